@@ -1,0 +1,63 @@
+"""fedpage: federated optimisation with as little communication as possible.
+
+>>> import fedpage as fp
+>>> problem = fp.LogisticRegression(fp.load("census", rows=300), clients=30)
+>>> history = fp.simulate(problem, fp.FedPAGE(S=3, K=5, eta_g=0.2), rounds=20, seed=0)
+>>> history
+History(FedPAGE, 20 rounds, ...)
+
+Names are imported when they are first used, so that `import fedpage` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedpage._version import __version__
+
+if TYPE_CHECKING:
+    from fedpage import data, draws, engine, history, methods, plot, problems, types
+    from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
+    from fedpage.engine import Simulation, Stop, simulate, sweep
+    from fedpage.history import History
+    from fedpage.methods import METHODS, PAGE, SCAFFOLD, FedAvg, FedPAGE
+    from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression
+    from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
+
+_HOME = {
+    "fedpage.data": "Dataset Partition blocks by_label census dirichlet load power_law shuffled",
+    "fedpage.engine": "Simulation Stop simulate sweep",
+    "fedpage.history": "History",
+    "fedpage.methods": "METHODS FedAvg FedPAGE PAGE SCAFFOLD",
+    "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression",
+    "fedpage.types": "InputError Method Oracle Problem Smoothness",
+}
+_WHERE = {name: home for home, names in _HOME.items() for name in names.split()}
+_ROOMS = ("data", "draws", "engine", "history", "methods", "plot", "problems", "types")
+
+__all__ = [  # noqa: RUF022 - in the order of the table above
+    "__version__",
+    "Dataset", "Partition", "blocks", "by_label", "census", "dirichlet", "load", "power_law", "shuffled",
+    "Simulation", "Stop", "simulate", "sweep",
+    "History",
+    "METHODS", "FedAvg", "FedPAGE", "PAGE", "SCAFFOLD",
+    "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression",
+    "InputError", "Method", "Oracle", "Problem", "Smoothness",
+    "data", "draws", "engine", "history", "methods", "plot", "problems", "types",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+    elif name in _ROOMS:
+        value = import_module(f"fedpage.{name}")
+    else:
+        raise AttributeError(f"module 'fedpage' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

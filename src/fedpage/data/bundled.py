@@ -1,0 +1,24 @@
+"""Small real data sets that come with scikit-learn: no download."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpage.data.dataset import Dataset
+
+
+def breast_cancer() -> Dataset:
+    """569 x 30, features standardised; +1 is benign. Wolberg, Street, Mangasarian (1995)."""
+    from sklearn.datasets import load_breast_cancer
+
+    X, y = load_breast_cancer(return_X_y=True)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    return Dataset.from_arrays(X, y, name="breast_cancer", note="standardised")
+
+
+def digits() -> Dataset:
+    """1,797 x 64 grey values divided by 16; +1 is an odd digit. Alpaydin, Kaynak (1998)."""
+    from sklearn.datasets import load_digits
+
+    X, y = load_digits(return_X_y=True)
+    return Dataset.from_arrays(X / 16.0, np.asarray(y) % 2, name="digits", note="even/odd, divided by 16")

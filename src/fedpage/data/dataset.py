@@ -1,0 +1,119 @@
+"""A data set: sparse rows, labels, a name and a digest of what it contains."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.types import InputError, Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """n rows of d features with n labels. The arrays are those of a CSR matrix; `X` is that matrix.
+
+    Shapes: indptr (n+1,), indices (nnz,), values (nnz,), y (n,).
+    """
+
+    name: str
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: Vector
+    y: Vector
+    features: int
+    note: str = ""
+    """What a reader of results must know, such as that the data is synthetic."""
+
+    def __post_init__(self) -> None:
+        if self.rows == 0:
+            raise InputError(f"data set {self.name!r} has no rows")
+        if len(self.indptr) != self.rows + 1 or len(self.indices) != len(self.values):
+            raise InputError(f"data set {self.name!r}: rows, indices and values do not belong together")
+
+    @classmethod
+    def from_arrays(cls, X: Any, y: Any, name: str = "mine", note: str = "") -> Dataset:
+        """A data set from a dense (n, d) array or any scipy.sparse matrix, and labels (n,).
+
+        >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], [0, 1]).y.tolist()
+        [-1.0, 1.0]
+        """
+        from scipy.sparse import csr_array, issparse
+
+        matrix = csr_array(X if issparse(X) else np.atleast_2d(np.asarray(X, dtype=np.float64)))
+        matrix.sum_duplicates()
+        matrix.sort_indices()
+        labels = np.asarray(y, dtype=np.float64).ravel()
+        if matrix.shape[0] != len(labels):
+            raise InputError(f"data set {name!r}: X has {matrix.shape[0]} rows but y has {len(labels)} labels")
+        if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
+            raise InputError(f"data set {name!r}: X and y must be finite; there is a NaN or an infinity in them")
+        return cls(
+            name=name,
+            indptr=matrix.indptr.astype(np.int64),
+            indices=matrix.indices.astype(np.int32),
+            values=matrix.data.astype(np.float64),
+            y=signed(labels),
+            features=int(matrix.shape[1]),
+            note=note,
+        )
+
+    @property
+    def rows(self) -> int:
+        """n."""
+        return len(self.y)
+
+    @property
+    def nonzeros(self) -> int:
+        """Stored entries of X."""
+        return len(self.values)
+
+    @property
+    def binary(self) -> bool:
+        """Whether the labels are -1/+1."""
+        return bool(np.all(np.abs(self.y) == 1.0))
+
+    @cached_property
+    def X(self) -> Any:
+        """(n, d) scipy.sparse CSR array that shares this data set's memory."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.values, self.indices, self.indptr), shape=(self.rows, self.features))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the parsed content: shape, labels, row lengths, indices, values. Layout of the file is no part."""
+        return content_digest(self.features, self.y, self.indptr, self.indices, self.values)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, {self.rows:,} x {self.features:,}, {self.nonzeros:,} nonzeros)"
+
+
+def content_digest(
+    features: int,
+    y: Vector,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    values: Vector,
+) -> str:
+    """SHA-256 over a canonical little-endian form of a parsed data set."""
+    state = hashlib.sha256(f"fedpage-data-1 {len(y)} {features} {len(values)}".encode())
+    for array, kind in ((y, "<f8"), (indptr, "<i8"), (indices, "<i4"), (values, "<f8")):
+        state.update(np.ascontiguousarray(array, dtype=kind).tobytes())
+    return state.hexdigest()
+
+
+def signed(y: Vector) -> Vector:
+    """(n,) labels as -1/+1 where there are exactly two, the larger one positive; other labels as they are.
+
+    >>> signed(np.array([1.0, 2.0, 1.0])).tolist()
+    [-1.0, 1.0, -1.0]
+    """
+    found = np.unique(y)
+    if len(found) == 2:
+        return np.where(y == found[1], 1.0, -1.0)
+    return y.astype(np.float64)

@@ -1,0 +1,177 @@
+"""Who holds which rows: ways to divide a data set among clients, each with a digest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedpage.draws import permutation, uniforms
+from fedpage.types import InputError, Ints, Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Rows `order[ptr[i]:ptr[i+1]]` belong to client i. Shapes: order (used,), ptr (N+1,)."""
+
+    name: str
+    order: Ints
+    ptr: Ints
+
+    def __post_init__(self) -> None:
+        sizes = np.diff(self.ptr)
+        if self.N < 1:
+            raise InputError(f"partition {self.name}: at least one client is needed")
+        empty = int((sizes < 1).sum())
+        if empty:
+            first = int(np.argmax(sizes < 1))
+            raise InputError(
+                f"partition {self.name}: {empty} of {self.N} clients have no row (the first is client {first}); "
+                "use fewer clients or a milder division"
+            )
+
+    @property
+    def N(self) -> int:
+        """Clients."""
+        return len(self.ptr) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """(N,) rows M_i of each client."""
+        return np.diff(self.ptr)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of which rows each client holds, in which order."""
+        state = hashlib.sha256(f"fedpage-partition-1 {self.N}".encode())
+        state.update(np.ascontiguousarray(self.ptr, dtype="<i8").tobytes())
+        state.update(np.ascontiguousarray(self.order, dtype="<i8").tobytes())
+        return state.hexdigest()
+
+    def rows(self, client: int) -> Ints:
+        """Row numbers of one client."""
+        return self.order[self.ptr[client] : self.ptr[client + 1]]
+
+
+def _enough(name: str, n: int, clients: int) -> None:
+    if not isinstance(clients, (int, np.integer)) or isinstance(clients, bool) or clients < 1:
+        raise InputError(f"{name}: the number of clients must be a whole number of at least 1, not {clients!r}")
+    if clients > n:
+        raise InputError(f"{name}: {clients} clients need at least {clients} rows, and there are {n}")
+
+
+def _even(order: Ints, clients: int, name: str) -> Partition:
+    each = len(order) // clients
+    return Partition(name, order[: each * clients], np.arange(clients + 1, dtype=np.int64) * each)
+
+
+def _ragged(owner: Ints, clients: int, name: str) -> Partition:
+    """From each row's owner (n,); a client's rows stay in the order of the data."""
+    ptr = np.zeros(clients + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=clients), out=ptr[1:])
+    return Partition(name, np.argsort(owner, kind="stable").astype(np.int64), ptr)
+
+
+def blocks(n: int, clients: int) -> Partition:
+    """Equal consecutive blocks of floor(n/N) rows, the remainder dropped: the paper's division.
+
+    >>> blocks(7, 3).rows(1).tolist()
+    [2, 3]
+    """
+    _enough("blocks", n, clients)
+    return _even(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
+
+
+def shuffled(n: int, clients: int, seed: int = 0) -> Partition:
+    """As blocks, after a random reordering of the rows: clients that resemble each other."""
+    _enough("shuffled", n, clients)
+    return _even(permutation(seed, 1, size=n), clients, f"shuffled({clients}, seed={seed})")
+
+
+def by_label(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Partition:
+    """Rows sorted by label, cut into N*shards equal pieces, `shards` pieces dealt to each client at random."""
+    n = len(y)
+    _enough("by_label", n, clients)
+    if shards < 1 or clients * shards > n:
+        raise InputError(f"by_label: {clients} clients with {shards} shards each do not fit into {n} rows")
+    by_class = np.argsort(y, kind="stable").astype(np.int64)
+    each = n // (clients * shards)
+    pieces = by_class[: each * clients * shards].reshape(clients * shards, each)
+    dealt = pieces[permutation(seed, 2, size=clients * shards)]
+    return _even(dealt.ravel(), clients, f"by_label({clients}, shards={shards}, seed={seed})")
+
+
+def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition:
+    """Each label's rows are divided among the clients in proportions drawn from Dirichlet(alpha).
+
+    Small alpha: a client sees few labels and clients differ much in size. If someone stays without rows, the draw is
+    repeated up to 50 times before it is refused.
+    """
+    from scipy.special import gammaincinv
+
+    n = len(y)
+    _enough("dirichlet", n, clients)
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise InputError(f"dirichlet: alpha must be positive and finite, not {alpha!r}")
+    labels, which = np.unique(y, return_inverse=True)
+    name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
+    for attempt in range(50):
+        owner = np.empty(n, dtype=np.int64)
+        for label in range(len(labels)):
+            rows = np.flatnonzero(which == label)
+            rows = rows[permutation(seed, 3, attempt, label, size=len(rows))]
+            share = gammaincinv(alpha, uniforms(seed, 4, attempt, label, size=clients))
+            if share.sum() <= 0:  # alpha so small that every share underflows: one client takes the label
+                share[int(uniforms(seed, 5, attempt, label, size=1)[0] * clients)] = 1.0
+            cuts = np.floor(np.cumsum(share) / share.sum() * len(rows) + 0.5).astype(np.int64)
+            owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right").clip(max=clients - 1)
+        if np.bincount(owner, minlength=clients).min() >= 1:
+            break
+    return _ragged(owner, clients, name)
+
+
+def power_law(n: int, clients: int, exponent: float = 1.0, seed: int = 0) -> Partition:
+    """Shuffled rows; client sizes fall like rank^-exponent, everyone holding at least one row. All n rows are used."""
+    _enough("power_law", n, clients)
+    if not (np.isfinite(exponent) and exponent >= 0):
+        raise InputError(f"power_law: the exponent must be 0 or more and finite, not {exponent!r}")
+    weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
+    ideal = weight / weight.sum() * (n - clients)
+    sizes = 1 + np.floor(ideal).astype(np.int64)
+    short = n - int(sizes.sum())
+    sizes[np.argsort(-(ideal - np.floor(ideal)), kind="stable")[:short]] += 1
+    sizes = sizes[permutation(seed, 6, size=clients)]
+    ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Partition(f"power_law({clients}, exponent={exponent:g}, seed={seed})", permutation(seed, 7, size=n), ptr)
+
+
+def by_name(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
+    """The partition that a word names: blocks, shuffled, by-label[:shards], dirichlet:alpha, power-law[:exponent].
+
+    >>> by_name("power-law:1.5", np.ones(100), 4).sizes.sum()
+    np.int64(100)
+    """
+    kind, _, value = text.partition(":")
+    n = len(y)
+    try:
+        match kind.replace("_", "-"):
+            case "blocks" if not value:
+                return blocks(n, clients)
+            case "shuffled" if not value:
+                return shuffled(n, clients, seed)
+            case "by-label":
+                return by_label(y, clients, int(value or 2), seed)
+            case "dirichlet" if value:
+                return dirichlet(y, clients, float(value), seed)
+            case "power-law":
+                return power_law(n, clients, float(value or 1.0), seed)
+    except InputError:
+        raise
+    except ValueError:
+        pass
+    raise InputError(
+        f"unknown partition {text!r}; choose blocks, shuffled, by-label[:shards], dirichlet:alpha or "
+        "power-law[:exponent]"
+    )

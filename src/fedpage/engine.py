@@ -1,0 +1,380 @@
+"""`simulate`: rounds of any method on any problem, in one process, and many runs through joblib."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from fedpage._version import __version__
+from fedpage.draws import RoundDraws, check_seed
+from fedpage.history import History
+from fedpage.sums import add_rows
+from fedpage.types import Draws, InputError, Ints, Method, Oracle, Problem, Replies, Vector
+
+Progress = Callable[[int, int, Mapping[str, float]], None]
+"""Called now and then with rounds done, rounds in all, and the newest record."""
+
+_CHUNK = 512
+"""Clients whose replies exist at the same time, at the most, per thread."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to end a run before its last round.
+
+    grad_norm, loss: end at the first record at or below this (while f(x) <= f(x0)). bytes: end after the round that
+    takes the traffic, up and down, to this or beyond.
+    """
+
+    grad_norm: float | None = None
+    loss: float | None = None
+    bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("grad_norm", "loss", "bytes"):
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or (name != "loss" and value <= 0)):
+                raise InputError(f"stop: {name} must be a finite number above 0, not {value!r}")
+
+
+@dataclass
+class Tally:
+    """What a run has cost so far; every field is cumulative."""
+
+    round: int = 0
+    clients: int = 0
+    floats_down: int = 0
+    floats_up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    gradients: int = 0
+    gradients_per_client: float = 0.0
+    evaluations: int = 0
+    full_rounds: int = 0
+
+
+class Memories:
+    """What clients remember: a table (N, d) for each field, zero until a client is first called.
+
+    The operating system gives memory to rows that are written, so a million clients of whom a thousand were called
+    cost a thousand rows.
+    """
+
+    def __init__(self, kind: type[Any] | None, N: int, d: int) -> None:
+        self._kind = kind
+        try:
+            self._tables = [np.zeros((N, d)) for _ in getattr(kind, "_fields", ())]
+        except (MemoryError, ValueError):
+            raise InputError(f"{N} clients cannot each remember {d} numbers on this machine; use fewer") from None
+
+    def get(self, clients: Ints) -> Any:
+        """The called clients' memories: a NamedTuple of (n, d) copies, or None."""
+        return None if self._kind is None else self._kind(*[table.take(clients, axis=0) for table in self._tables])
+
+    def put(self, clients: Ints, memory: Any) -> None:
+        """Store what the called clients remember from now on."""
+        if self._kind is not None:
+            for table, rows in zip(self._tables, memory, strict=True):
+                table[clients] = rows
+
+    def everyone(self) -> Any:
+        """All N clients' memories, (N, d) each; None if they remember nothing."""
+        return None if self._kind is None else self._kind(*self._tables)
+
+
+Ask = Callable[[Ints, Any], Iterable[Any]]
+"""Sends a message to clients and yields their replies in client order, some at a time: NamedTuples of (n, d)."""
+
+
+def play(method: Method, state: Any, draws: Draws, ask: Ask, tally: Tally, N: int) -> Any:
+    """One round, for any engine: call, ask, the mean in client order, server. Returns the next state, adds to tally.
+
+    The mean is a running sum, one client after the other, so neither chunks nor threads nor machines change a bit.
+    """
+    clients, message = method.call(state, draws)
+    sums: list[Any] = []
+    count, kind = 0, tuple
+    for replies in ask(clients, message):
+        kind = type(replies)
+        count += len(replies[0])
+        sums = [add_rows(total, rows) for total, rows in zip(sums or [None] * len(replies), replies, strict=True)]
+    n = len(clients)
+    tally.round += 1
+    tally.clients += n
+    tally.full_rounds += n == N
+    for part in message:
+        tally.floats_down += n * part.size
+        tally.bytes_down += n * part.nbytes
+    for total in sums:
+        tally.floats_up += count * total.size
+        tally.bytes_up += count * total.nbytes
+    for total in sums:
+        total /= count
+    return method.server(state, Replies(kind(*sums), count))
+
+
+class Simulation:
+    """A run in progress: the server's state, the clients' memories and the tally, a round at a time.
+
+    `simulate` is the loop round it; tests and other engines use it to look inside.
+    """
+
+    def __init__(
+        self, problem: Problem, method: Method, *, seed: int, x0: Vector | None = None, threads: int = 1,
+        chunk: int = _CHUNK,
+    ) -> None:  # fmt: skip
+        for name, value in (("threads", threads), ("chunk", chunk)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
+        start = np.zeros(problem.d) if x0 is None else np.array(x0, dtype=np.float64)
+        if start.shape != (problem.d,) or not np.isfinite(start).all():
+            raise InputError(f"x0 must be {problem.d} finite numbers, not an array of shape {start.shape}")
+        self.problem, self.method, self.seed = problem, method, check_seed(seed)
+        self.threads, self.chunk = int(threads), int(chunk)
+        self.state = method.init(start, problem.N)
+        self.memories = Memories(method.memory, problem.N, problem.d)
+        self.tally = Tally()
+
+    @property
+    def x(self) -> Vector:
+        """(d,) the current model."""
+        x: Vector = self.state.x
+        return x
+
+    def draws(self) -> Draws:
+        """The coming round's random numbers."""
+        return RoundDraws(self.seed, self.tally.round)
+
+    def step(self) -> None:
+        """One round."""
+        draws = self.draws()
+        self._work = (0, 0)
+        before = self.tally.clients
+
+        def ask(clients: Ints, message: Any) -> Iterator[Any]:
+            return self._ask(clients, message, draws)
+
+        self.state = play(self.method, self.state, draws, ask, self.tally, self.problem.N)
+        gradients, evaluations = self._work
+        self.tally.gradients += gradients
+        self.tally.evaluations += evaluations
+        self.tally.gradients_per_client += gradients / (self.tally.clients - before)
+
+    def _ask(self, clients: Ints, message: Any, draws: Draws) -> Iterator[Any]:
+        """Every called client's work, in chunks, on threads if asked; replies come in client order."""
+        if len(clients) <= self.chunk:
+            yield self._keep(clients, *self._client(clients, message, draws, self.memories.get(clients)))
+            return
+        chunks = [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
+        if self.threads == 1:
+            for chunk in chunks:
+                yield self._keep(chunk, *self._client(chunk, message, draws, self.memories.get(chunk)))
+            return
+        waiting: deque[tuple[Ints, Future[Any]]] = deque()
+        with ThreadPoolExecutor(self.threads) as pool:
+            for chunk in chunks:
+                if len(waiting) > self.threads:
+                    early, done = waiting.popleft()
+                    yield self._keep(early, *done.result())
+                job = pool.submit(self._client, chunk, message, draws, self.memories.get(chunk))
+                waiting.append((chunk, job))
+            for late, done in waiting:
+                yield self._keep(late, *done.result())
+
+    def _client(self, chunk: Ints, message: Any, draws: Draws, memory: Any) -> tuple[Any, Any, Oracle]:
+        oracle = self.problem.oracle(chunk, draws)
+        return *self.method.client(message, oracle, memory), oracle
+
+    def _keep(self, chunk: Ints, replies: Any, memory: Any, oracle: Oracle) -> Any:
+        self.memories.put(chunk, memory)
+        self._work = (self._work[0] + oracle.gradients, self._work[1] + oracle.evaluations)
+        return replies
+
+
+class _Watch:
+    """Tells a run that has left for good from one that wanders.
+
+    Diverged is: x, loss or gradient not finite; a loss above the first by 100 max(1, |f(x0)|); or one above it by
+    max(1, |f(x0)|) at 20 records in a row. The last catches losses that grow slowly, such as robust regression's.
+    """
+
+    def __init__(self) -> None:
+        self.first = math.nan
+        self.above = 0
+
+    def verdict(self, row: Mapping[str, float], tally: Tally) -> str | None:
+        loss = row["loss"]
+        if not all(math.isfinite(value) for value in row.values()):
+            return f"diverged: loss or gradient not finite at round {tally.round}"
+        if math.isnan(self.first):
+            self.first = loss
+        unit = max(1.0, abs(self.first))
+        self.above = self.above + 1 if loss > self.first + unit else 0
+        if loss > self.first + 100.0 * unit or self.above >= 20:
+            return f"diverged: loss {loss:.4g} at round {tally.round}, {self.first:.4g} at the start"
+        return None
+
+
+def simulate(
+    problem: Problem,
+    method: Method,
+    *,
+    rounds: int,
+    seed: int,
+    x0: Vector | None = None,
+    record: int = 10,
+    stop: Stop | Callable[[Mapping[str, float]], str | None] | None = None,
+    progress: Progress | None = None,
+    threads: int = 1,
+    chunk: int = _CHUNK,
+) -> History:
+    """Run `rounds` rounds of a method on a problem and return its history.
+
+    The same seed gives the same history, bit for bit, for any `threads` and `chunk`. Loss and gradient norm are
+    measured every `record` rounds, outside the clock (0: only at the end). x0 (d,) is zero by default. `stop` ends
+    a run early: a Stop, or a function of the newest record that returns a reason or None. A run that diverges stops
+    and says so in `history.stopped`. The model of the last round is `history.x`; the theorems bound the average
+    over rounds, or a random one.
+
+    >>> import fedpage as fp
+    >>> problem = fp.RobustRegression(fp.load("census", rows=200), clients=20)
+    >>> history = fp.simulate(problem, fp.FedPAGE(S=2, K=5, eta_g=0.1), rounds=50, seed=0)
+    >>> bool(history.last("grad_norm") < history["grad_norm"][0])
+    True
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)) or rounds < 0:
+        raise InputError(f"rounds must be a whole number of at least 0, not {rounds!r}")
+    if isinstance(record, bool) or not isinstance(record, (int, np.integer)) or record < 0:
+        raise InputError(f"record must be a whole number of at least 0, not {record!r}")
+    run = Simulation(problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk)
+    history = History(provenance(problem, method, seed=seed, rounds=rounds, record=record, x0=x0))
+    watch, limit = _Watch(), stop if isinstance(stop, Stop) else Stop()
+    seconds, first_loss = 0.0, math.nan
+
+    def measure() -> dict[str, float]:
+        return {**vars(run.tally), "seconds": seconds, **problem.measure(run.x, threads)}
+
+    def reason(row: Mapping[str, float]) -> str | None:
+        """Why the run should end at this record, if it should."""
+        gone = watch.verdict(row, run.tally)
+        if gone:
+            history.diverged = True
+            return gone
+        if callable(stop):
+            return stop(row)
+        if row["loss"] <= first_loss:
+            for name in ("grad_norm", "loss"):
+                target = getattr(limit, name)
+                if target is not None and row[name] <= target:
+                    return f"reached {name} {target:g} at round {run.tally.round}"
+        return None
+
+    why: str | None = None
+    with np.errstate(over="ignore", invalid="ignore"):  # what diverges is reported below, in words
+        if record:
+            history.append(measure())
+            first_loss = history.rows[0]["loss"]
+            why = reason(history.rows[0])
+        tick = record or max(1, rounds // 100)
+        while why is None and run.tally.round < rounds:
+            began = time.perf_counter()
+            run.step()
+            seconds += time.perf_counter() - began
+            done, x = run.tally.round, run.x
+            if not math.isfinite(x.dot(x)):
+                history.diverged = True
+                why = f"diverged: x is not finite after round {done}"
+            elif limit.bytes is not None and run.tally.bytes_up + run.tally.bytes_down >= limit.bytes:
+                why = f"spent {limit.bytes:g} bytes at round {done}"
+            if done % tick == 0 and done < rounds and why is None:
+                if record:
+                    history.append(measure())
+                    why = reason(history.rows[-1])
+                if progress:
+                    progress(done, rounds, history.rows[-1] if history.rows else vars(run.tally))
+        if not history.rows or history.rows[-1]["round"] != run.tally.round:
+            history.append(measure())
+            if why is None:
+                why = reason(history.rows[-1])
+        if progress:
+            progress(run.tally.round, rounds, history.rows[-1])
+    history.stopped = why or "finished"
+    history.x = np.array(run.x)
+    return history
+
+
+def provenance(
+    problem: Problem, method: Method, *, seed: int, rounds: int, record: int, x0: Vector | None
+) -> dict[str, Any]:
+    """Plain values that say which run this is: method, problem with digests, seed, versions."""
+    start = "zeros" if x0 is None else f"given, |x0| = {float(np.linalg.norm(x0)):.17g}"
+    return {
+        "method": describe(method),
+        "problem": problem.describe(),
+        "seed": int(seed),
+        "rounds": int(rounds),
+        "record": int(record),
+        "x0": start,
+        "versions": {"fedpage": __version__, "numpy": np.__version__, "python": platform.python_version()},
+    }
+
+
+def describe(method: Method) -> dict[str, Any]:
+    """A method's name, hyper-parameters and effective step, as plain values."""
+    parameters = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
+    return {"title": method.title, "class": type(method).__name__, **parameters, "effective_step": method.step}
+
+
+def sweep(
+    problem: Problem,
+    methods: Sequence[Method],
+    *,
+    rounds: int,
+    seeds: int | Iterable[int] = 5,
+    jobs: int | None = 1,
+    progress: Callable[[int, int, History], None] | None = None,
+    **options: Any,
+) -> list[History]:
+    """Every method with every seed: independent runs through joblib, in the order methods x seeds.
+
+    seeds: how many (0..seeds-1), or which. jobs: processes; None leaves it to `joblib.parallel_config`, so that a
+    cluster's backend (Dask, Ray) can be plugged in. Same seed, same coins and clients for every method, so that
+    comparisons are paired. progress: called with runs done, runs in all, and the run. Other options: `simulate`'s.
+    """
+    chosen = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else [int(s) for s in seeds]
+    tasks = [(method, seed) for method in methods for seed in chosen]
+    if not tasks:
+        raise InputError("nothing to run: give at least one method and one seed")
+    for method, seed in tasks:  # nonsense is refused here, not in a worker
+        method.init(np.zeros(problem.d), problem.N)
+        check_seed(seed)
+    done: list[History] = []
+    for history in _runs(problem, tasks, rounds, jobs, options):
+        done.append(history)
+        if progress:
+            progress(len(done), len(tasks), history)
+    return done
+
+
+def _runs(
+    problem: Problem, tasks: list[tuple[Method, int]], rounds: int, jobs: int | None, options: dict[str, Any]
+) -> Iterator[History]:
+    if jobs == 1:
+        for method, seed in tasks:
+            yield simulate(problem, method, rounds=rounds, seed=seed, **options)
+        return
+    from joblib import Parallel, delayed
+
+    work = (delayed(simulate)(problem, method, rounds=rounds, seed=seed, **options) for method, seed in tasks)
+    if jobs is None:  # a backend of the user's, which may not be able to hand results over one by one
+        yield from Parallel()(work)
+    else:
+        yield from Parallel(n_jobs=jobs, return_as="generator")(work)

@@ -1,0 +1,263 @@
+"""The record of a run: what it cost, what it reached, and everything needed to say which run it was."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COSTS = (
+    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients", "gradients_per_client",
+    "evaluations", "full_rounds",
+)  # fmt: skip
+"""Cumulative costs at each record. gradients counts single rows' gradients (f_ij) over all clients;
+gradients_per_client adds up, over rounds, the mean work of a called client."""
+
+_FORMAT = "fedpage-history-1"
+
+
+class History:
+    """Columns of a run, one value a record, with its provenance.
+
+    Costs are cumulative and counted after the number of rounds in column "round" (the first record is x0 at round 0).
+    "loss" and "grad_norm" are those of the model after that many rounds. "seconds" is the time spent in rounds,
+    without measuring, and is no part of what makes two histories the same.
+
+    >>> history = History({"seed": 0})
+    >>> history.append({"round": 0, "loss": 1.0, "grad_norm": 0.5, "bytes_up": 0, "bytes_down": 0})
+    >>> history.append({"round": 10, "loss": 0.4, "grad_norm": 0.01, "bytes_up": 800, "bytes_down": 1600})
+    >>> history.last("grad_norm"), history.rounds_to("grad_norm", 0.1), history.bytes_to("grad_norm", 0.1)
+    (0.01, 10.0, 2400.0)
+    """
+
+    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
+        self.meta: dict[str, Any] = dict(meta or {})
+        self.rows: list[dict[str, float]] = []
+        self.stopped: str = ""
+        """Why the run ended: "finished", or what stopped it."""
+        self.diverged: bool = False
+        self.x: NDArray[np.float64] | None = None
+        """(d,) the last model."""
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Add a record."""
+        self.rows.append(dict(row))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns, in the order of first appearance."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def __getitem__(self, column: str) -> NDArray[np.float64]:
+        """(records,) one column; "bytes" is up and down together. Missing values are NaN."""
+        if column == "bytes":
+            return self["bytes_up"] + self["bytes_down"]
+        if self.rows and not any(column in row for row in self.rows):
+            raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
+        return np.array([row.get(column, math.nan) for row in self.rows], dtype=np.float64)
+
+    def last(self, column: str) -> float:
+        """The column's last value."""
+        return float(self[column][-1])
+
+    def best(self, column: str) -> float:
+        """The column's smallest value among records that count as progress (see `progress`)."""
+        values = self[column][self.progress()]
+        return float(np.nanmin(values)) if len(values) else math.inf
+
+    def progress(self) -> NDArray[np.bool_]:
+        """(records,) whether f(x) <= f(x0) there.
+
+        Robust regression has points far away with a tiny gradient and a huge loss; they are no progress.
+        """
+        loss = self["loss"]
+        return np.asarray(np.isfinite(loss) & (loss <= loss[0]), dtype=np.bool_)
+
+    def reach(self, column: str, target: float, cost: str = "round") -> float:
+        """The cost ("round", "bytes", "clients", ...) at the first record with column <= target; inf if never.
+
+        Only records with f(x) <= f(x0) count.
+        """
+        hit = np.flatnonzero((self[column] <= target) & self.progress())
+        return float(self[cost][hit[0]]) if len(hit) else math.inf
+
+    def rounds_to(self, column: str, target: float) -> float:
+        """Rounds until column <= target, or inf."""
+        return self.reach(column, target, "round")
+
+    def bytes_to(self, column: str, target: float, direction: str = "both") -> float:
+        """Bytes until column <= target, or inf. direction: "both", "up" or "down"."""
+        return self.reach(column, target, {"both": "bytes", "up": "bytes_up", "down": "bytes_down"}[direction])
+
+    def gradients_to(self, column: str, target: float) -> float:
+        """Gradients of single rows, over all clients, until column <= target, or inf."""
+        return self.reach(column, target, "gradients")
+
+    def clients_to(self, column: str, target: float) -> float:
+        """Client contacts until column <= target, or inf."""
+        return self.reach(column, target, "clients")
+
+    def same(self, other: History) -> bool:
+        """Whether both runs are the same bit for bit: records, end and model; the clock does not count."""
+
+        def bare(history: History) -> list[dict[str, float]]:
+            return [{name: value for name, value in row.items() if name != "seconds"} for row in history.rows]
+
+        def bits(history: History) -> bytes | None:
+            return None if history.x is None else np.ascontiguousarray(history.x).tobytes()
+
+        return (
+            json.dumps(bare(self), sort_keys=True) == json.dumps(bare(other), sort_keys=True)
+            and self.stopped == other.stopped
+            and bits(self) == bits(other)
+        )
+
+    @property
+    def label(self) -> str:
+        """The method's name as papers print it."""
+        return str(self.meta.get("method", {}).get("title", "run"))
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the columns; provenance and model go into JSON lines only."""
+        path = Path(path)
+        with _replacing(path) as stream:
+            writer = csv.DictWriter(stream, fieldnames=self.columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows)
+        return path
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """Write everything: a line of provenance, a line a record, a line with the end and the model."""
+        path = Path(path)
+        with _replacing(path) as stream:
+            for line in self._lines():
+                stream.write(json.dumps(line) + "\n")
+        return path
+
+    def _lines(self) -> Iterable[dict[str, Any]]:
+        yield {"format": _FORMAT, "meta": self.meta}
+        yield from self.rows
+        yield {
+            "end": self.stopped,
+            "diverged": self.diverged,
+            "x": None if self.x is None else self.x.tolist(),
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> History:
+        """Read what `to_jsonl` (all of it) or `to_csv` (the columns) wrote."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: cannot be read ({error})") from None
+        return cls._from_csv(text, path) if path.suffix == ".csv" else cls._from_jsonl(text, path)
+
+    @classmethod
+    def _from_csv(cls, text: str, path: Path) -> History:
+        history = cls()
+        for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+            try:
+                history.append({name: _number(value) for name, value in row.items() if value not in ("", None)})
+            except (TypeError, ValueError):
+                raise ValueError(f"{path}, line {number}: not a record of a fedpage history") from None
+        return history
+
+    @classmethod
+    def _from_jsonl(cls, text: str, path: Path) -> History:
+        history = cls()
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                if number == 1:
+                    if entry["format"] != _FORMAT:
+                        raise ValueError
+                    history.meta = dict(entry["meta"])
+                elif "end" in entry:
+                    history.stopped, history.diverged = str(entry["end"]), bool(entry["diverged"])
+                    history.x = None if entry["x"] is None else np.array(entry["x"], dtype=np.float64)
+                else:
+                    history.append({str(name): value + 0 for name, value in entry.items()})
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise ValueError(f"{path}, line {number}: not a line of a fedpage history") from None
+        if not history.meta and not history.rows:
+            raise ValueError(f"{path}: empty, not a fedpage history")
+        return history
+
+    def to_pandas(self) -> Any:
+        """The columns as a pandas DataFrame (needs pandas: `pip install fedpage[pandas]`)."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install 'fedpage[pandas]'") from None
+        frame = pandas.DataFrame(self.rows)
+        frame.attrs.update(self.meta)
+        return frame
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return f"History({self.label}, empty)"
+        tail = "" if self.stopped in ("", "finished") else f", {self.stopped}"
+        return (
+            f"History({self.label}, {int(self.last('round'))} rounds, loss {self.last('loss'):.4g}, "
+            f"gradient norm {self.last('grad_norm'):.3g}{tail})"
+        )
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+class _replacing:
+    """A text file that appears under its name only when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self) -> Any:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.stream = open(self.scratch, "w", encoding="utf-8", newline="")
+        return self.stream
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self.stream.close()
+        if kind is None:
+            os.replace(self.scratch, self.path)
+        else:
+            self.scratch.unlink(missing_ok=True)
+
+
+def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
+    """Runs grouped by method and hyper-parameters, under labels that tell the groups apart.
+
+    The label is the method's name; where several groups share it, the hyper-parameters that differ follow.
+    """
+    groups: dict[str, list[History]] = {}
+    for history in histories:
+        groups.setdefault(json.dumps(history.meta.get("method", {}), sort_keys=True), []).append(history)
+    labels = {}
+    for key, runs in groups.items():
+        about = runs[0].meta.get("method", {})
+        twins = [g[0].meta.get("method", {}) for g in groups.values() if g[0].label == runs[0].label]
+        differing = [name for name in about if any(other.get(name) != about[name] for other in twins)]
+        parts = [f"{name}={_short(about[name])}" for name in differing if name not in ("effective_step", "class")]
+        labels[key] = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
+    return {labels[key]: runs for key, runs in groups.items()}
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)

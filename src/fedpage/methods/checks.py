@@ -1,0 +1,41 @@
+"""Refusals, in a sentence each, that the methods share."""
+
+from __future__ import annotations
+
+import math
+
+from fedpage.types import InputError
+
+
+def whole(method: str, name: str, value: object, least: int = 1) -> None:
+    """A whole number of at least `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise InputError(f"{method}: {name} must be a whole number of at least {least}, not {value!r}")
+
+
+def batch(method: str, name: str, value: object) -> None:
+    """A minibatch size: a whole number of at least 1, or None for all rows."""
+    if value is not None:
+        whole(method, name, value)
+
+
+def positive(method: str, name: str, value: object) -> None:
+    """A finite number above 0: a step size."""
+    if not _number(value) or not float(value) > 0.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be a finite number above 0, not {value!r}")
+
+
+def probability(method: str, name: str, value: object) -> None:
+    """A number in (0, 1]."""
+    if not _number(value) or not 0.0 < float(value) <= 1.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
+
+
+def sampled(method: str, S: int, N: int) -> None:
+    """S clients can be drawn from N."""
+    if S > N:
+        raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,37 @@
+"""What the descendants of local SGD share: their hyper-parameters and their effective step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from fedpage.methods import checks
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """S sampled clients, K local steps of size eta_l on minibatches of b rows (None: all), a server step eta_g."""
+
+    title: ClassVar[str] = "local SGD"
+
+    S: int = 20
+    K: int = 10
+    eta_l: float = 0.01
+    eta_g: float = 1.0
+    b: int | None = 4
+
+    def __post_init__(self) -> None:
+        checks.whole(self.title, "S", self.S)
+        checks.whole(self.title, "K", self.K)
+        checks.positive(self.title, "eta_l", self.eta_l)
+        checks.positive(self.title, "eta_g", self.eta_g)
+        checks.batch(self.title, "b", self.b)
+
+    @property
+    def step(self) -> float:
+        """The effective step, K eta_g eta_l."""
+        return self.K * self.eta_g * self.eta_l
+
+    def with_step(self, step: float) -> Self:
+        """The same method at another effective step, by changing eta_l."""
+        return replace(self, eta_l=step / (self.K * self.eta_g))

@@ -1,0 +1,24 @@
+"""PAGE: Li, Bao, Zhang, Richtárik, "PAGE: A Simple and Optimal Probabilistic Gradient Estimator ..." (2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedpage.methods.fedpage import FedPAGE
+from fedpage.types import InputError
+
+
+@dataclass(frozen=True)
+class PAGE(FedPAGE):
+    """PAGE over clients: FedPAGE with K = 1, where eta_l and b3 have no influence."""
+
+    title: ClassVar[str] = "PAGE"
+    paper: ClassVar[str] = "Li, Bao, Zhang, Richtárik 2021"
+
+    K: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.K != 1:
+            raise InputError(f"PAGE: K must be 1, not {self.K}; with local steps it is FedPAGE")

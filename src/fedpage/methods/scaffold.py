@@ -1,0 +1,89 @@
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from fedpage.methods import checks
+from fedpage.methods.local import LocalSGD
+from fedpage.methods.walks import descend
+from fedpage.types import Call, Draws, InputError, Oracle, Replies, Vector
+
+
+class State(NamedTuple):
+    """The model, the server's control variate c, and the number of clients. c is the mean of all c_i."""
+
+    x: Vector
+    c: Vector
+    N: int
+
+
+class Controlled(NamedTuple):
+    """To S clients: K corrected steps from x."""
+
+    x: Vector
+    c: Vector
+
+
+class Reply(NamedTuple):
+    """dy = y_K - x and dc = c_i+ - c_i."""
+
+    dy: Vector
+    dc: Vector
+
+
+class Memory(NamedTuple):
+    """c_i, the client's control variate."""
+
+    c: Vector
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(LocalSGD):
+    """SCAFFOLD: FedAvg whose local steps are corrected by c - c_i, the difference of control variates.
+
+    option "II" (default): c_i+ = c_i - c + (x - y_K)/(K eta_l). option "I": c_i+ = the client's gradient at x over a
+    batch of b0 rows (None: all). The effective step is K eta_g eta_l.
+    """
+
+    title: ClassVar[str] = "SCAFFOLD"
+    paper: ClassVar[str] = "Karimireddy et al. 2020"
+    memory: ClassVar[type[Memory]] = Memory
+
+    option: str = "II"
+    b0: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.batch(self.title, "b0", self.b0)
+        if self.option not in ("I", "II"):
+            raise InputError(f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}")
+
+    def init(self, x0: Vector, N: int) -> State:
+        """c = 0, as all c_i."""
+        checks.sampled(self.title, self.S, N)
+        return State(x=x0, c=0.0 * x0, N=N)
+
+    def call(self, state: State, draws: Draws) -> Call:
+        """S clients get the model and c."""
+        return Call(draws.clients(state.N, self.S), Controlled(state.x, state.c))
+
+    def client(self, message: Controlled, oracle: Oracle, memory: Memory) -> tuple[Reply, Memory]:
+        """K steps y -= eta_l (grad_I(y) - c_i + c), then the new control variate."""
+        x, c = message
+        shift = c - memory.c
+        direction = descend(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=shift)
+        if self.option == "II":
+            c_new = direction - shift  # c_i - c + (x - y_K)/(K eta_l), the fraction being the mean direction
+        else:
+            c_new = oracle.grad(x, oracle.batch(self.b0))
+        return Reply(-(self.K * self.eta_l) * direction, c_new - memory.c), Memory(c_new)
+
+    def server(self, state: State, replies: Replies) -> State:
+        """x += eta_g mean(dy), c += (S/N) mean(dc)."""
+        return State(
+            x=state.x + self.eta_g * replies.mean.dy,
+            c=state.c + (replies.count / state.N) * replies.mean.dc,
+            N=state.N,
+        )

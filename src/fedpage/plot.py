@@ -1,0 +1,129 @@
+"""Curves of runs: gradient norm or loss against rounds, bytes or gradients; median and quantile band over seeds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpage.history import History, by_method
+from fedpage.types import InputError, Vector
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+"""Okabe and Ito's palette (2008), which colour-blind readers can tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+NAMES = {
+    "round": "communication rounds",
+    "bytes": "bytes, up and down",
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+    "clients": "clients called",
+    "gradients": "gradients of single rows, all clients",
+    "gradients_per_client": "gradients per called client",
+    "seconds": "seconds in rounds",
+    "grad_norm": "gradient norm",
+    "loss": "loss",
+}
+
+
+def band(runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]) -> tuple[Vector, Vector]:
+    """Grid (m,) of costs, and (3, m) low, median and high of y at them over the runs.
+
+    A run's value at a cost is its newest record by then. Where fewer than half of the runs have come so far, the band
+    ends; where one run ended early (it reached its target or diverged), its last value stands.
+    """
+    costs = [run[x] for run in runs]
+    values = [run[y] for run in runs]
+    if x == "round":
+        grid = np.unique(np.concatenate(costs))
+    else:
+        low, high = max(c[0] for c in costs), float(np.median([c[-1] for c in costs]))
+        grid = np.unique(np.concatenate([[low], np.linspace(low, high, 300)]))
+    table = np.array(
+        [v[np.searchsorted(c, grid, side="right").clip(min=1) - 1] for c, v in zip(costs, values, strict=True)]
+    )
+    table[~np.isfinite(table)] = np.inf  # a diverged run is worse than any number
+    return grid, np.quantile(table, (quantiles[0], 0.5, quantiles[1]), axis=0, method="nearest")
+
+
+def curves(
+    histories: Iterable[History],
+    *,
+    x: str = "round",
+    y: str = "grad_norm",
+    ax: Any = None,
+    quantiles: tuple[float, float] = (0.25, 0.75),
+    title: str | None = None,
+) -> Any:
+    """Draw one curve per method (median over seeds, with a band) on a log axis; returns the matplotlib Axes.
+
+    x: "round", "bytes", "bytes_up", "bytes_down", "clients", "gradients", "gradients_per_client" or "seconds".
+    ax: where to draw; None makes a new figure, which is `ax.figure`.
+    """
+    runs = list(histories)
+    if not runs:
+        raise InputError("nothing to plot: no histories given")
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
+    positive = True
+    for number, (label, group) in enumerate(by_method(runs).items()):
+        grid, (low, middle, high) = band(group, x, y, quantiles)
+        drawn = np.isfinite(middle)
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        every = max(1, int(drawn.sum()) // 9)
+        ax.plot(
+            grid[drawn], middle[drawn], color=colour, marker=marker, markevery=(number * every // 4, every),
+            markersize=5, linewidth=1.6, label=label,
+        )  # fmt: skip
+        if len(group) > 1:
+            ax.fill_between(
+                grid[drawn], low[drawn], np.minimum(high, 1e300)[drawn], color=colour, alpha=0.18, linewidth=0
+            )
+        positive = positive and bool((middle[drawn] > 0).all())
+    if positive:
+        ax.set_yscale("log")
+    if x.startswith("bytes"):
+        from matplotlib.ticker import EngFormatter
+
+        ax.xaxis.set_major_formatter(EngFormatter(unit="B", places=None))
+    ax.set_xlabel(NAMES.get(x, x))
+    ax.set_ylabel(NAMES.get(y, y))
+    if title:
+        ax.set_title(title)
+    ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+    ax.legend(frameon=False)
+    return ax
+
+
+def save(histories: Iterable[History], path: str | os.PathLike[str], *, dpi: int = 160, **options: Any) -> Path:
+    """Draw `curves` into a file; the suffix chooses PNG, PDF, SVG or PGF."""
+    path = Path(path)
+    ax = curves(histories, **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        ax.figure.savefig(path, dpi=dpi)
+    except ValueError as error:
+        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+    return path
+
+
+def pair(histories: Iterable[History], path: str | os.PathLike[str], title: str, dpi: int = 160) -> Path:
+    """Two panels in one file: gradient norm against rounds and against bytes."""
+    from matplotlib.figure import Figure
+
+    runs, path = list(histories), Path(path)
+    figure = Figure(figsize=(10.4, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    curves(runs, x="round", ax=left)
+    curves(runs, x="bytes", ax=right)
+    right.set_ylabel("")
+    right.get_legend().remove()
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi)
+    return path

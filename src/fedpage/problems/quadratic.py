@@ -1,0 +1,135 @@
+"""Heterogeneous quadratics whose minimum is known in closed form: the yardstick of the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedpage.draws import uniforms
+from fedpage.problems import kernels
+from fedpage.problems.base import RowOracle, as_rows, client_scale, no_rows
+from fedpage.types import Batch, Draws, InputError, Ints, Smoothness, Vector
+
+
+class Quadratic:
+    """f_ij(x) = x'A_i x/2 - b_ij . x, so f_i has curvature A_i and slope mean_j b_ij.
+
+    A (N, d, d) symmetric, b (N, M, d). The rows of a client differ in b only; clients differ in both.
+    x* = (mean_i A_i)^-1 mean_i mean_j b_ij (weighted, if weights are given).
+    """
+
+    title = "quadratic"
+    convex = True
+
+    def __init__(self, A: Vector, b: Vector, *, weights: Any = "uniform") -> None:
+        self.A = np.ascontiguousarray(A, dtype=np.float64)
+        self.b = np.ascontiguousarray(b, dtype=np.float64)
+        N, M, d = self.b.shape
+        if self.A.shape != (N, d, d):
+            raise InputError(f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, not {self.A.shape}")
+        self.weights = weights if isinstance(weights, str) else "given"
+        self._sizes = np.full(N, M, dtype=np.int64)
+        self._scale = client_scale(weights, self._sizes)
+
+    @classmethod
+    def random(
+        cls, clients: int, rows: int, d: int, *, seed: int = 0, curvature: tuple[float, float] = (0.5, 2.0),
+        spread: float = 1.0, noise: float = 0.0,
+    ) -> Quadratic:  # fmt: skip
+        """Random rotations of spectra within `curvature`; minima of clients lie `spread` apart, rows `noise`.
+
+        >>> Quadratic.random(3, 2, 4).x_star.shape
+        (4,)
+        """
+
+        def normal(*words: int, size: int) -> Vector:
+            return float(12.0**0.5) * (uniforms(seed, 20, *words, size=size) - 0.5)  # unit variance is all that matters
+
+        A = np.empty((clients, d, d))
+        for i in range(clients):
+            Q, _ = np.linalg.qr(normal(0, i, size=d * d).reshape(d, d))
+            lo, hi = curvature
+            spectrum = lo + (hi - lo) * uniforms(seed, 21, i, size=d)
+            A[i] = (Q * spectrum) @ Q.T
+            A[i] = 0.5 * (A[i] + A[i].T)
+        centres = spread * normal(1, size=clients * d).reshape(clients, d)
+        wobble = normal(2, size=clients * rows * d).reshape(clients, rows, d)
+        wobble -= wobble.mean(axis=1, keepdims=True)
+        return cls(A, np.einsum("nij,nj->ni", A, centres)[:, None, :] + noise * wobble)
+
+    @property
+    def N(self) -> int:
+        """Clients."""
+        return len(self.A)
+
+    @property
+    def d(self) -> int:
+        """Parameters."""
+        return int(self.A.shape[1])
+
+    @property
+    def sizes(self) -> Ints:
+        """(N,) rows at each client."""
+        return self._sizes
+
+    @cached_property
+    def _whole(self) -> tuple[Vector, Vector]:
+        w = self._scale / self.N
+        return np.einsum("n,nij->ij", w, self.A), np.einsum("n,nj->j", w, self.b.mean(axis=1))
+
+    @cached_property
+    def x_star(self) -> Vector:
+        """(d,) the minimiser."""
+        A, b = self._whole
+        return np.asarray(np.linalg.solve(A, b), dtype=np.float64)
+
+    def oracle(self, clients: Ints, draws: Draws) -> QuadraticOracle:
+        """What the called clients may ask of their rows in this round."""
+        return QuadraticOracle(self, clients, draws)
+
+    def loss(self, x: Vector) -> float:
+        """f(x)."""
+        A, b = self._whole
+        return float(0.5 * x @ (A @ x) - b @ x)
+
+    def grad(self, x: Vector) -> Vector:
+        """(d,): the gradient of f at x."""
+        A, b = self._whole
+        return A @ x - b
+
+    def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
+        """{"loss", "grad_norm"} at x."""
+        return {"loss": self.loss(x), "grad_norm": float(np.linalg.norm(self.grad(x)))}
+
+    def smoothness(self) -> Smoothness:
+        """Largest eigenvalues; the average one is exact for quadratics: sqrt(|mean A_i^2|)."""
+        scaled = self._scale[:, None, None] * self.A
+        tops = np.linalg.eigvalsh(scaled)[:, -1]
+        squares = np.einsum("nij,njk->ik", scaled, scaled) / self.N
+        average = float(np.sqrt(np.linalg.eigvalsh(squares)[-1]))
+        return Smoothness(float(tops.max()), float(tops.max()), average, float(np.linalg.eigvalsh(self._whole[0])[-1]))
+
+    def describe(self) -> dict[str, Any]:
+        """Shape and weights."""
+        about = {"objective": self.title, "N": self.N, "d": self.d, "rows": int(self._sizes.sum())}
+        return about if self.weights == "uniform" else {**about, "weights": self.weights}
+
+
+class QuadraticOracle(RowOracle):
+    """The called clients' rows of a quadratic. No fused walks: the walks themselves are run."""
+
+    def __init__(self, problem: Quadratic, clients: Ints, draws: Draws) -> None:
+        super().__init__(clients, problem._sizes[clients], draws, problem.b.shape[1])
+        self._problem = problem
+
+    def grad(self, y: Vector, batch: Batch) -> Vector:
+        """(n, d): A_i y_i minus the mean of the batch's b_ij."""
+        rows = no_rows(len(self.clients), 1)[:, 0] if batch.rows is None else np.ascontiguousarray(batch.rows)
+        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
+        out = np.empty((len(self.clients), self._problem.d))
+        p = self._problem
+        kernels.quadratic_grad(p.A, p.b, p._scale, self.clients, rows, batch.sizes, as_rows(y), out)
+        return out

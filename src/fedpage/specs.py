@@ -1,0 +1,165 @@
+"""From words to objects: what the command line's `--data`, `--partition`, `--objective` and `--methods` mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpage.data import Dataset, load
+from fedpage.data.partition import by_name
+from fedpage.data.registry import EMBEDDED
+from fedpage.methods import METHODS
+from fedpage.methods.fair import matched
+from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
+from fedpage.types import InputError
+
+OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares")
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """' did you mean ...?' or nothing."""
+    near = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def split(text: str) -> tuple[str, dict[str, str]]:
+    """A name and its settings, from `name:key=value:key=value`.
+
+    >>> split("census:skew=1:rows=500")
+    ('census', {'skew': '1', 'rows': '500'})
+    """
+    name, *rest = text.split(":")
+    settings = {}
+    for part in rest:
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise InputError(f"{text!r}: expected name:key=value, found {part!r}")
+        settings[key.replace("-", "_")] = value
+    return name, settings
+
+
+def dataset(text: str) -> Dataset:
+    """The data set that `--data` names; embedded ones take settings, such as census:skew=1."""
+    name = text.partition(":")[0]
+    if name not in EMBEDDED:
+        return load(text)
+    name, settings = split(text)
+    options: dict[str, Any] = {}
+    for key, value in settings.items():
+        try:
+            options[key] = int(value) if key in ("rows", "seed") else float(value)
+        except ValueError:
+            raise InputError(f"--data {text}: {key} must be a number, not {value!r}") from None
+    return load(name, **options)
+
+
+def problem(data: Dataset, clients: int, objective: str, partition: str, alpha: float, weights: str) -> LinearModel:
+    """The objective over the divided data."""
+    division = by_name(partition, data.y, clients)
+    match objective:
+        case "robust":
+            return RobustRegression(data, division, weights=weights)
+        case "logistic":
+            return LogisticRegression(data, division, weights=weights)
+        case "logistic-l2":
+            return LogisticRegression(data, division, reg="l2", alpha=alpha, weights=weights)
+        case "logistic-nonconvex":
+            return LogisticRegression(data, division, reg="nonconvex", alpha=alpha, weights=weights)
+        case "squares":
+            return LeastSquares(data, division, weights=weights)
+    hint = did_you_mean(objective, list(OBJECTIVES))
+    raise InputError(f"unknown objective {objective!r}: {hint}known are {', '.join(OBJECTIVES)}")
+
+
+def method_class(name: str) -> type[Any]:
+    """The method of that name, or the class in `file.py@Class` that a user wrote."""
+    if name.lower() in METHODS:
+        return METHODS[name.lower()]
+    path, at, cls = name.rpartition("@")
+    if at:
+        return _from_file(Path(path), cls)
+    hint = did_you_mean(name, list(METHODS))
+    raise InputError(f"unknown method {name!r}: {hint}known are {', '.join(METHODS)}, or file.py@ClassName")
+
+
+def _from_file(path: Path, cls: str) -> type[Any]:
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file to take the method {cls!r} from")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
+    kind = getattr(module, cls, None)
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise InputError(f"{path}: has no dataclass {cls!r}")
+    missing = [n for n in ("init", "call", "client", "server", "step", "memory", "title") if not hasattr(kind, n)]
+    if missing:
+        raise InputError(f"{path}: {cls} is no method yet: it lacks {', '.join(missing)}")
+    return kind
+
+
+def parameters(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """A method's hyper-parameters by name."""
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+def parsed(kind: type[Any], settings: Mapping[str, str]) -> dict[str, Any]:
+    """Hyper-parameters from words, by the types of the method's fields; "all" and "default" mean None."""
+    known = parameters(kind)
+    values: dict[str, Any] = {}
+    for key, text in settings.items():
+        name = key if key in known else next((n for n in known if n.lower() == key.lower()), None)
+        if name is None:
+            hint = did_you_mean(key, list(known))
+            raise InputError(f"{kind.title} has no hyper-parameter {key!r}: {hint}it has {', '.join(known)}")
+        values[name] = _value(kind.title, name, str(known[name].type), text)
+    return values
+
+
+def _value(method: str, name: str, kind: str, text: str) -> Any:
+    if "None" in kind and text.lower() in ("none", "all", "default"):
+        return None
+    try:
+        if "bool" in kind:
+            return {"true": True, "false": False}[text.lower()]
+        if "int" in kind:
+            return int(text)
+        if "float" in kind:
+            value = float(text)
+            if not math.isfinite(value):
+                raise ValueError
+            return value
+        return text
+    except (ValueError, KeyError):
+        sort = "true or false" if "bool" in kind else "a whole number" if "int" in kind else "a finite number"
+        raise InputError(f"{method}: {name} must be {sort}, not {text!r}") from None
+
+
+def method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> Any:
+    """A method from `name:key=value`, on the paper's equal terms but for what is set.
+
+    A step size that is given stands; otherwise the effective step is `step`.
+    """
+    name, settings = split(text)
+    kind = method_class(name)
+    values = parsed(kind, settings)
+    made = matched(kind, N=N, M=M, S=S, K=int(values.get("K", K)), step=step)
+    if not {"eta_g", "eta_l"} & values.keys():
+        return dataclasses.replace(made, **values).with_step(step) if values else made
+    return dataclasses.replace(made, **values)
+
+
+def typical_size(problem: LinearModel) -> int:
+    """The median M_i, for choosing minibatches."""
+    return int(np.median(problem.sizes))

@@ -1,0 +1,35 @@
+"""Where tests find real data: FEDPAGE_DATA, or ../shared/data beside the project, or the user's cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared"
+
+if "FEDPAGE_DATA" not in os.environ and (BESIDE / "data").is_dir():
+    os.environ["FEDPAGE_DATA"] = str(BESIDE / "data")
+
+
+@pytest.fixture(scope="session")
+def real():
+    """Loads a registered data set, or skips and says so."""
+    from fedpage.data import registry
+
+    def load(name: str):
+        if registry.find(registry.REGISTRY[name]) is None:
+            pytest.skip(f"{name} is neither in FEDPAGE_DATA, ../shared/data nor the cache")
+        return registry.load(name)
+
+    return load
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A mutant's laws must run on the mutant, not on the package beside it."""
+    import fedpage
+
+    where = os.environ.get("FEDPAGE_MUTANT")
+    if where and not str(Path(fedpage.__file__)).startswith(where):
+        pytest.exit(f"the mutant in {where} is not what was imported: {fedpage.__file__}", returncode=4)

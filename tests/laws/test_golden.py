@@ -1,0 +1,79 @@
+"""Replay of runs that were written down elsewhere: explicit coins, clients and minibatches, to 1e-10."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import Replay, ScriptedDraws, Unfused
+
+import fedpage as fp
+
+PATH = Path(os.environ.get("FEDPAGE_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "golden" / "golden.json"))
+GOLDEN = json.loads(PATH.read_text()) if PATH.is_file() else {"cases": []}
+CASES = {case["name"]: case for case in GOLDEN["cases"]}
+
+
+def problem_of(case):
+    data = fp.Dataset.from_arrays(np.array(GOLDEN["A"]), np.array(GOLDEN["b"]), name="golden")
+    if case["objective"] == "rlr":
+        return fp.RobustRegression(data, clients=GOLDEN["N"])
+    return fp.LogisticRegression(data, clients=GOLDEN["N"], reg="nonconvex", alpha=GOLDEN["alpha"])
+
+
+def method_of(case):
+    kind = {"fedpage": fp.FedPAGE, "scaffold": fp.SCAFFOLD, "fedavg": fp.FedAvg}[case["algorithm"]]
+    return kind(**case["params"])
+
+
+def script_of(case):
+    script = []
+    for r, entry in enumerate(case["rounds"]):
+        if entry.get("q") == 1:
+            clients, batches = [], {i: [rows] for i, rows in enumerate(entry["I1"])}
+        else:
+            clients = [client["id"] for client in entry["clients"]]
+            batches = {
+                client["id"]: [client["I2"], *client["I3"]] if "I2" in client else client["I"]
+                for client in entry["clients"]
+            }
+        script.append(ScriptedDraws(r, entry.get("q") == 1, clients, batches))
+    return script
+
+
+def test_the_golden_file_is_there():
+    if not CASES:
+        pytest.skip(f"no golden file at {PATH}; set FEDPAGE_GOLDEN")
+    assert GOLDEN["schema"] == "golden-v1"
+    assert len(CASES) == 16
+    assert {case["algorithm"] for case in CASES.values()} == {"fedpage", "scaffold", "fedavg"}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "walks"])
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name, fused):
+    case, tolerance = CASES[name], GOLDEN["tolerance"]
+    problem = problem_of(case)
+    run = Replay(
+        problem if fused else Unfused(problem), method_of(case), x0=np.array(GOLDEN["x0"]), script=script_of(case)
+    )
+
+    def close(ours, theirs):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+    for r in range(len(case["rounds"]) + 1):
+        close(run.x, case["x"][r])
+        measured = problem.measure(run.x)
+        close(measured["grad_norm"], case["grad_norm"][r])
+        close(measured["loss"], case["f"][r])
+        if "c" in case:
+            close(run.state.c, case["c"][r])
+        if r < len(case["rounds"]):
+            run.step()
+            if "g" in case:
+                close(run.state.g, case["g"][r])
+    if "c_i_final" in case:
+        close(run.memories.everyone().c, case["c_i_final"])

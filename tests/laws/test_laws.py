@@ -1,0 +1,276 @@
+"""The laws: what every method must do, whoever wrote it. Public SCAFFOLDs that are wrong fail here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from support import Replay, ScriptedDraws, Unfused, methods, quadratic, uneven
+
+import fedpage as fp
+from fedpage.draws import RoundDraws
+from fedpage.engine import Simulation
+
+NAMES = list(methods(4, 3, 0.1))
+UNBIASED = [name for name in NAMES if name != "FedAvg"]
+PROBLEMS = {
+    "quadratic": lambda: quadratic(noise=1.0),
+    "robust": lambda: uneven("robust"),
+    "logistic": lambda: uneven("logistic"),
+    "nonconvex": lambda: uneven("logistic-nonconvex"),
+    "squares-by-size": lambda: uneven("squares", weights="size"),
+}
+
+
+def gradient_descent(problem, step: float, rounds: int) -> np.ndarray:
+    x = np.zeros(problem.d)
+    for _ in range(rounds):
+        x = x - step * problem.grad(x)
+    return x
+
+
+# 1. Reduction to gradient descent
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_full_local_step_of_everyone_is_gradient_descent(name, kind):
+    problem = PROBLEMS[kind]()
+    method = methods(problem.N, 1, 0.05, full=True)[name]
+    run = Simulation(problem, method, seed=1)
+    for _ in range(15):
+        run.step()
+    np.testing.assert_allclose(run.x, gradient_descent(problem, 0.05, 15), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_fedpage_with_p_one_is_gradient_descent_whatever_K(kind):
+    problem = PROBLEMS[kind]()
+    method = fp.FedPAGE(S=2, K=7, eta_g=0.05, p=1.0)
+    history = fp.simulate(problem, method, rounds=15, seed=1)
+    np.testing.assert_allclose(history.x, gradient_descent(problem, 0.05, 15), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("eta_l", [None, 1e-9, 0.7])
+def test_page_is_fedpage_with_one_local_step_whatever_eta_l_and_b3(eta_l):
+    problem = uneven("logistic-nonconvex")
+    page = fp.simulate(problem, fp.PAGE(S=3, eta_g=0.2, p=0.2), rounds=60, seed=4)
+    walk = fp.simulate(problem, fp.FedPAGE(S=3, K=1, eta_g=0.2, eta_l=eta_l, p=0.2, b3=5), rounds=60, seed=4)
+    assert page.same(walk)
+
+
+# 2. The optimum
+
+
+def at_rest(name: str, problem: fp.Quadratic, K: int) -> Simulation:
+    """A run whose state and memories are those of having been at x* for ever."""
+    method = methods(3, K, 0.2, full=True)[name]
+    run = Simulation(problem, method, seed=2, x0=problem.x_star)
+    everyone = np.arange(problem.N)
+    gradients = problem.oracle(everyone, RoundDraws(0, 0)).grad(problem.x_star, fp.types.Batch(None, problem.sizes))
+    if method.memory is not None:
+        run.memories.put(everyone, method.memory(gradients))
+    return run
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_it_stays_at_the_optimum(name):
+    problem = quadratic()
+    run = at_rest(name, problem, K=6)
+    for _ in range(40):
+        run.step()
+    np.testing.assert_allclose(run.x, problem.x_star, rtol=0, atol=1e-11)
+
+
+def test_fedavg_leaves_the_optimum_for_its_own_fixed_point():
+    """x = mean_i P_i c_i / mean_i P_i with P_i = I - (I - eta A_i)^K, c_i the clients' own minima."""
+    problem, K, eta = quadratic(), 6, 0.05
+    method = fp.FedAvg(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None)
+    history = fp.simulate(problem, method, rounds=600, seed=0, x0=problem.x_star)
+    identity = np.eye(problem.d)
+    P = np.array([identity - np.linalg.matrix_power(identity - eta * A, K) for A in problem.A])
+    own = np.linalg.solve(problem.A, problem.b.mean(axis=1)[:, :, None])[:, :, 0]
+    fixed = np.linalg.solve(P.mean(axis=0), np.einsum("nij,nj->i", P, own) / problem.N)
+    np.testing.assert_allclose(history.x, fixed, rtol=0, atol=1e-10)
+    assert np.linalg.norm(fixed - problem.x_star) > 1e-2
+
+
+# 3. Convergence
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_it_reaches_the_optimum_of_heterogeneous_quadratics_with_few_clients_a_round(name):
+    problem = quadratic()
+    method = methods(2, 4, 0.1, full=True)[name]
+    history = fp.simulate(problem, method, rounds=1500, seed=5, record=0)
+    np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-7)
+
+
+def test_fedavg_does_not_reach_it():
+    problem = quadratic()
+    history = fp.simulate(problem, methods(2, 4, 0.1, full=True)["FedAvg"], rounds=1500, seed=5, record=0)
+    assert np.linalg.norm(history.x - problem.x_star) > 1e-2
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_it_solves_logistic_regression_on_census(name):
+    problem = fp.LogisticRegression(fp.load("census", rows=1000, skew=0.5), clients=50, reg="l2", alpha=0.05)
+    method = methods(5, 5, 0.3, full=True)[name]
+    history = fp.simulate(problem, method, rounds=2500, seed=1, record=0)
+    assert history.last("grad_norm") < 1e-5
+
+
+# 4. Invariants
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_scaffolds_c_is_the_mean_of_the_clients_c(option, kind):
+    problem = PROBLEMS[kind]()
+    run = Simulation(problem, fp.SCAFFOLD(S=3, K=4, eta_l=0.02, b=2, option=option), seed=6)
+    for _ in range(40):
+        run.step()
+        np.testing.assert_allclose(run.state.c, run.memories.everyone().c.mean(axis=0), rtol=0, atol=1e-12)
+    assert np.linalg.norm(run.state.c) > 1e-3
+
+
+def test_pages_bias_contracts_by_exactly_one_minus_p():
+    """Lemma of the paper: E[g^r] - grad f(x^r) = (1-p)(g^{r-1} - grad f(x^{r-1})), the mean over all choices."""
+    problem, p = quadratic(), 0.3
+    method = fp.PAGE(S=2, eta_g=0.1, p=p)
+    x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
+
+    def next_g(coin: bool, clients: list[int]) -> np.ndarray:
+        run = Replay(problem, method, script=[None, ScriptedDraws(1, coin, clients, {})])
+        run.state = run.state._replace(x=x_prev - 0.1 * g, x_prev=x_prev, g=g)
+        run.tally.round = 1
+        run.step()
+        return run.state.g
+
+    subsets = list(itertools.combinations(range(problem.N), 2))
+    sampled = np.mean([next_g(False, list(chosen)) for chosen in subsets], axis=0)
+    expected = p * next_g(True, []) + (1 - p) * sampled
+    left = expected - problem.grad(x_prev - 0.1 * g)
+    np.testing.assert_allclose(left, (1 - p) * (g - problem.grad(x_prev)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_a_walk_of_fedpage_replies_x_minus_y_over_K_eta(kind):
+    """Lines 13-22 of Algorithm 1, followed by hand at one client."""
+    problem = PROBLEMS[kind]()
+    K, eta_g, eta_l = 5, 0.1, 0.07
+    method = fp.FedPAGE(S=1, K=K, eta_g=eta_g, eta_l=eta_l, b2=3, b3=1)
+    rng = np.random.default_rng(0)
+    x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
+    client = np.array([4])
+    reply, _ = method.client(fp.methods.fedpage.Walk(x_prev, g), problem.oracle(client, RoundDraws(1, 3)), None)
+    oracle = problem.oracle(client, RoundDraws(1, 3))
+    x = x_prev - eta_g * g
+    y, before, estimate = x[None], x_prev[None], g[None]
+    for k in range(K):
+        batch = oracle.batch(3 if k == 0 else 1)
+        estimate = estimate + oracle.grad(y, batch) - oracle.grad(before, batch)
+        y, before = y - eta_l * estimate, y
+    np.testing.assert_allclose(reply.g, (x - y) / (K * eta_l), rtol=0, atol=1e-12)
+
+
+# 5. A client alone is its row in the batch
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_client_alone_equals_its_row_exactly(name, kind):
+    problem = PROBLEMS[kind]()
+    method = methods(4, 3, 0.1)[name]
+    run = Simulation(problem, method, seed=7)
+    seen = set()
+    for _ in range(12):
+        draws = run.draws()
+        clients, message = method.call(run.state, draws)
+        seen.add(type(message))
+        memory = run.memories.get(clients)
+        reply, remembered = method.client(message, problem.oracle(clients, draws), memory)
+        for i, client in enumerate(clients):
+            own = None if memory is None else type(memory)(*(part[i : i + 1] for part in memory))
+            alone, kept = method.client(message, problem.oracle(np.array([client]), draws), own)
+            for whole, single in zip(reply, alone, strict=True):
+                assert whole[i].tobytes() == single[0].tobytes()
+            if kept is not None:
+                for whole, single in zip(remembered, kept, strict=True):
+                    assert whole[i].tobytes() == single[0].tobytes()
+        run.step()
+    assert len(seen) == (2 if isinstance(method, fp.FedPAGE) else 1)
+
+
+# 6. Same seed, same history
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "nonconvex"])
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
+    problem = PROBLEMS[kind]()
+    method = methods(5, 3, 0.1)[name]
+    first = fp.simulate(problem, method, rounds=25, seed=8, record=5)
+    for threads, chunk in [(1, 1), (1, 3), (2, 2), (3, 1), (2, 1000)]:
+        assert first.same(fp.simulate(problem, method, rounds=25, seed=8, record=5, threads=threads, chunk=chunk))
+    assert not first.same(fp.simulate(problem, method, rounds=25, seed=9, record=5))
+
+
+# 7. Golden runs: see test_golden.py
+
+
+# 8. Fused kernels are the walks
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("kind", [k for k in PROBLEMS if k != "quadratic"])
+@pytest.mark.parametrize("name", NAMES)
+def test_fused_walks_agree_with_the_walks(name, kind, full):
+    problem = PROBLEMS[kind]()
+    method = methods(4, 5, 0.2, full=full)[name]
+    fused, plain = Simulation(problem, method, seed=9), Simulation(Unfused(problem), method, seed=9)
+    for _ in range(20):
+        fused.step()
+        plain.step()
+        np.testing.assert_allclose(fused.x, plain.x, rtol=0, atol=1e-12)
+    assert fused.tally == plain.tally
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_fused_descend_agrees_with_a_proximal_term_and_a_shift(mu):
+    from fedpage.methods.walks import descend
+
+    for kind in ("robust", "logistic-l2"):
+        problem = uneven(kind)
+        clients = np.array([0, 3, 11])
+        rng = np.random.default_rng(1)
+        x, shift = rng.normal(size=problem.d), rng.normal(size=(3, problem.d))
+        options = {"K": 6, "eta": 0.05, "b": 2, "shift": shift, "mu": mu}
+        fused = descend(problem.oracle(clients, RoundDraws(0, 1)), x, **options)
+        plain = descend(Unfused(problem).oracle(clients, RoundDraws(0, 1)), x, **options)
+        np.testing.assert_allclose(fused, plain, rtol=0, atol=1e-12)
+
+
+def test_one_hot_kernels_are_the_general_kernels():
+    """Data whose entries are all 1 takes a kernel that never reads values; the bits are the same."""
+    data = fp.load("census", rows=200)
+    problem = fp.RobustRegression(data, clients=10)
+    general = fp.RobustRegression(data, clients=10)
+    ones = np.ones(len(general._rows_and_targets[1]))
+    general._rows_and_targets = (*general._rows_and_targets[:2], ones, *general._rows_and_targets[3:])
+    general._kernel_data = (*general._rows_and_targets, *general._codes)
+    assert problem._rows_and_targets[2] is None
+    for method in methods(3, 4, 0.1).values():
+        one = fp.simulate(problem, method, rounds=20, seed=0)
+        assert one.same(fp.simulate(general, method, rounds=20, seed=0))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_are_frozen_values(name):
+    method = methods(4, 3, 0.1)[name]
+    assert dataclasses.replace(method) == method
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.K = 5
+    assert method.with_step(0.025).step == pytest.approx(0.025, rel=1e-12)

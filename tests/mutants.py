@@ -1,0 +1,99 @@
+"""Break the methods one line at a time and show that the laws notice: `make mutants`.
+
+Each mutant is a copy of the package with one line changed. The laws run on it and must fail; a mutant that survives
+is a hole in the laws. Prints a line a mutant and ends with an error if one survived.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant("FedPAGE: server moves up the gradient", "methods/fedpage.py", "state.x - self.eta_g * g,", "state.x + self.eta_g * g,"),
+    Mutant("FedPAGE: x_prev is stale", "methods/fedpage.py", "x_prev=state.x, g=g", "x_prev=state.x_prev, g=g"),
+    Mutant("FedPAGE: g is stale", "methods/fedpage.py", "x_prev=state.x, g=g,", "x_prev=state.x, g=state.g,"),
+    Mutant("FedPAGE: the first round may be sampled", "methods/fedpage.py", "1.0 if draws.round == 0 else p", "p"),
+    Mutant("FedPAGE: client starts from x_prev", "methods/fedpage.py", "x = x_prev - self.eta_g * g", "x = x_prev"),
+    Mutant("FedPAGE: b2 and b3 swapped", "methods/fedpage.py", "first=self.b2, rest=self.b3", "first=self.b3, rest=self.b2"),
+    Mutant("FedPAGE: full rounds ignore b1", "methods/fedpage.py", "oracle.batch(self.b1)", "oracle.batch(self.b3)"),
+    Mutant("FedPAGE: coin ignored", "methods/fedpage.py", "if draws.coin(", "if draws.round == 0 or not draws.coin("),
+    Mutant("PAGE recursion: sign of the old gradient", "methods/walks.py", "g = g + oracle.grad(y, batch) - oracle.grad(y_prev, batch)", "g = g + oracle.grad(y, batch) + oracle.grad(y_prev, batch)"),
+    Mutant("PAGE recursion: a fresh batch for the old point", "methods/walks.py", "- oracle.grad(y_prev, batch)", "- oracle.grad(y_prev, oracle.batch(rest))"),
+    Mutant("PAGE recursion: y_prev is stale", "methods/walks.py", "y - eta * g, y, total + g", "y - eta * g, y_prev, total + g"),
+    Mutant("PAGE recursion: g is not carried on", "methods/walks.py", "g = g + oracle.grad(y, batch)", "g = oracle.grad(y, batch)"),
+    Mutant("PAGE recursion: replies the last estimator", "methods/walks.py", "total + g  # lines", "g * (k + 1)  # lines"),
+    Mutant("PAGE recursion, fused: same", "problems/kernels.py", "v = weight * (_slope(loss, now, target[row]) - _slope(loss, then, target[row]))", "v = weight * _slope(loss, now, target[row])"),
+    Mutant("descend: shift subtracted", "methods/walks.py", "direction = direction + shift", "direction = direction - shift"),
+    Mutant("descend: one step short", "methods/walks.py", "for _ in range(K):", "for _ in range(K - 1):"),
+    Mutant("descend: proximal sign", "methods/walks.py", "direction = direction + mu * (y - x)", "direction = direction - mu * (y - x)"),
+    Mutant("descend: the same batch at every step", "methods/walks.py", "    for _ in range(K):\n        direction = oracle.grad(y, oracle.batch(b))", "    batch = oracle.batch(b)\n    for _ in range(K):\n        direction = oracle.grad(y, batch)"),
+    Mutant("descend, fused: shift never applied", "problems/kernels.py", "y[l] -= eta * shift[i, l]", "y[l] -= 0.0 * shift[i, l]"),
+    Mutant("FedAvg: reply has the wrong sign", "methods/fedavg.py", "Reply(-(self.K * self.eta_l) * direction)", "Reply((self.K * self.eta_l) * direction)"),
+    Mutant("FedAvg: eta_g ignored", "methods/fedavg.py", "state.x + self.eta_g * replies.mean.dy", "state.x + replies.mean.dy"),
+    Mutant("SCAFFOLD: correction never applied", "methods/scaffold.py", "b=self.b, shift=shift)", "b=self.b)"),
+    Mutant("SCAFFOLD: correction has the wrong sign", "methods/scaffold.py", "shift = c - memory.c", "shift = memory.c - c"),
+    Mutant("SCAFFOLD: c is left out of the correction", "methods/scaffold.py", "shift=shift)", "shift=-memory.c)"),
+    Mutant("SCAFFOLD: memory not written", "methods/scaffold.py", "Memory(c_new)", "memory"),
+    Mutant("SCAFFOLD: c is never updated", "methods/scaffold.py", "c=state.c + (replies.count / state.N) * replies.mean.dc", "c=state.c"),
+    Mutant("SCAFFOLD: c moves by the mean, not by S/N of it", "methods/scaffold.py", "(replies.count / state.N) * replies.mean.dc", "replies.mean.dc"),
+    Mutant("SCAFFOLD option II: forgets c_i - c", "methods/scaffold.py", "c_new = direction - shift", "c_new = direction"),
+    Mutant("SCAFFOLD option I: batch size ignored", "methods/scaffold.py", "oracle.batch(self.b0)", "oracle.batch(1)"),
+    Mutant("SCAFFOLD: dc has the wrong sign", "methods/scaffold.py", "c_new - memory.c)", "memory.c - c_new)"),
+    Mutant("engine: memories are read, never kept", "engine.py", "                table[clients] = rows", "                table[clients] += 0.0 * rows"),
+    Mutant("engine: divided by the wrong count", "engine.py", "        total /= count", "        total /= max(count - 1, 1)"),
+    Mutant("draws: minibatches repeat within a round", "draws.py", "_fold(mine, np.uint64(first + draw))", "_fold(mine, np.uint64(first))"),
+]  # fmt: skip
+
+
+def caught(mutant: Mutant) -> tuple[bool, float, str]:
+    """Whether the laws fail on the mutant, how long that took, and which law said so."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("*.egg-info"))  # numba's caches come along
+        path = source / "fedpage" / mutant.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise SystemExit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} places like {mutant.old!r}")
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "laws"), "-x", "-q", "--no-header", "--tb=no"]
+        environment = {**os.environ, "PYTHONPATH": str(source), "FEDPAGE_MUTANT": str(source)}
+        began = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    law = next((line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if "FAILED" in line), "")
+    if done.returncode not in (0, 1) or (done.returncode == 1 and not law):
+        raise SystemExit(f"{mutant.name}: the laws did not run:\n{done.stdout}{done.stderr}")
+    return done.returncode == 1, time.perf_counter() - began, law
+
+
+def main(words: list[str]) -> None:
+    """Run all mutants, or those whose names contain one of the given words."""
+    chosen = [m for m in MUTANTS if not words or any(word.lower() in m.name.lower() for word in words)]
+    survived = 0
+    with ThreadPoolExecutor(2) as pool:
+        for mutant, (dead, seconds, law) in zip(chosen, pool.map(caught, chosen), strict=True):
+            survived += not dead
+            print(f"{'caught  ' if dead else 'SURVIVED'}  {mutant.name:52s} {seconds:5.1f} s  {law}", flush=True)
+    print(f"{len(chosen) - survived} of {len(chosen)} mutants caught")
+    sys.exit(1 if survived or not chosen else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,104 @@
+"""What several tests share: scripted draws, oracles without fused walks, and small problems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import fedpage as fp
+from fedpage.engine import Simulation
+
+
+class ScriptedDraws:
+    """A round whose coin, clients and minibatches are written down."""
+
+    def __init__(self, round: int, coin: bool, clients: list[int], batches: dict[int, list[list[int]]]) -> None:
+        self.round = round
+        self._coin, self._clients, self._batches = coin, clients, batches
+
+    def coin(self, p: float) -> bool:
+        return self._coin
+
+    def clients(self, N: int, S: int) -> np.ndarray:
+        if S >= N:
+            return np.arange(N, dtype=np.int64)
+        assert len(self._clients) == S
+        return np.array(sorted(self._clients), dtype=np.int64)
+
+    def rows(self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int) -> np.ndarray:
+        chosen = [self._batches[int(c)][first : first + count] for c in clients]
+        return np.array(chosen, dtype=np.uint32)
+
+
+class Replay(Simulation):
+    """A simulation whose draws come from a list."""
+
+    def __init__(self, *args: Any, script: list[ScriptedDraws], **options: Any) -> None:
+        super().__init__(*args, seed=0, **options)
+        self.script = script
+
+    def draws(self) -> ScriptedDraws:
+        return self.script[self.tally.round]
+
+
+class WalksOnly:
+    """An oracle that offers `batch` and `grad` only, so that the walks themselves run."""
+
+    def __init__(self, oracle: Any) -> None:
+        self._oracle = oracle
+        self.batch, self.grad = oracle.batch, oracle.grad
+
+    @property
+    def gradients(self) -> int:
+        return self._oracle.gradients
+
+    @property
+    def evaluations(self) -> int:
+        return self._oracle.evaluations
+
+
+class Unfused:
+    """A problem whose oracles have no fused walks."""
+
+    def __init__(self, problem: Any) -> None:
+        self._problem = problem
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._problem, name)
+
+    def oracle(self, clients: Any, draws: Any) -> WalksOnly:
+        return WalksOnly(self._problem.oracle(clients, draws))
+
+
+def quadratic(noise: float = 0.0, **options: Any) -> fp.Quadratic:
+    """8 clients of 5 rows in 4 dimensions that disagree about the minimum."""
+    return fp.Quadratic.random(8, 5, 4, seed=3, spread=3.0, noise=noise, **options)
+
+
+def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") -> Any:
+    """A linear model over clients of very different sizes, some with a single row, values other than 1."""
+    data = fp.load("census", rows=240, skew=1.0)
+    values = 0.5 + fp.draws.uniforms(5, size=data.nonzeros)
+    data = fp.Dataset("scaled", data.indptr, data.indices, values, data.y, data.features)
+    division = fp.power_law(240, clients, exponent=1.6, seed=1)
+    if kind == "robust":
+        return fp.RobustRegression(data, division, weights=weights)
+    if kind == "squares":
+        return fp.LeastSquares(data, division, alpha=0.01, weights=weights)
+    reg = kind.partition("-")[2] or "none"
+    return fp.LogisticRegression(data, division, reg=reg, alpha=0.1, weights=weights)
+
+
+def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
+    """Every method under the laws, at an effective step; full: all minibatches are all rows."""
+    b = None if full else 2
+    page = {"S": S, "b1": None if full else 3, "b2": None if full else 3, "b3": b}
+    local = {"S": S, "K": K, "b": b}
+    return {
+        "FedPAGE": fp.FedPAGE(**page, K=K, eta_l=0.3 * step / K, p=0.3).with_step(step),
+        "PAGE": fp.PAGE(**page, p=0.3).with_step(step),
+        "FedAvg": fp.FedAvg(**local, eta_g=1.5).with_step(step),
+        "SCAFFOLD-II": fp.SCAFFOLD(**local).with_step(step),
+        "SCAFFOLD-I": fp.SCAFFOLD(**local, option="I", b0=None if full else 3).with_step(step),
+    }
