@@ -13,6 +13,17 @@ if "FEDPAGE_DATA" not in os.environ and (BESIDE / "data").is_dir():
     os.environ["FEDPAGE_DATA"] = str(BESIDE / "data")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_clutter(tmp_path_factory):
+    """What tests parse is not kept in the user's cache."""
+    from fedpage.data import registry
+
+    folder = tmp_path_factory.mktemp("parsed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "parsed_dir", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def real():
     """Loads a registered data set, or skips and says so."""

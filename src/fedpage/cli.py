@@ -121,8 +121,8 @@ def run(
 
     kind = specs.method_class(method)
     chosen = kind(**specs.parsed(kind, _extras(context.args)))
-    _writable(out, force)
     problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights)
+    _writable(out, force)
     with _bars() as bars:
         task = bars.add_task(chosen.title, total=rounds)
 
@@ -168,9 +168,6 @@ def compare(
     from fedpage import specs
     from fedpage.types import InputError
 
-    if out is None:
-        out = _free(Path("runs") / "compare")
-    _writable(out, force)
     if seeds < 1 or jobs < 1:
         raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
     if S < 1 or K < 1:
@@ -182,6 +179,10 @@ def compare(
     chosen = [
         specs.method(text.strip(), N=problem.N, M=M, S=S, K=K, step=step) for text in methods.split(",") if text.strip()
     ]
+    if not chosen:
+        raise InputError(f"--methods {methods!r}: nothing to run; give at least one name")
+    out = _free(Path("runs") / "compare") if out is None else out
+    _writable(out, force)
     runs = _sweep(problem, chosen, rounds, seeds, record, jobs)
     _show(runs, target)
     _keep(runs, out)

@@ -107,6 +107,11 @@ def platform_cache() -> Path:
     return base / "fedpage"
 
 
+def parsed_dir() -> Path:
+    """Where arrays of files that were parsed before are kept."""
+    return platform_cache() / "parsed"
+
+
 def known() -> list[str]:
     """Every name that `load` understands."""
     return [*EMBEDDED, *REGISTRY]
@@ -226,9 +231,9 @@ def _parsed(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     key = hashlib.sha256(raw + f"|{path.suffix}|{features}|{one_based}|1".encode()).hexdigest()
-    stored = platform_cache() / "parsed" / f"{key}.npz"
+    stored = parsed_dir() / f"{key}.npz"
     with contextlib.suppress(Exception):  # any damage to the copy only means reading the original
-        with np.load(stored, allow_pickle=False) as box:
+        with open(stored, "rb") as stream, np.load(stream, allow_pickle=False) as box:
             copy = libsvm.Parsed(box["y"], box["indptr"], box["indices"], box["values"], int(box["features"]))
             digest = str(box["digest"])
         if digest == content_digest(copy.features, copy.y, copy.indptr, copy.indices, copy.values):

@@ -1,0 +1,204 @@
+"""The command line as a user meets it: one line for what is wrong, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import fedpage as fp
+from fedpage import cli, specs
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fedpage", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
+
+
+SMALL = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40")
+
+
+def test_run_writes_what_can_be_loaded_again(run, tmp_path):
+    code, out, _ = run("run", "fedpage", *SMALL, "--S", "5", "--eta-g", "0.2", "--b3=2", "--out", "first")
+    assert code == 0
+    history = fp.History.load(tmp_path / "first" / "history.jsonl")
+    assert history.meta["method"]["eta_g"] == 0.2
+    assert history.meta["method"]["b3"] == 2
+    problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
+    assert history.same(fp.simulate(problem, fp.FedPAGE(S=5, eta_g=0.2, b3=2), rounds=40, seed=0))
+    assert {p.name for p in (tmp_path / "first").iterdir()} == {
+        "history.jsonl", "history.csv", "curves.png", "report.html",
+    }  # fmt: skip
+    assert "FedPAGE" in out
+    assert "report.html" in out
+
+
+def test_a_directory_in_use_is_not_overwritten(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("dear")
+    code, _, err = run("run", "fedavg", *SMALL, "--S", "5", "--out", "mine")
+    assert code == 2
+    assert "not empty" in err
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["notes"]
+    assert run("run", "fedavg", *SMALL, "--S", "5", "--out", "mine", "--force")[0] == 0
+    assert (tmp_path / "mine" / "notes").read_text() == "dear"
+
+
+def test_compare_on_equal_terms(run, tmp_path):
+    code, _, _ = run("compare", *SMALL, "--S", "4", "--seeds", "2", "--methods", "fedpage,scaffold,fedavg:b=2")
+    assert code == 0
+    runs = [fp.History.load(p) for p in sorted((tmp_path / "runs" / "compare" / "histories").glob("*.jsonl"))]
+    assert len(runs) == 6
+    about = {h.label: h.meta["method"] for h in runs}
+    assert (about["FedPAGE"]["S"], about["SCAFFOLD"]["S"], about["FedAvg"]["S"]) == (4, 8, 8)
+    assert (about["SCAFFOLD"]["b"], about["FedAvg"]["b"]) == (4, 2)
+    assert {m["effective_step"] for m in about.values()} == {0.1}
+    run("compare", *SMALL, "--S", "4", "--seeds", "1")
+    assert (tmp_path / "runs" / "compare-2" / "report.html").exists()
+
+
+def test_compare_in_parallel_gives_the_same(run, tmp_path):
+    words = ("compare", *SMALL, "--S", "4", "--seeds", "2", "--methods", "fedpage")
+    assert run(*words, "--out", "one")[0] == 0
+    assert run(*words, "--out", "two", "--jobs", "2")[0] == 0
+    for path in (tmp_path / "one" / "histories").glob("*.jsonl"):
+        assert fp.History.load(path).same(fp.History.load(tmp_path / "two" / "histories" / path.name))
+
+
+def test_demo(run, tmp_path):
+    code, out, _ = run("demo", "--rounds", "30", "--seeds", "1")
+    assert code == 0
+    assert all(name in out for name in ("FedPAGE", "SCAFFOLD", "FedAvg", "synthetic", "demo-report"))
+    assert (tmp_path / "demo-report" / "report.html").exists()
+
+
+def test_methods_are_listed_with_what_clients_remember(run):
+    _, out, _ = run("methods")
+    assert all(name in out for name in fp.METHODS)
+    assert "control variate" in out
+    assert "Karimireddy" in out
+    _, out, _ = run("methods", "fedpage")
+    assert "eta_g/(100 K)" in out
+
+
+def test_data_commands(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPAGE_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code, out, _ = run("data", "list")
+    assert code == 0
+    assert all(name in out for name in ("census", "synthetic", "a9a", "pinned", "real-sim", "unpinned"))
+    assert run("data", "path")[1].strip() == str(tmp_path)
+    code, _, err = run("data", "verify", "a9a")
+    assert (code, "fedpage data fetch a9a" in err) == (2, True)
+    code, _, err = run("data", "fetch", "a9a", "--mirror", "http://127.0.0.1:1")
+    assert code == 2
+    assert "by hand" in err
+
+
+def test_verify_reads_the_real_file(run, real):
+    real("mushrooms")
+    code, out, _ = run("data", "verify", "mushrooms")
+    assert code == 0
+    assert "8,124 x 112" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("run", "fedpge"), "did you mean 'fedpage'"),
+        (("run",), "Missing argument"),
+        (("run", "fedpage", "--data", "a9b"), "unknown data set 'a9b': did you mean 'a9a'"),
+        (("run", "fedpage", "--data", "nowhere/x.txt"), "no such file"),
+        (("run", "fedpage", "--eta", "0.1"), "has no hyper-parameter 'eta'"),
+        (("run", "fedpage", "--eta-g", "fast"), "eta_g must be a finite number"),
+        (("run", "fedpage", "--eta-g", "nan"), "eta_g must be a finite number"),
+        (("run", "fedpage", "--eta-g"), "--eta-g needs a value"),
+        (("run", "fedpage", "--S", "4000"), "cannot sample S=4000 of N=3250"),
+        (("run", "fedpage", "--K", "0"), "K must be a whole number of at least 1"),
+        (("run", "fedpage", "--p", "2"), "p must be in (0, 1]"),
+        (("run", "fedpage", "--clients", "0"), "number of clients"),
+        (("run", "fedpage", "--clients", "99999999"), "need at least"),
+        (("run", "fedpage", "--clients", "many"), "'--clients'"),
+        (("run", "fedpage", "--rounds", "-5"), "rounds must be"),
+        (("run", "fedpage", "--objective", "robst"), "did you mean 'robust'"),
+        (("run", "fedpage", "--partition", "bloks"), "unknown partition"),
+        (("run", "fedpage", "--weights", "rows"), "weights must be"),
+        (("run", "fedpage", "--data", "census:skew=x"), "skew must be a number"),
+        (("run", "fedpage", "--data", "census:skew"), "expected name:key=value"),
+        (("run", "fedpage", "--seed", "-1"), "seed must be"),
+        (("run", "fedpage", "extra"), "unexpected 'extra'"),
+        (("run", "mine.py@Mine"), "no such file"),
+        (("compare", "--methods", "fedpage,scafold"), "did you mean 'scaffold'"),
+        (("compare", "--methods", "fedpage:eta=1"), "no hyper-parameter 'eta'"),
+        (("compare", "--methods", ","), "nothing to run"),
+        (("compare", "--seeds", "0"), "at least 1"),
+        (("compare", "--S", "0"), "at least 1"),
+        (("compare", "--step", "-1"), "must be a finite number above 0"),
+        (("compare", "--bogus", "1"), "No such option"),
+        (("data", "fetch", "a9b"), "did you mean 'a9a'"),
+        (("data", "verify", "census"), "is embedded"),
+        (("methods", "nope"), "unknown method"),
+        (("dmeo",), "No such command"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_code(run, words, what, tmp_path):
+    code, _, err = run(*words)
+    assert list(tmp_path.iterdir()) == []
+    lines = [line for line in err.splitlines() if line.startswith("fedpage: ")]
+    assert code == 2
+    assert what in err
+    assert len(lines) == 1
+    assert "Traceback" not in err
+
+
+def test_places_that_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("x")
+    code, _, err = run("run", "fedavg", *SMALL, "--out", "file")
+    assert (code, "is a file" in err) == (2, True)
+    if os.geteuid() != 0:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        code, _, err = run("run", "fedavg", *SMALL, "--out", "locked/run")
+        assert (code, "cannot be written" in err) == (2, True)
+    code, _, err = run("run", "fedavg", *SMALL, "--out", "file/below")
+    assert (code, "cannot be written" in err) == (2, True)
+
+
+def test_a_method_of_the_users_own(run, tmp_path):
+    source = "from fedpage import FedAvg\nfrom dataclasses import dataclass\n"
+    (tmp_path / "mine.py").write_text(source + "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    title = 'Mine'\n")
+    code, out, _ = run("compare", *SMALL, "--S", "4", "--seeds", "1", "--methods", "fedavg,mine.py@Mine")
+    assert code == 0
+    assert "Mine" in out
+    (tmp_path / "broken.py").write_text("1/0")
+    code, _, err = run("run", "broken.py@Mine")
+    assert (code, "ZeroDivisionError" in err) == (2, True)
+    code, _, err = run("run", "mine.py@Yours")
+    assert (code, "has no dataclass 'Yours'" in err) == (2, True)
+
+
+def test_version_and_help_need_no_numpy():
+    code = "import sys, fedpage.cli, fedpage; sys.exit('numba' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_version(run):
+    code, out, _ = run("--version")
+    assert (code, out.strip()) == (0, f"fedpage {fp.__version__}")
+
+
+def test_specs_take_the_papers_terms():
+    method = specs.method("fedavg", N=325, M=100, S=1, K=10, step=0.03)
+    assert (method.S, method.b, method.step) == (2, 22, pytest.approx(0.03))
+    method = specs.method("fedpage:eta_l=0.01", N=10, M=3250, S=1, K=10, step=0.5)
+    assert (method.eta_l, method.S) == (0.01, 1)

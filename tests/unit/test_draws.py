@@ -1,0 +1,87 @@
+"""Draws: uniform, without replacement, the same whoever asks, and never through a shared generator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedpage.draws import RoundDraws, _below, _fold, permutation, uniforms
+from fedpage.types import InputError
+
+
+def test_keys_are_the_same_in_python_and_in_the_kernel():
+    for key, word in [(0, 0), (1, 2), (2**64 - 1, 2**63), (0x9E3779B97F4A7C15, 12345)]:
+        assert _below(key, word) == int(_fold(np.uint64(key), np.uint64(word)))
+
+
+def test_known_values_stay():
+    """The same seed means the same run in every version; a change here breaks everyone's results."""
+    draws = RoundDraws(seed=42, round=3)
+    assert draws.clients(1000, 5).tolist() == [188, 385, 425, 742, 772]
+    assert draws.coin(0.3) is False
+    rows = draws.rows(np.array([7]), np.array([10]), 4, 0, 2)
+    assert rows[0].tolist() == [[4, 2, 1, 6], [6, 2, 8, 9]]
+    assert uniforms(1, 2, size=2).tolist() == [0.9930356850293385, 0.5537025951273253]
+
+
+def chi_square(counts, expected):
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("S", [1, 3, 30])
+def test_every_client_is_drawn_equally_often(S):
+    N, rounds = 50, 4000
+    counts = np.zeros(N)
+    for r in range(rounds):
+        chosen = RoundDraws(0, r).clients(N, S)
+        assert len(set(chosen.tolist())) == S
+        assert (np.diff(chosen) > 0).all()
+        counts[chosen] += 1
+    assert chi_square(counts, rounds * S / N) < 90  # 49 degrees of freedom: about 0.0003 of fair draws are above
+
+
+def test_every_subset_of_rows_is_equally_likely():
+    counts: dict[tuple[int, ...], int] = {}
+    clients, sizes = np.arange(400), np.full(400, 5)
+    for r in range(25):
+        for row in RoundDraws(1, r).rows(clients, sizes, 2, 0, 1)[:, 0]:
+            key = tuple(sorted(row.tolist()))
+            counts[key] = counts.get(key, 0) + 1
+    assert len(counts) == 10
+    assert chi_square(np.array(list(counts.values())), 1000.0) < 30  # 9 degrees of freedom
+
+
+def test_large_minibatches_are_without_replacement_and_fair():
+    counts = np.zeros(100)
+    for r in range(300):
+        rows = RoundDraws(2, r).rows(np.array([3]), np.array([100]), 60, 0, 1)[0, 0]
+        assert len(set(rows.tolist())) == 60
+        counts[rows] += 1
+    assert chi_square(counts, 180.0) < 80  # each count has variance 300*0.6*0.4 = 72: about 40 expected
+
+
+def test_a_minibatch_depends_on_seed_round_client_and_number_only():
+    one = RoundDraws(5, 9).rows(np.array([2, 8, 30]), np.array([40, 50, 3]), 4, 0, 6)
+    assert (RoundDraws(5, 9).rows(np.array([8]), np.array([50]), 4, 2, 3)[0] == one[1, 2:5]).all()
+    assert one[2, 0].tolist() == [0, 1, 2, 0]  # three rows are all rows, no draw; the rest is padding
+    assert not (RoundDraws(5, 10).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == one[1]).all()
+    assert not (RoundDraws(6, 9).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == one[1]).all()
+
+
+def test_coins_come_up_with_probability_p_and_are_paired_across_p():
+    small = [RoundDraws(3, r).coin(0.1) for r in range(5000)]
+    large = [RoundDraws(3, r).coin(0.4) for r in range(5000)]
+    assert abs(sum(small) - 500) < 100
+    assert all(b for a, b in zip(small, large, strict=True) if a)
+    assert RoundDraws(3, 0).coin(1.0)
+
+
+def test_permutation_is_one():
+    assert sorted(permutation(3, 1, size=1000).tolist()) == list(range(1000))
+    assert permutation(3, 1, size=1000).tolist() != permutation(4, 1, size=1000).tolist()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "0", True])
+def test_seeds_that_are_none_are_refused(seed):
+    with pytest.raises(InputError, match="seed"):
+        uniforms(seed, size=1)

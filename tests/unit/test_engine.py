@@ -1,0 +1,253 @@
+"""The engine counts, measures, stops and says why; many runs go through joblib."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support import methods, quadratic, uneven
+
+import fedpage as fp
+from fedpage.engine import Memories, Simulation
+from fedpage.methods.fair import fair_batch
+from fedpage.sums import add_rows
+from fedpage.types import InputError
+
+
+def census(clients=50, rows=500):
+    return fp.RobustRegression(fp.load("census", rows=rows), clients=clients)
+
+
+def test_costs_of_fedpage_are_counted_from_its_messages():
+    problem, d = census(), 123
+    method = fp.FedPAGE(S=5, K=4, eta_g=0.1, p=0.2, b3=2)
+    history = fp.simulate(problem, method, rounds=40, seed=3, record=1)
+    full = np.diff(history["full_rounds"])
+    assert full[0] == 1
+    assert 2 < full.sum() < 20
+    clients = np.where(full == 1, 50, 5)
+    assert (np.diff(history["clients"]) == clients).all()
+    assert (np.diff(history["floats_down"]) == np.where(full == 1, 50 * d, 5 * 2 * d)).all()
+    assert (np.diff(history["floats_up"]) == clients * d).all()
+    assert (history["bytes_down"] == 8 * history["floats_down"]).all()
+    assert (history["bytes_up"] == 8 * history["floats_up"]).all()
+    work = np.where(full == 1, 10, 2 * 10 + 2 * 3 * 2)  # b1 = 10 rows; b2 = 10 at two points, then 3 times 2 at two
+    assert (np.diff(history["gradients"]) == clients * work).all()
+    np.testing.assert_allclose(np.diff(history["gradients_per_client"]), work)
+    assert (np.diff(history["evaluations"]) == clients * np.where(full == 1, 1, 8)).all()
+
+
+@pytest.mark.parametrize(("kind", "down", "up"), [(fp.FedAvg, 1, 1), (fp.SCAFFOLD, 2, 2)])
+def test_costs_of_the_others(kind, down, up):
+    history = fp.simulate(census(), kind(S=7, K=3, b=4), rounds=10, seed=0)
+    assert history.last("floats_down") == 10 * 7 * 123 * down
+    assert history.last("floats_up") == 10 * 7 * 123 * up
+    assert history.last("gradients") == 10 * 7 * 3 * 4
+    assert history.last("gradients_per_client") == 10 * 3 * 4
+    assert history.last("full_rounds") == 0
+
+
+def test_the_papers_floats_a_round():
+    """At the paper's S, in units of d: FedPAGE's two vectors down and one up, SCAFFOLD 80, FedAvg 40."""
+    N, S, p = 3250, 10, 10 / 3250
+    expected = p * 2 * N + (1 - p) * 3 * S
+    assert 49 < expected < 50
+    assert fair_batch(10, 10) == 4
+    problem = fp.RobustRegression(fp.load("census"), clients=N)
+    for method, floats in ((fp.SCAFFOLD(S=20), 80), (fp.FedAvg(S=20), 40)):
+        history = fp.simulate(problem, method, rounds=5, seed=0, record=0)
+        assert (history.last("floats_up") + history.last("floats_down")) / 5 / 123 == floats
+
+
+def test_gradients_are_counted_with_unequal_clients():
+    problem = uneven()
+    run = Simulation(problem, fp.FedAvg(S=problem.N, K=2, b=3), seed=0)
+    run.step()
+    assert run.tally.gradients == 2 * np.minimum(problem.sizes, 3).sum()
+
+
+@pytest.mark.parametrize(("record", "rounds", "expected"), [(10, 25, [0, 10, 20, 25]), (0, 25, [25]), (7, 7, [0, 7])])
+def test_records(record, rounds, expected):
+    history = fp.simulate(census(), fp.FedAvg(S=5), rounds=rounds, seed=0, record=record)
+    assert history["round"].tolist() == expected
+    assert history.stopped == "finished"
+
+
+def test_what_is_recorded_is_the_model_after_that_many_rounds():
+    problem, method = census(), fp.FedPAGE(S=5)
+    history = fp.simulate(problem, method, rounds=20, seed=2, record=5)
+    run = Simulation(problem, method, seed=2)
+    for r in range(21):
+        if r % 5 == 0:
+            assert history["loss"][r // 5] == problem.loss(run.x)
+        if r < 20:
+            run.step()
+    assert history.x.tobytes() == run.x.tobytes()
+
+
+def test_it_stops_at_a_target_and_at_a_budget():
+    problem, method = census(), fp.FedPAGE(S=5)
+    reached = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(grad_norm=0.05))
+    assert reached.stopped.startswith("reached grad_norm 0.05 at round")
+    assert reached.last("grad_norm") <= 0.05 < reached["grad_norm"][-2]
+    low = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(loss=0.25))
+    assert low.last("loss") <= 0.25 < low["loss"][-2]
+    spent = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(bytes=1e6))
+    assert spent.stopped.startswith("spent 1e+06 bytes")
+    assert spent.last("bytes") >= 1e6
+    assert spent.last("bytes") - 1e6 < 2 * 50 * 123 * 8
+    mine = fp.simulate(problem, method, rounds=500, seed=0, stop=lambda row: "enough" if row["round"] >= 30 else None)
+    assert mine.stopped == "enough"
+    assert mine.last("round") == 30
+
+
+def test_a_far_away_flat_point_is_no_target():
+    """Robust regression's gradient is tiny far out; the loss gives it away."""
+    history = fp.History()
+    for r, loss, norm in [(0, 0.4, 0.5), (10, 20.0, 1e-9), (20, 0.3, 0.1)]:
+        history.append({"round": r, "loss": loss, "grad_norm": norm})
+    assert history.rounds_to("grad_norm", 1e-3) == math.inf
+    assert history.rounds_to("grad_norm", 0.2) == 20
+    assert history.best("grad_norm") == 0.1
+    data = fp.load("census", rows=500)
+    problem = fp.RobustRegression(data, clients=50)
+    away = fp.simulate(problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=2000, seed=0, stop=fp.Stop(grad_norm=0.05))
+    assert away.diverged
+    assert away.stopped.startswith("diverged: loss")
+    assert away.last("round") < 2000
+
+
+def test_divergence_is_said_never_a_silent_nan():
+    problem = quadratic()
+    for record in (0, 10):
+        history = fp.simulate(problem, fp.FedAvg(S=4, K=2, eta_l=50.0, b=None), rounds=3000, seed=0, record=record)
+        assert history.diverged
+        assert history.stopped.startswith("diverged")
+        assert history.last("round") < 3000
+    assert not fp.simulate(problem, fp.FedAvg(S=4, K=2, eta_l=0.01, b=None), rounds=100, seed=0).diverged
+
+
+def test_progress_is_reported():
+    seen = []
+    fp.simulate(
+        census(),
+        fp.FedAvg(S=5),
+        rounds=25,
+        seed=0,
+        record=10,
+        progress=lambda d, n, row: seen.append((d, n, row["loss"])),
+    )
+    assert [s[:2] for s in seen] == [(10, 25), (20, 25), (25, 25)]
+
+
+def test_sweeps_are_paired_and_the_same_in_parallel():
+    problem, chosen = census(), [fp.FedPAGE(S=5, K=1), fp.FedPAGE(S=5, K=4), fp.SCAFFOLD(S=5)]
+    alone = fp.sweep(problem, chosen, rounds=20, seeds=2, record=5)
+    seen = []
+    together = fp.sweep(
+        problem, chosen, rounds=20, seeds=[0, 1], record=5, jobs=2, progress=lambda d, n, h: seen.append((d, n))
+    )
+    assert [h.meta["seed"] for h in alone] == [0, 1, 0, 1, 0, 1]
+    assert all(a.same(b) for a, b in zip(alone, together, strict=True))
+    assert seen == [(i, 6) for i in range(1, 7)]
+    assert (alone[0]["full_rounds"] == alone[2]["full_rounds"]).all()  # the same coins for K = 1 and K = 4
+
+
+def test_a_backend_of_the_users_is_used():
+    import joblib
+
+    problem = census()
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        runs = fp.sweep(problem, [fp.FedAvg(S=5)], rounds=5, seeds=2, jobs=None)
+    assert runs[1].same(fp.simulate(problem, fp.FedAvg(S=5), rounds=5, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rounds": -1}, "rounds"),
+        ({"rounds": 1.5}, "rounds"),
+        ({"record": -1}, "record"),
+        ({"seed": -1}, "seed"),
+        ({"x0": np.zeros(3)}, "x0 must be 123"),
+        ({"x0": np.full(123, np.nan)}, "x0"),
+        ({"threads": 0}, "threads"),
+        ({"chunk": 0}, "chunk"),
+    ],
+)
+def test_nonsense_is_refused(options, why):
+    with pytest.raises(InputError, match=why):
+        fp.simulate(census(), fp.FedAvg(S=5), **{"rounds": 5, "seed": 0, **options})
+
+
+@pytest.mark.parametrize("options", [{"grad_norm": 0.0}, {"grad_norm": math.nan}, {"bytes": -1}, {"loss": math.inf}])
+def test_nonsense_targets_are_refused(options):
+    with pytest.raises(InputError, match="stop"):
+        fp.Stop(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "why"),
+    [
+        (fp.FedPAGE, {"S": 0}, "S must be a whole number of at least 1"),
+        (fp.FedPAGE, {"S": 2.5}, "S must be"),
+        (fp.FedPAGE, {"K": 0}, "K must be"),
+        (fp.FedPAGE, {"p": 0.0}, r"p must be in \(0, 1\]"),
+        (fp.FedPAGE, {"p": 1.1}, r"p must be in \(0, 1\]"),
+        (fp.FedPAGE, {"p": math.nan}, "p must be"),
+        (fp.FedPAGE, {"b1": 0}, "b1 must be"),
+        (fp.FedPAGE, {"b2": -3}, "b2 must be"),
+        (fp.FedPAGE, {"b3": 0}, "b3 must be"),
+        (fp.FedPAGE, {"eta_g": math.inf}, "eta_g must be a finite number above 0"),
+        (fp.FedPAGE, {"eta_g": -0.1}, "eta_g must be"),
+        (fp.FedPAGE, {"eta_l": math.nan}, "eta_l must be"),
+        (fp.PAGE, {"K": 2}, "K must be 1"),
+        (fp.FedAvg, {"eta_l": 0}, "eta_l must be"),
+        (fp.FedAvg, {"eta_g": "1"}, "eta_g must be"),
+        (fp.FedAvg, {"b": 0}, "b must be"),
+        (fp.FedAvg, {"K": True}, "K must be"),
+        (fp.SCAFFOLD, {"option": "III"}, "option must be"),
+        (fp.SCAFFOLD, {"b0": 0}, "b0 must be"),
+    ],
+)
+def test_nonsense_hyper_parameters_are_refused(kind, options, why):
+    with pytest.raises(InputError, match=why):
+        kind(**options)
+
+
+@pytest.mark.parametrize("name", list(methods(9, 1, 0.1)))
+def test_more_clients_than_there_are_cannot_be_sampled(name):
+    with pytest.raises(InputError, match="cannot sample S=9 of N=8 clients"):
+        fp.simulate(quadratic(), methods(9, 1, 0.1)[name], rounds=1, seed=0)
+
+
+def test_the_default_local_step_and_probability():
+    method = fp.FedPAGE(S=10, K=10, eta_g=0.1)
+    assert method.local_step == pytest.approx(1e-4)
+    assert fp.FedPAGE(eta_l=0.01).local_step == 0.01
+    problem = census(clients=50)
+    history = fp.simulate(problem, fp.FedPAGE(S=25, K=2), rounds=400, seed=1, record=0)
+    assert 160 < history.last("full_rounds") < 240  # p = S/N = 1/2
+
+
+def test_memories_are_zero_until_written():
+    kind = fp.SCAFFOLD.memory
+    table = Memories(kind, 1000, 3)
+    assert (table.get(np.array([5, 999])).c == 0).all()
+    table.put(np.array([5]), kind(np.ones((1, 3))))
+    assert table.get(np.array([4, 5])).c.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert Memories(None, 10, 3).get(np.array([1])) is None
+
+
+def test_sums_are_in_order_even_in_one_dimension():
+    rng = np.random.default_rng(0)
+    for d in (1, 5):
+        rows = rng.normal(size=(1000, d)) * 10.0 ** rng.integers(-8, 8, size=(1000, d))
+        total = np.zeros(d)
+        for row in rows:
+            total = total + row
+        assert add_rows(None, rows).tobytes() == total.tobytes()
+        assert add_rows(add_rows(None, rows[:333]), rows[333:]).tobytes() == total.tobytes()
+    single = rows.astype(np.float32)
+    assert add_rows(None, single).dtype == np.float32

@@ -1,0 +1,139 @@
+"""Histories: saved, loaded, compared, plotted and reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage import plot, report
+from fedpage.history import by_method
+
+
+@pytest.fixture(scope="module")
+def runs():
+    problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
+    return fp.sweep(problem, [fp.FedPAGE(S=5), fp.FedAvg(S=10), fp.FedPAGE(S=5, K=3)], rounds=60, seeds=3)
+
+
+def test_json_lines_keep_everything(runs, tmp_path):
+    path = runs[0].to_jsonl(tmp_path / "deep" / "run.jsonl")
+    again = fp.History.load(path)
+    assert again.same(runs[0])
+    assert again.meta == runs[0].meta
+    assert again.x.tobytes() == runs[0].x.tobytes()
+    assert again["seconds"].tolist() == runs[0]["seconds"].tolist()
+    assert [p.name for p in path.parent.iterdir()] == ["run.jsonl"]
+
+
+def test_csv_has_plain_columns(runs, tmp_path):
+    path = runs[0].to_csv(tmp_path / "run.csv")
+    with open(path, newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert float(rows[-1]["grad_norm"]) == runs[0].last("grad_norm")
+    assert rows[-1]["round"] == "60"
+    again = fp.History.load(path)
+    for name in runs[0].columns:
+        assert again[name].tolist() == runs[0][name].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", "{}"), ("b.jsonl", "nonsense"), ("c.csv", "round\nzwei\n"), ("d.jsonl", ""), ("e.jsonl", "[1]\n2")],
+)
+def test_files_that_are_no_history_are_refused_with_their_line(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ValueError, match=name):
+        fp.History.load(path)
+
+
+def test_provenance(runs):
+    meta = json.loads(json.dumps(runs[0].meta))
+    assert meta["method"] == {
+        "title": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None, "p": None,
+        "b1": None, "b2": None, "b3": 1, "effective_step": 0.1,
+    }  # fmt: skip
+    assert meta["problem"]["data_digest"] == fp.load("census", rows=500).digest
+    assert meta["problem"]["partition_digest"] == fp.blocks(500, 50).digest
+    assert meta["problem"]["data_note"].startswith("synthetic")
+    assert (meta["seed"], meta["rounds"], meta["versions"]["fedpage"]) == (0, 60, fp.__version__)
+
+
+def test_costs_to_reach_a_target(runs):
+    run = runs[0]
+    target = run["grad_norm"][3]
+    at = int(np.flatnonzero(run["grad_norm"] <= target)[0])
+    assert run.rounds_to("grad_norm", target) == run["round"][at]
+    assert run.bytes_to("grad_norm", target) == run["bytes_up"][at] + run["bytes_down"][at]
+    assert run.bytes_to("grad_norm", target, "up") == run["bytes_up"][at]
+    assert run.gradients_to("grad_norm", target) == run["gradients"][at]
+    assert run.clients_to("grad_norm", target) == run["clients"][at]
+    assert run.bytes_to("grad_norm", 1e-12) == math.inf
+    with pytest.raises(KeyError, match="no column 'norm'"):
+        run["norm"]
+
+
+def test_pandas(runs):
+    pandas = pytest.importorskip("pandas", reason="pandas is an extra: pip install 'fedpage[pandas]'")
+    frame = runs[0].to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["loss"].tolist() == runs[0]["loss"].tolist()
+    assert frame.attrs["seed"] == 0
+
+
+def test_groups_are_labelled_by_what_differs(runs):
+    groups = by_method(runs)
+    assert list(groups) == ["FedPAGE (K=10)", "FedAvg", "FedPAGE (K=3)"]
+    assert all(len(group) == 3 for group in groups.values())
+
+
+def test_the_band_is_the_quantiles_over_seeds(runs):
+    grid, (low, middle, high) = plot.band(runs[:3], "round", "grad_norm", (0.0, 1.0))
+    values = np.array([run["grad_norm"] for run in runs[:3]])
+    assert grid.tolist() == runs[0]["round"].tolist()
+    np.testing.assert_array_equal(middle, np.median(values, axis=0))
+    np.testing.assert_array_equal(low, values.min(axis=0))
+    np.testing.assert_array_equal(high, values.max(axis=0))
+    grid, (_, middle, _) = plot.band(runs[:1], "bytes", "loss", (0.25, 0.75))
+    assert middle[-1] == runs[0].last("loss")
+    assert middle[0] == runs[0]["loss"][0]
+
+
+@pytest.mark.parametrize("x", ["round", "bytes", "bytes_up", "clients", "gradients", "gradients_per_client"])
+@pytest.mark.parametrize("y", ["grad_norm", "loss"])
+def test_curves(runs, x, y):
+    ax = plot.curves(runs, x=x, y=y)
+    assert ax.get_yscale() == "log"
+    assert ax.get_xlabel() == plot.NAMES[x]
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == list(by_method(runs))
+    lines = ax.get_lines()
+    assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+    assert len(ax.collections) == 3
+
+
+def test_files_of_every_kind(runs, tmp_path):
+    for suffix in ("png", "pdf", "svg"):
+        assert plot.save(runs, tmp_path / f"figure.{suffix}").stat().st_size > 5000
+    with pytest.raises(fp.InputError, match="nope"):
+        plot.save(runs, tmp_path / "figure.nope")
+    with pytest.raises(fp.InputError, match="no histories"):
+        plot.curves([])
+
+
+def test_summary_and_page(runs, tmp_path):
+    rows = report.summarise(runs, target=1e-9)
+    assert [row["method"] for row in rows] == list(by_method(runs))
+    assert rows[1]["grad_norm"] == np.median([run.last("grad_norm") for run in runs[3:6]])
+    assert rows[0]["rounds_to"] == math.inf
+    assert "not reached" in report.cells(rows[0])
+    picture = plot.pair(runs, tmp_path / "p.png", "two panels")
+    text = report.page(runs, picture, tmp_path / "r.html", title="A <b> & c", target=0.1).read_text()
+    assert "A &lt;b&gt; &amp; c" in text
+    assert "synthetic" in text
+    assert "data:image/png;base64," in text
+    assert "http" not in text.replace("http-equiv", "")  # opens offline
