@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedpage.engine import Simulation, Stop, simulate, sweep
     from fedpage.history import History
     from fedpage.methods import METHODS, PAGE, SCAFFOLD, FedAvg, FedPAGE
-    from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression
+    from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression, RowProblem
     from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
 
 _HOME = {
@@ -30,7 +30,7 @@ _HOME = {
     "fedpage.engine": "Simulation Stop simulate sweep",
     "fedpage.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE PAGE SCAFFOLD",
-    "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression",
+    "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
     "fedpage.types": "InputError Method Oracle Problem Smoothness",
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names.split()}
@@ -42,7 +42,7 @@ __all__ = [  # noqa: RUF022 - in the order of the table above
     "Simulation", "Stop", "simulate", "sweep",
     "History",
     "METHODS", "FedAvg", "FedPAGE", "PAGE", "SCAFFOLD",
-    "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression",
+    "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem",
     "InputError", "Method", "Oracle", "Problem", "Smoothness",
     "data", "draws", "engine", "history", "methods", "plot", "problems", "types",
 ]  # fmt: skip

@@ -48,6 +48,7 @@ def _floyd(key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArra
     """Write k of the numbers 0..n-1, without replacement, into out. table: scratch, a power of two >= 2k long."""
     mask = np.int64(len(table) - 1)
     state = key
+    word, half_left = key, False
     small = k <= 24
     if not small:
         table[:] = -1
@@ -55,8 +56,13 @@ def _floyd(key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArra
         top = n - k + filled
         bound = np.uint64(top + 1)
         while True:
-            state = state + _GOLDEN
-            product = (_mix(state) >> _S32) * bound
+            if half_left:  # two numbers of 32 bits from each mixing
+                word = word >> _S32
+            else:
+                state = state + _GOLDEN
+                word = _mix(state)
+            half_left = not half_left
+            product = (word & _LOW) * bound
             low = product & _LOW
             if low >= bound or low >= ((_LOW - bound + _ONE) % bound):
                 break

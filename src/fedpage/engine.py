@@ -155,24 +155,19 @@ class Simulation:
 
     def step(self) -> None:
         """One round."""
-        draws = self.draws()
-        self._work = (0, 0)
-        before = self.tally.clients
+        tally, draws = self.tally, self.draws()
+        called, computed = tally.clients, tally.gradients
 
-        def ask(clients: Ints, message: Any) -> Iterator[Any]:
-            return self._ask(clients, message, draws)
+        def ask(clients: Ints, message: Any) -> Iterable[Any]:
+            if len(clients) <= self.chunk:
+                return (self._keep(clients, *self._client(clients, message, draws, self.memories.get(clients))),)
+            return self._stream(clients, message, draws)
 
-        self.state = play(self.method, self.state, draws, ask, self.tally, self.problem.N)
-        gradients, evaluations = self._work
-        self.tally.gradients += gradients
-        self.tally.evaluations += evaluations
-        self.tally.gradients_per_client += gradients / (self.tally.clients - before)
+        self.state = play(self.method, self.state, draws, ask, tally, self.problem.N)
+        tally.gradients_per_client += (tally.gradients - computed) / (tally.clients - called)
 
-    def _ask(self, clients: Ints, message: Any, draws: Draws) -> Iterator[Any]:
+    def _stream(self, clients: Ints, message: Any, draws: Draws) -> Iterator[Any]:
         """Every called client's work, in chunks, on threads if asked; replies come in client order."""
-        if len(clients) <= self.chunk:
-            yield self._keep(clients, *self._client(clients, message, draws, self.memories.get(clients)))
-            return
         chunks = [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
         if self.threads == 1:
             for chunk in chunks:
@@ -195,7 +190,8 @@ class Simulation:
 
     def _keep(self, chunk: Ints, replies: Any, memory: Any, oracle: Oracle) -> Any:
         self.memories.put(chunk, memory)
-        self._work = (self._work[0] + oracle.gradients, self._work[1] + oracle.evaluations)
+        self.tally.gradients += oracle.gradients
+        self.tally.evaluations += oracle.evaluations
         return replies
 
 

@@ -14,6 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 _fast: Any = njit(cache=True, nogil=True)
+_FLOAT64 = np.dtype(np.float64)
 
 
 @_fast
@@ -29,10 +30,10 @@ def add_rows(total: Any, rows: Any) -> Any:
     >>> add_rows(None, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
-    if isinstance(rows, np.ndarray) and rows.dtype == np.float64:
+    if type(rows) is np.ndarray and rows.dtype is _FLOAT64:
         if total is None:
             total = np.zeros(rows.shape[1])
-        _add_rows(total, np.ascontiguousarray(rows))
+        _add_rows(total, rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
         return total
     if total is None:
         total = 0.0 * rows[0]

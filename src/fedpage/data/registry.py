@@ -243,7 +243,7 @@ def _parsed(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:
     with contextlib.suppress(OSError):  # a read-only home costs speed, nothing else
         stored.parent.mkdir(parents=True, exist_ok=True)
         scratch = stored.with_name(f"{key}.{os.getpid()}.tmp")
-        with open(scratch, "wb") as stream:
-            np.savez(stream, digest=np.array(digest), **parsed._asdict())
+        with open(scratch, "wb") as target:
+            np.savez(target, digest=np.array(digest), **parsed._asdict())
         os.replace(scratch, stored)
     return parsed

@@ -1,6 +1,7 @@
 """Objectives: what is minimised, and what a client may ask of its rows."""
 
+from fedpage.problems.base import RowProblem
 from fedpage.problems.glm import LeastSquares, LinearModel, LogisticRegression, RobustRegression
 from fedpage.problems.quadratic import Quadratic
 
-__all__ = ["LeastSquares", "LinearModel", "LogisticRegression", "Quadratic", "RobustRegression"]
+__all__ = ["LeastSquares", "LinearModel", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem"]

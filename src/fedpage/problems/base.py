@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedpage.types import Batch, Draws, InputError, Ints, Rows, Vector
+from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
 
 
 class RowOracle:
@@ -76,3 +77,91 @@ def client_scale(weights: Any, sizes: Ints) -> Vector:
     if w.shape != (N,) or not np.isfinite(w).all() or (w <= 0).any():
         raise InputError(f"weights must be 'uniform', 'size' or {N} positive numbers")
     return np.asarray(N * w / w.sum(), dtype=np.float64)
+
+
+class RowProblem:
+    """A problem of your own: give `client_loss` and `client_grad`, and every method and engine takes it.
+
+    sizes (N,): rows M_i of each client. d: parameters. Clients are visited one after the other in Python, which is
+    right for trying an objective out; a linear model's loss belongs into `kernels.py` for speed.
+    """
+
+    title = "own problem"
+
+    def __init__(self, sizes: Any, d: int, *, weights: Any = "uniform") -> None:
+        self._sizes = np.asarray(sizes, dtype=np.int64)
+        if self._sizes.ndim != 1 or len(self._sizes) == 0 or int(self._sizes.min()) < 1:
+            raise InputError(f"{self.title}: sizes must be the rows of each client, at least 1 each")
+        self._d = int(d)
+        self.weights = weights if isinstance(weights, str) else "given"
+        self._scale = client_scale(weights, self._sizes)
+        self._equal = equal_size(self._sizes)
+
+    def client_loss(self, client: int, x: Vector) -> float:
+        """f_i(x): the mean of the client's rows at x (d,)."""
+        raise NotImplementedError(f"{type(self).__name__}.client_loss")
+
+    def client_grad(self, client: int, rows: Rows | None, x: Vector) -> Vector:
+        """(d,): the mean gradient over the client's rows numbered `rows` (None: all) at x (d,)."""
+        raise NotImplementedError(f"{type(self).__name__}.client_grad")
+
+    def smoothness(self) -> Smoothness:
+        """Override it where theory's step sizes are wanted."""
+        raise InputError(f"{self.title}: its smoothness is not known; override smoothness()")
+
+    @property
+    def N(self) -> int:
+        """Clients."""
+        return len(self._sizes)
+
+    @property
+    def d(self) -> int:
+        """Parameters."""
+        return self._d
+
+    @property
+    def sizes(self) -> Ints:
+        """(N,) rows of each client."""
+        return self._sizes
+
+    def oracle(self, clients: Ints, draws: Draws) -> LoopOracle:
+        """What the called clients may ask of their rows in this round."""
+        return LoopOracle(self, clients, draws)
+
+    def loss(self, x: Vector) -> float:
+        """f(x) = (1/N) sum_i N w_i f_i(x)."""
+        return float(sum(s * self.client_loss(i, x) for i, s in enumerate(self._scale)) / self.N)
+
+    def grad(self, x: Vector) -> Vector:
+        """(d,): the gradient of f."""
+        total = np.zeros(self._d)
+        for i, s in enumerate(self._scale):
+            total += s * self.client_grad(i, None, x)
+        return total / self.N
+
+    def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
+        """{"loss", "grad_norm"} at x."""
+        return {"loss": self.loss(x), "grad_norm": float(np.linalg.norm(self.grad(x)))}
+
+    def describe(self) -> dict[str, Any]:
+        """Name and shape."""
+        about = {"objective": self.title, "N": self.N, "d": self._d, "rows": int(self._sizes.sum())}
+        return about if self.weights == "uniform" else {**about, "weights": self.weights}
+
+
+class LoopOracle(RowOracle):
+    """The called clients' rows of a RowProblem, one client after the other."""
+
+    def __init__(self, problem: RowProblem, clients: Ints, draws: Draws) -> None:
+        super().__init__(clients, problem._sizes[clients], draws, problem._equal)
+        self._problem = problem
+
+    def grad(self, y: Vector, batch: Batch) -> Vector:
+        """(n, d): each client's mean gradient over its batch."""
+        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
+        out = np.empty((len(self.clients), self._problem.d))
+        for i, client in enumerate(self.clients.tolist()):
+            rows = None if batch.rows is None else batch.rows[i, : batch.sizes[i]]
+            point = y[i] if y.ndim == 2 else y
+            out[i] = self._problem._scale[client] * self._problem.client_grad(client, rows, point)
+        return out

@@ -1,0 +1,183 @@
+"""`make bench`: fedpage against a plain numpy loop, scipy and itself, as ratios within one run.
+
+Every number is the smallest of several repetitions, taken in turns, so that a busy machine hurts both sides alike.
+Needs a9a (in FEDPAGE_DATA, ../shared/data or the cache); without it the embedded census data stands in, and is named.
+"""
+
+from __future__ import annotations
+
+import os
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ[name] = "1"
+
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+if "FEDPAGE_DATA" not in os.environ and SHARED.is_dir():
+    os.environ["FEDPAGE_DATA"] = str(SHARED)
+
+import numpy as np
+import reference
+
+import fedpage as fp
+from fedpage.data import registry
+
+
+def data_set() -> fp.Dataset:
+    return fp.load("a9a" if registry.find(registry.REGISTRY["a9a"]) else "census")
+
+
+def in_turns(tasks: dict[str, Callable[[], float]], repetitions: int) -> dict[str, float]:
+    """Smallest result of each task, which returns its own seconds."""
+    best = dict.fromkeys(tasks, float("inf"))
+    for _ in range(repetitions):
+        for name, task in tasks.items():
+            best[name] = min(best[name], task())
+    return best
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def line(what: str, ours: str, theirs: str, ratio: float, wanted: str) -> None:
+    print(f"{what:44s} {ours:>12s} {theirs:>12s} {ratio:9.2f}x  {wanted}", flush=True)
+
+
+def rounds(data: fp.Dataset) -> None:
+    problem, dense = fp.RobustRegression(data, clients=3250), data.X.toarray()
+    cases = {
+        "FedPAGE  S=10 K=10 b3=1": (fp.FedPAGE(S=10, K=10, eta_g=0.1), reference.fedpage),
+        "SCAFFOLD S=20 K=10 b=4": (fp.SCAFFOLD(S=20, K=10, b=4), reference.scaffold),
+        "FedAvg   S=20 K=10 b=4": (fp.FedAvg(S=20, K=10, b=4), reference.fedavg),
+    }
+    for name, (method, loop) in cases.items():
+        theirs = reference.Loop(dense, data.y, 3250)
+        best = in_turns(
+            {
+                "ours": lambda m=method: fp.simulate(problem, m, rounds=650, seed=0, record=0).last("seconds") / 650,
+                "loop": lambda f=loop, t=theirs: timed(lambda: f(t, 65)) / 65,
+            },
+            15,
+        )
+        ours, slow = best["ours"], best["loop"]
+        line(f"a round of {name}", f"{ours * 1e6:.1f} us", f"{slow * 1e6:.0f} us", slow / ours, "wanted: 60 or more")
+
+
+def gradient(data: fp.Dataset) -> None:
+    n = data.rows // 3250 * 3250
+    problem, X, y = fp.RobustRegression(data, clients=3250), data.X[:n], data.y[:n]
+    dense, x = X.toarray(), np.linspace(-0.1, 0.1, data.features)
+
+    def products(A):
+        t = A @ x - y
+        return A.T @ (t / (1.0 + 0.5 * t * t)) / n
+
+    assert np.allclose(products(X), problem.grad(x), atol=1e-13)
+    best = in_turns(
+        {
+            "ours": lambda: timed(lambda: problem.grad(x)),
+            "scipy": lambda: timed(lambda: products(X)),
+            "dense": lambda: timed(lambda: products(dense)),
+        },
+        60,
+    )
+    ours = f"{best['ours'] * 1e6:.0f} us"
+    for name, wanted in (("scipy", "1.2"), ("dense", "6")):
+        ratio = best[name] / best["ours"]
+        line(f"full gradient, against {name}", ours, f"{best[name] * 1e6:.0f} us", ratio, f"wanted: {wanted} or more")
+
+
+def generated(clients: int) -> fp.RobustRegression:
+    """clients x 10 one-hot rows of census's fields; entries are not stored, they are all 1."""
+    fields = np.array(fp.data.synthetic.FIELDS)
+    rng = np.random.default_rng(0)
+    rows = 10 * clients
+    first = np.concatenate([[0], np.cumsum(fields)[:-1]]).astype(np.int32)
+    indices = rng.integers(0, fields, size=(rows, len(fields)), dtype=np.int32)
+    indices += first
+    y = np.where(rng.random(rows) < 0.25, 1.0, -1.0)
+    ptr = np.arange(rows + 1, dtype=np.int64) * len(fields)
+    ones = np.broadcast_to(np.float64(1.0), (rows * len(fields),))
+    return fp.RobustRegression(fp.Dataset("generated", ptr, indices.ravel(), ones, y, 123), clients=clients)
+
+
+def growth() -> None:
+    small, large = generated(3_250), generated(1_000_000)
+    never = 1e-12  # sampled rounds only: a full one costs N by definition
+    for method in (fp.FedPAGE(S=10, K=10, p=never), fp.SCAFFOLD(S=20), fp.FedAvg(S=20)):
+        runs = {"small": fp.Simulation(small, method, seed=0), "large": fp.Simulation(large, method, seed=0)}
+        for run in runs.values():
+            for _ in range(3):
+                run.step()
+        best = in_turns(
+            {k: lambda r=r: timed(lambda: [r.step() for _ in range(200)]) / 200 for k, r in runs.items()}, 15
+        )
+        a, b = best["small"], best["large"]
+        what = f"sampled round of {method.title}: N = 1,000,000 against 3,250"
+        line(what[:44], f"{b * 1e6:.1f} us", f"{a * 1e6:.1f} us", b / a, "wanted: at most 1.5")
+    for problem in (small, large):
+        for method in (fp.FedPAGE(S=10, K=10, p=never), fp.FedAvg(S=20)):
+            tracemalloc.start()
+            run = fp.Simulation(problem, method, seed=0)
+            run.tally.round = 1
+            for _ in range(20):
+                run.step()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            vectors = peak / (8 * problem.d)
+            print(
+                f"  memory beyond the data, {method.title}, N = {problem.N:,}: {peak:,} bytes = {vectors:.0f} vectors"
+            )
+
+
+def starts() -> None:
+    code = (
+        "import time; began = time.perf_counter(); import fedpage as fp; "
+        "problem = fp.RobustRegression(fp.load('{data}'), clients=3250); "
+        "fp.simulate(problem, fp.FedPAGE(), rounds=100, seed=0)"
+    )
+
+    def command(words: list[str], environment: dict[str, str] | None = None) -> float:
+        return timed(
+            lambda: subprocess.run(
+                words, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+            )
+        )
+
+    script = str(Path(sys.executable).with_name("fedpage"))
+    data = data_set().name
+    wanted = [
+        ("import fedpage", [sys.executable, "-c", "import fedpage"], 0.5),
+        ("fedpage --help", [script, "--help"], 0.5),
+        ("first result on census, warm", [sys.executable, "-c", code.format(data="census")], 1.5),
+        (f"first result on {data}, warm", [sys.executable, "-c", code.format(data=data)], 1.5),
+    ]
+    for what, words, limit in wanted:
+        seconds = min(command(words) for _ in range(7))
+        print(f"{what:44s} {seconds:9.2f} s   wanted: at most {limit} s")
+    with tempfile.TemporaryDirectory() as empty:
+        seconds = command([sys.executable, "-c", code.format(data="census")], {"NUMBA_CACHE_DIR": empty})
+    print(f"{'first result on census, nothing compiled yet':44s} {seconds:9.2f} s   wanted: at most 20 s")
+
+
+def main() -> None:
+    data = data_set()
+    print(f"data: {data}, one thread, float64\n{'':44s} {'ours':>12s} {'theirs':>12s} {'ratio':>10s}")
+    rounds(data)
+    gradient(data)
+    growth()
+    starts()
+
+
+if __name__ == "__main__":
+    main()
