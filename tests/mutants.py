@@ -27,14 +27,14 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("FedPAGE: server moves up the gradient", "methods/fedpage.py", "state.x - self.eta_g * g,", "state.x + self.eta_g * g,"),
+    Mutant("FedPAGE: server moves up the gradient", "methods/fedpage.py", "state.x - self.eta_g * move,", "state.x + self.eta_g * move,"),
     Mutant("FedPAGE: x_prev is stale", "methods/fedpage.py", "x_prev=state.x, g=g", "x_prev=state.x_prev, g=g"),
     Mutant("FedPAGE: g is stale", "methods/fedpage.py", "x_prev=state.x, g=g,", "x_prev=state.x, g=state.g,"),
     Mutant("FedPAGE: the first round may be sampled", "methods/fedpage.py", "1.0 if draws.round == 0 else p", "p"),
     Mutant("FedPAGE: client starts from x_prev", "methods/fedpage.py", "x = x_prev - self.eta_g * g", "x = x_prev"),
     Mutant("FedPAGE: b2 and b3 swapped", "methods/fedpage.py", "first=self.b2, rest=self.b3", "first=self.b3, rest=self.b2"),
     Mutant("FedPAGE: full rounds ignore b1", "methods/fedpage.py", "oracle.batch(self.b1)", "oracle.batch(self.b3)"),
-    Mutant("FedPAGE: coin ignored", "methods/fedpage.py", "if draws.coin(", "if draws.round == 0 or not draws.coin("),
+    Mutant("FedPAGE: coin ignored", "methods/fedpage.py", "full = draws.coin(", "full = draws.round == 0 or not draws.coin("),
     Mutant("PAGE recursion: sign of the old gradient", "methods/walks.py", "g = g + oracle.grad(y, batch) - oracle.grad(y_prev, batch)", "g = g + oracle.grad(y, batch) + oracle.grad(y_prev, batch)"),
     Mutant("PAGE recursion: a fresh batch for the old point", "methods/walks.py", "- oracle.grad(y_prev, batch)", "- oracle.grad(y_prev, oracle.batch(rest))"),
     Mutant("PAGE recursion: y_prev is stale", "methods/walks.py", "y - eta * g, y, total + g", "y - eta * g, y_prev, total + g"),
@@ -60,6 +60,26 @@ MUTANTS = [
     Mutant("engine: memories are read, never kept", "engine.py", "                table[clients] = rows", "                table[clients] += 0.0 * rows"),
     Mutant("engine: divided by the wrong count", "engine.py", "        total /= count", "        total /= max(count - 1, 1)"),
     Mutant("draws: minibatches repeat within a round", "draws.py", "_fold(mine, np.uint64(first + draw))", "_fold(mine, np.uint64(first))"),
+    Mutant("FedPAGE periodic: one round late", "methods/fedpage.py", "draws.round % max(1, round(1 / p)) == 0", "(draws.round + 1) % max(1, round(1 / p)) == 0"),
+    Mutant("FedPAGE leak-free: carries the damped g", "methods/fedpage.py", "return FreeReply((g0 + (K - 1) * later) / K, g0)", "return FreeReply((g0 + (K - 1) * later) / K, later)"),
+    Mutant("FedPAGE leak-free: moves along g_0", "methods/fedpage.py", "move = replies.mean.move if isinstance(replies.mean, FreeReply) else g", "move = g"),
+    Mutant("FedPAGE leak-free: second piece starts at x", "methods/fedpage.py", "recurse(oracle, x - eta * g0, x, g0,", "recurse(oracle, x + 0.0 * g0, x, g0,"),
+    Mutant("FedProx: no proximal term", "methods/fedprox.py", "b=self.b, mu=self.mu)", "b=self.b)"),
+    Mutant("descend, fused: proximal sign", "problems/kernels.py", "+ mu * (y[l] - x[l])", "- mu * (y[l] - x[l])"),
+    Mutant("VRL-SGD: correction has the wrong sign", "methods/vrlsgd.py", "shift=-delta)", "shift=delta)"),
+    Mutant("VRL-SGD: correction never updated", "methods/vrlsgd.py", "delta = delta + (x - memory.y) / (self.K * self.eta_l)", "delta = delta + 0.0 * memory.y"),
+    Mutant("VRL-SGD: update has the wrong sign", "methods/vrlsgd.py", "(x - memory.y)", "(memory.y - x)"),
+    Mutant("VRL-SGD: end of the walk not remembered", "methods/vrlsgd.py", "Memory(delta, x + dy)", "Memory(delta, memory.y)"),
+    Mutant("VRL-SGD: old correction remembered", "methods/vrlsgd.py", "Memory(delta, x + dy)", "Memory(memory.delta, x + dy)"),
+    Mutant("SVRG: gradient at w added", "methods/walks.py", "oracle.grad(y, batch) - oracle.grad(w, batch) + h", "oracle.grad(y, batch) + oracle.grad(w, batch) + h"),
+    Mutant("SVRG: h forgotten", "methods/walks.py", "- oracle.grad(w, batch) + h", "- oracle.grad(w, batch)"),
+    Mutant("SVRG: another batch at w", "methods/walks.py", "- oracle.grad(w, batch) + h", "- oracle.grad(w, oracle.batch(b)) + h"),
+    Mutant("SVRG, fused: gradient at w added", "problems/kernels.py", "v -= _slope(loss, then, target[row])", "v += _slope(loss, then, target[row])"),
+    Mutant("S-Local-SVRG: w not remembered", "methods/slocalsvrg.py", "Memory(0.0 * h + x, memory.h)", "memory"),
+    Mutant("S-Local-SVRG: h not remembered", "methods/slocalsvrg.py", "Memory(memory.w, h)", "memory"),
+    Mutant("S-Local-SVRG: refresh moves nothing but h is kept old", "methods/slocalsvrg.py", "h=replies.mean.h, rows=rows", "h=state.h, rows=rows"),
+    Mutant("S-Local-SVRG: sampled clients are not told h", "methods/slocalsvrg.py", "knows_h = state.walked and state.N == S", "knows_h = state.walked"),
+    Mutant("S-Local-SVRG: coin ignored", "methods/slocalsvrg.py", "(state.walked and draws.coin(q))", "state.walked"),
 ]  # fmt: skip
 
 
@@ -73,7 +93,17 @@ def caught(mutant: Mutant) -> tuple[bool, float, str]:
         if text.count(mutant.old) != 1:
             raise SystemExit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} places like {mutant.old!r}")
         path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "laws"), "-x", "-q", "--no-header", "--tb=no"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(ROOT / "tests" / "laws"),
+            "-x",
+            "-q",
+            "-rf",
+            "--no-header",
+            "--tb=no",
+        ]
         environment = {**os.environ, "PYTHONPATH": str(source), "FEDPAGE_MUTANT": str(source)}
         began = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,20 @@ def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
     b = None if full else 2
     page = {"S": S, "b1": None if full else 3, "b2": None if full else 3, "b3": b}
     local = {"S": S, "K": K, "b": b}
+    walk = fp.FedPAGE(**page, K=K, eta_l=0.3 / K, eta_g=1.0, p=0.3).with_step(step)
     return {
-        "FedPAGE": fp.FedPAGE(**page, K=K, eta_l=0.3 * step / K, p=0.3).with_step(step),
+        "FedPAGE": walk,
+        "FedPAGE-periodic": dataclasses.replace(walk, periodic=True),
+        "FedPAGE-leak-free": dataclasses.replace(walk, leak_free=True),
         "PAGE": fp.PAGE(**page, p=0.3).with_step(step),
         "FedAvg": fp.FedAvg(**local, eta_g=1.5).with_step(step),
         "SCAFFOLD-II": fp.SCAFFOLD(**local).with_step(step),
         "SCAFFOLD-I": fp.SCAFFOLD(**local, option="I", b0=None if full else 3).with_step(step),
+        "FedProx": fp.FedProx(**local, mu=0.2).with_step(step),
+        "VRL-SGD": fp.VRLSGD(K=K, b=b).with_step(step),
+        "S-Local-SVRG": fp.SLocalSVRG(K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(step),
+        "S-Local-SVRG-sampled": fp.SLocalSVRG(S=S, K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(step),
+        "FedPAGE-Full": fp.FedPAGEFull(S=S, K=K, p=0.3).with_step(step),
+        "SCAFFOLD-Full": fp.SCAFFOLDFull(S=S, K=K).with_step(step),
+        "FedAvg-Full": fp.FedAvgFull(S=S, K=K).with_step(step),
     }

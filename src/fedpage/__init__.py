@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
     from fedpage.engine import Simulation, Stop, simulate, sweep
     from fedpage.history import History
-    from fedpage.methods import METHODS, PAGE, SCAFFOLD, FedAvg, FedPAGE
+    from fedpage.methods import (
+        METHODS,
+        PAGE,
+        SCAFFOLD,
+        VRLSGD,
+        FedAvg,
+        FedAvgFull,
+        FedPAGE,
+        FedPAGEFull,
+        FedProx,
+        SCAFFOLDFull,
+        SLocalSVRG,
+    )  # fmt: skip
     from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression, RowProblem
     from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
 
@@ -29,7 +41,8 @@ _HOME = {
     "fedpage.data": "Dataset Partition blocks by_label census dirichlet load power_law shuffled",
     "fedpage.engine": "Simulation Stop simulate sweep",
     "fedpage.history": "History",
-    "fedpage.methods": "METHODS FedAvg FedPAGE PAGE SCAFFOLD",
+    "fedpage.methods": "METHODS FedAvg FedAvgFull FedPAGE FedPAGEFull FedProx PAGE SCAFFOLD SCAFFOLDFull SLocalSVRG "
+    "VRLSGD",
     "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
     "fedpage.types": "InputError Method Oracle Problem Smoothness",
 }
@@ -41,7 +54,8 @@ __all__ = [  # noqa: RUF022 - in the order of the table above
     "Dataset", "Partition", "blocks", "by_label", "census", "dirichlet", "load", "power_law", "shuffled",
     "Simulation", "Stop", "simulate", "sweep",
     "History",
-    "METHODS", "FedAvg", "FedPAGE", "PAGE", "SCAFFOLD",
+    "METHODS", "FedAvg", "FedAvgFull", "FedPAGE", "FedPAGEFull", "FedProx", "PAGE", "SCAFFOLD", "SCAFFOLDFull",
+    "SLocalSVRG", "VRLSGD",
     "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem",
     "InputError", "Method", "Oracle", "Problem", "Smoothness",
     "data", "draws", "engine", "history", "methods", "plot", "problems", "types",

@@ -14,13 +14,19 @@ from fedpage.draws import RoundDraws
 from fedpage.engine import Simulation
 
 NAMES = list(methods(4, 3, 0.1))
-UNBIASED = [name for name in NAMES if name != "FedAvg"]
+BIASED = ["FedAvg", "FedAvg-Full", "FedProx"]
+UNBIASED = [name for name in NAMES if name not in BIASED]
 PROBLEMS = {
     "quadratic": lambda: quadratic(noise=1.0),
     "robust": lambda: uneven("robust"),
     "logistic": lambda: uneven("logistic"),
     "nonconvex": lambda: uneven("logistic-nonconvex"),
     "squares-by-size": lambda: uneven("squares", weights="size"),
+}
+
+
+KINDS_OF_MESSAGE = {"S-Local-SVRG": 3, "S-Local-SVRG-sampled": 2, "VRL-SGD": 2} | {
+    name: 2 for name in NAMES if "PAGE" in name
 }
 
 
@@ -40,7 +46,8 @@ def test_one_full_local_step_of_everyone_is_gradient_descent(name, kind):
     problem = PROBLEMS[kind]()
     method = methods(problem.N, 1, 0.05, full=True)[name]
     run = Simulation(problem, method, seed=1)
-    for _ in range(15):
+    refreshes = 2 if isinstance(method, fp.SLocalSVRG) else 1  # with q = 1 every step of it is preceded by a refresh
+    for _ in range(15 * refreshes):
         run.step()
     np.testing.assert_allclose(run.x, gradient_descent(problem, 0.05, 15), rtol=0, atol=1e-12)
 
@@ -70,8 +77,11 @@ def at_rest(name: str, problem: fp.Quadratic, K: int) -> Simulation:
     run = Simulation(problem, method, seed=2, x0=problem.x_star)
     everyone = np.arange(problem.N)
     gradients = problem.oracle(everyone, RoundDraws(0, 0)).grad(problem.x_star, fp.types.Batch(None, problem.sizes))
-    if method.memory is not None:
+    if isinstance(method, fp.SCAFFOLD):
         run.memories.put(everyone, method.memory(gradients))
+    if isinstance(method, fp.VRLSGD):
+        run.memories.put(everyone, method.memory(gradients, np.tile(problem.x_star, (problem.N, 1))))
+        run.tally.round = 1
     return run
 
 
@@ -84,13 +94,20 @@ def test_it_stays_at_the_optimum(name):
     np.testing.assert_allclose(run.x, problem.x_star, rtol=0, atol=1e-11)
 
 
-def test_fedavg_leaves_the_optimum_for_its_own_fixed_point():
-    """x = mean_i P_i c_i / mean_i P_i with P_i = I - (I - eta A_i)^K, c_i the clients' own minima."""
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
+    """x = mean P_i c_i / mean P_i, P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i, c_i the clients' minima."""
     problem, K, eta = quadratic(), 6, 0.05
-    method = fp.FedAvg(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None)
+    method = fp.FedProx(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None, mu=mu)
     history = fp.simulate(problem, method, rounds=600, seed=0, x0=problem.x_star)
     identity = np.eye(problem.d)
-    P = np.array([identity - np.linalg.matrix_power(identity - eta * A, K) for A in problem.A])
+    B = problem.A + mu * identity
+    P = np.array(
+        [
+            (identity - np.linalg.matrix_power(identity - eta * b, K)) @ np.linalg.solve(b, a)
+            for a, b in zip(problem.A, B, strict=True)
+        ]
+    )
     own = np.linalg.solve(problem.A, problem.b.mean(axis=1)[:, :, None])[:, :, 0]
     fixed = np.linalg.solve(P.mean(axis=0), np.einsum("nij,nj->i", P, own) / problem.N)
     np.testing.assert_allclose(history.x, fixed, rtol=0, atol=1e-10)
@@ -108,9 +125,10 @@ def test_it_reaches_the_optimum_of_heterogeneous_quadratics_with_few_clients_a_r
     np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-7)
 
 
-def test_fedavg_does_not_reach_it():
+@pytest.mark.parametrize("name", BIASED)
+def test_biased_methods_do_not_reach_it(name):
     problem = quadratic()
-    history = fp.simulate(problem, methods(2, 4, 0.1, full=True)["FedAvg"], rounds=1500, seed=5, record=0)
+    history = fp.simulate(problem, methods(2, 4, 0.1, full=True)[name], rounds=1500, seed=5, record=0)
     assert np.linalg.norm(history.x - problem.x_star) > 1e-2
 
 
@@ -136,10 +154,18 @@ def test_scaffolds_c_is_the_mean_of_the_clients_c(option, kind):
     assert np.linalg.norm(run.state.c) > 1e-3
 
 
-def test_pages_bias_contracts_by_exactly_one_minus_p():
+@pytest.mark.parametrize(
+    "method",
+    [
+        fp.PAGE(S=2, eta_g=0.1, p=0.3),
+        fp.FedPAGE(S=2, K=5, eta_g=0.1, eta_l=0.1, p=0.3, b3=None, leak_free=True),
+        fp.FedPAGE(S=2, K=5, eta_g=0.1, eta_l=0.1, p=0.3, b3=None),
+    ],
+    ids=["PAGE", "leak-free", "leaky"],
+)
+def test_the_bias_contracts_by_exactly_one_minus_p(method):
     """Lemma of the paper: E[g^r] - grad f(x^r) = (1-p)(g^{r-1} - grad f(x^{r-1})), the mean over all choices."""
     problem, p = quadratic(), 0.3
-    method = fp.PAGE(S=2, eta_g=0.1, p=p)
     x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
 
     def next_g(coin: bool, clients: list[int]) -> np.ndarray:
@@ -153,7 +179,94 @@ def test_pages_bias_contracts_by_exactly_one_minus_p():
     sampled = np.mean([next_g(False, list(chosen)) for chosen in subsets], axis=0)
     expected = p * next_g(True, []) + (1 - p) * sampled
     left = expected - problem.grad(x_prev - 0.1 * g)
-    np.testing.assert_allclose(left, (1 - p) * (g - problem.grad(x_prev)), rtol=0, atol=1e-12)
+    contracted = (1 - p) * (g - problem.grad(x_prev))
+    if method.K == 1 or method.leak_free:
+        np.testing.assert_allclose(left, contracted, rtol=0, atol=1e-12)
+    else:  # local steps damp g: the leak
+        assert np.linalg.norm(left - contracted) > 1e-2
+
+
+def test_vrl_sgds_corrections_sum_to_zero():
+    problem = uneven("logistic-nonconvex")
+    run = Simulation(problem, fp.VRLSGD(K=4, eta_l=0.05, b=2), seed=3)
+    for _ in range(30):
+        run.step()
+        assert np.abs(run.memories.everyone().delta.sum(axis=0)).max() < 1e-10
+    assert np.linalg.norm(run.memories.everyone().delta) > 0.1
+
+
+def test_fedprox_without_proximal_term_is_fedavg_bit_for_bit():
+    for problem in (uneven("logistic-l2"), uneven("robust"), quadratic(noise=1.0)):
+        options = {"S": 4, "K": 5, "eta_l": 0.05, "eta_g": 1.3, "b": 2}
+        prox = fp.simulate(problem, fp.FedProx(**options, mu=0.0), rounds=30, seed=2)
+        assert prox.same(fp.simulate(problem, fp.FedAvg(**options), rounds=30, seed=2))
+        assert not prox.same(fp.simulate(problem, fp.FedProx(**options, mu=0.1), rounds=30, seed=2))
+
+
+def test_full_variants_are_the_methods_with_all_rows():
+    problem = uneven("robust")
+    pairs = [
+        (fp.FedPAGEFull(S=3, eta_g=0.2, K=4), fp.FedPAGE(S=3, eta_g=0.2, K=4, b3=None)),
+        (fp.SCAFFOLDFull(S=3, eta_l=0.05), fp.SCAFFOLD(S=3, eta_l=0.05, b=10**6)),
+        (fp.FedAvgFull(S=3, eta_l=0.05), fp.FedAvg(S=3, eta_l=0.05, b=None)),
+    ]
+    for full, same in pairs:
+        assert fp.simulate(problem, full, rounds=20, seed=1).same(fp.simulate(problem, same, rounds=20, seed=1))
+        with pytest.raises(fp.InputError, match="is all rows"):
+            dataclasses.replace(full, **{"b3" if isinstance(full, fp.FedPAGE) else "b": 5})
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 1.0])
+def test_periodic_full_rounds_come_every_one_over_p_rounds(p):
+    problem = quadratic()
+    history = fp.simulate(problem, fp.FedPAGE(S=2, p=p, periodic=True), rounds=40, seed=0, record=1)
+    full = np.flatnonzero(np.diff(history["full_rounds"]))
+    assert full.tolist() == list(range(0, 40, round(1 / p)))
+
+
+def test_leak_free_fedpage_with_one_local_step_is_page():
+    problem = uneven("robust")
+    free = fp.simulate(problem, fp.FedPAGE(S=3, K=1, p=0.2, leak_free=True), rounds=40, seed=0)
+    page = fp.simulate(problem, fp.PAGE(S=3, p=0.2), rounds=40, seed=0)
+    np.testing.assert_allclose(free.x, page.x, rtol=0, atol=1e-13)
+    assert free.last("bytes_up") > page.last("bytes_up")
+
+
+def test_leak_free_walks_move_along_the_same_mean():
+    """Two pieces of a walk are the walk: the move equals what plain FedPAGE replies, on the same batches."""
+    problem = uneven("logistic-nonconvex")
+    rng = np.random.default_rng(0)
+    x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
+    plain = fp.FedPAGE(S=3, K=6, eta_g=0.1, eta_l=0.05, b2=3, b3=2)
+    free = dataclasses.replace(plain, leak_free=True)
+    clients = np.array([1, 4, 9])
+    one, _ = plain.client(fp.methods.fedpage.Walk(x_prev, g), problem.oracle(clients, RoundDraws(1, 3)), None)
+    message = fp.methods.fedpage.FreeWalk(x_prev - 0.1 * g, x_prev, g)
+    two, _ = free.client(message, problem.oracle(clients, RoundDraws(1, 3)), None)
+    np.testing.assert_allclose(two.move, one.g, rtol=0, atol=1e-13)
+
+
+def test_s_local_svrg_refreshes_with_probability_q_after_a_walk():
+    problem = quadratic()
+    for q, expected in ((1.0, 0.5), (0.25, 0.2)):  # a cycle is one refresh and 1/q walks on average
+        run = Simulation(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=q), seed=0)
+        refreshed = 0
+        for _ in range(600):
+            refreshed += not run.state.walked and run.tally.round > 0
+            run.step()
+        assert refreshed / 600 == pytest.approx(expected, abs=0.04)
+    rows = Simulation(uneven(), fp.SLocalSVRG(K=5), seed=0)
+    rows.step()
+    assert rows.state.rows == pytest.approx(20.0)  # 240 rows at 12 clients: q = min(1, K/M) = 1/4
+
+
+def test_s_local_svrg_sends_h_only_to_those_who_may_not_know_it():
+    problem = quadratic()
+    full = fp.simulate(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=1e-9), rounds=6, seed=0, record=1)
+    assert (np.diff(full["floats_down"]) == 8 * 4 * np.array([1, 2, 1, 1, 1, 1])).all()
+    assert (np.diff(full["floats_up"]) == 8 * np.array([5, 4, 4, 4, 4, 4])).all()  # a gradient and a count, then moves
+    few = fp.simulate(problem, fp.SLocalSVRG(S=3, K=2, eta_l=0.01, q=1e-9), rounds=4, seed=0, record=1)
+    assert (np.diff(few["floats_down"]) == 4 * np.array([8, 6, 6, 6])).all()
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
@@ -201,7 +314,7 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
                 for whole, single in zip(remembered, kept, strict=True):
                     assert whole[i].tobytes() == single[0].tobytes()
         run.step()
-    assert len(seen) == (2 if isinstance(method, fp.FedPAGE) else 1)
+    assert len(seen) == KINDS_OF_MESSAGE.get(name, 1)
 
 
 # 6. Same seed, same history

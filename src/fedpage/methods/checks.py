@@ -25,6 +25,25 @@ def positive(method: str, name: str, value: object) -> None:
         raise InputError(f"{method}: {name} must be a finite number above 0, not {value!r}")
 
 
+def at_least_zero(method: str, name: str, value: object) -> None:
+    """A finite number of at least 0: a weight."""
+    if not _number(value) or not float(value) >= 0.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be a finite number of at least 0, not {value!r}")
+
+
+def all_rows(method: str, **batches: int | None) -> None:
+    """Minibatches that must be all rows, as the method's name says."""
+    for name, value in batches.items():
+        if value is not None:
+            raise InputError(f"{method}: {name} is all rows; it cannot be {value!r}")
+
+
+def flag(method: str, name: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{method}: {name} must be True or False, not {value!r}")
+
+
 def probability(method: str, name: str, value: object) -> None:
     """A number in (0, 1]."""
     if not _number(value) or not 0.0 < float(value) <= 1.0:  # type: ignore[arg-type]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from fedpage.methods.fedpage import FedPAGE
-from fedpage.methods.local import LocalSGD
+from fedpage.methods.page import PAGE
+from fedpage.methods.slocalsvrg import SLocalSVRG
 
 
 def fair_batch(M: int, K: int, b3: int = 1) -> int:
@@ -24,8 +26,13 @@ def matched(kind: type[Any], *, N: int, M: int, S: int, K: int, step: float) -> 
 
     FedPAGE calls everyone with probability S/N, so on average fewer than 2S clients a round.
     """
-    if issubclass(kind, FedPAGE):
-        return kind(**({"K": K} if kind is FedPAGE else {}), S=min(S, N)).with_step(step)
-    if issubclass(kind, LocalSGD):
-        return kind(S=min(2 * S, N), K=K, b=fair_batch(M, K)).with_step(step)
-    return kind().with_step(step)
+    options: dict[str, int] = {}
+    known = {field.name: field for field in fields(kind)}
+    if "K" in known and not issubclass(kind, PAGE):
+        options["K"] = K
+    if "S" in known and known["S"].default is not None:  # None: everyone takes part
+        options["S"] = min(S if issubclass(kind, FedPAGE) else 2 * S, N)
+    if "b" in known and known["b"].default is not None:
+        twice = 2 if issubclass(kind, SLocalSVRG) else 1  # two gradients a row
+        options["b"] = fair_batch(M, twice * K)
+    return kind(**options).with_step(step)

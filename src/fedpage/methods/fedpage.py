@@ -35,6 +35,21 @@ class Walk(NamedTuple):
     g: Vector
 
 
+class FreeWalk(NamedTuple):
+    """The leak-free variant's walk: x is no longer x_prev - eta_g g, so all three are sent."""
+
+    x: Vector
+    x_prev: Vector
+    g: Vector
+
+
+class FreeReply(NamedTuple):
+    """The leak-free variant's reply: the mean of the K estimators, to move along, and g_{i,0}, to carry on."""
+
+    move: Vector
+    g: Vector
+
+
 class Reply(NamedTuple):
     """The client's gradient, or the mean of its K estimators: (x - y_K)/(K eta_l)."""
 
@@ -49,6 +64,11 @@ class FedPAGE:
     None means eta_g/(100 K), at which local steps do not damp g (docs/methods.md says when to raise it).
     p: probability of a full round; None means S/N. b1, b2, b3: minibatches of full rounds, of a walk's first step
     and of its other steps; None means all rows.
+
+    Two options beyond the paper. periodic: full rounds come every round(1/p) rounds instead of by a coin; the same
+    cost, and no seed without a full round for long. leak_free: clients also send g_{i,0}; the server moves along the
+    mean of the walks but carries the mean of the g_{i,0}, which is PAGE's estimator, forward as g, so that local steps
+    do not damp it. One vector more up, and one more down.
     """
 
     title: ClassVar[str] = "FedPAGE"
@@ -63,6 +83,8 @@ class FedPAGE:
     b1: int | None = None
     b2: int | None = None
     b3: int | None = 1
+    periodic: bool = False
+    leak_free: bool = False
 
     def __post_init__(self) -> None:
         checks.whole(self.title, "S", self.S)
@@ -74,6 +96,8 @@ class FedPAGE:
             checks.probability(self.title, "p", self.p)
         for name in ("b1", "b2", "b3"):
             checks.batch(self.title, name, getattr(self, name))
+        for name in ("periodic", "leak_free"):
+            checks.flag(self.title, name, getattr(self, name))
 
     @property
     def step(self) -> float:
@@ -98,20 +122,42 @@ class FedPAGE:
     def call(self, state: State, draws: Draws) -> Call:
         """Lines 2-4 and 10-11."""
         p = self.S / state.N if self.p is None else self.p
-        if draws.coin(1.0 if draws.round == 0 else p):  # line 2, p_0 = 1
+        if self.periodic:
+            full = draws.round % max(1, round(1 / p)) == 0
+        else:
+            full = draws.coin(1.0 if draws.round == 0 else p)  # line 2, p_0 = 1
+        if full:
             return Call(draws.clients(state.N, state.N), Refresh(state.x))  # line 4
-        return Call(draws.clients(state.N, self.S), Walk(state.x_prev, state.g))  # line 11
+        clients = draws.clients(state.N, self.S)  # line 11
+        if self.leak_free:
+            return Call(clients, FreeWalk(state.x, state.x_prev, state.g))
+        return Call(clients, Walk(state.x_prev, state.g))
 
-    def client(self, message: Refresh | Walk, oracle: Oracle, memory: None) -> tuple[Reply, None]:
+    def client(
+        self, message: Refresh | Walk | FreeWalk, oracle: Oracle, memory: None
+    ) -> tuple[Reply | FreeReply, None]:
         """Lines 5-8, or 12-23."""
         if isinstance(message, Refresh):
             return Reply(oracle.grad(message.x, oracle.batch(self.b1))), memory  # lines 6-7
+        if isinstance(message, FreeWalk):
+            return self._free_walk(message, oracle), memory
         x_prev, g = message
         x = x_prev - self.eta_g * g  # line 26 of the round before, as the server computed it
         g = recurse(oracle, x, x_prev, g, K=self.K, eta=self.local_step, first=self.b2, rest=self.b3)
         return Reply(g), memory  # line 22, divided by K eta_l
 
+    def _free_walk(self, message: FreeWalk, oracle: Oracle) -> FreeReply:
+        """Lines 13-21 in two pieces, because g_{i,0} is wanted by itself."""
+        x, x_prev, g = message
+        eta, K = self.local_step, self.K
+        g0 = recurse(oracle, x, x_prev, g, K=1, eta=eta, first=self.b2, rest=None)  # line 15
+        if K == 1:
+            return FreeReply(g0, g0)
+        later = recurse(oracle, x - eta * g0, x, g0, K=K - 1, eta=eta, first=self.b3, rest=self.b3)
+        return FreeReply((g0 + (K - 1) * later) / K, g0)
+
     def server(self, state: State, replies: Replies) -> State:
         """Lines 9, 24 and 26."""
         g = replies.mean.g  # lines 9, 24
-        return State(x=state.x - self.eta_g * g, x_prev=state.x, g=g, N=state.N)  # line 26
+        move = replies.mean.move if isinstance(replies.mean, FreeReply) else g
+        return State(x=state.x - self.eta_g * move, x_prev=state.x, g=g, N=state.N)  # line 26

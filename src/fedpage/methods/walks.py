@@ -59,3 +59,22 @@ def recurse(
         y, y_prev, total = y - eta * g, y, total + g  # lines 16, 20
     mean: Vector = total / K
     return mean
+
+
+def anchor(oracle: Oracle, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None) -> Vector:
+    """K local SVRG steps from x round the reference point w: y <- y - eta (grad_I(y) - grad_I(w) + h), |I| = b.
+
+    x (d,); w and h, the full gradient at w, (d,) or (n, d). Returns (n, d), the mean direction.
+    """
+    fused: Any = getattr(oracle, "anchor", None)
+    if fused is not None:
+        walked: Vector = fused(x, w, h, K=K, eta=eta, b=b)
+        return walked
+    y: Any = x
+    total: Any = 0.0
+    for _ in range(K):
+        batch = oracle.batch(b)
+        direction = oracle.grad(y, batch) - oracle.grad(w, batch) + h
+        y, total = y - eta * direction, total + direction
+    mean: Vector = total / K
+    return mean

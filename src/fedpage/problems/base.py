@@ -34,9 +34,14 @@ class RowOracle:
     def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
         """The next `count` minibatches: (n, count, w) row numbers, or None for every row; and their largest size."""
         first, self._drawn = self._drawn, self._drawn + count
-        if size is None or size >= self._largest:
+        if self._size(size) == self._largest:
             return None, self._largest
+        assert size is not None
         return self._draws.rows(self.clients, self.sizes, size, first, count), size
+
+    def _size(self, size: int | None) -> int:
+        """The largest batch that a request for `size` rows gives."""
+        return self._largest if size is None or size >= self._largest else size
 
     def _count(self, b: int, times: int = 1) -> None:
         """Note that every called client computed `times` gradients over batches of min(b, M_i) rows."""
@@ -53,7 +58,8 @@ def equal_size(sizes: Ints) -> int | None:
 
 def as_rows(y: Vector) -> Vector:
     """(1, d) of a shared point (d,), or (n, d) as it is; contiguous."""
-    return np.ascontiguousarray(y if y.ndim == 2 else y[None, :])
+    rows = y if y.ndim == 2 else y[None, :]
+    return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
 
 
 def no_rows(n: int, count: int) -> Rows:

@@ -196,11 +196,19 @@ class LinearOracle(RowOracle):
         self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None = None, mu: float = 0.0
     ) -> Vector:
         """The walk of the same name, fused."""
+        none = np.empty((0, self._shape[1]))
+        return self._descend(x, none, none if shift is None else as_rows(shift), K, eta, b, mu)
+
+    def anchor(self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None) -> Vector:
+        """The walk of the same name, fused."""
+        self._count(self._size(b), K)  # the gradients at w; those at y are counted with the descent
+        return self._descend(x, as_rows(w), as_rows(h), K, eta, b, 0.0)
+
+    def _descend(self, x: Vector, w: Vector, shift: Vector, K: int, eta: float, b: int | None, mu: float) -> Vector:
         rows, size = self._kernel_batches(b, K)
         self._count(size, K)
-        given = np.empty((0, self._shape[1])) if shift is None else shift
         out = np.empty(self._shape)
-        kernels.descend(*self._data, rows, size, x, given, K, float(eta), float(mu), out)
+        kernels.descend(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
         return out
 
     def recurse(
@@ -212,7 +220,9 @@ class LinearOracle(RowOracle):
         more, more_size = self._kernel_batches(rest, K - 1) if K > 1 else (no_rows(len(self.clients), 0), 1)
         self._count(more_size, 2 * (K - 1))
         out = np.empty(self._shape)
-        kernels.recurse(*self._data, rows, size, more, more_size, x, x_prev, g, K, float(eta), out)
+        kernels.recurse(
+            *self._data, rows, size, more, more_size, as_rows(x), as_rows(x_prev), as_rows(g), K, float(eta), out
+        )
         return out
 
     def _kernel_batches(self, size: int | None, count: int) -> tuple[Rows, int]:

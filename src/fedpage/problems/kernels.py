@@ -108,20 +108,22 @@ def batch_grad(
 @_fast
 def descend(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
-    clients: I, rows: U, b: int, x: F, shift: F, K: int, eta: float, mu: float, out: F,
+    clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
 ) -> None:  # fmt: skip
-    """K steps y -= eta (grad(y) + shift + mu (y - x)) at each client; out[i] = mean direction (x - y_K)/(K eta).
+    """K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)) at each client; out[i] = mean direction.
 
-    rows (n, K, w), of batches of at most b rows; shift (n, d), or (0, d) for none. Without regulariser and proximal
-    term a step touches the batch's own features only (and the shift's).
+    rows (n, K, w), of batches of at most b rows. W, the reference points: (n, d), (1, d) for all, or (0, d) for none;
+    shift likewise. Without regulariser and proximal term a step touches the batch's own features only (and the
+    shift's).
     """
-    d, every, shifted = len(x), rows.shape[2] == 0, len(shift) > 0
+    d, every, shifted, anchored = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
     dense = reg != NO_REG or mu != 0.0
     y, g, slopes = np.empty(d), np.empty(d), np.empty(b)
     for i in range(len(clients)):
         c = clients[i]
         first, count = start[c], min(b, start[c + 1] - start[c])
         weight = scale[c] / count
+        own_w, own_shift = (i if len(W) > 1 else 0), (i if len(shift) > 1 else 0)
         for l in range(d):
             y[l] = x[l]
             out[i, l] = 0.0
@@ -136,10 +138,19 @@ def descend(
                     e += _2
                 if e < end:
                     t += (1.0 if val is None else val[e]) * y[idx[e]]
-                slopes[j] = weight * _slope(loss, t + u, target[row])
+                v = _slope(loss, t + u, target[row])
+                if anchored:
+                    then = 0.0
+                    for m in range(np.uint64(ptr[row]), end):
+                        then += (1.0 if val is None else val[m]) * W[own_w, idx[m]]
+                    v -= _slope(loss, then, target[row])
+                slopes[j] = weight * v
             if dense:
                 for l in range(d):
                     g[l] = scale[c] * _bend(reg, alpha, y[l]) + mu * (y[l] - x[l])
+                if anchored:
+                    for l in range(d):
+                        g[l] -= scale[c] * _bend(reg, alpha, W[own_w, l])
             for j in range(count):
                 row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, k, j])
                 v = slopes[j]
@@ -157,30 +168,32 @@ def descend(
                     y[l] -= eta * g[l]
             if shifted:
                 for l in range(d):
-                    y[l] -= eta * shift[i, l]
+                    y[l] -= eta * shift[own_shift, l]
         for l in range(d):
-            out[i, l] = out[i, l] / K + (shift[i, l] if shifted else 0.0)
+            out[i, l] = out[i, l] / K + (shift[own_shift, l] if shifted else 0.0)
 
 
 @_fast
 def recurse(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     clients: I, first: U, b_first: int, rest: U, b_rest: int,
-    x: F, x_prev: F, g0: F, K: int, eta: float, out: F,
+    X: F, X_prev: F, G: F, K: int, eta: float, out: F,
 ) -> None:  # fmt: skip
     """K steps of the PAGE recursion at each client (Alg. 1, lines 13-21); out[i] = mean of g_0..g_{K-1}.
 
-    first (n, 1, w), rest (n, K-1, w): the batches of step 0 and of the steps after it, of at most b_first, b_rest rows.
+    first (n, 1, w), rest (n, K-1, w): the batches of step 0 and of the steps after it, of at most b_first, b_rest
+    rows. X, X_prev, G: (n, d), or (1, d) for all.
     """
-    d = len(x)
+    d = X.shape[1]
     y, before, g = np.empty(d), np.empty(d), np.empty(d)
     for i in range(len(clients)):
         c = clients[i]
         start_row, size = start[c], start[c + 1] - start[c]
+        own_x, own_prev, own_g = (i if len(X) > 1 else 0), (i if len(X_prev) > 1 else 0), (i if len(G) > 1 else 0)
         for l in range(d):
-            y[l] = x[l]
-            before[l] = x_prev[l]
-            g[l] = g0[l]
+            y[l] = X[own_x, l]
+            before[l] = X_prev[own_prev, l]
+            g[l] = G[own_g, l]
             out[i, l] = 0.0
         for k in range(K):
             count = min(b_first if k == 0 else b_rest, size)

@@ -1,0 +1,33 @@
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks" (2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedpage.methods import checks
+from fedpage.methods.fedavg import FedAvg, Model, Reply
+from fedpage.methods.walks import descend
+from fedpage.types import Oracle
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedProx: FedAvg whose clients minimise f_i(y) + (mu/2)|y - x|^2. mu = 0 is FedAvg.
+
+    The effective step is K eta_g eta_l.
+    """
+
+    title: ClassVar[str] = "FedProx"
+    paper: ClassVar[str] = "Sahu et al. 2018"
+
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.at_least_zero(self.title, "mu", self.mu)
+
+    def client(self, message: Model, oracle: Oracle, memory: None) -> tuple[Reply, None]:
+        """K steps y -= eta_l (grad_I(y) + mu (y - x))."""
+        direction = descend(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu)
+        return Reply(-(self.K * self.eta_l) * direction), memory
