@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant("PAGE recursion: replies the last estimator", "methods/walks.py", "total + g  # lines", "g * (k + 1)  # lines"),
     Mutant("PAGE recursion, fused: same", "problems/kernels.py", "v = weight * (_slope(loss, now, target[row]) - _slope(loss, then, target[row]))", "v = weight * _slope(loss, now, target[row])"),
     Mutant("descend: shift subtracted", "methods/walks.py", "direction = direction + shift", "direction = direction - shift"),
-    Mutant("descend: one step short", "methods/walks.py", "for _ in range(K):", "for _ in range(K - 1):"),
+    Mutant("descend: one step short", "methods/walks.py", "for _ in range(K):\n        direction = oracle.grad(y, oracle.batch(b))", "for _ in range(K - 1):\n        direction = oracle.grad(y, oracle.batch(b))"),
     Mutant("descend: proximal sign", "methods/walks.py", "direction = direction + mu * (y - x)", "direction = direction - mu * (y - x)"),
     Mutant("descend: the same batch at every step", "methods/walks.py", "    for _ in range(K):\n        direction = oracle.grad(y, oracle.batch(b))", "    batch = oracle.batch(b)\n    for _ in range(K):\n        direction = oracle.grad(y, batch)"),
     Mutant("descend, fused: shift never applied", "problems/kernels.py", "y[l] -= eta * shift[i, l]", "y[l] -= 0.0 * shift[i, l]"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedpage._version import __version__
 
 if TYPE_CHECKING:
-    from fedpage import data, draws, engine, history, methods, plot, problems, types
+    from fedpage import data, draws, engine, history, methods, plot, problems, theory, types
     from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
     from fedpage.engine import Simulation, Stop, simulate, sweep
     from fedpage.history import History
@@ -47,7 +47,7 @@ _HOME = {
     "fedpage.types": "InputError Method Oracle Problem Smoothness",
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names.split()}
-_ROOMS = ("data", "draws", "engine", "history", "methods", "plot", "problems", "types")
+_ROOMS = ("data", "draws", "engine", "history", "methods", "plot", "problems", "theory", "types")
 
 __all__ = [  # noqa: RUF022 - in the order of the table above
     "__version__",
@@ -58,7 +58,7 @@ __all__ = [  # noqa: RUF022 - in the order of the table above
     "SLocalSVRG", "VRLSGD",
     "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem",
     "InputError", "Method", "Oracle", "Problem", "Smoothness",
-    "data", "draws", "engine", "history", "methods", "plot", "problems", "types",
+    "data", "draws", "engine", "history", "methods", "plot", "problems", "theory", "types",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,61 @@ def save(histories: Iterable[History], path: str | os.PathLike[str], *, dpi: int
     except ValueError as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     return path
+
+
+def heat_map(found: Any, grid: Mapping[str, Sequence[Any]], path: str | os.PathLike[str]) -> Path:
+    """The costs of a search (`fedpage.tune.Tuning`) over the first two searched hyper-parameters; crosses: not reached.
+
+    Other searched ones are at their best. Axes are in the order of the values, which need not be evenly spaced.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    names = list(grid)[:2]
+    axes = [sorted({_coordinate(method, name) for method, _ in found.scores}) for name in names]
+    rows = axes[1] if len(names) > 1 else [0.0]
+    table = np.full((len(rows), len(axes[0])), np.inf)
+    for method, score in found.scores:
+        at = axes[0].index(_coordinate(method, names[0]))
+        row = rows.index(_coordinate(method, names[1])) if len(names) > 1 else 0
+        table[row, at] = min(table[row, at], score.cost)
+    figure = Figure(figsize=(1.6 + 0.62 * len(axes[0]), 1.7 + 0.5 * len(rows)), layout="constrained")
+    ax = figure.subplots()
+    reached = np.isfinite(table)
+    if reached.any():
+        low, high = float(table[reached].min()), float(table[reached].max())
+        norm = LogNorm(low, high) if 0 < low < high else None
+        image = ax.imshow(np.where(reached, table, np.nan), cmap="viridis_r", norm=norm, aspect="auto")
+        figure.colorbar(image, ax=ax, label=f"{found.cost} to {found.target:g}")
+    for row, column in zip(*np.nonzero(~reached), strict=True):
+        ax.plot(column, row, marker="x", color="#888888", markersize=6)
+    best = found.method
+    at = axes[0].index(_coordinate(best, names[0]))
+    row = rows.index(_coordinate(best, names[1])) if len(names) > 1 else 0
+    ax.plot(at, row, marker="*", color="#D55E00", markersize=13)
+    ax.set_xticks(range(len(axes[0])), [f"{v:.3g}" for v in axes[0]], rotation=45)
+    ax.set_yticks(range(len(rows)), [f"{v:.3g}" for v in rows] if len(names) > 1 else [""])
+    ax.set_xlim(-0.5, len(axes[0]) - 0.5)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_xlabel({"step": "effective step", "rho": "K eta_l / eta_g"}.get(names[0], names[0]))
+    ax.set_ylabel(
+        ({"step": "effective step", "rho": "K eta_l / eta_g"} | {}).get(names[1], names[1]) if len(names) > 1 else ""
+    )
+    ax.set_title(f"{best.title}: star, the winner; cross, not reached", fontsize=10)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    return path
+
+
+def _coordinate(method: Any, name: str) -> float:
+    """A candidate's value of a searched hyper-parameter."""
+    if name == "step":
+        return float(f"{method.step:.6g}")
+    if name == "rho":
+        return float(f"{method.K * method.local_step / method.eta_g:.6g}")
+    value = getattr(method, name)
+    return float("inf") if value is None else float(f"{value:.6g}")
 
 
 def pair(histories: Iterable[History], path: str | os.PathLike[str], title: str, dpi: int = 160) -> Path:

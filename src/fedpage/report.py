@@ -89,6 +89,18 @@ def volume(value: float) -> str:
     return f"{value:.3g} TB"
 
 
+def duration(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> duration(90), duration(1e6)
+    ('1.5 min', '11.6 days')
+    """
+    for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h"), (3.15e7, 86400, "days")):
+        if seconds < limit:
+            return f"{seconds / divisor:.3g} {unit}"
+    return f"{seconds / 3.15e7:.3g} years"
+
+
 def page(histories: Sequence[History], plot: Path, path: Path, *, title: str, target: float) -> Path:
     """Write one self-contained HTML page: the plot, the table, settings and provenance."""
     rows = summarise(histories, target)

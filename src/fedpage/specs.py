@@ -163,3 +163,65 @@ def method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> Any:
 def typical_size(problem: LinearModel) -> int:
     """The median M_i, for choosing minibatches."""
     return int(np.median(problem.sizes))
+
+
+def method_like(kind: type[Any], settings: Mapping[str, Any], problem: LinearModel) -> Any:
+    """A method with the given settings and, for what is not given, the paper's equal terms on this problem."""
+    N, M = problem.N, typical_size(problem)
+    K = int(settings.get("K", 1 if parameters(kind).get("K") and parameters(kind)["K"].default == 1 else 10))
+    made = matched(kind, N=N, M=M, S=min(10, N), K=K, step=0.1)
+    return dataclasses.replace(made, **settings)
+
+
+def grid(kind: type[Any], searches: list[str]) -> dict[str, list[Any]]:
+    """Values to search, from `name=value,value`; "step" (effective) and "rho" = K eta_l/eta_g are known too."""
+    found: dict[str, list[Any]] = {}
+    for text in searches:
+        name, equals, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not values.strip():
+            raise InputError(f"--search {text!r}: expected name=value,value,...")
+        if name in ("step", "rho"):
+            if name == "rho" and not hasattr(kind, "local_step"):
+                raise InputError(f"--search {text!r}: rho is FedPAGE's; {kind.title} has eta_g and eta_l")
+            found[name] = [_value(kind.title, name, "float", value.strip()) for value in values.split(",")]
+            continue
+        for value in values.split(","):
+            ((name, parsed_value),) = parsed(kind, {name: value.strip()}).items()
+            found.setdefault(name, []).append(parsed_value)
+    return found
+
+
+def command_line(name: str, method: Any, where: Mapping[str, str]) -> str:
+    """The `fedpage run` that runs this method there."""
+    words = [f"fedpage run {name}"]
+    words += [f"{option} {value}" for option, value in where.items()]
+    for key, field in parameters(type(method)).items():
+        value = getattr(method, key)
+        if value != field.default:
+            shown = f"{value:.6g}" if isinstance(value, float) else "all" if value is None else str(value)
+            words.append(f"--{key.replace('_', '-')} {shown}")
+    return " ".join(words)
+
+
+def with_theory(kind: type[Any], settings: Mapping[str, Any], problem: LinearModel) -> Any:
+    """The method with its theorem's step sizes: `--steps theory`."""
+    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
+    from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
+
+    base = method_like(kind, settings, problem)
+    given = {"eta_g", "eta_l", "p"} & set(settings)
+    if given:
+        raise InputError(f"--steps theory chooses {', '.join(sorted(given))} itself; leave it out")
+    if issubclass(kind, FedPAGE):
+        tuned = kind.from_theory(problem, S=base.S, K=base.K)
+        return dataclasses.replace(base, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
+    base.init(np.zeros(problem.d), problem.N)
+    L = problem.smoothness().row
+    common: dict[str, Any] = {"L": L, "N": problem.N, "S": getattr(base, "S", 1), "convex": problem.convex}
+    if issubclass(kind, SCAFFOLD):
+        return base.with_step(scaffold_steps(**common, K=base.K).step)
+    if issubclass(kind, FedAvg) and not issubclass(kind, FedProx):
+        _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
+        return base.with_step(fedavg_steps(**common, K=base.K, B=B).step)
+    raise InputError(f"--steps theory: the paper gives no step sizes for {kind.title}; give eta_l")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
-from fedpage.methods import checks
+from fedpage.methods import checks, steps
 from fedpage.methods.walks import recurse
-from fedpage.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.types import Call, Draws, InputError, Oracle, Problem, Replies, Vector
 
 
 class State(NamedTuple):
@@ -104,10 +104,40 @@ class FedPAGE:
         """The effective step, eta_g."""
         return self.eta_g
 
-    def with_step(self, step: float) -> FedPAGE:
+    def with_step(self, step: float) -> Self:
         """The same method at another effective step; a local step that was given keeps its ratio to eta_g."""
         eta_l = None if self.eta_l is None else self.eta_l * (step / self.eta_g)
         return replace(self, eta_g=step, eta_l=eta_l)
+
+    @classmethod
+    def from_theory(
+        cls, problem: Problem, *, S: int, K: int = 10, epsilon: float | None = None, sigma2: float | None = None,
+        variant: str = "corrected",
+    ) -> Self:  # fmt: skip
+        """The method with the nonconvex theorems' steps: Theorem 2, or Theorem 1 where K = 1; p = S/N.
+
+        L is that of the rows (Theorem 2) or the clients' average (Theorem 1), from `problem.smoothness()`. With sigma2,
+        the variance of rows at a client, and epsilon, b1 and b2 are those of Theorem 2; without, all rows.
+        variant: "corrected", or "printed" as in the paper (docs/theory.md says why they differ).
+        """
+        checks.whole(cls.title, "S", S)
+        checks.sampled(cls.title, S, problem.N)
+        checks.whole(cls.title, "K", K)
+        if epsilon is not None:
+            checks.positive(cls.title, "epsilon", epsilon)
+        L, p = problem.smoothness(), S / problem.N
+        b1: int | None = None
+        b2: int | None = None
+        if sigma2 is not None:
+            checks.at_least_zero(cls.title, "sigma2", sigma2)
+            if epsilon is None:
+                raise InputError(f"{cls.title}: sigma2 without epsilon does not determine the minibatches; give both")
+            b1, b2 = steps.nonconvex_batches(sigma2, epsilon, S, p)
+        if K == 1:
+            eta_g = steps.page_nonconvex(L.average, problem.N, S, p, variant)
+            return cls(S=S, K=1, eta_g=eta_g, p=p, b1=b1, b2=b2)
+        eta_g, eta_l = steps.fedpage_nonconvex(L.row, problem.N, S, K, p, variant)
+        return cls(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p, b1=b1, b2=b2)
 
     @property
     def local_step(self) -> float:

@@ -1,0 +1,185 @@
+"""What the commands share: options, consoles, bars, tables, and places to write to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedpage.history import History
+
+DataOption = Annotated[str, typer.Option("--data", help="Name or file; census:skew=1 sets an embedded one's knobs.")]
+ClientsOption = Annotated[int, typer.Option("--clients", help="N, the number of clients.")]
+ObjectiveOption = Annotated[
+    str, typer.Option("--objective", help="robust, logistic, logistic-l2, logistic-nonconvex or squares.")
+]
+PartitionOption = Annotated[
+    str, typer.Option("--partition", help="blocks, shuffled, by-label[:shards], dirichlet:alpha, power-law[:exponent].")
+]
+AlphaOption = Annotated[float, typer.Option("--alpha", help="Weight of the objective's regulariser.")]
+WeightsOption = Annotated[str, typer.Option("--weights", help="uniform over clients, as the paper, or size.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", help="Communication rounds.")]
+RecordOption = Annotated[int, typer.Option("--record", help="Measure every so many rounds; 0: only at the end.")]
+TargetOption = Annotated[float, typer.Option("--target", help="Gradient norm that counts as reached.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", help="Threads; the result is the same for any number.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")]
+
+
+def console(stderr: bool = False) -> Any:
+    """A console as wide as the terminal; wide enough for a table where there is no terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 140, highlight=False)
+
+
+@contextmanager
+def bars() -> Iterator[Any]:
+    """Progress bars on stderr, whose tasks may carry a note."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+
+    class Bars(Progress):
+        """rich's progress whose tasks have a note."""
+
+        def add_task(self, description: str, *args: Any, **fields: Any) -> Any:
+            return super().add_task(description, *args, **{"note": "", **fields})
+
+    with Bars(*columns, console=console(stderr=True)) as shown:
+        yield shown
+
+
+def note(row: Any) -> str:
+    """Loss and gradient norm of a record, for a bar."""
+    return f"loss {row['loss']:.4g}  gradient {row['grad_norm']:.2e}" if "loss" in row else ""
+
+
+def sweep(problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: int, jobs: int) -> list[History]:
+    """All runs, with a bar over rounds for each method."""
+    from fedpage.engine import simulate, sweep
+
+    names = [method.title for method in chosen]
+    with bars() as shown:
+        if jobs > 1:
+            task = shown.add_task("runs", total=len(chosen) * seeds)
+            return sweep(
+                problem, chosen, rounds=rounds, seeds=seeds, jobs=jobs, record=record,
+                progress=lambda done, _all, run: shown.update(task, completed=done, note=repr(run)),
+            )  # fmt: skip
+        runs = []
+        for method, name in zip(chosen, names, strict=True):
+            task = shown.add_task(name, total=rounds * seeds)
+            for seed in range(seeds):
+
+                def progress(done: int, _total: int, row: Any, task: Any = task, before: int = seed * rounds) -> None:
+                    shown.update(task, completed=before + done, note=note(row))
+
+                runs.append(simulate(problem, method, rounds=rounds, seed=seed, record=record, progress=progress))
+                shown.update(task, completed=(seed + 1) * rounds)
+        return runs
+
+
+def show(runs: Sequence[History], target: float) -> None:
+    """Print the summary table."""
+    from rich.table import Table
+
+    from fedpage import report
+
+    rows = report.summarise(runs, target)
+    keep = [i for i, key in enumerate(report.HEADINGS) if key != "end" or any(row["end"] for row in rows)]
+    seeds = len({run.meta.get("seed") for run in runs})
+    over = f", medians over {seeds} seeds" if seeds > 1 else ""
+    table = Table(title=f"target: gradient norm {target:g}{over}", title_justify="left")
+    headings = list(report.HEADINGS.values())
+    for i in keep:
+        table.add_column(headings[i], justify="left" if i in (0, 9) else "right")
+    for row in rows:
+        table.add_row(*(report.cells(row)[i] for i in keep))
+    console().print(table)
+
+
+def keep(runs: Sequence[History], out: Path) -> None:
+    """Write every run's history, and one CSV with all of them."""
+    from fedpage.history import by_method
+
+    for number, group in enumerate(by_method(runs).values()):
+        for run in group:
+            name = f"{number}-{run.label.lower()}-seed{run.meta['seed']}"
+            run.to_jsonl(out / "histories" / f"{name}.jsonl")
+            run.to_csv(out / "histories" / f"{name}.csv")
+
+
+def publish(runs: Sequence[History], out: Path, title: str, target: float) -> None:
+    """Write the plot and the page, and say where they are."""
+    from fedpage import plot, report
+
+    picture = plot.pair(runs, out / "curves.png", title)
+    page = report.page(runs, picture, out / "report.html", title=title, target=target)
+    print(f"Report: {page}   Plot: {picture}")
+
+
+def writable(out: Path | None, force: bool) -> None:
+    """Make the directory now, so that a run does not end in an error about it."""
+    from fedpage.types import InputError
+
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file, not a directory")
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise InputError(f"--out {out}: is not empty; choose another directory, or --force to write into it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+def free(path: Path) -> Path:
+    """The first of path, path-2, path-3, ... that is not in use."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def extras(words: Sequence[str]) -> dict[str, str]:
+    """`--eta-g 0.1 --S=10` as settings."""
+    from fedpage.types import InputError
+
+    settings: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            raise InputError(f"unexpected {word!r}; hyper-parameters are given as --name value")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise InputError(f"option {word} needs a value; see `fedpage run --help` and `fedpage methods`")
+            value = rest.pop(0)
+        settings[name.replace("-", "_")] = value
+    return settings
+
+
+def default(value: Any) -> str:
+    """A hyper-parameter's default as people read it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def remembers(kind: type[Any]) -> str:
+    """What a method's clients keep between rounds."""
+    return "nothing" if kind.memory is None else str(kind.memory.__doc__).rstrip(".")

@@ -1,0 +1,86 @@
+"""`fedpage data list | fetch | verify | path`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedpage.commands.common import (
+    console,
+)
+
+app = typer.Typer(help="Data sets: list, fetch, verify, path.", no_args_is_help=True)
+
+
+@app.command(name="list")
+def data_list() -> None:
+    """Every known data set: shape, labels, whether its content is pinned, and where it lies."""
+    from rich.table import Table
+
+    from fedpage.data import registry
+
+    table = Table()
+    for heading in ("name", "rows", "features", "labels", "content", "where"):
+        table.add_column(heading, overflow="fold", justify="right" if heading in ("rows", "features") else "left")
+    shapes = {"census": ("32,561", "123"), "breast_cancer": ("569", "30"), "digits": ("1,797", "64")}
+    notes = {"census": "synthetic", "breast_cancer": "real, scikit-learn's", "digits": "real, scikit-learn's"}
+    for name in registry.EMBEDDED:
+        table.add_row(name, *shapes[name], "-1, 1", notes[name], "embedded")
+    for item in registry.REGISTRY.values():
+        path = registry.find(item)
+        labels = ", ".join(map(str, item.labels))
+        content = "pinned" if item.pinned else "unpinned"
+        where = str(path) if path else "not here: fedpage data fetch " + item.name
+        table.add_row(item.name, f"{item.rows:,}", f"{item.features:,}", labels, content, where)
+    console().print(table)
+    print("pinned: checked to the last bit. unpinned: no copy was seen yet; rows, columns and labels are checked.")
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A data set of `fedpage data list`.")],
+    mirror: Annotated[str | None, typer.Option("--mirror", help="Another address that holds the same files.")] = None,
+) -> None:
+    """Download a data set into the cache; goes on where an interrupted download ended."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedpage.data import registry
+    from fedpage.data.fetch import fetch as download
+
+    item = registry.entry(name)
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True)) as bars:
+        task = bars.add_task(name, total=None)
+        path = download(item, mirror=mirror, report=lambda have, whole: bars.update(task, completed=have, total=whole))
+    print(f"{name} is in {path}")
+
+
+@app.command()
+def verify(name: Annotated[str, typer.Argument(help="A data set of `fedpage data list`.")]) -> None:
+    """Read a data set's file and check it against the registry."""
+    from fedpage.data import registry
+    from fedpage.types import InputError
+
+    item = registry.entry(name)
+    path = registry.find(item)
+    if path is None:
+        raise InputError(f"data set {name!r} is not here: run `fedpage data fetch {name}`")
+    data = registry.verify(item, path)
+    what = f"digest {data.digest}" if item.pinned else "rows, columns and labels agree; its digest is not pinned"
+    print(f"{path}: {data.rows:,} x {data.features:,}, {data.nonzeros:,} nonzeros, {what}")
+
+
+@app.command()
+def path(name: Annotated[str | None, typer.Argument(help="A data set; none: the directory.")] = None) -> None:
+    """Where data is kept, or where one data set's file lies."""
+    from fedpage.data import registry
+    from fedpage.types import InputError
+
+    if name is None:
+        print(registry.cache_dir())
+        return
+    found = registry.find(registry.entry(name))
+    if found is None:
+        raise InputError(f"data set {name!r} is not here: run `fedpage data fetch {name}`")
+    print(found)

@@ -1,0 +1,33 @@
+"""The paper's theory as functions: theorems, complexity tables, and the constants they need."""
+
+from fedpage.theory.constants import Constants, estimate, heterogeneity, local_smoothness, reference, variance
+from fedpage.theory.steps import (
+    Tuned,
+    convex_fedpage,
+    convex_page,
+    fedavg_steps,
+    nonconvex_fedpage,
+    nonconvex_page,
+    scaffold_steps,
+)
+from fedpage.theory.tables import TABLE, Entry, Setting, convex_case
+
+__all__ = [
+    "TABLE",
+    "Constants",
+    "Entry",
+    "Setting",
+    "Tuned",
+    "convex_case",
+    "convex_fedpage",
+    "convex_page",
+    "estimate",
+    "fedavg_steps",
+    "heterogeneity",
+    "local_smoothness",
+    "nonconvex_fedpage",
+    "nonconvex_page",
+    "reference",
+    "scaffold_steps",
+    "variance",
+]

@@ -1,0 +1,184 @@
+"""Tables 1 and 2 of the paper: rounds, and gradients per client, to an epsilon-solution, up to constants.
+
+The paper prints the terms with L, f(x0) - f* and |x0 - x*| set to 1. Here each term carries the factor that makes it a
+pure number (`Setting.L`, `D0`, `R2`, all 1 by default, which gives the printed tables).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedpage.types import InputError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the complexities depend on. epsilon: gradient norm (nonconvex) or gap of f (convex)."""
+
+    N: int
+    S: int
+    K: int
+    M: float
+    epsilon: float
+    sigma: float = 0.0
+    G: float = 0.0
+    B: float = 1.0
+    L: float = 1.0
+    D0: float = 1.0
+    R2: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("N", "S", "K", "M", "epsilon", "L", "D0", "R2"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise InputError(f"{name} must be a finite number above 0, not {value!r}")
+        for name in ("sigma", "G", "B"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise InputError(f"{name} must be a finite number of at least 0, not {value!r}")
+        if self.S > self.N:
+            raise InputError(f"S must be at most N={self.N}, not {self.S}")
+
+    @property
+    def hill(self) -> float:
+        """L (f(x0) - f*): the factor of every nonconvex term."""
+        return self.L * self.D0
+
+
+Formula = Callable[[Setting], float]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the tables. None where the paper has a dash.
+
+    BV: bounded variance of rows within a client (sigma). (G,B)-BGD: bounded gradient dissimilarity of clients.
+    """
+
+    method: str
+    source: str
+    assumption: str
+    convex: Formula | None
+    nonconvex: Formula | None
+    convex_gradients: Formula | None
+    nonconvex_gradients: Formula | None
+    everyone: bool = False
+    """The analysis needs S = N."""
+
+
+def convex_case(N: int, S: int) -> tuple[str, float]:
+    """Which of FedPAGE's three convex cases applies, and its factor of L R2/epsilon (Theorem 3).
+
+    >>> convex_case(10_000, 10), convex_case(10_000, 500), convex_case(10_000, 5_000)
+    (('S <= N^(1/2)', 100.0), ('N^(1/2) < S <= N^(3/4)', 10.0), ('N^(3/4) < S', 2.0))
+    """
+    if math.sqrt(N) >= S:
+        return "S <= N^(1/2)", N**0.75 / S
+    if S <= N**0.75:
+        return "N^(1/2) < S <= N^(3/4)", N**0.25
+    return "N^(3/4) < S", N / S
+
+
+def _fedpage_convex(s: Setting) -> float:
+    return convex_case(s.N, s.S)[1] * s.L * s.R2 / s.epsilon
+
+
+def _fedpage_nonconvex(s: Setting) -> float:
+    return s.hill * (math.sqrt(s.N) + s.S) / (s.S * s.epsilon**2)
+
+
+def _fedavg_convex(s: Setting) -> float:
+    e, root = s.epsilon, math.sqrt(s.L)
+    return s.R2 * (
+        s.G**2 / (s.S * e**2) + root * s.G / math.pow(e, 1.5) + s.L * s.B**2 / e + s.sigma**2 / (s.S * s.K * e**2)
+    )
+
+
+def _fedavg_nonconvex(s: Setting) -> float:
+    e = s.epsilon
+    return s.hill * (s.G**2 / (s.S * e**4) + s.G / e**3 + s.B**2 / e**2 + s.sigma**2 / (s.S * s.K * e**4))
+
+
+def _scaffold_convex(s: Setting) -> float:
+    return s.R2 * (s.L * s.N / (s.S * s.epsilon) + s.sigma**2 / (s.S * s.K * s.epsilon**2))
+
+
+def _scaffold_nonconvex(s: Setting) -> float:
+    e = s.epsilon
+    return s.hill * (math.pow(s.N / s.S, 2 / 3) / e**2 + s.sigma**2 / (s.S * s.K * e**4))
+
+
+def _share(rounds: Formula) -> Formula:
+    """Gradients per client of a method whose S sampled clients take K steps: rounds times S K/N."""
+    return lambda s: rounds(s) * s.S * s.K / s.N
+
+
+def _work(rounds: Formula, batch: Formula) -> Formula:
+    """Gradients per client of FedPAGE: rounds times S (batch + K)/N."""
+    return lambda s: rounds(s) * s.S * (batch(s) + s.K) / s.N
+
+
+TABLE: tuple[Entry, ...] = (
+    Entry(
+        "FedAvg", "Yu et al. 2019", "smooth, BV, (G,0)-BGD",
+        None,
+        lambda s: s.hill * (s.G**2 * s.N * s.K / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.K * s.epsilon**4)),
+        None,
+        lambda s: s.hill * (s.G**2 * s.N * s.K**2 / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.epsilon**4)),
+        everyone=True,
+    ),
+    Entry(
+        "FedAvg", "Karimireddy et al. 2020", "smooth, BV, (G,B)-BGD",
+        _fedavg_convex, _fedavg_nonconvex, _share(_fedavg_convex), _share(_fedavg_nonconvex),
+    ),
+    Entry(
+        "FedProx", "Sahu et al. 2018", "smooth, (0,B)-BGD, S = N",
+        lambda s: s.L * s.R2 * s.B**2 / s.epsilon, None, lambda s: s.L * s.R2 * s.B**2 / s.epsilon, None,
+        everyone=True,
+    ),
+    Entry(
+        "VRL-SGD", "Liang et al. 2019", "smooth, BV, S = N",
+        None,
+        lambda s: s.hill * (s.N / s.epsilon**2 + s.N * s.sigma**2 / (s.K * s.epsilon**4)),
+        None,
+        lambda s: s.hill * (s.N * s.K / s.epsilon**2 + s.N * s.sigma**2 / s.epsilon**4),
+        everyone=True,
+    ),
+    Entry(
+        "S-Local-SVRG", "Gorbunov et al. 2020", "smooth, S = N, K <= M",
+        lambda s: s.L * s.R2 * ((s.M / s.K) ** (1 / 3) + math.sqrt(s.M / (s.N * s.K**2))) / s.epsilon,
+        None,
+        lambda s: s.L * s.R2 * (s.K + math.sqrt(s.M / s.N) + s.M ** (1 / 3) * s.K ** (2 / 3)) / s.epsilon,
+        None,
+        everyone=True,
+    ),
+    Entry(
+        "SCAFFOLD", "Karimireddy et al. 2020", "smooth, BV",
+        _scaffold_convex, _scaffold_nonconvex, _share(_scaffold_convex), _share(_scaffold_nonconvex),
+    ),
+    Entry(
+        "FedPAGE", "Zhao, Li, Richtárik 2021", "smooth",
+        _fedpage_convex, _fedpage_nonconvex,
+        _work(_fedpage_convex, lambda s: s.M), _work(_fedpage_nonconvex, lambda s: s.M),
+    ),
+    Entry(
+        "FedPAGE", "minibatches, as printed", "smooth, BV",
+        _fedpage_convex, _fedpage_nonconvex,
+        _work(_fedpage_convex, lambda s: s.N**1.5 * s.sigma**2 / (s.S * s.epsilon**2) / _scale(s, convex=True)),
+        _work(_fedpage_nonconvex, lambda s: s.N * s.sigma**2 / (s.S * s.epsilon**2)),
+    ),
+    Entry(
+        "FedPAGE", "minibatches, from b2", "smooth, BV",
+        _fedpage_convex, _fedpage_nonconvex,
+        _work(_fedpage_convex, lambda s: s.N**1.5 * s.sigma**2 / (s.S**2 * s.epsilon) / s.L),
+        _work(_fedpage_nonconvex, lambda s: s.N * s.sigma**2 / (s.S**2 * s.epsilon**2)),
+    ),
+)  # fmt: skip
+"""Every row of Tables 1 and 2, in the paper's order; FedPAGE's second row twice, as printed and as its b2 gives it."""
+
+
+def _scale(s: Setting, convex: bool = False) -> float:
+    """What makes the two terms whose powers of epsilon do not match their units pure numbers again; 1 as printed."""
+    return s.L**2 * s.R2 if convex else s.L * s.D0

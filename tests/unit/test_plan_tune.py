@@ -1,0 +1,275 @@
+"""Planning and tuning, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage import cli, plot, specs
+from fedpage import plan as planning
+from fedpage import tune as tuning
+from fedpage.theory import Setting, nonconvex_fedpage, nonconvex_page
+from fedpage.types import InputError
+
+SETTING = Setting(N=1000, S=10, K=10, M=20, epsilon=0.1, sigma=1.0, G=1.0, B=1.0, L=2.0, D0=3.0, R2=4.0)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fedpage", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
+
+
+def test_a_plan_has_every_method_and_says_what_its_numbers_are():
+    rows = planning.plan(SETTING, d=100, convex=False, average_L=1.5)
+    assert [r.method for r in rows[:2]] == ["FedPAGE", "PAGE"]
+    assert [r.kind for r in rows[:2]] == ["bound", "bound"]
+    assert {r.method for r in rows} == {
+        "FedPAGE", "PAGE", "FedAvg", "FedProx", "VRL-SGD", "S-Local-SVRG", "SCAFFOLD",
+    }  # fmt: skip
+    bound = nonconvex_fedpage(L=2.0, N=1000, S=10, K=10, D0=3.0, epsilon=0.1)
+    assert rows[0].rounds == math.ceil(bound.rounds)
+    assert rows[0].steps == {"eta_g": bound.method.eta_g, "eta_l": bound.method.eta_l}
+    assert rows[1].rounds == math.ceil(nonconvex_page(L=1.5, N=1000, S=10, D0=3.0, epsilon=0.1).rounds)
+    dashes = {r.method for r in rows if r.kind == "no result"}
+    assert dashes == {"FedProx", "S-Local-SVRG"}
+    assert {r.method for r in planning.plan(SETTING, d=100, convex=True) if r.kind == "no result"} == {
+        "FedAvg", "VRL-SGD",
+    }  # fmt: skip
+
+
+def test_a_plans_bytes_are_those_of_real_runs():
+    """Clients and bytes per round of the plan against what the engine counts, for every method."""
+    problem = fp.RobustRegression(fp.load("census", rows=2000), clients=100)
+    setting = Setting(N=100, S=5, K=4, M=20, epsilon=0.1)
+    rows = planning.plan(setting, d=123, convex=False) + planning.plan(setting, d=123, convex=True)
+    planned = {r.method: r for r in rows if r.rounds is not None and r.source != "Yu et al. 2019"}
+    methods = {
+        "FedPAGE": fp.FedPAGE(S=5, K=4),
+        "PAGE": fp.PAGE(S=5),
+        "FedAvg": fp.FedAvg(S=5, K=4, b=1),
+        "FedProx": fp.FedProx(S=100, K=4, b=1),
+        "VRL-SGD": fp.VRLSGD(K=4, b=1),
+        "SCAFFOLD": fp.SCAFFOLD(S=5, K=4, b=1),
+        "S-Local-SVRG": fp.SLocalSVRG(K=4, b=1, eta_l=0.001),
+    }
+    for name, method in methods.items():
+        rounds = 1500
+        history = fp.simulate(problem, method, rounds=rounds, seed=3, record=0)
+        row = planned[name]
+        assert history.last("clients") / rounds == pytest.approx(row.clients / row.rounds, rel=0.12), name
+        assert history.last("bytes_up") / rounds == pytest.approx(row.bytes_up / row.rounds, rel=0.12), name
+        assert history.last("bytes_down") / rounds == pytest.approx(row.bytes_down / row.rounds, rel=0.12), name
+
+
+def test_wall_clock_is_linear_in_the_users_costs():
+    costs = planning.Costs(latency=2.0, uplink=100.0, downlink=400.0, gradient=0.5)
+    assert costs.seconds(10, down=800.0, up=300.0, gradients=4) == 10 * (2 + 2 + 3 + 2)
+    assert not planning.Costs().given
+    rows = planning.plan(SETTING, d=100, convex=False, costs=planning.Costs(latency=1.0))
+    assert rows[0].seconds == rows[0].rounds
+    for bad in ({"latency": -1}, {"uplink": 0.0}, {"downlink": math.nan}, {"gradient": math.inf}):
+        with pytest.raises(InputError):
+            planning.Costs(**bad)
+
+
+def test_plan_on_the_command_line(run):
+    code, out, _ = run("plan", "--clients", "1000", "--S", "10", "--rows", "20", "--epsilon", "0.1", "--latency", "1")
+    assert code == 0
+    assert all(word in out for word in ("bound", "order", "SCAFFOLD", "Theorem 2", "estimated", "default"))
+    code, out, _ = run(
+        "plan", "--data", "census:rows=1000", "--clients", "50", "--S", "5", "--epsilon", "0.1", "--json"
+    )
+    found = json.loads(out)
+    assert found["origin"]["L"] == "computed"
+    assert found["origin"]["sigma"] == "estimated"
+    assert found["setting"]["M"] == 20
+    assert found["setting"]["L"] == fp.RobustRegression(fp.load("census", rows=1000), clients=50).smoothness().row
+    assert found["methods"][0]["method"] == "FedPAGE"
+    code, out, _ = run(
+        "plan", "--data", "census:rows=1000", "--clients", "50", "--S", "5", "--epsilon", "0.1", "--json",
+        "--objective", "logistic", "--L", "7",
+    )  # fmt: skip
+    found = json.loads(out)
+    assert found["setting"]["convex"] is True
+    assert (found["setting"]["L"], found["origin"]["L"]) == (7.0, "given")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("plan",), "Missing option"),
+        (("plan", "--epsilon", "0"), "epsilon must be"),
+        (("plan", "--epsilon", "nan"), "epsilon must be"),
+        (("plan", "--epsilon", "0.1", "--S", "5000"), "S must be"),
+        (("plan", "--epsilon", "0.1", "--L", "inf"), "L must be"),
+        (("plan", "--epsilon", "0.1", "--rows", "0"), "M must be"),
+        (("plan", "--epsilon", "0.1", "--parameters", "0"), "d must be"),
+        (("plan", "--epsilon", "0.1", "--latency", "-1"), "latency must be"),
+        (("plan", "--epsilon", "0.1", "--data", "a9b"), "did you mean 'a9a'"),
+        (("tune", "fedpge"), "did you mean 'fedpage'"),
+        (("tune", "fedpage", "--target", "0"), "target must be"),
+        (("tune", "fedpage", "--cost", "money"), "cost must be one of"),
+        (("tune", "fedpage", "--cost", "seconds"), "needs at least one of latency"),
+        (("tune", "fedpage", "--search", "eta=1"), "no hyper-parameter 'eta'"),
+        (("tune", "fedpage", "--search", "eta_g"), "expected name=value"),
+        (("tune", "fedpage", "--search", "eta_g=fast"), "eta_g must be"),
+        (("tune", "fedpage", "--search", "eta_g=-1"), "eta_g must be"),
+        (("tune", "fedavg", "--search", "rho=1"), "rho is FedPAGE's"),
+        (("tune", "fedpage", "--S", "5000"), "cannot sample"),
+        (("tune", "fedpage", "--jobs", "0"), "--jobs must be"),
+        (("tune", "fedpage", "--seeds", "0"), "seeds must be"),
+        (("run", "fedpage", "--steps", "magic"), "--steps must be"),
+        (("run", "fedpage", "--steps", "theory", "--eta-g", "0.1"), "chooses eta_g itself"),
+        (("run", "vrl-sgd", "--steps", "theory"), "gives no step sizes for VRL-SGD"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, what):
+    code, _, err = run(*words)
+    lines = [line for line in err.splitlines() if line.startswith("fedpage: ")]
+    assert (code, len(lines)) == (2, 1), err
+    assert what in err
+    assert "Traceback" not in err
+
+
+SMALL = ("--data", "census:rows=500", "--clients", "50")
+
+
+@pytest.mark.parametrize("method", ["fedpage", "page", "fedpage-full", "scaffold", "fedavg"])
+def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
+    code, out, _ = run("run", method, *SMALL, "--rounds", "30", "--S", "5", "--steps", "theory", "--out", "t")
+    assert code == 0, out
+    history = fp.History.load(tmp_path / "t" / "history.jsonl")
+    assert "By theory: fedpage run" in out
+    problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
+    about = history.meta["method"]
+    if "page" in method:
+        kind = specs.method_class(method)
+        tuned = kind.from_theory(problem, S=5, K=about["K"])
+        assert (about["eta_g"], about["eta_l"], about["p"]) == (tuned.eta_g, tuned.eta_l, tuned.p)
+    assert about["effective_step"] < 0.1
+    assert history.last("loss") < history["loss"][0]
+
+
+# Tuning
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return fp.RobustRegression(fp.load("census", rows=500), clients=50)
+
+
+def test_tuning_finds_the_best_of_a_grid_and_judges_it_on_fresh_seeds(problem, tmp_path):
+    grid = {"eta_g": [0.003, 0.3, 30.0]}
+    found = tuning.tune(problem, fp.FedPAGE(S=5), target=0.03, grid=grid, rounds=600, seeds=3, fresh=3)
+    assert found.method.eta_g == 0.3
+    fresh = [
+        fp.simulate(problem, found.method, rounds=600, seed=10_000 + i, stop=fp.Stop(grad_norm=0.03)) for i in range(3)
+    ]
+    assert found.judged[1] == sorted(h.rounds_to("grad_norm", 0.03) for h in fresh)[1]
+    costs = {m.eta_g: s.cost for m, s in found.scores}
+    assert costs[0.003] == math.inf
+    assert costs[30.0] == math.inf  # thrown far away, where the gradient is tiny and the loss is not
+
+
+def test_halving_spends_seeds_on_the_better_candidates(problem):
+    grid = {"eta_g": [0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5]}
+    found = tuning.tune(problem, fp.PAGE(S=5), target=0.04, grid=grid, rounds=300, seeds=9, fresh=2)
+    seeds = [score.seeds for _, score in found.scores]
+    assert seeds == sorted(seeds, reverse=True)
+    assert seeds[0] == 9
+    assert seeds[-1] == 1
+    assert len(found.scores) == 7
+    assert found.runs == 7 * 1 + 3 * 2 + 3 * 6 + 2
+    best_level = [s.cost for _, s in found.scores if s.seeds == 9]
+    assert best_level == sorted(best_level)
+
+
+def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_path):
+    options = {"target": 0.04, "grid": {"eta_g": [0.05, 0.1, 0.2, 0.4]}, "rounds": 300, "seeds": 3, "fresh": 2}
+    store = tmp_path / "trials.jsonl"
+    first = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes")
+    lines = store.read_text().splitlines()
+    assert (first.runs, first.kept) == (len(lines), 0)
+    store.write_text("\n".join(lines[:4]) + "\n" + lines[4][:25])  # killed in the middle of a line
+    second = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes", jobs=2)
+    assert second.kept == 4
+    assert second.runs == first.runs - 4
+    assert (second.method, second.judged, second.scores) == (first.method, first.judged, first.scores)
+    third = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes")
+    assert (third.runs, third.kept) == (0, first.runs)
+    other = tuning.tune(problem, fp.FedPAGE(S=5), **{**options, "target": 0.05}, store=store, cost="bytes")
+    assert other.kept == 0  # another question
+
+
+def test_every_cost(problem):
+    history = fp.simulate(problem, fp.FedPAGE(S=5), rounds=600, seed=0)
+    free = planning.Costs()
+    for cost in ("rounds", "clients", "bytes", "bytes_up", "bytes_down", "gradients"):
+        column = "round" if cost == "rounds" else cost
+        assert tuning.cost_of(history, 0.03, cost, free) == history.reach("grad_norm", 0.03, column)
+    rounds = history.rounds_to("grad_norm", 0.03)
+    assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(latency=2.0)) == 2 * rounds
+    work = history["gradients_per_client"][int(rounds) // 10]
+    assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(gradient=2.0)) == pytest.approx(2 * work)
+    assert tuning.cost_of(history, 1e-9, "seconds", planning.Costs(latency=2.0)) == math.inf
+
+
+def test_grids():
+    made = tuning.candidates(fp.FedPAGE(K=5), {"step": [0.1, 0.2], "rho": [0.01, 1.0]})
+    assert [(m.eta_g, round(m.K * m.eta_l / m.eta_g, 9)) for m in made] == [
+        (0.1, 0.01), (0.1, 1.0), (0.2, 0.01), (0.2, 1.0),
+    ]  # fmt: skip
+    made = tuning.candidates(fp.FedAvg(K=5), {"step": [0.1], "eta_g": [0.5, 2.0], "K": [5, 10]})
+    assert [m.step for m in made] == pytest.approx([0.1] * 4)
+    assert len({(m.eta_g, m.K) for m in made}) == 4
+    with pytest.raises(InputError, match="no hyper-parameter 'eta'"):
+        tuning.candidates(fp.FedAvg(), {"eta": [1.0]})
+    with pytest.raises(InputError, match="at least one value"):
+        tuning.candidates(fp.FedAvg(), {"eta_g": []})
+
+
+def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
+    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300", "--seeds", "3", "--fresh", "2",
+             "--cost", "clients", "--out", "tuned")  # fmt: skip
+    code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
+    assert code == 0
+    assert "Report this number" in out
+    assert (tmp_path / "tuned" / "grid.png").stat().st_size > 5000
+    (line,) = [line for line in out.splitlines() if line.startswith("Run it: ")]
+    command = line.removeprefix("Run it: fedpage ").split()
+    code, out, _ = run(*command)
+    assert code == 0
+    code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
+    assert "0 runs done" in out
+    assert run("tune", "fedavg", *SMALL, "--S", "5", "--rounds", "20", "--seeds", "1", "--out", "d")[0] == 0
+
+
+def test_the_heat_map_marks_winner_and_failures(problem, tmp_path):
+    grid = {"step": [0.003, 0.1, 0.3], "rho": [0.01, 1.0]}
+    found = tuning.tune(problem, fp.FedPAGE(S=5), target=0.04, grid=grid, rounds=300, seeds=1, fresh=1)
+    assert plot.heat_map(found, grid, tmp_path / "a.png").stat().st_size > 5000
+    one = tuning.tune(problem, fp.PAGE(S=5), target=1e-9, grid={"eta_g": [0.1, 0.2]}, rounds=20, seeds=1, fresh=1)
+    assert one.judged[1] == math.inf
+    assert plot.heat_map(one, {"eta_g": [0.1, 0.2]}, tmp_path / "b.png").stat().st_size > 3000
+
+
+def test_command_lines_say_everything_that_differs_from_the_defaults():
+    line = specs.command_line("fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True), {"--data": "a9a"})
+    assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all --periodic True"
+    again = specs.parsed(fp.FedPAGE, {"S": "3", "eta_g": "0.25", "b3": "all", "periodic": "True"})
+    assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True)
+    assert np.isfinite(again["eta_g"])

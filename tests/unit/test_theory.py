@@ -1,0 +1,353 @@
+"""The theorems against numbers worked out by hand, and the theory itself against runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support import quadratic, uneven
+
+import fedpage as fp
+from fedpage import theory
+from fedpage.draws import RoundDraws
+from fedpage.engine import Simulation
+from fedpage.theory.steps import _weights
+from fedpage.types import InputError
+
+# Theorems, by hand
+
+
+def test_theorem_1():
+    """N=100, S=10: p=0.1, (1-p)/(pS)=0.9. L=2, D0=3, eps=0.1."""
+    tuned = theory.nonconvex_page(L=2.0, N=100, S=10, D0=3.0, epsilon=0.1)
+    assert tuned.method.eta_g == pytest.approx(1 / (2 * (1 + math.sqrt(0.9))), rel=1e-14)
+    assert tuned.rounds == pytest.approx(2 * 3 * 2 * (1 + math.sqrt(0.9)) / 0.01, rel=1e-12)
+    assert (tuned.method.S, tuned.method.p, tuned.method.b1) == (10, 0.1, None)
+    printed = theory.nonconvex_page(L=2.0, N=100, S=10, D0=3.0, epsilon=0.1, variant="printed")
+    assert printed.method.eta_g == pytest.approx(1 / (2 * (1 + math.sqrt(0.45))), rel=1e-14)
+
+
+def test_theorem_2():
+    """N=64, S=4: p=1/16, 3(1-p/3)/(pS) = 3 (47/48)/(1/4) = 11.75."""
+    tuned = theory.nonconvex_fedpage(L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5)
+    assert tuned.method.eta_g == pytest.approx(1 / (1 + math.sqrt(11.75)), rel=1e-14)
+    assert tuned.method.eta_l == pytest.approx(math.sqrt(2) / (16 * 24 * 2 * 5), rel=1e-14)
+    assert tuned.rounds == pytest.approx(16 * (1 + math.sqrt(11.75)), rel=1e-12)
+    printed = theory.nonconvex_fedpage(L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5, variant="printed")
+    assert printed.method.eta_g == pytest.approx(1 / (1 + math.sqrt(5.875)), rel=1e-14)
+    noisy = theory.nonconvex_fedpage(L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5, sigma2=2.0)
+    assert (noisy.method.b1, noisy.method.b2) == (48, 1536)  # 24*2/(4*0.25) and 48*2/(4*0.25/16)
+    assert noisy.rounds == pytest.approx(64 * (1 + math.sqrt(11.75)) + 1, rel=1e-12)
+    few = theory.nonconvex_fedpage(L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5, sigma2=2.0, M=100)
+    assert (few.method.b1, few.method.b2) == (48, None)
+
+
+def test_on_a9a_the_numbers_are_those_of_the_notes():
+    """PAPER.md: c = 48.7 as printed, eta_l about 4e-7, SCAFFOLD's guaranteed step about 90 times smaller."""
+    p = 10 / 3250
+    assert 3 * (1 - p / 3) / (2 * p * 10) == pytest.approx(48.7, abs=0.05)
+    method = theory.nonconvex_fedpage(L=14.0, N=3250, S=10, K=10, D0=1.0, epsilon=0.1).method
+    assert method.eta_l == pytest.approx(4.1e-7, rel=0.01)
+    scaffold = theory.scaffold_steps(L=14.0, N=3250, S=10, K=10, convex=False)
+    assert 60 < method.eta_g / scaffold.step < 140
+
+
+def test_the_corrected_steps_satisfy_the_proofs_and_the_printed_do_not():
+    """The proofs need 1/(2 eta) - L/2 - eta C L^2/(2) >= 0 with C = c as below; s = eta's 1 + sqrt(c)."""
+    N, S, L = 3250, 10, 14.0
+    p = S / N
+    for needed, corrected, printed in (
+        (
+            (1 - p) / (p * S),
+            fp.methods.steps.page_nonconvex(L, N, S, p),
+            fp.methods.steps.page_nonconvex(L, N, S, p, "printed"),
+        ),
+        (
+            3 * (1 - p / 3) / (p * S),
+            fp.methods.steps.fedpage_nonconvex(L, N, S, 10, p)[0],
+            fp.methods.steps.fedpage_nonconvex(L, N, S, 10, p, "printed")[0],
+        ),
+    ):
+
+        def slack(eta, needed=needed):
+            return 1 / (2 * eta) - L / 2 - eta * needed * L**2 / 2
+
+        assert slack(corrected) >= 0
+        assert slack(printed) < 0
+
+
+def test_theorem_3():
+    """S = N = 4: p = 1, delta = 4^(3/4)/4, every (1-p) term vanishes: eta_g = 1/(L (1 + 1/2))."""
+    tuned = theory.convex_page(L=2.0, N=4, S=4, R2=3.0, epsilon=0.1)
+    assert tuned.method.eta_g == pytest.approx(1 / 3, rel=1e-14)
+    assert tuned.rounds == pytest.approx((1.5 + 4**0.75 / 4) * 3 / 0.1, rel=1e-12)
+    N, S, L = 256, 4, 1.0  # p = 1/64, Sp = 1/16, delta = 64/4 = 16
+    tuned = theory.convex_page(L=L, N=N, S=S, R2=1.0, epsilon=0.1)
+    q = 63 / 64
+    c = 1 + 4 + q * 512 / (2 * 17) + q * 4 + q**2 * 64 * 4 / 17
+    assert tuned.method.eta_g == pytest.approx(1 / c, rel=1e-13)
+    assert tuned.rounds == pytest.approx((c / 2 + 8) / 0.1, rel=1e-12)
+
+
+@pytest.mark.parametrize(("N", "S"), [(3250, 10), (325, 1), (10, 1), (10, 10), (10_000, 2_000), (1, 1)])
+def test_theorem_4_satisfies_its_own_inequalities(N, S):
+    L, K, R2, epsilon = 3.0, 7, 2.0, 0.05
+    tuned = theory.convex_fedpage(L=L, N=N, S=S, K=K, R2=R2, epsilon=epsilon)
+    p, delta, T, eta = S / N, N**0.75 / S, tuned.rounds, tuned.method.eta_g
+    local = 12 * K**2 * L**2 * tuned.method.eta_l**2 * T
+    w1, w2 = _weights(L, S, p, delta, eta, local)
+    assert (1 + delta) * w2 + 3 * (1 - p / 3) * L**2 / (p * S) * w1 <= 1e-12
+    assert local * 2 * eta**2 / p**2 + 12 * local / T * w1 / p**2 <= eta / (4 * L) * (1 + 1e-9)
+    assert tuned.method.eta_l <= math.sqrt(2) * p / (24 * math.sqrt(S) * K * L) * (1 + 1e-12)
+    assert (((2 * delta + 1) * L / 2 * R2 + 2 * R2 / eta) / T) <= epsilon * (1 + 1e-9)
+    order = (1 + delta) * p / (L * (1 + 1 / math.sqrt(S * p)))
+    assert 0.005 * order < eta < order  # Theta of the theorem
+    if N >= 10:
+        wider = theory.convex_fedpage(L=L, N=N, S=S, K=K, R2=R2, epsilon=epsilon, sigma2=1.0)
+        assert wider.rounds > tuned.rounds
+        assert wider.method.b1 >= 1
+        assert wider.method.b2 >= 1
+
+
+def test_theorem_4_prints_the_papers_batches():
+    N, S, sigma2, epsilon = 256, 4, 2.0, 0.1  # p = 1/64, sqrt(pS) = 1/4, p^1.5 sqrt(S) = 2/512
+    tuned = theory.convex_fedpage(L=1.0, N=N, S=S, K=3, R2=1.0, epsilon=epsilon, sigma2=sigma2, variant="printed")
+    assert (tuned.method.b1, tuned.method.b2) == (24 * 2 * 4 * 10, 48 * 2 * 256 * 10)
+
+
+def test_rivals_steps_are_their_papers():
+    assert theory.scaffold_steps(L=2.0, N=1000, S=8, K=5, convex=False).step == pytest.approx(0.04 / 48)
+    assert theory.scaffold_steps(L=2.0, N=1000, S=8, K=5, convex=True).step == pytest.approx(1 / 162)
+    assert theory.fedavg_steps(L=2.0, N=10, S=8, K=5, B=2.0, convex=True).step == pytest.approx(1 / 60)
+    assert theory.fedavg_steps(L=2.0, N=10, S=8, K=5, B=2.0, convex=False).step == pytest.approx(1 / 80)
+
+
+GOOD = {"L": 1.0, "N": 100, "S": 10, "D0": 1.0, "epsilon": 0.1}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": math.nan}, {"L": math.inf}, {"L": 0.0}, {"D0": -1.0},
+        {"S": 101}, {"S": 0}, {"N": 0}, {"S": 2.5}, {"variant": "printd"},
+    ],
+)  # fmt: skip
+def test_constants_that_cannot_be_are_refused(bad):
+    with pytest.raises(InputError):
+        theory.nonconvex_page(**(GOOD | bad))
+    with pytest.raises(InputError):
+        theory.nonconvex_fedpage(**(GOOD | {"K": 2} | bad))
+
+
+def test_more_refusals():
+    for bad in ({"K": 0}, {"sigma2": -1.0}, {"sigma2": math.nan}):
+        with pytest.raises(InputError):
+            theory.nonconvex_fedpage(**(GOOD | {"K": 2} | bad))
+        with pytest.raises(InputError):
+            theory.convex_fedpage(**({"L": 1.0, "N": 10, "S": 1, "K": 2, "R2": 1.0, "epsilon": 0.1} | bad))
+    for bad in ({"epsilon": 0}, {"S": 11}, {"G": -1.0}, {"L": math.nan}):
+        with pytest.raises(InputError):
+            theory.Setting(**({"N": 10, "S": 1, "K": 1, "M": 5, "epsilon": 0.1} | bad))
+
+
+# Tables
+
+
+def test_tables_as_printed():
+    """N=64, S=8, K=4, M=27, eps=0.5, sigma=2, G=3, B=1.5, with everything else 1."""
+    s = theory.Setting(N=64, S=8, K=4, M=27, epsilon=0.5, sigma=2.0, G=3.0, B=1.5)
+    rows = {(e.method, e.source): e for e in theory.TABLE}
+
+    def values(key):
+        e = rows[key]
+        return [None if f is None else f(s) for f in (e.convex, e.nonconvex, e.convex_gradients, e.nonconvex_gradients)]
+
+    e2, e4 = 0.25, 0.0625
+    assert values(("FedAvg", "Yu et al. 2019")) == pytest.approx(
+        [None, 9 * 64 * 4 / e2 + 4 / (64 * 4 * e4), None, 9 * 64 * 16 / e2 + 4 / (64 * e4)]
+    )
+    convex = 9 / (8 * e2) + 3 / 0.5**1.5 + 2.25 / 0.5 + 4 / (8 * 4 * e2)
+    nonconvex = 9 / (8 * e4) + 3 / 0.125 + 2.25 / e2 + 4 / (8 * 4 * e4)
+    assert values(("FedAvg", "Karimireddy et al. 2020")) == pytest.approx(
+        [
+            convex, nonconvex,
+            9 * 4 / (64 * e2) + 3 * 8 * 4 / (64 * 0.5**1.5) + 2.25 * 8 * 4 / (64 * 0.5) + 4 / (64 * e2),
+            9 * 4 / (64 * e4) + 3 * 8 * 4 / (64 * 0.125) + 2.25 * 8 * 4 / (64 * e2) + 4 / (64 * e4),
+        ]
+    )  # fmt: skip
+    assert values(("FedProx", "Sahu et al. 2018")) == [4.5, None, 4.5, None]
+    assert values(("VRL-SGD", "Liang et al. 2019")) == pytest.approx(
+        [None, 64 / e2 + 64 * 4 / (4 * e4), None, 64 * 4 / e2 + 64 * 4 / e4]
+    )
+    assert values(("S-Local-SVRG", "Gorbunov et al. 2020")) == pytest.approx(
+        [(3 / 4 ** (1 / 3) + math.sqrt(27 / (64 * 16))) / 0.5, None,
+         (4 + math.sqrt(27 / 64) + 3 * 4 ** (2 / 3)) / 0.5, None]
+    )  # fmt: skip
+    assert values(("SCAFFOLD", "Karimireddy et al. 2020")) == pytest.approx(
+        [64 / (8 * 0.5) + 4 / (8 * 4 * e2), 4 / e2 + 4 / (8 * 4 * e4),
+         4 / 0.5 + 4 / (64 * e2), 2 * 4 / (4 * e2) + 4 / (64 * e4)]
+    )  # fmt: skip
+    bulk = 64**0.75
+    assert values(("FedPAGE", "Zhao, Li, Richtárik 2021")) == pytest.approx(
+        [bulk / (8 * 0.5), 16 / (8 * e2), bulk * 31 / (64 * 0.5), 16 * 31 / (64 * e2)]
+    )
+    printed, from_b2 = values(("FedPAGE", "minibatches, as printed")), values(("FedPAGE", "minibatches, from b2"))
+    assert printed[2:] == pytest.approx(
+        [bulk / 32 * (512 * 4 / (8 * e2) + 4), 16 / (64 * e2) * (64 * 4 / (8 * e2) + 4)]
+    )
+    assert from_b2[2:] == pytest.approx(
+        [bulk / 32 * (512 * 4 / (64 * 0.5) + 4), 16 / (64 * e2) * (64 * 4 / (64 * e2) + 4)]
+    )
+
+
+def test_the_three_convex_cases_meet_at_their_borders():
+    N = 10_000
+    assert theory.convex_case(N, 100)[1] == pytest.approx(10.0)
+    assert theory.convex_case(N, 101)[1] == pytest.approx(10.0)
+    assert theory.convex_case(N, 1000)[1] == pytest.approx(10.0)
+    assert theory.convex_case(N, 1001)[1] == pytest.approx(10.0, rel=2e-3)
+
+
+def test_units_do_not_matter():
+    """Rounds are pure numbers: measuring f in cents and x in millimetres changes nothing."""
+    base = theory.Setting(N=64, S=8, K=4, M=27, epsilon=0.5, sigma=2.0, G=3.0, B=1.5, L=5.0, D0=0.7, R2=0.3)
+    f, x = 100.0, 1000.0  # f -> 100 f, x -> 1000 x: gradients times f/x, L times f/x^2
+    g = f / x
+
+    def scaled(epsilon):
+        return theory.Setting(
+            N=64,
+            S=8,
+            K=4,
+            M=27,
+            epsilon=epsilon,
+            sigma=2 * g,
+            G=3 * g,
+            B=1.5,
+            L=5 * f / x**2,
+            D0=0.7 * f,
+            R2=0.3 * x**2,
+        )
+
+    for entry in theory.TABLE:
+        if entry.source == "minibatches, as printed":
+            continue  # its powers of epsilon are the slip
+        for formula, epsilon in ((entry.convex, 0.5 * f), (entry.nonconvex, 0.5 * g)):
+            if formula is not None:
+                assert formula(scaled(epsilon)) == pytest.approx(formula(base), rel=1e-9), entry
+        for formula, epsilon in ((entry.convex_gradients, 0.5 * f), (entry.nonconvex_gradients, 0.5 * g)):
+            if formula is not None:
+                assert formula(scaled(epsilon)) == pytest.approx(formula(base), rel=1e-9), entry
+
+
+# Constants
+
+
+def test_variance_and_heterogeneity_against_loops():
+    problem = uneven("logistic-nonconvex")
+    x = np.linspace(-0.5, 0.5, problem.d)
+    found = theory.variance(problem, x)
+    singles = fp.types.Batch
+    for i in (0, 5, 11):
+        oracle = problem.oracle(np.array([i]), RoundDraws(0, 0))
+        rows = [
+            oracle.grad(x, singles(np.array([[j]], dtype=np.uint32), np.array([1])))[0] for j in range(problem.sizes[i])
+        ]
+        assert found[i] == pytest.approx(
+            np.mean(((rows - np.mean(rows, axis=0)) ** 2).sum(axis=1)), rel=1e-9, abs=1e-12
+        )
+    quad = quadratic()
+    G, B = theory.heterogeneity(quad, [quad.x_star, quad.x_star + 1.0])
+    own = np.einsum("nij,j->ni", quad.A, quad.x_star) - quad.b.mean(axis=1)
+    assert pytest.approx(math.sqrt((own**2).sum(axis=1).mean()), rel=1e-9) == G
+    away = np.einsum("nij,j->ni", quad.A, quad.x_star + 1.0) - quad.b.mean(axis=1)
+    assert (away**2).sum(axis=1).mean() <= (G**2 + B**2 * (quad.grad(quad.x_star + 1.0) ** 2).sum()) * (1 + 1e-9)
+
+
+def test_the_reference_solver_finds_the_minimum():
+    quad = quadratic()
+    found = theory.reference(quad)
+    np.testing.assert_allclose(found.x, quad.x_star, atol=1e-6)
+    problem = fp.LogisticRegression(fp.load("census", rows=300), clients=30, reg="l2", alpha=0.05)
+    assert theory.reference(problem).grad_norm < 1e-6
+    constants = theory.estimate(problem)
+    assert constants.convex
+    assert pytest.approx(math.log(2) - theory.reference(problem).loss, rel=1e-9) == constants.D0
+    assert problem.smoothness() == constants.L
+
+
+def test_power_iteration_finds_the_largest_curvature():
+    problem = uneven("squares")
+    exact = problem.smoothness().whole
+    assert theory.local_smoothness(problem, np.zeros(problem.d), iterations=2000, tolerance=1e-12) == pytest.approx(
+        exact, rel=1e-5
+    )
+    robust = uneven("robust")
+    assert theory.local_smoothness(robust, np.zeros(robust.d)) <= robust.smoothness().whole
+
+
+# from_theory
+
+
+def test_a_method_from_theory():
+    problem = uneven("robust")
+    method = fp.FedPAGE.from_theory(problem, S=3, K=5)
+    expected = theory.nonconvex_fedpage(L=problem.smoothness().row, N=12, S=3, K=5, D0=1.0, epsilon=1.0).method
+    assert method == expected
+    page = fp.FedPAGE.from_theory(problem, S=3, K=1)
+    assert page.eta_g == theory.nonconvex_page(L=problem.smoothness().average, N=12, S=3, D0=1, epsilon=1).method.eta_g
+    noisy = fp.FedPAGE.from_theory(problem, S=3, K=5, epsilon=1.0, sigma2=0.5)
+    assert (noisy.b1, noisy.b2) == (4, 32)
+    assert isinstance(fp.PAGE.from_theory(problem, S=3, K=1), fp.PAGE)
+    for bad in ({"S": 13}, {"S": 0}, {"S": 3, "K": 0}, {"S": 3, "epsilon": 0.0}, {"S": 3, "sigma2": 1.0}):
+        with pytest.raises(InputError):
+            fp.FedPAGE.from_theory(problem, **bad)
+
+
+# The theory itself
+
+
+def test_the_bias_contracts_by_one_minus_p_over_many_draws():
+    """The paper's lemma at K = 1 with real coins, clients and minibatches: the mean over draws, with its interval."""
+    problem, p = quadratic(noise=1.0), 0.3
+    method = fp.PAGE(S=2, eta_g=0.1, p=p, b2=2)
+    x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
+    run = Simulation(problem, method, seed=0)
+    start = run.state._replace(x=x_prev - 0.1 * g, x_prev=x_prev, g=g)
+    errors = []
+    for draw in range(1, 4001):
+        run.state = start
+        run.tally.round = draw
+        run.step()
+        errors.append(run.state.g - problem.grad(start.x))
+    mean, deviation = np.mean(errors, axis=0), np.std(errors, axis=0) / math.sqrt(len(errors))
+    contracted = (1 - p) * (g - problem.grad(x_prev))
+    assert (np.abs(mean - contracted) < 4 * deviation).all()
+    assert np.abs(contracted).min() > 8 * deviation.max()  # the interval is narrow enough to mean something
+    assert (np.abs(mean - (g - problem.grad(x_prev))) > 4 * deviation).any()
+
+
+@pytest.mark.parametrize("K", [1, 5])
+def test_real_runs_stay_under_the_proofs_bound(K):
+    """Mean over rounds and seeds of |grad f|^2 with the corrected steps, against 4 D0/(eta_g R) (2 for K = 1)."""
+    problem = fp.RobustRegression(fp.load("census", rows=400, skew=1.0), clients=40)
+    method = fp.FedPAGE.from_theory(problem, S=4, K=K)
+    D0 = problem.loss(np.zeros(problem.d))  # f* >= 0
+    for rounds in (20, 200):
+        runs = fp.sweep(problem, [method], rounds=rounds, seeds=5, record=1)
+        mean = np.mean([(run["grad_norm"][:-1] ** 2).mean() for run in runs])
+        bound = (2 if K == 1 else 4) * D0 / (method.eta_g * rounds)
+        assert mean <= bound
+        assert mean > 1e-4 * bound
+
+
+def test_convex_runs_stay_under_the_proofs_bound():
+    problem = fp.LogisticRegression(fp.load("census", rows=400), clients=40, reg="l2", alpha=0.05)
+    best = theory.reference(problem)
+    R2 = float((best.x**2).sum())
+    tuned = theory.convex_page(L=problem.smoothness().average, N=40, S=4, R2=R2, epsilon=0.1)
+    rounds = math.ceil(tuned.rounds)
+    runs = fp.sweep(problem, [tuned.method], rounds=rounds, seeds=3, record=1)
+    gap = np.mean([(run["loss"][1:] - best.loss).mean() for run in runs])
+    assert 0 < gap <= 0.1
