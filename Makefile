@@ -3,31 +3,32 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
+TESTS := $(VENV)/.extras-$(EXTRAS)
 
 .PHONY: demo test lint types rooms tests mutants bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
 
-test: $(VENV)/.test lint types rooms tests
+test: $(TESTS) lint types rooms tests
 
-lint: $(VENV)/.test
+lint: $(TESTS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(VENV)/.test
+types: $(TESTS)
 	$(BIN)/mypy
 
-rooms: $(VENV)/.test
+rooms: $(TESTS)
 	$(BIN)/lint-imports --no-logo
 
-tests: $(VENV)/.test
+tests: $(TESTS)
 	$(BIN)/python -m pytest
 
-mutants: $(VENV)/.test
+mutants: $(TESTS)
 	$(BIN)/python tests/mutants.py
 
-bench: $(VENV)/.test
+bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py
 
 $(VENV)/.python:
@@ -40,7 +41,7 @@ $(VENV)/.core: $(VENV)/.python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.core
+$(TESTS): $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
 	@touch $@
 

@@ -53,3 +53,10 @@ class MomentumSGD:
     def server(self, state: State, replies: Replies) -> State:
         v = self.beta * state.v + replies.mean.g
         return State(state.x - self.eta * v, v, state.N)
+
+
+if __name__ == "__main__":
+    import fedpage as fp
+
+    problem = fp.RobustRegression(fp.load("census"), clients=3250)
+    print(fp.simulate(problem, MomentumSGD(), rounds=500, seed=0))

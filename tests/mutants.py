@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant("descend: one step short", "methods/walks.py", "for _ in range(K):\n        direction = oracle.grad(y, oracle.batch(b))", "for _ in range(K - 1):\n        direction = oracle.grad(y, oracle.batch(b))"),
     Mutant("descend: proximal sign", "methods/walks.py", "direction = direction + mu * (y - x)", "direction = direction - mu * (y - x)"),
     Mutant("descend: the same batch at every step", "methods/walks.py", "    for _ in range(K):\n        direction = oracle.grad(y, oracle.batch(b))", "    batch = oracle.batch(b)\n    for _ in range(K):\n        direction = oracle.grad(y, batch)"),
-    Mutant("descend, fused: shift never applied", "problems/kernels.py", "y[l] -= eta * shift[i, l]", "y[l] -= 0.0 * shift[i, l]"),
+    Mutant("descend, fused: shift never applied", "problems/kernels.py", "y[l] -= eta * shift[own_shift, l]", "y[l] -= 0.0 * shift[own_shift, l]"),
     Mutant("FedAvg: reply has the wrong sign", "methods/fedavg.py", "Reply(-(self.K * self.eta_l) * direction)", "Reply((self.K * self.eta_l) * direction)"),
     Mutant("FedAvg: eta_g ignored", "methods/fedavg.py", "state.x + self.eta_g * replies.mean.dy", "state.x + replies.mean.dy"),
     Mutant("SCAFFOLD: correction never applied", "methods/scaffold.py", "b=self.b, shift=shift)", "b=self.b)"),

@@ -34,15 +34,18 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail("interrupted; what was not finished is not written", 130)
     except BrokenPipeError:  # the reader of a pipe has gone, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if type(error).__name__ == "Abort":
-            _fail("interrupted", 130)
+            _fail("interrupted; what was not finished is not written", 130)
         if hasattr(error, "format_message"):  # a usage error of typer's
             context = getattr(error, "ctx", None)
+            if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+                print(context.get_help())
+                sys.exit(2)
             command = getattr(context, "command_path", "fedpage")
             text = str(error.format_message()).replace("\n", " ").rstrip(".")
             if text:

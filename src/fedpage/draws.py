@@ -198,6 +198,8 @@ class RoundDraws:
         """(S,) ascending client numbers, uniform without replacement, in O(S)."""
         if S >= N:
             return np.arange(N, dtype=np.int64)
+        if N > 2**32 - 1:
+            raise InputError(f"clients are numbered in 32 bits: {N:,} are too many")
         chosen: Ints = _choose(self._keys, N, S)
         return chosen
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import math
 import platform
 import time
@@ -9,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,9 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 """Called now and then with rounds done, rounds in all, and the newest record."""
 
 _CHUNK = 512
-"""Clients whose replies exist at the same time, at the most, per thread."""
+"""Clients whose replies exist at the same time, at the most (and that many again for each thread) ..."""
+_CHUNK_BYTES = 1 << 22
+"""... and the most memory that a vector of each of them may take together. No chunk size can change a bit."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,10 @@ class Stop:
     def __post_init__(self) -> None:
         for name in ("grad_norm", "loss", "bytes"):
             value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or (name != "loss" and value <= 0)):
+            if value is None:
+                continue
+            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or (name != "loss" and value <= 0):
                 raise InputError(f"stop: {name} must be a finite number above 0, not {value!r}")
 
 
@@ -129,14 +137,21 @@ class Simulation:
 
     def __init__(
         self, problem: Problem, method: Method, *, seed: int, x0: Vector | None = None, threads: int = 1,
-        chunk: int = _CHUNK,
+        chunk: int | None = None,
     ) -> None:  # fmt: skip
-        for name, value in (("threads", threads), ("chunk", chunk)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
-        start = np.zeros(problem.d) if x0 is None else np.array(x0, dtype=np.float64)
-        if start.shape != (problem.d,) or not np.isfinite(start).all():
-            raise InputError(f"x0 must be {problem.d} finite numbers, not an array of shape {start.shape}")
+        for name in ("oracle", "measure", "describe"):
+            if isinstance(problem, type) or not hasattr(problem, name):
+                raise InputError(
+                    f"problem must be a problem such as RobustRegression(data, clients=10), not {problem!r}"
+                )
+        for name in ("init", "call", "client", "server"):
+            if isinstance(method, type) or not hasattr(method, name):
+                raise InputError(f"method must be a method such as FedPAGE(S=10), not {method!r}")
+        check_whole("threads", threads, 1)
+        if chunk is None:
+            chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
+        check_whole("chunk", chunk, 1)
+        start = np.zeros(problem.d) if x0 is None else _start(x0, problem.d)
         self.problem, self.method, self.seed = problem, method, check_seed(seed)
         self.threads, self.chunk = int(threads), int(chunk)
         self.state = method.init(start, problem.N)
@@ -186,6 +201,9 @@ class Simulation:
 
     def _client(self, chunk: Ints, message: Any, draws: Draws, memory: Any) -> tuple[Any, Any, Oracle]:
         oracle = self.problem.oracle(chunk, draws)
+        if self.threads > 1:
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller's setting does not reach threads
+                return *self.method.client(message, oracle, memory), oracle
         return *self.method.client(message, oracle, memory), oracle
 
     def _keep(self, chunk: Ints, replies: Any, memory: Any, oracle: Oracle) -> Any:
@@ -195,27 +213,50 @@ class Simulation:
         return replies
 
 
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _start(x0: Any, d: int) -> Vector:
+    """(d,) a copy of the given start."""
+    try:
+        start = np.array(x0)
+        if start.dtype.kind not in "fiu":
+            raise ValueError
+        start = start.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"x0 must be {d} finite numbers, not {type(x0).__name__}") from None
+    if start.shape != (d,):
+        raise InputError(f"x0 must be {d} finite numbers, not an array of shape {start.shape}")
+    if not np.isfinite(start).all():
+        raise InputError(f"x0 must be {d} finite numbers; there is a NaN or an infinity in it")
+    return start
+
+
 class _Watch:
     """Tells a run that has left for good from one that wanders.
 
-    Diverged is: x, loss or gradient not finite; a loss above the first by 100 max(1, |f(x0)|); or one above it by
-    max(1, |f(x0)|) at 20 records in a row. The last catches losses that grow slowly, such as robust regression's.
+    Diverged is: loss or gradient not finite; a loss above f(x0) by 100 max(1, |f(x0)|); or one above it by
+    max(1, |f(x0)|) at the end, or at 3 records in a row or more that span 200 rounds. The last catches losses that
+    grow slowly, such as robust regression's.
     """
 
-    def __init__(self) -> None:
-        self.first = math.nan
-        self.above = 0
+    def __init__(self, first: float) -> None:
+        self.first = first
+        self.above: list[float] = []
 
-    def verdict(self, row: Mapping[str, float], tally: Tally) -> str | None:
-        loss = row["loss"]
-        if not all(math.isfinite(value) for value in row.values()):
-            return f"diverged: loss or gradient not finite at round {tally.round}"
-        if math.isnan(self.first):
-            self.first = loss
+    def verdict(self, row: Mapping[str, float], last: bool) -> str | None:
+        """Why the run has diverged at this record, or None."""
+        loss, done = row["loss"], row["round"]
+        if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
+            return f"diverged: loss or gradient not finite at round {done:.0f}"
         unit = max(1.0, abs(self.first))
-        self.above = self.above + 1 if loss > self.first + unit else 0
-        if loss > self.first + 100.0 * unit or self.above >= 20:
-            return f"diverged: loss {loss:.4g} at round {tally.round}, {self.first:.4g} at the start"
+        self.above = [*self.above, done] if loss > self.first + unit else []
+        lasting = len(self.above) >= 3 and done - self.above[0] >= 200
+        if loss > self.first + 100.0 * unit or lasting or (last and self.above):
+            return f"diverged: loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start"
         return None
 
 
@@ -230,7 +271,7 @@ def simulate(
     stop: Stop | Callable[[Mapping[str, float]], str | None] | None = None,
     progress: Progress | None = None,
     threads: int = 1,
-    chunk: int = _CHUNK,
+    chunk: int | None = None,
 ) -> History:
     """Run `rounds` rounds of a method on a problem and return its history.
 
@@ -246,27 +287,29 @@ def simulate(
     >>> bool(history.last("grad_norm") < history["grad_norm"][0])
     True
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)) or rounds < 0:
-        raise InputError(f"rounds must be a whole number of at least 0, not {rounds!r}")
-    if isinstance(record, bool) or not isinstance(record, (int, np.integer)) or record < 0:
-        raise InputError(f"record must be a whole number of at least 0, not {record!r}")
+    check_whole("rounds", rounds, 0)
+    check_whole("record", record, 0)
+    for name, value in (("stop", stop), ("progress", progress)):
+        if value is not None and not callable(value) and not isinstance(value, Stop):
+            raise InputError(f"{name} must be a function{' or a Stop' if name == 'stop' else ''}, not {value!r}")
     run = Simulation(problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk)
-    history = History(provenance(problem, method, seed=seed, rounds=rounds, record=record, x0=x0))
-    watch, limit = _Watch(), stop if isinstance(stop, Stop) else Stop()
-    seconds, first_loss = 0.0, math.nan
+    history = History(provenance(problem, method, seed=seed, rounds=rounds, record=record, x0=x0, stop=stop))
+    limit = stop if isinstance(stop, Stop) else Stop()
+    seconds = 0.0
 
     def measure() -> dict[str, float]:
         return {**vars(run.tally), "seconds": seconds, **problem.measure(run.x, threads)}
 
-    def reason(row: Mapping[str, float]) -> str | None:
+    def reason(row: Mapping[str, float], last: bool = False) -> str | None:
         """Why the run should end at this record, if it should."""
-        gone = watch.verdict(row, run.tally)
+        gone = watch.verdict(row, last)
         if gone:
             history.diverged = True
             return gone
         if callable(stop):
-            return stop(row)
-        if row["loss"] <= first_loss:
+            said = stop(row)
+            return str(said) if said else None
+        if row["loss"] <= watch.first:
             for name in ("grad_norm", "loss"):
                 target = getattr(limit, name)
                 if target is not None and row[name] <= target:
@@ -275,10 +318,12 @@ def simulate(
 
     why: str | None = None
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges is reported below, in words
+        start = measure()
+        watch = _Watch(start["loss"])
+        history.first_loss = start["loss"]
         if record:
-            history.append(measure())
-            first_loss = history.rows[0]["loss"]
-            why = reason(history.rows[0])
+            history.append(start)
+            why = reason(start)
         tick = record or max(1, rounds // 100)
         while why is None and run.tally.round < rounds:
             began = time.perf_counter()
@@ -287,7 +332,7 @@ def simulate(
             done, x = run.tally.round, run.x
             if not math.isfinite(x.dot(x)):
                 history.diverged = True
-                why = f"diverged: x is not finite after round {done}"
+                why = f"diverged: |x|^2 is not finite after round {done}"
             elif limit.bytes is not None and run.tally.bytes_up + run.tally.bytes_down >= limit.bytes:
                 why = f"spent {limit.bytes:g} bytes at round {done}"
             if done % tick == 0 and done < rounds and why is None:
@@ -299,7 +344,7 @@ def simulate(
         if not history.rows or history.rows[-1]["round"] != run.tally.round:
             history.append(measure())
             if why is None:
-                why = reason(history.rows[-1])
+                why = reason(history.rows[-1], last=True)
         if progress:
             progress(run.tally.round, rounds, history.rows[-1])
     history.stopped = why or "finished"
@@ -308,10 +353,12 @@ def simulate(
 
 
 def provenance(
-    problem: Problem, method: Method, *, seed: int, rounds: int, record: int, x0: Vector | None
+    problem: Problem, method: Method, *, seed: int, rounds: int, record: int, x0: Vector | None, stop: Any = None
 ) -> dict[str, Any]:
-    """Plain values that say which run this is: method, problem with digests, seed, versions."""
-    start = "zeros" if x0 is None else f"given, |x0| = {float(np.linalg.norm(x0)):.17g}"
+    """Plain values that say which run this is: method, problem with digests, seed, start, versions."""
+    start = "zeros" if x0 is None else "sha256:" + hashlib.sha256(_start(x0, problem.d).tobytes()).hexdigest()
+    named = stop is None or isinstance(stop, Stop)
+    ending = {k: v for k, v in vars(stop).items() if v is not None} if isinstance(stop, Stop) else {}
     return {
         "method": describe(method),
         "problem": problem.describe(),
@@ -319,8 +366,15 @@ def provenance(
         "rounds": int(rounds),
         "record": int(record),
         "x0": start,
-        "versions": {"fedpage": __version__, "numpy": np.__version__, "python": platform.python_version()},
+        "stop": ending if named else "a function",
+        "versions": {"fedpage": __version__, "python": platform.python_version(), **_versions()},
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of the packages whose numbers a run depends on."""
+    return {name: importlib.metadata.version(name) for name in ("numpy", "numba", "scipy")}
 
 
 def describe(method: Method) -> dict[str, Any]:
@@ -345,13 +399,18 @@ def sweep(
     cluster's backend (Dask, Ray) can be plugged in. Same seed, same coins and clients for every method, so that
     comparisons are paired. progress: called with runs done, runs in all, and the run. Other options: `simulate`'s.
     """
-    chosen = list(range(seeds)) if isinstance(seeds, (int, np.integer)) else [int(s) for s in seeds]
+    if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
+        raise InputError(f"methods must be a list of methods, not {methods!r}")
+    if isinstance(seeds, (bool, str)) or not isinstance(seeds, (int, np.integer, Iterable)):
+        raise InputError(f"seeds must be a number of seeds or a list of them, not {seeds!r}")
+    chosen = list(range(int(seeds))) if isinstance(seeds, (int, np.integer)) else list(seeds)
+    if jobs is not None:
+        check_whole("jobs", jobs, 1)
     tasks = [(method, seed) for method in methods for seed in chosen]
     if not tasks:
         raise InputError("nothing to run: give at least one method and one seed")
     for method, seed in tasks:  # nonsense is refused here, not in a worker
-        method.init(np.zeros(problem.d), problem.N)
-        check_seed(seed)
+        Simulation(problem, method, seed=seed)
     done: list[History] = []
     for history in _runs(problem, tasks, rounds, jobs, options):
         done.append(history)
@@ -373,4 +432,4 @@ def _runs(
     if jobs is None:  # a backend of the user's, which may not be able to hand results over one by one
         yield from Parallel()(work)
     else:
-        yield from Parallel(n_jobs=jobs, return_as="generator")(work)
+        yield from Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")(work)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.types import InputError
+
 COSTS = (
     "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients", "gradients_per_client",
     "evaluations", "full_rounds",
@@ -45,10 +47,12 @@ class History:
         self.diverged: bool = False
         self.x: NDArray[np.float64] | None = None
         """(d,) the last model."""
+        self.first_loss: float | None = None
+        """f(x0), which the engine measures even where no record is kept of it."""
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add a record."""
-        self.rows.append(dict(row))
+        self.rows.append({name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -68,6 +72,8 @@ class History:
 
     def last(self, column: str) -> float:
         """The column's last value."""
+        if not self.rows:
+            raise InputError("the history has no record yet")
         return float(self[column][-1])
 
     def best(self, column: str) -> float:
@@ -81,7 +87,8 @@ class History:
         Robust regression has points far away with a tiny gradient and a huge loss; they are no progress.
         """
         loss = self["loss"]
-        return np.asarray(np.isfinite(loss) & (loss <= loss[0]), dtype=np.bool_)
+        first = loss[0] if self.first_loss is None else self.first_loss
+        return np.asarray(np.isfinite(loss) & (loss <= first), dtype=np.bool_)
 
     def reach(self, column: str, target: float, cost: str = "round") -> float:
         """The cost ("round", "bytes", "clients", ...) at the first record with column <= target; inf if never.
@@ -97,7 +104,10 @@ class History:
 
     def bytes_to(self, column: str, target: float, direction: str = "both") -> float:
         """Bytes until column <= target, or inf. direction: "both", "up" or "down"."""
-        return self.reach(column, target, {"both": "bytes", "up": "bytes_up", "down": "bytes_down"}[direction])
+        columns = {"both": "bytes", "up": "bytes_up", "down": "bytes_down"}
+        if direction not in columns:
+            raise InputError(f"direction must be 'both', 'up' or 'down', not {direction!r}")
+        return self.reach(column, target, columns[direction])
 
     def gradients_to(self, column: str, target: float) -> float:
         """Gradients of single rows, over all clients, until column <= target, or inf."""
@@ -141,16 +151,19 @@ class History:
         path = Path(path)
         with _replacing(path) as stream:
             for line in self._lines():
-                stream.write(json.dumps(line) + "\n")
+                stream.write(json.dumps(line, allow_nan=False) + "\n")
         return path
 
     def _lines(self) -> Iterable[dict[str, Any]]:
         yield {"format": _FORMAT, "meta": self.meta}
-        yield from self.rows
+        for row in self.rows:
+            yield {name: _json(value) for name, value in row.items()}
         yield {
             "end": self.stopped,
+            "records": len(self.rows),
             "diverged": self.diverged,
-            "x": None if self.x is None else self.x.tolist(),
+            "first_loss": None if self.first_loss is None else _json(self.first_loss),
+            "x": None if self.x is None else [_json(value) for value in self.x.tolist()],
         }
 
     @classmethod
@@ -160,7 +173,7 @@ class History:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read ({error})") from None
+            raise InputError(f"{path}: cannot be read ({error})") from None
         return cls._from_csv(text, path) if path.suffix == ".csv" else cls._from_jsonl(text, path)
 
     @classmethod
@@ -170,7 +183,7 @@ class History:
             try:
                 history.append({name: _number(value) for name, value in row.items() if value not in ("", None)})
             except (TypeError, ValueError):
-                raise ValueError(f"{path}, line {number}: not a record of a fedpage history") from None
+                raise InputError(f"{path}, line {number}: not a record of a fedpage history") from None
         return history
 
     @classmethod
@@ -186,12 +199,20 @@ class History:
                 elif "end" in entry:
                     history.stopped, history.diverged = str(entry["end"]), bool(entry["diverged"])
                     history.x = None if entry["x"] is None else np.array(entry["x"], dtype=np.float64)
+                    history.first_loss = None if entry["first_loss"] is None else float(entry["first_loss"])
+                    if entry["records"] != len(history.rows):
+                        raise ValueError
                 else:
-                    history.append({str(name): value + 0 for name, value in entry.items()})
-            except (KeyError, TypeError, ValueError, AttributeError):
-                raise ValueError(f"{path}, line {number}: not a line of a fedpage history") from None
+                    row = {name: float(v) if isinstance(v, str) else v + 0 for name, v in entry.items()}
+                    if row["round"] <= (history.rows[-1]["round"] if history.rows else -1):
+                        raise ValueError
+                    history.append(row)
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+                raise InputError(f"{path}, line {number}: not a line of a fedpage history") from None
         if not history.meta and not history.rows:
-            raise ValueError(f"{path}: empty, not a fedpage history")
+            raise InputError(f"{path}: empty, not a fedpage history")
+        if not history.stopped:
+            history.stopped = "cut off: the file has no end"
         return history
 
     def to_pandas(self) -> Any:
@@ -212,6 +233,11 @@ class History:
             f"History({self.label}, {int(self.last('round'))} rounds, loss {self.last('loss'):.4g}, "
             f"gradient norm {self.last('grad_norm'):.3g}{tail})"
         )
+
+
+def _json(value: float) -> float | str:
+    """A number that JSON can hold: infinities and NaN as words."""
+    return value if isinstance(value, int) or math.isfinite(value) else repr(value)
 
 
 def _number(text: str) -> float:
@@ -242,21 +268,42 @@ class _replacing:
 
 
 def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
-    """Runs grouped by method and hyper-parameters, under labels that tell the groups apart.
+    """Runs grouped by method, hyper-parameters and problem, under labels that tell the groups apart.
 
-    The label is the method's name; where several groups share it, the hyper-parameters that differ follow.
+    The label is the method's name; where several groups share it, the hyper-parameters that differ follow, then the
+    problem's own differences, and a number where nothing else helps.
     """
     groups: dict[str, list[History]] = {}
     for history in histories:
-        groups.setdefault(json.dumps(history.meta.get("method", {}), sort_keys=True), []).append(history)
-    labels = {}
-    for key, runs in groups.items():
-        about = runs[0].meta.get("method", {})
-        twins = [g[0].meta.get("method", {}) for g in groups.values() if g[0].label == runs[0].label]
-        differing = [name for name in about if any(other.get(name) != about[name] for other in twins)]
-        parts = [f"{name}={_short(about[name])}" for name in differing if name not in ("effective_step", "class")]
-        labels[key] = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
-    return {labels[key]: runs for key, runs in groups.items()}
+        about = [history.meta.get("method", {}), history.meta.get("problem", {})]
+        groups.setdefault(json.dumps(about, sort_keys=True, default=str), []).append(history)
+    labelled: dict[str, list[History]] = {}
+    for runs in groups.values():
+        twins = [other[0] for other in groups.values() if other[0].label == runs[0].label]
+        parts = _differences(runs[0], twins, "method") + _differences(runs[0], twins, "problem")
+        label = plain = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
+        number = 1
+        while label in labelled:
+            number += 1
+            label = f"{plain} #{number}"
+        labelled[label] = runs
+    return labelled
+
+
+def _differences(run: History, twins: list[History], what: str) -> list[str]:
+    """`name=value` for what tells a run from its twins."""
+    about = run.meta.get(what, {})
+    others = [twin.meta.get(what, {}) for twin in twins]
+    hidden = ("effective_step", "class", "title", "data_digest", "partition_digest", "rows", "d", "data_note")
+    differing = [name for name in about if any(other.get(name) != about[name] for other in others)]
+    shown = [name for name in differing if name not in hidden]
+    short = [f"{name}={_short(about[name])}" for name in shown]
+    exact = [f"{name}={about[name]}" for name in shown]
+    return (
+        short
+        if all(_short(o.get(n)) != _short(about[n]) for o in others for n in shown if o.get(n) != about[n])
+        else exact
+    )
 
 
 def _short(value: object) -> str:

@@ -29,6 +29,14 @@ NAMES = {
 }
 
 
+def _given(histories: Iterable[History]) -> list[History]:
+    """The histories as a list; one alone will do."""
+    runs = [histories] if isinstance(histories, History) else list(histories)
+    if not any(len(run) for run in runs):
+        raise InputError("nothing to plot: no histories given")
+    return [run for run in runs if len(run)]
+
+
 def band(runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]) -> tuple[Vector, Vector]:
     """Grid (m,) of costs, and (3, m) low, median and high of y at them over the runs.
 
@@ -42,11 +50,14 @@ def band(runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]
     else:
         low, high = max(c[0] for c in costs), float(np.median([c[-1] for c in costs]))
         grid = np.unique(np.concatenate([[low], np.linspace(low, high, 300)]))
-    table = np.array(
-        [v[np.searchsorted(c, grid, side="right").clip(min=1) - 1] for c, v in zip(costs, values, strict=True)]
-    )
-    table[~np.isfinite(table)] = np.inf  # a diverged run is worse than any number
-    return grid, np.quantile(table, (quantiles[0], 0.5, quantiles[1]), axis=0, method="nearest")
+    table = np.empty((len(runs), len(grid)))
+    for row, run, cost, value in zip(table, runs, costs, values, strict=True):
+        row[:] = value[np.searchsorted(cost, grid, side="right").clip(min=1) - 1]
+        row[~np.isfinite(row)] = np.inf  # worse than any number
+        if run.diverged:  # nothing is known of it after its last finite record
+            row[grid > cost[np.isfinite(value)].max(initial=-1.0)] = np.inf
+    low, high = np.quantile(table, quantiles, axis=0, method="nearest")
+    return grid, np.array([low, np.median(table, axis=0), high])
 
 
 def curves(
@@ -63,9 +74,10 @@ def curves(
     x: "round", "bytes", "bytes_up", "bytes_down", "clients", "gradients", "gradients_per_client" or "seconds".
     ax: where to draw; None makes a new figure, which is `ax.figure`.
     """
-    runs = list(histories)
-    if not runs:
-        raise InputError("nothing to plot: no histories given")
+    runs = _given(histories)
+    low_high = tuple(quantiles)
+    if len(low_high) != 2 or not 0 <= low_high[0] <= low_high[1] <= 1:
+        raise InputError(f"quantiles must be two numbers from 0 to 1, the smaller first, not {quantiles!r}")
     if ax is None:
         from matplotlib.figure import Figure
 
@@ -78,7 +90,7 @@ def curves(
         every = max(1, int(drawn.sum()) // 9)
         ax.plot(
             grid[drawn], middle[drawn], color=colour, marker=marker, markevery=(number * every // 4, every),
-            markersize=5, linewidth=1.6, label=label,
+            markersize=5, linewidth=1.6, label=label + _gone(group),
         )  # fmt: skip
         if len(group) > 1:
             ax.fill_between(
@@ -98,6 +110,11 @@ def curves(
     ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
     ax.legend(frameon=False)
     return ax
+
+
+def _gone(group: Sequence[History]) -> str:
+    gone = sum(run.diverged for run in group)
+    return "" if not gone else f" ({gone} of {len(group)} diverged)" if len(group) > 1 else " (diverged)"
 
 
 def save(histories: Iterable[History], path: str | os.PathLike[str], *, dpi: int = 160, **options: Any) -> Path:
@@ -171,7 +188,7 @@ def pair(histories: Iterable[History], path: str | os.PathLike[str], title: str,
     """Two panels in one file: gradient norm against rounds and against bytes."""
     from matplotlib.figure import Figure
 
-    runs, path = list(histories), Path(path)
+    runs, path = _given(histories), Path(path)
     figure = Figure(figsize=(10.4, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     curves(runs, x="round", ax=left)

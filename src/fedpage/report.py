@@ -34,7 +34,7 @@ def summarise(histories: Iterable[History], target: float) -> list[dict[str, Any
     for label, runs in by_method(histories).items():
 
         def middle(values: Iterable[float]) -> float:
-            return float(np.quantile(list(values), 0.5, method="nearest"))
+            return float(np.median(list(values)))
 
         gone = sum(run.diverged for run in runs)
         table.append(

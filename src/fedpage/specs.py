@@ -20,7 +20,7 @@ from fedpage.methods.fair import matched
 from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
 from fedpage.types import InputError
 
-OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares")
+OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2")
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -60,9 +60,20 @@ def dataset(text: str) -> Dataset:
     return load(name, **options)
 
 
-def problem(data: Dataset, clients: int, objective: str, partition: str, alpha: float, weights: str) -> LinearModel:
+def problem(
+    data: Dataset,
+    clients: int,
+    objective: str,
+    partition: str,
+    alpha: float | None = None,
+    weights: str = "uniform",
+    partition_seed: int = 0,
+) -> LinearModel:
     """The objective over the divided data."""
-    division = by_name(partition, data.y, clients)
+    division = by_name(partition, data.y, clients, partition_seed)
+    if alpha is not None and objective in ("robust", "logistic", "squares"):
+        raise InputError(f"--alpha {alpha:g}: objective {objective!r} has no regulariser to weigh")
+    alpha = 0.1 if alpha is None else alpha
     match objective:
         case "robust":
             return RobustRegression(data, division, weights=weights)
@@ -74,6 +85,8 @@ def problem(data: Dataset, clients: int, objective: str, partition: str, alpha: 
             return LogisticRegression(data, division, reg="nonconvex", alpha=alpha, weights=weights)
         case "squares":
             return LeastSquares(data, division, weights=weights)
+        case "squares-l2":
+            return LeastSquares(data, division, alpha=alpha, weights=weights)
     hint = did_you_mean(objective, list(OBJECTIVES))
     raise InputError(f"unknown objective {objective!r}: {hint}known are {', '.join(OBJECTIVES)}")
 
@@ -98,7 +111,7 @@ def _from_file(path: Path, cls: str) -> type[Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
     kind = getattr(module, cls, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):

@@ -30,13 +30,14 @@ def add_rows(total: Any, rows: Any) -> Any:
     >>> add_rows(None, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
-    if type(rows) is np.ndarray and rows.dtype is _FLOAT64:
+    if type(rows) is np.ndarray and rows.dtype == _FLOAT64:
         if total is None:
             total = np.zeros(rows.shape[1])
         _add_rows(total, rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
         return total
     if total is None:
-        total = 0.0 * rows[0]
+        total = 0 * rows[0]
+        total[:] = 0  # also where the first row is not finite, or -0.0
     for row in rows:  # tensors of another library, another precision
         total = total + row
     return total

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.engine import Stop, describe, simulate
+from fedpage.engine import Stop, check_whole, describe, simulate
 from fedpage.history import History
 from fedpage.plan import Costs
 from fedpage.types import InputError, Method, Problem
@@ -211,19 +211,9 @@ def tune(
     is judged on `fresh` seeds that had no part in choosing. Runs go through joblib; with `store`, finished ones are
     kept and never run twice. Ends above f(x0), and records above it, count as not reached.
     """
-    if cost not in COSTS:
-        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}")
-    if not (math.isfinite(target) and target > 0):
-        raise InputError(f"target must be a finite number above 0, not {target!r}")
     costs = costs or Costs()
-    if cost == "seconds" and not costs.given:
-        raise InputError("cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient")
-    for name, value in (("rounds", rounds), ("record", record), ("seeds", seeds), ("fresh", fresh)):
-        if isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} must be a whole number of at least 1, not {value!r}")
-    alive = candidates(method, default_grid(method, problem) if grid is None else grid)
-    for candidate in alive:
-        candidate.init(np.zeros(problem.d), problem.N)
+    counts = {"rounds": rounds, "record": record, "seeds": seeds, "fresh": fresh}
+    alive = checked(problem, method, target, cost, costs, grid, counts)
     question = {
         "problem": problem.describe(), "target": target, "cost": cost, "rounds": rounds, "record": record,
         "costs": dataclasses.asdict(costs), "version": __version__,
@@ -246,6 +236,25 @@ def tune(
     quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest")
     judged = (float(quartiles[0]), float(quartiles[1]), float(quartiles[2]))
     return Tuning(winner, cost, target, judged, fresh, ranking, bench.done, bench.kept)
+
+
+def checked(
+    problem: Problem, method: Any, target: float, cost: str, costs: Costs, grid: Mapping[str, Sequence[Any]] | None,
+    counts: Mapping[str, int],
+) -> list[Any]:  # fmt: skip
+    """The candidates of a search, after refusing what cannot be asked."""
+    if cost not in COSTS:
+        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}")
+    if not (math.isfinite(target) and target > 0):
+        raise InputError(f"target must be a finite number above 0, not {target!r}")
+    if cost == "seconds" and not costs.given:
+        raise InputError("cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient")
+    for name, value in counts.items():
+        check_whole(name, value, 1)
+    made = candidates(method, default_grid(method, problem) if grid is None else grid)
+    for candidate in made:
+        candidate.init(np.zeros(problem.d), problem.N)
+    return made
 
 
 def _levels(count: int, seeds: int) -> list[tuple[int, int, int]]:
@@ -280,7 +289,11 @@ class _Bench:
             found: Any = (_trial(self._problem, m, s, *self._rest) for m, s in todo)
         else:
             work = (delayed(_trial)(self._problem, m, s, *self._rest) for m, s in todo)
-            found = Parallel()(work) if self._jobs is None else Parallel(n_jobs=self._jobs, return_as="generator")(work)
+            found = (
+                Parallel()(work)
+                if self._jobs is None
+                else Parallel(n_jobs=max(1, min(self._jobs, len(todo))), return_as="generator")(work)
+            )
         for (candidate, seed), trial in zip(todo, found, strict=True):
             self._store.put(candidate, seed, trial)
             self.done += 1

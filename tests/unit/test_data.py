@@ -7,6 +7,7 @@ import gzip
 import http.server
 import lzma
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_index_base_and_width(tmp_path):
         (b"1 1:1e999\n", "line 1: the value in '1:1e999' is not a finite number"),
         (b"1,2 1:1\n", "line 1: the label '1,2' is not a number"),
         (b"\xff\xfe\n", "line 1: the label '\\\\xff\\\\xfe' is not a number"),
-        (b"", "there is no row in it"),
+        (b"", "there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"),
     ],
 )
 def test_a_bad_line_is_named_with_its_token(tmp_path, text, fault):
@@ -95,6 +96,51 @@ def test_labels_of_two_kinds_become_signs_and_others_stay():
 def test_arrays_that_do_not_fit_are_refused(X, y, why):
     with pytest.raises(InputError, match=why):
         fp.Dataset.from_arrays(X, y)
+
+
+def test_targets_of_a_regression_stay_what_they_are():
+    data = fp.Dataset.from_arrays(np.ones((2, 1)), [0.0, 10.0])
+    assert fp.LeastSquares(data, clients=1).loss(np.zeros(1)) == 25.0
+
+
+def test_arrays_that_would_reach_outside_are_refused():
+    ok = {"name": "d", "indptr": np.array([0, 1, 2]), "indices": np.array([0, 1], dtype=np.int32)}
+    ok |= {"values": np.ones(2), "y": np.ones(2), "features": 2}
+    fp.Dataset(**ok)
+    for bad in (
+        {"indices": np.array([0, 5], dtype=np.int32)},
+        {"indices": np.array([0, -1], dtype=np.int32)},
+        {"indptr": np.array([0, 3, 2])},
+        {"indptr": np.array([0, 1, 9])},
+        {"indptr": np.array([1, 1, 2])},
+        {"values": np.array([1.0, np.nan])},
+        {"y": np.array([1.0, np.inf])},
+    ):
+        with pytest.raises(InputError):
+            fp.Dataset(**(ok | bad))
+    for order, ptr in (([0, 1, 2], [0, 2, 50_000]), ([0, 1, 2], [1, 2, 3]), ([0, 1, 1], [0, 3]), ([0, -1], [0, 2])):
+        with pytest.raises(InputError):
+            partition.Partition("mine", np.array(order), np.array(ptr))
+    problem = fp.RobustRegression(fp.load("census", rows=20), clients=4)
+    oracle = problem.oracle(np.arange(3), fp.draws.RoundDraws(0, 0))
+    for shape in ((2, 123), (3, 122), (4, 123)):
+        with pytest.raises(ValueError, match="points of shape"):
+            oracle.grad(np.zeros(shape), oracle.batch(None))
+
+
+def test_one_huge_index_costs_a_line_not_gigabytes(tmp_path):
+    path = tmp_path / "huge"
+    path.write_bytes(b"1 2000000000:1\n-1 1:1\n")
+    with pytest.raises(InputError, match="largest index is 2,000,000,000"):
+        fp.load(path)
+
+
+def test_a_path_is_a_path_and_may_be_compressed(tmp_path, monkeypatch):
+    (tmp_path / "mine.xz").write_bytes(lzma.compress(TEXT))
+    assert fp.load(tmp_path / "mine", features=3).rows == 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a9a").write_bytes(TEXT)
+    assert fp.load(Path("a9a"), features=3).rows == 4
 
 
 @pytest.mark.parametrize(
@@ -162,7 +208,7 @@ def test_unknown_names_get_a_suggestion():
         fp.load("mushroms")
     with pytest.raises(InputError, match="takes no option skew"):
         fp.load("a9a", skew=1)
-    with pytest.raises(InputError, match="unexpected keyword"):
+    with pytest.raises(InputError, match="has no option colour"):
         fp.load("census", colour=1)
 
 
@@ -196,7 +242,8 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def mirror():
+def mirror(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     Server.body, Server.cut, Server.ranges = TEXT, None, []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -364,6 +411,11 @@ def test_digests_name_the_division():
         lambda: partition.power_law(50, 6, -1.0),
         lambda: partition.by_name("blocs", Y, 5),
         lambda: partition.by_name("dirichlet:x", Y, 5),
+        lambda: partition.by_name("dirichlet", Y, 5),
+        lambda: partition.blocks("60", 6),
+        lambda: partition.by_label(Y, 5, shards=2.5),
+        lambda: partition.dirichlet(Y, 5, None),
+        lambda: partition.power_law(50, 6, "x"),
         lambda: partition.Partition("mine", np.arange(3), np.array([0, 3, 3])),
     ],
 )

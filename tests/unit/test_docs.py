@@ -44,15 +44,14 @@ def test_links_between_documents_lead_somewhere():
 
 def test_contributing_shows_the_examples_as_they_are():
     method, problem = blocks("CONTRIBUTING.md")
-    assert method.strip() == (ROOT / "examples" / "own_method.py").read_text(encoding="utf-8").strip()
-    assert (
-        problem.strip()
-        == (ROOT / "examples" / "own_problem.py").read_text(encoding="utf-8").split("\n\nif ")[0].strip()
-    )
+    for shown, name in ((method, "own_method.py"), (problem, "own_problem.py")):
+        text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+        assert shown.strip() == text.split("\n\nif __name__")[0].strip()
 
 
-def test_the_own_method_works_and_obeys():
-    kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["MomentumSGD"]
+def test_the_own_method_works_and_obeys(capsys):
+    kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"), run_name="__main__")["MomentumSGD"]
+    assert "History(MomentumSGD, 500 rounds" in capsys.readouterr().out
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
     history = fp.simulate(problem, kind(S=8, eta=0.1), rounds=200, seed=0)
     np.testing.assert_allclose(history.x, problem.x_star, atol=1e-8)

@@ -118,6 +118,26 @@ def test_a_far_away_flat_point_is_no_target():
     assert away.last("round") < 2000
 
 
+@pytest.mark.parametrize("record", [0, 7, 100, 200])
+def test_divergence_does_not_depend_on_how_often_is_measured(record):
+    problem = census()
+    away = fp.simulate(problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=400, seed=0, record=record)
+    assert away.diverged
+    assert away.stopped.startswith("diverged: loss")
+    assert away.rounds_to("grad_norm", 1e9) in (0.0, math.inf)  # only x0 itself, where it was recorded
+    assert away.first_loss == problem.loss(np.zeros(problem.d))
+
+
+def test_a_target_is_judged_at_the_end_where_nothing_is_recorded():
+    near = fp.simulate(census(), fp.FedPAGE(S=5), rounds=300, seed=0, record=0, stop=fp.Stop(grad_norm=10.0))
+    assert near.stopped == "reached grad_norm 10 at round 300"
+
+
+def test_divergence_in_threads_is_said_too():
+    history = fp.simulate(quadratic(), fp.FedAvg(S=8, K=2, eta_l=50.0, b=None), rounds=3000, seed=0, threads=2, chunk=2)
+    assert history.diverged
+
+
 def test_divergence_is_said_never_a_silent_nan():
     problem = quadratic()
     for record in (0, 10):
@@ -126,6 +146,77 @@ def test_divergence_is_said_never_a_silent_nan():
         assert history.stopped.startswith("diverged")
         assert history.last("round") < 3000
     assert not fp.simulate(problem, fp.FedAvg(S=4, K=2, eta_l=0.01, b=None), rounds=100, seed=0).diverged
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"stop": 0.2}, "stop must be"),
+        ({"stop": "x"}, "stop must be"),
+        ({"progress": 5}, "progress must be"),
+        ({"x0": "abc"}, "x0 must be"),
+        ({"x0": np.zeros(123, dtype=complex)}, "x0 must be"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused(options, why):
+    with pytest.raises(InputError, match=why):
+        fp.simulate(census(), fp.FedAvg(S=5), **{"rounds": 5, "seed": 0, **options})
+
+
+def test_things_that_are_no_problem_and_no_method_are_refused():
+    with pytest.raises(InputError, match="method must be"):
+        fp.simulate(census(), fp.FedAvg, rounds=1, seed=0)
+    with pytest.raises(InputError, match="problem must be"):
+        fp.simulate(fp.load("census", rows=50), fp.FedAvg(), rounds=1, seed=0)
+    with pytest.raises(InputError, match="methods must be"):
+        fp.sweep(census(), fp.FedAvg(S=5), rounds=1)
+    for bad in ("ab", True, 1.5):
+        with pytest.raises(InputError, match="seeds must be"):
+            fp.sweep(census(), [fp.FedAvg(S=5)], rounds=1, seeds=bad)
+    with pytest.raises(InputError, match="jobs must be"):
+        fp.sweep(census(), [fp.FedAvg(S=5)], rounds=1, seeds=1, jobs=0)
+
+
+def test_numpys_numbers_are_taken_as_pythons(tmp_path):
+    problem = census()
+    plain = fp.FedPAGE(S=2, K=10, eta_g=0.125, b3=1)
+    odd = fp.FedPAGE(S=np.uint8(2), K=np.int8(10), eta_g=np.float32(0.125), b3=np.int64(1))
+    assert odd == plain
+    history = fp.simulate(problem, odd, rounds=20, seed=np.int64(3))
+    assert history.same(fp.simulate(problem, plain, rounds=20, seed=3))
+    history.to_jsonl(tmp_path / "a.jsonl")
+    many = fp.FedAvg(S=np.uint8(20), K=np.uint8(200), b=np.uint8(4))
+    assert fp.simulate(problem, many, rounds=2, seed=0).last("gradients") == 2 * 20 * 200 * 4
+    assert fp.RobustRegression(fp.load("census", rows=2000), np.uint8(200)).N == 200
+
+
+def test_full_rounds_hold_few_replies_at_a_time():
+    """d = 20,000 and 400 clients: a table of all replies would take 64 MB."""
+    import tracemalloc
+
+    N, d = 400, 20_000
+    data = fp.Dataset(
+        "wide", np.arange(N + 1), np.arange(N, dtype=np.int32), np.ones(N), np.tile([1.0, -1.0], N // 2), d
+    )
+    run = Simulation(fp.RobustRegression(data, clients=N), fp.FedPAGE(S=2, K=2), seed=0)
+    run.step()  # compiles
+    run.tally.round = 0
+    tracemalloc.start()
+    run.step()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert run.tally.full_rounds == 2
+    assert peak < 12e6
+
+
+def test_two_starts_are_told_apart():
+    problem, method = census(), fp.FedAvg(S=5)
+    e1, e2 = np.eye(123)[:2]
+    metas = [
+        fp.simulate(problem, method, rounds=1, seed=0, **o).meta
+        for o in ({"x0": e1}, {"x0": e2}, {"stop": fp.Stop(bytes=1e9)}, {})
+    ]
+    assert len({str(meta) for meta in metas}) == 4
 
 
 def test_progress_is_reported():
@@ -190,7 +281,7 @@ def test_nonsense_targets_are_refused(options):
 @pytest.mark.parametrize(
     ("kind", "options", "why"),
     [
-        (fp.FedPAGE, {"S": 0}, "S must be a whole number of at least 1"),
+        (fp.FedPAGE, {"S": 0}, "S must be a whole number from 1 to"),
         (fp.FedPAGE, {"S": 2.5}, "S must be"),
         (fp.FedPAGE, {"K": 0}, "K must be"),
         (fp.FedPAGE, {"p": 0.0}, r"p must be in \(0, 1\]"),
@@ -209,6 +300,16 @@ def test_nonsense_targets_are_refused(options):
         (fp.FedAvg, {"K": True}, "K must be"),
         (fp.SCAFFOLD, {"option": "III"}, "option must be"),
         (fp.SCAFFOLD, {"b0": 0}, "b0 must be"),
+        (fp.FedPAGE, {"K": 10**30}, "K must be"),
+        (fp.FedPAGE, {"eta_g": 10**400}, "eta_g must be"),
+        (fp.FedPAGE, {"periodic": 1}, "periodic must be True or False"),
+        (fp.FedProx, {"mu": -1.0}, "mu must be a finite number of at least 0"),
+        (fp.FedProx, {"mu": math.nan}, "mu must be"),
+        (fp.VRLSGD, {"K": 0}, "K must be"),
+        (fp.VRLSGD, {"eta_l": -1}, "eta_l must be"),
+        (fp.SLocalSVRG, {"q": 0.0}, "q must be in"),
+        (fp.SLocalSVRG, {"S": 0}, "S must be"),
+        (fp.FedPAGEFull, {"b3": 1}, "b3 is all rows"),
     ],
 )
 def test_nonsense_hyper_parameters_are_refused(kind, options, why):
@@ -216,7 +317,7 @@ def test_nonsense_hyper_parameters_are_refused(kind, options, why):
         kind(**options)
 
 
-@pytest.mark.parametrize("name", list(methods(9, 1, 0.1)))
+@pytest.mark.parametrize("name", [n for n, m in methods(9, 1, 0.1).items() if getattr(m, "S", None) is not None])
 def test_more_clients_than_there_are_cannot_be_sampled(name):
     with pytest.raises(InputError, match="cannot sample S=9 of N=8 clients"):
         fp.simulate(quadratic(), methods(9, 1, 0.1)[name], rounds=1, seed=0)

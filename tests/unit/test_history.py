@@ -52,11 +52,79 @@ def test_files_that_are_no_history_are_refused_with_their_line(tmp_path, name, t
         fp.History.load(path)
 
 
+def test_a_damaged_file_never_passes_for_a_whole_one(runs, tmp_path):
+    path = runs[0].to_jsonl(tmp_path / "run.jsonl")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    assert fp.History.load(path).stopped.startswith("cut off")
+    for damaged in (
+        [lines[0], *lines[3:]],
+        [lines[0], *lines[1:][::-1]],
+        [*lines[:3], lines[2], *lines[3:]],
+        [*lines[:3], "{}", *lines[3:]],
+        [*lines[:3], "[" * 100_000, *lines[3:]],
+    ):
+        path.write_text("\n".join(damaged) + "\n")
+        with pytest.raises(fp.InputError, match=r"run.jsonl, line"):
+            fp.History.load(path)
+
+
+def test_a_diverged_run_is_saved_as_valid_json(tmp_path):
+    history = fp.History({"seed": 0})
+    history.append({"round": 0, "loss": 1.0, "grad_norm": 1.0})
+    history.append({"round": 1, "loss": math.inf, "grad_norm": math.nan})
+    history.x, history.stopped, history.diverged = np.array([np.nan, -np.inf, 1.0]), "diverged", True
+    path = history.to_jsonl(tmp_path / "d.jsonl")
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    again = fp.History.load(path)
+    assert again.same(history)
+    assert again.diverged
+
+
+def test_no_group_is_lost():
+    problem = fp.RobustRegression(fp.load("census", rows=200), clients=20)
+    other = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
+
+    class Mine(fp.FedAvg):
+        pass
+
+    methods = [fp.FedAvg(S=5), Mine(S=5), fp.FedAvg(S=5, eta_l=0.01000001)]
+    runs = fp.sweep(problem, methods, rounds=2, seeds=1) + fp.sweep(other, methods[:1], rounds=2, seeds=1)
+    groups = by_method(runs)
+    assert len(groups) == 4
+    assert sum(len(group) for group in groups.values()) == 4
+    assert any("logistic" in label for label in groups)
+
+
+def test_a_diverged_run_ends_where_it_was_last_finite(runs):
+    away = fp.History(runs[0].meta)
+    for r, loss in ((0, 1.0), (10, 2.0), (20, math.inf)):
+        away.append({"round": r, "loss": loss, "grad_norm": loss, "bytes_up": 100 * r, "bytes_down": 0})
+    away.diverged = True
+    for x, end in (("round", 10), ("bytes", 1000)):
+        grid, (_, middle, _) = plot.band([away], x, "loss", (0.25, 0.75))
+        assert grid[np.isfinite(middle)].max() <= end
+    (text,) = plot.curves(away).get_legend().get_texts()
+    assert text.get_text() == "FedPAGE (diverged)"
+
+
+def test_medians_of_two_are_their_mean():
+    pair = []
+    for value in (1.0, 3.0):
+        history = fp.History({"seed": value})
+        history.append(
+            {"round": 0, "loss": 1.0, "grad_norm": value, "bytes_up": 0, "bytes_down": 0, "clients": 0, "seconds": 0}
+        )
+        pair.append(history)
+    assert report.summarise(pair, 0.1)[0]["grad_norm"] == 2.0
+
+
 def test_provenance(runs):
     meta = json.loads(json.dumps(runs[0].meta))
     assert meta["method"] == {
         "title": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None, "p": None,
-        "b1": None, "b2": None, "b3": 1, "effective_step": 0.1,
+        "b1": None, "b2": None, "b3": 1, "periodic": False, "leak_free": False, "effective_step": 0.1,
     }  # fmt: skip
     assert meta["problem"]["data_digest"] == fp.load("census", rows=500).digest
     assert meta["problem"]["partition_digest"] == fp.blocks(500, 50).digest
@@ -121,8 +189,16 @@ def test_files_of_every_kind(runs, tmp_path):
         assert plot.save(runs, tmp_path / f"figure.{suffix}").stat().st_size > 5000
     with pytest.raises(fp.InputError, match="nope"):
         plot.save(runs, tmp_path / "figure.nope")
-    with pytest.raises(fp.InputError, match="no histories"):
-        plot.curves([])
+    for nothing in ([], fp.History(), [fp.History()]):
+        with pytest.raises(fp.InputError, match="no histories"):
+            plot.pair(nothing, tmp_path / "none.png", "nothing")
+    for quantiles in ((-1, 3), (0.9, 0.1)):
+        with pytest.raises(fp.InputError, match="quantiles"):
+            plot.curves(runs, quantiles=quantiles)
+    with pytest.raises(fp.InputError, match="direction"):
+        runs[0].bytes_to("loss", 1.0, "sideways")
+    with pytest.raises(fp.InputError, match="no record"):
+        fp.History().last("loss")
 
 
 def test_summary_and_page(runs, tmp_path):

@@ -139,10 +139,10 @@ def test_plan_on_the_command_line(run):
 )
 def test_bad_input_is_one_line(run, words, what):
     code, _, err = run(*words)
-    lines = [line for line in err.splitlines() if line.startswith("fedpage: ")]
-    assert (code, len(lines)) == (2, 1), err
+    assert code == 2
     assert what in err
-    assert "Traceback" not in err
+    assert err.startswith("fedpage: ")
+    assert err.count("\n") == 1
 
 
 SMALL = ("--data", "census:rows=500", "--clients", "50")
@@ -243,8 +243,8 @@ def test_grids():
 
 
 def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
-    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300", "--seeds", "3", "--fresh", "2",
-             "--cost", "clients", "--out", "tuned")  # fmt: skip
+    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300", "--seeds", "3")
+    words += ("--fresh", "2", "--cost", "clients", "--out", "tuned")
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
     assert code == 0
     assert "Report this number" in out

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 DataOption = Annotated[str, typer.Option("--data", help="Name or file; census:skew=1 sets an embedded one's knobs.")]
 ClientsOption = Annotated[int, typer.Option("--clients", help="N, the number of clients.")]
 ObjectiveOption = Annotated[
-    str, typer.Option("--objective", help="robust, logistic, logistic-l2, logistic-nonconvex or squares.")
+    str, typer.Option("--objective", help="robust, logistic, logistic-l2, logistic-nonconvex, squares, squares-l2.")
 ]
 PartitionOption = Annotated[
     str, typer.Option("--partition", help="blocks, shuffled, by-label[:shards], dirichlet:alpha, power-law[:exponent].")
 ]
-AlphaOption = Annotated[float, typer.Option("--alpha", help="Weight of the objective's regulariser.")]
+AlphaOption = Annotated[
+    float | None, typer.Option("--alpha", help="Weight of the regulariser (-l2, -nonconvex), by default 0.1.")
+]
+PartitionSeedOption = Annotated[int, typer.Option("--partition-seed", help="Of partitions that draw lots.")]
 WeightsOption = Annotated[str, typer.Option("--weights", help="uniform over clients, as the paper, or size.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Communication rounds.")]
 RecordOption = Annotated[int, typer.Option("--record", help="Measure every so many rounds; 0: only at the end.")]
@@ -66,16 +69,19 @@ def note(row: Any) -> str:
 
 def sweep(problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: int, jobs: int) -> list[History]:
     """All runs, with a bar over rounds for each method."""
-    from fedpage.engine import simulate, sweep
+    from fedpage.engine import simulate
+    from fedpage.engine import sweep as run_all
 
     names = [method.title for method in chosen]
     with bars() as shown:
         if jobs > 1:
             task = shown.add_task("runs", total=len(chosen) * seeds)
-            return sweep(
-                problem, chosen, rounds=rounds, seeds=seeds, jobs=jobs, record=record,
-                progress=lambda done, _all, run: shown.update(task, completed=done, note=repr(run)),
-            )  # fmt: skip
+
+            def finished(done: int, _all: int, run: History) -> None:
+                newest = f"{run.label}, seed {run.meta['seed']}: gradient {run.last('grad_norm'):.2e}"
+                shown.update(task, completed=done, note=newest)
+
+            return run_all(problem, chosen, rounds=rounds, seeds=seeds, jobs=jobs, record=record, progress=finished)
         runs = []
         for method, name in zip(chosen, names, strict=True):
             task = shown.add_task(name, total=rounds * seeds)
@@ -90,22 +96,33 @@ def sweep(problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: 
 
 
 def show(runs: Sequence[History], target: float) -> None:
-    """Print the summary table."""
+    """Print the summary table, without the least needed columns where the terminal is narrow."""
     from rich.table import Table
 
     from fedpage import report
 
     rows = report.summarise(runs, target)
+    cells = [report.cells(row) for row in rows]
+    headings = list(report.HEADINGS.values())
     keep = [i for i, key in enumerate(report.HEADINGS) if key != "end" or any(row["end"] for row in rows)]
+    screen = console()
+    for key in ("seconds", "clients_to", "loss", "step", "per_round"):
+        if sum(3 + _width(headings[i], [row[i] for row in cells]) for i in keep) < screen.width:
+            break
+        keep.remove(list(report.HEADINGS).index(key))
     seeds = len({run.meta.get("seed") for run in runs})
     over = f", medians over {seeds} seeds" if seeds > 1 else ""
     table = Table(title=f"target: gradient norm {target:g}{over}", title_justify="left")
-    headings = list(report.HEADINGS.values())
     for i in keep:
-        table.add_column(headings[i], justify="left" if i in (0, 9) else "right")
-    for row in rows:
-        table.add_row(*(report.cells(row)[i] for i in keep))
-    console().print(table)
+        table.add_column(headings[i], justify="left" if i in (0, 9) else "right", overflow="fold")
+    for row in cells:
+        table.add_row(*(row[i] for i in keep))
+    screen.print(table)
+
+
+def _width(heading: str, cells: Sequence[str]) -> int:
+    """A column's width when its heading is broken into words."""
+    return max(len(word) for word in [*heading.split(), *cells])
 
 
 def keep(runs: Sequence[History], out: Path) -> None:

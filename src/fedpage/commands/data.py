@@ -34,7 +34,7 @@ def data_list() -> None:
         where = str(path) if path else "not here: fedpage data fetch " + item.name
         table.add_row(item.name, f"{item.rows:,}", f"{item.features:,}", labels, content, where)
     console().print(table)
-    print("pinned: checked to the last bit. unpinned: no copy was seen yet; rows, columns and labels are checked.")
+    print("pinned: checked to the last bit. unpinned: no copy was seen yet; rows, labels and index range are checked.")
 
 
 @app.command()
@@ -43,16 +43,27 @@ def fetch(
     mirror: Annotated[str | None, typer.Option("--mirror", help="Another address that holds the same files.")] = None,
 ) -> None:
     """Download a data set into the cache; goes on where an interrupted download ended."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from fedpage.data import registry
     from fedpage.data.fetch import fetch as download
 
     item = registry.entry(name)
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True)) as bars:
-        task = bars.add_task(name, total=None)
-        path = download(item, mirror=mirror, report=lambda have, whole: bars.update(task, completed=have, total=whole))
+    bars = Progress(*columns, console=console(stderr=True))
+    tasks: list[TaskID] = []
+
+    def report(have: int, whole: int | None) -> None:
+        if not tasks:  # no bar before the first byte
+            bars.start()
+            tasks.append(bars.add_task(name, total=whole))
+        bars.update(tasks[0], completed=have, total=whole)
+
+    try:
+        path = download(item, mirror=mirror, report=report)
+    finally:
+        if tasks:
+            bars.stop()
     print(f"{name} is in {path}")
 
 
@@ -67,7 +78,11 @@ def verify(name: Annotated[str, typer.Argument(help="A data set of `fedpage data
     if path is None:
         raise InputError(f"data set {name!r} is not here: run `fedpage data fetch {name}`")
     data = registry.verify(item, path)
-    what = f"digest {data.digest}" if item.pinned else "rows, columns and labels agree; its digest is not pinned"
+    what = (
+        f"digest {data.digest}"
+        if item.pinned
+        else "rows, labels and the range of indices agree; its digest is not pinned"
+    )
     print(f"{path}: {data.rows:,} x {data.features:,}, {data.nonzeros:,} nonzeros, {what}")
 
 

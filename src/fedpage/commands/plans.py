@@ -15,6 +15,7 @@ from fedpage.commands.common import (
     ForceOption,
     ObjectiveOption,
     PartitionOption,
+    PartitionSeedOption,
     RecordOption,
     RoundsOption,
     TargetOption,
@@ -29,6 +30,12 @@ LatencyOption = Annotated[float, typer.Option("--latency", help="Seconds that a 
 UplinkOption = Annotated[float | None, typer.Option("--uplink", help="A client's bytes a second to the server.")]
 DownlinkOption = Annotated[float | None, typer.Option("--downlink", help="Bytes a second from the server to a client.")]
 GradientOption = Annotated[float, typer.Option("--seconds-per-gradient", help="For one row's gradient at a client.")]
+
+
+_LEGEND = """\
+bound: guaranteed by a proof with explicit constants, for the mean over rounds, as far as the constants hold.
+order: a complexity up to constants; compare how it grows, it promises no number. no result: a dash in the paper.
+BV: bounded variance of rows (sigma). BGD: bounded dissimilarity of clients (G, B). S = N: everyone in each round."""
 
 
 def _costs(latency: float, uplink: float | None, downlink: float | None, gradient: float) -> Any:
@@ -48,7 +55,8 @@ def plan(
     data: Annotated[str | None, typer.Option("--data", help="Estimate the constants from this data set.")] = None,
     objective: ObjectiveOption = "robust",
     partition: PartitionOption = "blocks",
-    alpha: AlphaOption = 0.1,
+    partition_seed: PartitionSeedOption = 0,
+    alpha: AlphaOption = None,
     weights: WeightsOption = "uniform",
     L: Annotated[float | None, typer.Option("--L", help="Smoothness of the rows (default 1).")] = None,
     sigma: Annotated[float | None, typer.Option("--sigma", help="Deviation of rows within a client (1).")] = None,
@@ -72,7 +80,7 @@ def plan(
     origin = dict.fromkeys(given, "default")
     average: float | None = None
     if data is not None:
-        found, about = _estimated(data, clients, objective, partition, alpha, weights)
+        found, about = _estimated(data, clients, objective, partition, alpha, weights, partition_seed)
         base, average, convex = found, found.pop("average"), about["convex"]
         rows, parameters = rows or about["M"], parameters or about["d"]
         origin = dict.fromkeys(given, "estimated") | {"L": "computed"}
@@ -90,12 +98,12 @@ def plan(
 
 
 def _estimated(
-    data: str, clients: int, objective: str, partition: str, alpha: float, weights: str
+    data: str, clients: int, objective: str, partition: str, alpha: float | None, weights: str, partition_seed: int
 ) -> tuple[dict[str, float], dict[str, Any]]:
     from fedpage import specs
     from fedpage.theory import estimate
 
-    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights)
+    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
     c = estimate(problem)
     found = {
         "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2, "average": c.L.average,
@@ -146,15 +154,7 @@ def _print_plan(setting: Any, d: int, convex: bool, origin: dict[str, str], tabl
             numbers += [duration(row.seconds)] if timed else []
         shown.add_row(row.method, row.source, row.kind, *numbers, row.assumption)
     console().print(shown)
-    print(
-        "bound: guaranteed by a proof with explicit constants, for the mean over rounds, as far as the constants hold."
-    )
-    print(
-        "order: a complexity up to constants; compare how it grows, it promises no number. no result: a dash in the paper."
-    )
-    print(
-        "BV: bounded variance of rows (sigma). BGD: bounded dissimilarity of clients (G, B). S = N: everyone in each round."
-    )
+    print(_LEGEND)
     for row in table:
         if row.steps:
             print(f"{row.method}: " + ", ".join(f"{name} = {value:.4g}" for name, value in row.steps.items()))
@@ -167,7 +167,8 @@ def tune(
     clients: ClientsOption = 3250,
     objective: ObjectiveOption = "robust",
     partition: PartitionOption = "blocks",
-    alpha: AlphaOption = 0.1,
+    partition_seed: PartitionSeedOption = 0,
+    alpha: AlphaOption = None,
     weights: WeightsOption = "uniform",
     target: TargetOption = 1e-2,
     cost: Annotated[
@@ -193,17 +194,20 @@ def tune(
 ) -> None:
     """Search step sizes for the least cost to a target; other hyper-parameters are options: --S 10 --K 10."""
     from fedpage import specs
-    from fedpage.tune import default_grid
+    from fedpage.tune import checked, default_grid
     from fedpage.tune import tune as search_steps
     from fedpage.types import InputError
 
     kind = specs.method_class(method)
-    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights)
+    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
     settings = specs.parsed(kind, extras(context.args))
     base = specs.method_like(kind, settings, problem)
     grid = specs.grid(kind, search or []) or default_grid(base, problem)
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, not {jobs}")
+    counts = {"--rounds": rounds, "--record": record, "--seeds": seeds, "--fresh": fresh}
+    costs = _costs(latency, uplink, downlink, gradient)
+    checked(problem, base, target, cost, costs, grid, counts)
     if out.exists() and not (out / "trials.jsonl").exists():
         writable(out, force)
     else:
@@ -216,11 +220,14 @@ def tune(
 
         found = search_steps(
             problem, base, target=target, cost=cost, grid=grid, rounds=rounds, record=record, seeds=seeds, fresh=fresh,
-            jobs=jobs, costs=_costs(latency, uplink, downlink, gradient), store=out / "trials.jsonl", progress=progress,
+            jobs=jobs, costs=costs, store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_tuning(found, out, grid)
     where = {"--data": data, "--clients": str(clients), "--objective": objective, "--partition": partition,
              "--rounds": str(rounds)}  # fmt: skip
+    where |= {"--alpha": f"{alpha:g}"} if alpha is not None else {}
+    where |= {"--partition-seed": str(partition_seed)} if partition_seed else {}
+    where |= {"--weights": weights} if weights != "uniform" else {}
     print("Run it: " + specs.command_line(method, found.method, where))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from fedpage.commands.common import (
     ForceOption,
     ObjectiveOption,
     PartitionOption,
+    PartitionSeedOption,
     RecordOption,
     RoundsOption,
     TargetOption,
@@ -41,7 +43,8 @@ def run(
     clients: ClientsOption = 3250,
     objective: ObjectiveOption = "robust",
     partition: PartitionOption = "blocks",
-    alpha: AlphaOption = 0.1,
+    partition_seed: PartitionSeedOption = 0,
+    alpha: AlphaOption = None,
     weights: WeightsOption = "uniform",
     rounds: RoundsOption = 2000,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same result, bit for bit.")] = 0,
@@ -63,10 +66,11 @@ def run(
     if steps not in ("given", "theory"):
         raise InputError(f"--steps must be 'given' or 'theory', not {steps!r}")
     chosen = kind(**settings)
-    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights)
+    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
     if steps == "theory":
         chosen = specs.with_theory(kind, settings, problem)
         print(f"By theory: {specs.command_line(method, chosen, {})}")
+    _sensible(problem, [chosen], rounds=rounds, record=record, seed=seed, threads=threads, target=target)
     writable(out, force)
     with bars() as shown:
         task = shown.add_task(chosen.title, total=rounds)
@@ -87,6 +91,23 @@ def run(
         publish([history], out, f"{chosen.title} on {problem.data.name}, {problem.N:,} clients", target)
 
 
+def _sensible(
+    problem: Any, methods: list[Any], *, rounds: int, record: int, seed: int, threads: int, target: float
+) -> None:
+    """Refuse before anything is shown or written."""
+    import math
+
+    from fedpage.engine import Simulation, check_whole
+    from fedpage.types import InputError
+
+    check_whole("--rounds", rounds, 0)
+    check_whole("--record", record, 0)
+    if not (math.isfinite(target) and target > 0):
+        raise InputError(f"--target must be a finite number above 0, not {target!r}")
+    for method in methods:
+        Simulation(problem, method, seed=seed, threads=threads)
+
+
 def compare(
     data: DataOption = "census",
     clients: ClientsOption = 3250,
@@ -95,9 +116,12 @@ def compare(
     ] = "fedpage,scaffold,fedavg",
     objective: ObjectiveOption = "robust",
     partition: PartitionOption = "blocks",
-    alpha: AlphaOption = 0.1,
+    partition_seed: PartitionSeedOption = 0,
+    alpha: AlphaOption = None,
     weights: WeightsOption = "uniform",
-    S: Annotated[int, typer.Option("--S", help="Clients that FedPAGE samples; methods without full rounds 2S.")] = 10,
+    S: Annotated[
+        int, typer.Option("--S", help="Clients that FedPAGE samples; methods without full rounds 2S, at most N.")
+    ] = 10,
     K: Annotated[int, typer.Option("--K", help="Local steps.")] = 10,
     step: Annotated[float, typer.Option("--step", help="Effective step of every method.")] = 0.1,
     rounds: RoundsOption = 2000,
@@ -105,7 +129,10 @@ def compare(
     record: RecordOption = 10,
     target: TargetOption = 1e-2,
     jobs: Annotated[int, typer.Option("--jobs", help="Processes.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory for histories, plot, report.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Directory for histories, plot, report (default: a new one under runs/)."),
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms: same effective step, same clients a round, same local work, same seeds."""
@@ -114,9 +141,10 @@ def compare(
 
     if seeds < 1 or jobs < 1:
         raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
+    jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     if S < 1 or K < 1:
         raise InputError(f"--S and --K must be at least 1, not {min(S, K)}")
-    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights)
+    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
     M = specs.typical_size(problem)
     if S > problem.N:
         raise InputError(f"cannot sample S={S} of N={problem.N} clients; choose --S of at most {problem.N}")
@@ -125,6 +153,10 @@ def compare(
     ]
     if not chosen:
         raise InputError(f"--methods {methods!r}: nothing to run; give at least one name")
+    twins = [m.title for i, m in enumerate(chosen) if m in chosen[:i]]
+    if twins:
+        raise InputError(f"--methods {methods!r}: {twins[0]} is there twice with the same hyper-parameters")
+    _sensible(problem, chosen, rounds=rounds, record=record, seed=0, threads=1, target=target)
     out = free(Path("runs") / "compare") if out is None else out
     writable(out, force)
     runs = sweep(problem, chosen, rounds, seeds, record, jobs)
@@ -137,14 +169,18 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Directory for the report.")] = Path("demo-report"),
     rounds: RoundsOption = 3000,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs per method.")] = 3,
+    force: ForceOption = False,
 ) -> None:
     """FedPAGE, SCAFFOLD and FedAvg on the embedded census data: a table, a plot, a report."""
     from fedpage import specs
+    from fedpage.types import InputError
 
-    problem = specs.problem(specs.dataset("census"), 3250, "robust", "blocks", 0.1, "uniform")
+    problem = specs.problem(specs.dataset("census"), 3250, "robust", "blocks")
     print(f"Robust linear regression on `census` (synthetic, {problem.data.rows:,} rows), {problem.N:,} clients.")
     chosen = [specs.method(m, N=problem.N, M=10, S=10, K=10, step=0.1) for m in ("fedpage", "scaffold", "fedavg")]
-    writable(out, force=True)
+    if seeds < 1 or rounds < 1:
+        raise InputError(f"--seeds and --rounds must be at least 1, not {min(seeds, rounds)}")
+    writable(out, force or out == Path("demo-report"))  # its own directory is written anew
     runs = sweep(problem, chosen, rounds, seeds, 10, 1)
     show(runs, 5e-3)
     keep(runs, out)

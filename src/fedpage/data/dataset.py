@@ -34,20 +34,41 @@ class Dataset:
             raise InputError(f"data set {self.name!r} has no rows")
         if len(self.indptr) != self.rows + 1 or len(self.indices) != len(self.values):
             raise InputError(f"data set {self.name!r}: rows, indices and values do not belong together")
+        if self.indptr[0] != 0 or self.indptr[-1] != len(self.indices) or bool((np.diff(self.indptr) < 0).any()):
+            raise InputError(f"data set {self.name!r}: indptr must rise from 0 to the number of entries")
+        if len(self.indices) and not 0 <= int(self.indices.min()) <= int(self.indices.max()) < self.features:
+            raise InputError(f"data set {self.name!r}: an index is outside 0..{self.features - 1}")
+        if not (np.isfinite(self.values).all() and np.isfinite(self.y).all()):
+            raise InputError(f"data set {self.name!r}: there is a NaN or an infinity in it")
 
     @classmethod
     def from_arrays(cls, X: Any, y: Any, name: str = "mine", note: str = "") -> Dataset:
-        """A data set from a dense (n, d) array or any scipy.sparse matrix, and labels (n,).
+        """A data set from a dense (n, d) array or any scipy.sparse matrix, and labels or targets (n,).
+
+        Labels 0/1, 1/2 or -1/1 are classes and become -1/+1; any other values stay, as targets of a regression.
 
         >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], [0, 1]).y.tolist()
         [-1.0, 1.0]
         """
         from scipy.sparse import csr_array, issparse
 
-        matrix = csr_array(X if issparse(X) else np.atleast_2d(np.asarray(X, dtype=np.float64)))
+        try:
+            dense = X if issparse(X) else np.asarray(X)
+            labels = np.asarray(y)
+            if "c" in (np.dtype(dense.dtype).kind, labels.dtype.kind):
+                raise ValueError("complex numbers")
+            matrix = csr_array(dense.astype(np.float64))
+            labels = labels.astype(np.float64).ravel()
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"data set {name!r}: X must be a matrix and y a vector of real numbers ({error})"
+            ) from None
+        if matrix.ndim != 2 or matrix.shape[1] == 0:
+            raise InputError(
+                f"data set {name!r}: X must be a matrix with at least one column, not of shape {matrix.shape}"
+            )
         matrix.sum_duplicates()
         matrix.sort_indices()
-        labels = np.asarray(y, dtype=np.float64).ravel()
         if matrix.shape[0] != len(labels):
             raise InputError(f"data set {name!r}: X has {matrix.shape[0]} rows but y has {len(labels)} labels")
         if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
@@ -108,12 +129,12 @@ def content_digest(
 
 
 def signed(y: Vector) -> Vector:
-    """(n,) labels as -1/+1 where there are exactly two, the larger one positive; other labels as they are.
+    """(n,) labels as -1/+1 where they are 0/1, 1/2 or -1/1, the larger one positive; other values as they are.
 
-    >>> signed(np.array([1.0, 2.0, 1.0])).tolist()
-    [-1.0, 1.0, -1.0]
+    >>> signed(np.array([1.0, 2.0, 1.0])).tolist(), signed(np.array([0.0, 10.0])).tolist()
+    ([-1.0, 1.0, -1.0], [0.0, 10.0])
     """
-    found = np.unique(y)
-    if len(found) == 2:
+    found = np.unique(y).tolist()
+    if found in ([0.0, 1.0], [1.0, 2.0], [-1.0, 1.0]):
         return np.where(y == found[1], 1.0, -1.0)
     return y.astype(np.float64)

@@ -6,6 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 from fedpage.data.registry import Entry, cache_dir, verify
@@ -27,6 +28,12 @@ def fetch(item: Entry, *, folder: Path | None = None, mirror: str | None = None,
         _download(address, part, report)
     except urllib.error.HTTPError as error:
         raise InputError(f"{address}: the server answered {error.code}; {by_hand(item, folder)}") from None
+    except ValueError:
+        raise InputError(f"{address}: not an address that can be fetched; give --mirror as https://...") from None
+    except HTTPException as error:
+        raise InputError(
+            f"{address}: the answer was cut off ({error!r}); fetch again, {by_hand(item, folder)}"
+        ) from None
     except OSError as error:  # URLError and time-outs are OSErrors, and so is a full disk
         reason = getattr(error, "reason", None) or error.strerror or error
         kept = f"{part.stat().st_size:,} bytes are kept, fetch again to go on; " if part.exists() else ""

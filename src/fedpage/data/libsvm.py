@@ -24,6 +24,8 @@ from fedpage.types import InputError, Vector
 _OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 SUFFIXES = ("", *_OPENERS)
 _LARGEST = 2**31 - 2
+_WIDEST = 20_000_000
+"""More features than this must be asked for: a slip of the pen in one index would cost gigabytes."""
 _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
 
@@ -86,7 +88,7 @@ def parse(text: bytes, *, features: int | None, one_based: bool = True, source: 
     ):
         _point_at_fault(text, width, one_based, source)
     if len(y) == 0:
-        raise InputError(f"{source}: there is no row in it")
+        raise InputError(f"{source}: there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`")
     return Parsed(y, indptr, indices, values.astype(np.float64), width)
 
 
@@ -98,6 +100,8 @@ def _widest(text: bytes, one_based: bool, source: str) -> int:
         if len(digits) > 10 or int(digits) > _LARGEST:
             _point_at_fault(text, _LARGEST, one_based, source)
         largest = max(largest, int(digits))
+    if largest > _WIDEST:
+        raise InputError(f"{source}: the largest index is {largest:,}; if that is meant, give the number of features")
     return max(largest if one_based else largest + 1, 1)
 
 

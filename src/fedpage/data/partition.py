@@ -21,9 +21,15 @@ class Partition:
     ptr: Ints
 
     def __post_init__(self) -> None:
-        sizes = np.diff(self.ptr)
+        object.__setattr__(self, "order", np.ascontiguousarray(self.order, dtype=np.int64))
+        object.__setattr__(self, "ptr", np.ascontiguousarray(self.ptr, dtype=np.int64))
         if self.N < 1:
             raise InputError(f"partition {self.name}: at least one client is needed")
+        if self.order.ndim != 1 or self.ptr.ndim != 1 or self.ptr[0] != 0 or self.ptr[-1] != len(self.order):
+            raise InputError(f"partition {self.name}: ptr must rise from 0 to the number of rows in order")
+        if len(self.order) and (int(self.order.min()) < 0 or len(np.unique(self.order)) < len(self.order)):
+            raise InputError(f"partition {self.name}: a row number is negative or there twice")
+        sizes = np.diff(self.ptr)
         empty = int((sizes < 1).sum())
         if empty:
             first = int(np.argmax(sizes < 1))
@@ -55,11 +61,21 @@ class Partition:
         return self.order[self.ptr[client] : self.ptr[client + 1]]
 
 
-def _enough(name: str, n: int, clients: int) -> None:
-    if not isinstance(clients, (int, np.integer)) or isinstance(clients, bool) or clients < 1:
-        raise InputError(f"{name}: the number of clients must be a whole number of at least 1, not {clients!r}")
+def _enough(name: str, n: int, clients: int) -> int:
+    """The number of clients, if n rows are enough for them."""
+    for what, value in (("rows", n), ("clients", clients)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name}: the number of {what} must be a whole number of at least 1, not {value!r}")
     if clients > n:
         raise InputError(f"{name}: {clients} clients need at least {clients} rows, and there are {n}")
+    return int(clients)
+
+
+def _real(name: str, what: str, value: float) -> float:
+    """A finite number."""
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not np.isfinite(value):
+        raise InputError(f"{name}: {what} must be a finite number, not {value!r}")
+    return float(value)
 
 
 def _even(order: Ints, clients: int, name: str) -> Partition:
@@ -80,21 +96,21 @@ def blocks(n: int, clients: int) -> Partition:
     >>> blocks(7, 3).rows(1).tolist()
     [2, 3]
     """
-    _enough("blocks", n, clients)
+    clients = _enough("blocks", n, clients)
     return _even(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
 
 
 def shuffled(n: int, clients: int, seed: int = 0) -> Partition:
     """As blocks, after a random reordering of the rows: clients that resemble each other."""
-    _enough("shuffled", n, clients)
+    clients = _enough("shuffled", n, clients)
     return _even(permutation(seed, 1, size=n), clients, f"shuffled({clients}, seed={seed})")
 
 
 def by_label(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Partition:
     """Rows sorted by label, cut into N*shards equal pieces, `shards` pieces dealt to each client at random."""
     n = len(y)
-    _enough("by_label", n, clients)
-    if shards < 1 or clients * shards > n:
+    clients = _enough("by_label", n, clients)
+    if not isinstance(shards, (int, np.integer)) or isinstance(shards, bool) or shards < 1 or clients * shards > n:
         raise InputError(f"by_label: {clients} clients with {shards} shards each do not fit into {n} rows")
     by_class = np.argsort(y, kind="stable").astype(np.int64)
     each = n // (clients * shards)
@@ -112,8 +128,9 @@ def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition
     from scipy.special import gammaincinv
 
     n = len(y)
-    _enough("dirichlet", n, clients)
-    if not (np.isfinite(alpha) and alpha > 0):
+    clients = _enough("dirichlet", n, clients)
+    alpha = _real("dirichlet", "alpha", alpha)
+    if alpha <= 0:
         raise InputError(f"dirichlet: alpha must be positive and finite, not {alpha!r}")
     labels, which = np.unique(y, return_inverse=True)
     name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
@@ -134,8 +151,9 @@ def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition
 
 def power_law(n: int, clients: int, exponent: float = 1.0, seed: int = 0) -> Partition:
     """Shuffled rows; client sizes fall like rank^-exponent, everyone holding at least one row. All n rows are used."""
-    _enough("power_law", n, clients)
-    if not (np.isfinite(exponent) and exponent >= 0):
+    clients = _enough("power_law", n, clients)
+    exponent = _real("power_law", "the exponent", exponent)
+    if exponent < 0:
         raise InputError(f"power_law: the exponent must be 0 or more and finite, not {exponent!r}")
     weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
     ideal = weight / weight.sum() * (n - clients)
@@ -170,7 +188,9 @@ def by_name(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
     except InputError:
         raise
     except ValueError:
-        pass
+        raise InputError(f"partition {text!r}: {value!r} is not a number") from None
+    if kind == "dirichlet":
+        raise InputError("partition dirichlet needs its alpha, such as dirichlet:0.3")
     raise InputError(
         f"unknown partition {text!r}; choose blocks, shuffled, by-label[:shards], dirichlet:alpha or "
         "power-law[:exponent]"

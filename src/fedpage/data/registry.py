@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,14 @@ def load(
     123
     """
     text = os.fspath(name)
+    if not isinstance(name, str):  # a Path is a path, whatever the registry knows
+        return _from_path(Path(text), features, one_based)
     if text in EMBEDDED:
         try:
             return EMBEDDED[text](**options)
-        except TypeError as error:
-            raise InputError(f"data set {text!r}: {error}") from None
+        except TypeError:
+            known = ", ".join(signature(EMBEDDED[text]).parameters) or "no options"
+            raise InputError(f"data set {text!r} has no option {', '.join(sorted(options))}; it has {known}") from None
     if options:
         raise InputError(f"data set {text!r} takes no option {', '.join(sorted(options))}")
     if text in REGISTRY:
@@ -173,15 +177,28 @@ def load(
                 f"{cache_dir()} by hand"
             )
         return _registered(item, path)
+    if not text:
+        raise InputError("no data set was named; `fedpage data list` shows them")
+    name_only = text.partition(":")[0]
+    if name_only in REGISTRY:
+        raise InputError(f"data set {name_only!r} is read from a file and has no settings; leave {text!r} at its name")
     path = Path(text)
-    if path.is_file():
-        parsed = _parsed(path, features, one_based)
-        return _dataset(path.name, parsed)
-    if path.is_dir():
-        raise InputError(f"{text} is a directory; give the path of a LIBSVM file")
-    if os.sep in text or path.suffix in {".txt", ".svm", ".libsvm", *libsvm.SUFFIXES[1:]}:
-        raise InputError(f"{text}: there is no such file")
+    if path.exists() or os.sep in text or path.suffix in {".txt", ".svm", ".libsvm", *libsvm.SUFFIXES[1:]}:
+        return _from_path(path, features, one_based)
+    if any(path.with_name(path.name + suffix).is_file() for suffix in libsvm.SUFFIXES[1:]):
+        return _from_path(path, features, one_based)
     raise InputError(unknown(text))
+
+
+def _from_path(path: Path, features: int | None, one_based: bool) -> Dataset:
+    """The file at a path, plain or compressed."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; give the path of a LIBSVM file")
+    for suffix in libsvm.SUFFIXES:
+        found = path.with_name(path.name + suffix)
+        if found.is_file():
+            return _dataset(found.name, _parsed(found, features, one_based))
+    raise InputError(f"{path}: there is no such file")
 
 
 def verify(item: Entry, path: Path) -> Dataset:
@@ -199,7 +216,11 @@ def _checked(item: Entry, path: Path, parsed: libsvm.Parsed) -> Dataset:
         raise InputError(f"{path}: {item.name} has {item.rows:,} rows, this file {len(parsed.y):,}; fetch it again")
     if set(np.unique(parsed.y)) != set(item.labels):
         raise InputError(f"{path}: {item.name}'s labels are {item.labels}, this file's are not; fetch it again")
-    data = _dataset(item.name, parsed, note="" if item.pinned else "unpinned: only rows, columns and labels checked")
+    data = _dataset(
+        item.name,
+        parsed,
+        note="" if item.pinned else "unpinned: only rows, labels and the range of indices were checked",
+    )
     if item.pinned and data.digest != item.digest:
         raise InputError(
             f"{path}: the content differs from the {item.name} that fedpage knows (digest {data.digest[:12]}, "

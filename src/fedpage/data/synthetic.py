@@ -36,8 +36,10 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
     >>> data.X.shape, data.nonzeros
     ((50, 123), 700)
     """
-    if rows < 2 or not 0.0 <= skew <= 10.0 or not 0.0 <= noise <= 100.0:
-        raise InputError(f"census: rows={rows} must be 2 or more, skew={skew} in 0..10 and noise={noise} in 0..100")
+    if not 2 <= rows <= 20_000_000 or not 0.0 <= skew <= 10.0 or not 0.0 <= noise <= 100.0:
+        raise InputError(
+            f"census: rows={rows} must be from 2 to 20,000,000, skew={skew} in 0..10 and noise={noise} in 0..100"
+        )
     smallest = _SCALES[0]
     regions = -(-rows // smallest)
     score = np.zeros(rows)

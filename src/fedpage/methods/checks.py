@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from typing import Any
 
 from fedpage.types import InputError
+
+_LARGEST = 2**31 - 1
+
+
+def plain(method: Any) -> None:
+    """Turn numpy's numbers in a frozen dataclass into Python's: theirs overflow, and cannot be saved."""
+    for field in fields(method):
+        value = getattr(method, field.name)
+        if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            object.__setattr__(method, field.name, value.item())
 
 
 def whole(method: str, name: str, value: object, least: int = 1) -> None:
     """A whole number of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise InputError(f"{method}: {name} must be a whole number of at least {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise InputError(f"{method}: {name} must be a whole number from {least} to {_LARGEST:,}, not {value!r}")
 
 
 def batch(method: str, name: str, value: object) -> None:
@@ -57,4 +69,9 @@ def sampled(method: str, S: int, N: int) -> None:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False

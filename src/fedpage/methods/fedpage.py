@@ -87,6 +87,7 @@ class FedPAGE:
     leak_free: bool = False
 
     def __post_init__(self) -> None:
+        checks.plain(self)
         checks.whole(self.title, "S", self.S)
         checks.whole(self.title, "K", self.K)
         checks.positive(self.title, "eta_g", self.eta_g)
@@ -120,9 +121,8 @@ class FedPAGE:
         the variance of rows at a client, and epsilon, b1 and b2 are those of Theorem 2; without, all rows.
         variant: "corrected", or "printed" as in the paper (docs/theory.md says why they differ).
         """
-        checks.whole(cls.title, "S", S)
+        cls(S=S, K=K)  # refuses what cannot be
         checks.sampled(cls.title, S, problem.N)
-        checks.whole(cls.title, "K", K)
         if epsilon is not None:
             checks.positive(cls.title, "epsilon", epsilon)
         L, p = problem.smoothness(), S / problem.N

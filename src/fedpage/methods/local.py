@@ -21,6 +21,7 @@ class LocalSGD:
     b: int | None = 4
 
     def __post_init__(self) -> None:
+        checks.plain(self)
         checks.whole(self.title, "S", self.S)
         checks.whole(self.title, "K", self.K)
         checks.positive(self.title, "eta_l", self.eta_l)

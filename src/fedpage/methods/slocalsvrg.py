@@ -80,6 +80,7 @@ class SLocalSVRG:
     q: float | None = None
 
     def __post_init__(self) -> None:
+        checks.plain(self)
         checks.batch(self.title, "S", self.S)
         checks.whole(self.title, "K", self.K)
         checks.positive(self.title, "eta_l", self.eta_l)

@@ -59,6 +59,7 @@ class VRLSGD:
     b: int | None = 4
 
     def __post_init__(self) -> None:
+        checks.plain(self)
         checks.whole(self.title, "K", self.K)
         checks.positive(self.title, "eta_l", self.eta_l)
         checks.batch(self.title, "b", self.b)

@@ -12,7 +12,7 @@ import numpy as np
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
 from fedpage.problems import kernels
-from fedpage.problems.base import RowOracle, as_rows, client_scale, equal_size, no_rows
+from fedpage.problems.base import RowOracle, as_rows, client_scale, equal_size, no_rows, norm, weights_described
 from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
 
 _REGS = {"none": kernels.NO_REG, "l2": kernels.L2, "nonconvex": kernels.NONCONVEX}
@@ -45,7 +45,7 @@ class LinearModel:
             raise InputError(f"{self.title}: data must be a fedpage Dataset, not {type(data).__name__}; see fp.load")
         if reg not in _REGS:
             raise InputError(f"{self.title}: the regulariser must be one of {', '.join(_REGS)}, not {reg!r}")
-        if not (math.isfinite(alpha) and alpha >= 0):
+        if not (isinstance(alpha, (int, float)) and math.isfinite(alpha) and alpha >= 0):
             raise InputError(f"{self.title}: alpha must be 0 or more and finite, not {alpha!r}")
         self.data = data
         self.partition = clients if isinstance(clients, Partition) else blocks(data.rows, clients)
@@ -74,7 +74,7 @@ class LinearModel:
         code = _REGS[self.reg] if self.alpha > 0 else kernels.NO_REG
         self._rows_and_targets = (
             ptr.astype(np.uint32),
-            idx.astype(np.uint32),
+            np.ascontiguousarray(idx, dtype=np.int32).view(np.uint32),
             None if bool((val == 1.0).all()) else np.ascontiguousarray(val),
             data.y[order],
             self.partition.ptr,
@@ -114,7 +114,7 @@ class LinearModel:
     def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """{"loss": f(x), "grad_norm": |grad f(x)|}; the same bits for any number of threads."""
         loss, grad = self._evaluate(self._point(x), True, threads)
-        return {"loss": loss, "grad_norm": float(np.sqrt(np.dot(grad, grad)))}
+        return {"loss": loss, "grad_norm": norm(grad)}
 
     def _point(self, x: Vector) -> Vector:
         x = np.ascontiguousarray(x, dtype=np.float64)
@@ -145,11 +145,11 @@ class LinearModel:
         loss /= self.N
         grad /= self.N
         if self._codes[1] == kernels.L2:
-            loss += 0.5 * self.alpha * float(np.dot(x, x))
+            loss += 0.5 * self.alpha * float(kernels.total(x * x))
             grad += self.alpha * x
         elif self._codes[1] == kernels.NONCONVEX:
             q = 1.0 + x * x
-            loss += self.alpha * float(np.sum(x * x / q))
+            loss += self.alpha * float(kernels.total(x * x / q))
             grad += 2.0 * self.alpha * x / (q * q)
         return loss, grad
 
@@ -161,6 +161,9 @@ class LinearModel:
         """
         return _smoothness(self)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data.name!r}, {self.partition.name}, d={self.d})"
+
     def describe(self) -> dict[str, Any]:
         """Objective, data and partition, with digests."""
         about: dict[str, Any] = {"objective": self.title, "data": self.data.name, "data_digest": self.data.digest}
@@ -170,9 +173,7 @@ class LinearModel:
         about["partition_digest"] = self.partition.digest
         if self.reg != "none":
             about |= {"regulariser": self.reg, "alpha": self.alpha}
-        if self.weights != "uniform":
-            about["weights"] = self.weights
-        return about
+        return about | weights_described(self.weights, self._scale)
 
 
 class LinearOracle(RowOracle):
@@ -189,8 +190,15 @@ class LinearOracle(RowOracle):
         b = self._largest if batch.rows is None else batch.rows.shape[1]
         self._count(b)
         out = np.empty(self._shape)
-        kernels.batch_grad(*self._data, rows, b, as_rows(y), out)
+        kernels.batch_grad(*self._data, rows, b, self._points(y), out)
         return out
+
+    def _points(self, y: Vector) -> Vector:
+        """(n, d) or (1, d); a kernel believes what it is given."""
+        rows = as_rows(y)
+        if rows.shape[1] != self._shape[1] or rows.shape[0] not in (1, self._shape[0]):
+            raise ValueError(f"points of shape {y.shape} for {self._shape[0]} clients and {self._shape[1]} parameters")
+        return rows
 
     def descend(
         self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None = None, mu: float = 0.0
@@ -262,7 +270,7 @@ class LogisticRegression(LinearModel):
     ) -> None:
         super().__init__(data, clients, weights=weights, reg=reg, alpha=alpha if reg != "none" else 0.0)
         if not data.binary:
-            raise InputError(f"logistic regression: the labels of {data.name!r} are not of two kinds")
+            raise InputError(f"logistic regression: the labels of {data.name!r} must be -1/1, 0/1 or 1/2")
 
 
 class LeastSquares(LinearModel):
@@ -280,7 +288,7 @@ class LeastSquares(LinearModel):
 
 def _smoothness(problem: LinearModel) -> Smoothness:
     from scipy.sparse import csr_array, diags_array
-    from scipy.sparse.linalg import eigsh
+    from scipy.sparse.linalg import LinearOperator, eigsh
 
     ptr, idx, val, _, start, scale = problem._rows_and_targets
     entries = np.ones(len(idx)) if val is None else val
@@ -297,8 +305,9 @@ def _smoothness(problem: LinearModel) -> Smoothness:
         if min(block.shape) <= 400:
             gram = (block @ block.T if block.shape[0] <= block.shape[1] else block.T @ block).toarray()
             return float(max(np.linalg.eigvalsh(gram)[-1], 0.0))
-        gram = block.T @ block
-        return float(eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(gram.shape[0]), tol=1e-10)[0])
+        d = block.shape[1]
+        gram = LinearOperator((d, d), matvec=lambda v: block.T @ (block @ v), dtype=np.float64)
+        return float(eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(d), tol=1e-10)[0])
 
     each = np.array([top(A[start[i] : start[i + 1]]) for i in range(problem.N)])
     clients = scale * (curvature * each / sizes + bend)

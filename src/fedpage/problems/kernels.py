@@ -250,6 +250,15 @@ def objective(
 
 
 @_fast
+def total(v: F) -> float:
+    """The sum of v (d,), one after the other."""
+    s = 0.0
+    for l in range(len(v)):
+        s += v[l]
+    return s
+
+
+@_fast
 def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y: F, out: F) -> None:
     """out[i] = A_i y_i - mean over the batch of linear[i, j]; A (N, d, d), linear (N, M, d), rows (n, w)."""
     d = Y.shape[1]

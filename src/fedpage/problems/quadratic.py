@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from fedpage.draws import uniforms
 from fedpage.problems import kernels
-from fedpage.problems.base import RowOracle, as_rows, client_scale, no_rows
+from fedpage.problems.base import RowOracle, as_rows, client_scale, no_rows, norm, weights_described
 from fedpage.types import Batch, Draws, InputError, Ints, Smoothness, Vector
 
 
@@ -27,6 +28,8 @@ class Quadratic:
     def __init__(self, A: Vector, b: Vector, *, weights: Any = "uniform") -> None:
         self.A = np.ascontiguousarray(A, dtype=np.float64)
         self.b = np.ascontiguousarray(b, dtype=np.float64)
+        if self.b.ndim != 3:
+            raise InputError(f"quadratic: b must have shape (N, M, d), not {self.b.shape}")
         N, M, d = self.b.shape
         if self.A.shape != (N, d, d):
             raise InputError(f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, not {self.A.shape}")
@@ -102,7 +105,7 @@ class Quadratic:
 
     def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """{"loss", "grad_norm"} at x."""
-        return {"loss": self.loss(x), "grad_norm": float(np.linalg.norm(self.grad(x)))}
+        return {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
 
     def smoothness(self) -> Smoothness:
         """Largest eigenvalues; the average one is exact for quadratics: sqrt(|mean A_i^2|)."""
@@ -114,8 +117,9 @@ class Quadratic:
 
     def describe(self) -> dict[str, Any]:
         """Shape and weights."""
-        about = {"objective": self.title, "N": self.N, "d": self.d, "rows": int(self._sizes.sum())}
-        return about if self.weights == "uniform" else {**about, "weights": self.weights}
+        digest = hashlib.sha256(self.A.tobytes() + self.b.tobytes()).hexdigest()
+        about = {"objective": self.title, "N": self.N, "d": self.d, "rows": int(self._sizes.sum()), "digest": digest}
+        return about | weights_described(self.weights, self._scale)
 
 
 class QuadraticOracle(RowOracle):
