@@ -13,7 +13,7 @@ class Loop:
     """Robust linear regression over N equal clients, as dense arrays (N, M, d) and (N, M)."""
 
     def __init__(self, X: np.ndarray, y: np.ndarray, clients: int, seed: int = 0, *, shuffle: bool = False) -> None:
-        """shuffle: minibatches by permutation(M)[:b] instead of choice(M, b, replace=False); the same law, and faster."""
+        """shuffle: minibatches by permutation(M)[:b], not choice(M, b, replace=False); the same law, and faster."""
         self.shuffle = shuffle
         M = len(y) // clients
         self.A = np.ascontiguousarray(X[: M * clients].reshape(clients, M, -1))
@@ -39,8 +39,10 @@ class Loop:
         return (t / (1.0 + 0.5 * t * t)) @ A / len(b)
 
 
-def fedpage(loop: Loop, rounds: int, S: int = 10, K: int = 10, eta_g: float = 0.1, b3: int = 1) -> np.ndarray:
-    eta_l, p = eta_g / (100 * K), S / loop.N
+def fedpage(
+    loop: Loop, rounds: int, S: int = 10, K: int = 10, eta_g: float = 0.1, b3: int = 1, p: float | None = None
+) -> np.ndarray:
+    eta_l, p = eta_g / (100 * K), S / loop.N if p is None else p
     x = x_prev = np.zeros(loop.d)
     g = np.zeros(loop.d)
     for r in range(rounds):

@@ -58,7 +58,7 @@ MUTANTS = [
     Mutant("SCAFFOLD option I: batch size ignored", "methods/scaffold.py", "oracle.batch(self.b0)", "oracle.batch(1)"),
     Mutant("SCAFFOLD: dc has the wrong sign", "methods/scaffold.py", "c_new - memory.c)", "memory.c - c_new)"),
     Mutant("engine: memories are read, never kept", "engine.py", "                table[clients] = rows", "                table[clients] += 0.0 * rows"),
-    Mutant("engine: divided by the wrong count", "engine.py", "        total /= count", "        total /= max(count - 1, 1)"),
+    Mutant("engine: divided by the wrong count", "engine.py", "means = [mean_rows(rows) for rows in replies]", "means = [mean_rows(rows[1:] if len(rows) > 1 else rows) for rows in replies]"),
     Mutant("draws: minibatches repeat within a round", "draws.py", "_fold(mine, np.uint64(first + draw))", "_fold(mine, np.uint64(first))"),
     Mutant("FedPAGE periodic: one round late", "methods/fedpage.py", "draws.round % max(1, round(1 / p)) == 0", "(draws.round + 1) % max(1, round(1 / p)) == 0"),
     Mutant("FedPAGE leak-free: carries the damped g", "methods/fedpage.py", "return FreeReply((g0 + (K - 1) * later) / K, g0)", "return FreeReply((g0 + (K - 1) * later) / K, later)"),

@@ -30,20 +30,20 @@ _ONE = np.uint64(1)
 _UNIT = 2.0**-53
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _mix(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
     return z ^ (z >> _S31)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _fold(key: np.uint64, word: np.uint64) -> np.uint64:
     """Key of the stream `word` below `key`."""
     return _mix(_mix(key + _GOLDEN) ^ (word + _GOLDEN))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _floyd(key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
     """Write k of the numbers 0..n-1, without replacement, into out. table: scratch, a power of two >= 2k long."""
     mask = np.int64(len(table) - 1)
@@ -86,7 +86,7 @@ def _floyd(key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArra
         out[filled] = np.uint32(pick)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _scratch(k: int) -> NDArray[np.int64]:
     size = 64
     while size < 2 * k:
@@ -94,26 +94,26 @@ def _scratch(k: int) -> NDArray[np.int64]:
     return np.empty(size, np.int64)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _round_keys(run: NDArray[np.uint64], r: int, keys: NDArray[np.uint64]) -> None:
     """Write the keys (3,) of round r below the run's keys (3,)."""
     for purpose in range(len(run)):
         keys[purpose] = _fold(run[purpose], np.uint64(r))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _coin(keys: NDArray[np.uint64]) -> float:
     return np.float64(_mix(keys[0] + _GOLDEN) >> _S11) * _UNIT
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
     out = np.empty(k, np.uint32)
     _floyd(keys[1], n, k, _scratch(k), out)
     return np.sort(out).astype(np.int64)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _minibatches(
     keys: NDArray[np.uint64], clients: NDArray[np.int64], sizes: NDArray[np.int64], b: int, first: int, count: int
 ) -> NDArray[np.uint32]:
@@ -136,7 +136,7 @@ def _minibatches(
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
     out = np.empty(n)
     state = key

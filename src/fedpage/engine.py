@@ -19,7 +19,7 @@ import numpy as np
 from fedpage._version import __version__
 from fedpage.draws import RoundDraws, check_seed
 from fedpage.history import History
-from fedpage.sums import add_rows
+from fedpage.sums import add_rows, mean_rows
 from fedpage.types import Draws, InputError, Ints, Method, Oracle, Problem, Replies, Vector
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
@@ -108,12 +108,21 @@ def play(method: Method, state: Any, draws: Draws, ask: Ask, tally: Tally, N: in
     The mean is a running sum, one client after the other, so neither chunks nor threads nor machines change a bit.
     """
     clients, message = method.call(state, draws)
-    sums: list[Any] = []
-    count, kind = 0, tuple
-    for replies in ask(clients, message):
-        kind = type(replies)
-        count += len(replies[0])
-        sums = [add_rows(total, rows) for total, rows in zip(sums or [None] * len(replies), replies, strict=True)]
+    chunks = iter(ask(clients, message))
+    replies: Any = next(chunks)
+    kind, count = type(replies), len(replies[0])
+    if count == len(clients):
+        means = [mean_rows(rows) for rows in replies]
+    else:
+        sums = [add_rows(None, rows) for rows in replies]
+        while True:
+            replies = None  # one chunk is gone before the next is made
+            replies = next(chunks, None)
+            if replies is None:
+                break
+            count += len(replies[0])
+            sums = [add_rows(total, rows) for total, rows in zip(sums, replies, strict=True)]
+        means = [total / count for total in sums]
     n = len(clients)
     tally.round += 1
     tally.clients += n
@@ -121,12 +130,10 @@ def play(method: Method, state: Any, draws: Draws, ask: Ask, tally: Tally, N: in
     for part in message:
         tally.floats_down += n * part.size
         tally.bytes_down += n * part.nbytes
-    for total in sums:
-        tally.floats_up += count * total.size
-        tally.bytes_up += count * total.nbytes
-    for total in sums:
-        total /= count
-    return method.server(state, Replies(kind(*sums), count))
+    for mean in means:
+        tally.floats_up += count * mean.size
+        tally.bytes_up += count * mean.nbytes
+    return method.server(state, Replies(kind(*means), count))
 
 
 class Simulation:

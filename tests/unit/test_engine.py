@@ -11,7 +11,7 @@ from support import methods, quadratic, uneven
 import fedpage as fp
 from fedpage.engine import Memories, Simulation
 from fedpage.methods.fair import fair_batch
-from fedpage.sums import add_rows
+from fedpage.sums import add_rows, mean_rows
 from fedpage.types import InputError
 
 
@@ -350,5 +350,7 @@ def test_sums_are_in_order_even_in_one_dimension():
             total = total + row
         assert add_rows(None, rows).tobytes() == total.tobytes()
         assert add_rows(add_rows(None, rows[:333]), rows[333:]).tobytes() == total.tobytes()
+        assert mean_rows(rows).tobytes() == (total / 1000).tobytes()
+        assert mean_rows(np.asfortranarray(rows)).tobytes() == (total / 1000).tobytes()
     single = rows.astype(np.float32)
     assert add_rows(None, single).dtype == np.float32

@@ -32,9 +32,9 @@ NO_REG, L2, NONCONVEX = 0, 1, 2
 F = NDArray[np.float64]
 U = NDArray[np.uint32]
 I = NDArray[np.int64]
-_fast: Any = njit(cache=True, nogil=True)
+_fast: Any = njit(cache=True, nogil=True, error_model="numpy")  # no check of divisors: none can be 0 here
 _1, _2 = np.uint64(1), np.uint64(2)  # unsigned all the way: a signed or 32-bit sum would halve the speed
-_inline: Any = njit(cache=True, nogil=True, inline="always")
+_inline: Any = njit(cache=True, nogil=True, error_model="numpy", inline="always")
 
 
 @_inline
