@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ def real():
         return registry.load(name)
 
     return load
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Calls the command line in an empty directory: exit code, stdout, stderr."""
+    from fedpage import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fedpage", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return call
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

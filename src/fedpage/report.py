@@ -146,6 +146,7 @@ img {{ width: 100%; height: auto; background: #fff; border-radius: 6px; }}
 .wide {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: right; padding: .35rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }}
+th {{ white-space: normal; vertical-align: bottom; }}
 th:first-child, td:first-child {{ text-align: left; }}
 .note, figcaption {{ color: var(--soft); }}
 figure {{ margin: 1rem 0; }}

@@ -9,22 +9,7 @@ import sys
 import pytest
 
 import fedpage as fp
-from fedpage import cli, specs
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedpage", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return call
-
+from fedpage import specs
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40")
 

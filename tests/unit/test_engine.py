@@ -9,8 +9,9 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
-from fedpage.engine import Memories, Simulation
+from fedpage.engine import Simulation
 from fedpage.methods.fair import fair_batch
+from fedpage.rounds import Memories
 from fedpage.sums import add_rows, mean_rows
 from fedpage.types import InputError
 

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage import cli, plot, specs
 from fedpage import plan as planning
+from fedpage import plot, specs
 from fedpage import tune as tuning
 from fedpage.theory import Setting, nonconvex_fedpage, nonconvex_page
 from fedpage.types import InputError
 
 SETTING = Setting(N=1000, S=10, K=10, M=20, epsilon=0.1, sigma=1.0, G=1.0, B=1.0, L=2.0, D0=3.0, R2=4.0)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedpage", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return call
 
 
 def test_a_plan_has_every_method_and_says_what_its_numbers_are():

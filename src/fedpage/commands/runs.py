@@ -162,7 +162,9 @@ def compare(
     runs = sweep(problem, chosen, rounds, seeds, record, jobs)
     show(runs, target)
     keep(runs, out)
-    publish(runs, out, f"{problem.title} on {problem.data.name}, {problem.N:,} clients, step {step:g}", target)
+    publish(
+        runs, out, f"{problem.title.capitalize()} on {problem.data.name}, {problem.N:,} clients, step {step:g}", target
+    )
 
 
 def demo(
