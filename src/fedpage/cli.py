@@ -32,7 +32,7 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """Run the command line; whatever the user got wrong becomes one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="fedpage")
     except KeyboardInterrupt:
         _fail("interrupted; what was not finished is not written", 130)
     except BrokenPipeError:  # the reader of a pipe has gone, such as `head`
