@@ -3,22 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from fedpage.methods import checks
-from fedpage.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.types import Call, Vector
 
-
-class State(NamedTuple):
-    x: Vector
-    v: Vector
-    N: int
-
-
-class Ask(NamedTuple):  # what is sent; its fields are counted
-    x: Vector
-
-
-class Reply(NamedTuple):  # what comes back, (n, d); the server sees its mean
-    g: Vector
+State = NamedTuple("State", [("x", Vector), ("v", Vector), ("N", int)])  # what the server knows
+Ask = NamedTuple("Ask", [("x", Vector)])  # what is sent; its fields are counted
+Reply = NamedTuple("Reply", [("g", Vector)])  # what comes back, (n, d); the server sees its mean
 
 
 @dataclass(frozen=True)
@@ -32,25 +21,21 @@ class MomentumSGD:
     eta: float = 0.02
     beta: float = 0.8
     b: int | None = None
+    step = property(lambda self: self.eta / (1 - self.beta))  # the effective one
 
-    @property
-    def step(self) -> float:
-        return self.eta / (1 - self.beta)
-
-    def with_step(self, step: float) -> "MomentumSGD":
+    def with_step(self, step):
         return replace(self, eta=step * (1 - self.beta))
 
-    def init(self, x0: Vector, N: int) -> State:
-        checks.sampled(self.title, self.S, N)
+    def init(self, x0, N):
         return State(x0, 0.0 * x0, N)
 
-    def call(self, state: State, draws: Draws) -> Call:
+    def call(self, state, draws):
         return Call(draws.clients(state.N, self.S), Ask(state.x))
 
-    def client(self, message: Ask, oracle: Oracle, memory: None) -> tuple[Reply, None]:
+    def client(self, message, oracle, memory):
         return Reply(oracle.grad(message.x, oracle.batch(self.b))), memory
 
-    def server(self, state: State, replies: Replies) -> State:
+    def server(self, state, replies):
         v = self.beta * state.v + replies.mean.g
         return State(state.x - self.eta * v, v, state.N)
 
