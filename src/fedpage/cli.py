@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedpage._version import __version__
-from fedpage.commands import data, plans, runs
+from fedpage.commands import data, paper, plans, runs
 
 app = typer.Typer(
     name="fedpage",
@@ -26,6 +26,7 @@ app.command()(runs.demo)
 app.command(name="methods")(runs.list_methods)
 app.command()(plans.plan)
 app.command(context_settings=_free_options)(plans.tune)
+app.command()(paper.reproduce)
 app.add_typer(data.app, name="data")
 
 

@@ -1,13 +1,10 @@
-"""What a comparison found: a table of medians over seeds, and a page that shows it with its plot."""
+"""What a comparison found: a table of medians over seeds, for the terminal and for pages."""
 
 from __future__ import annotations
 
-import base64
 import html
-import json
 import math
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -101,64 +98,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3.15e7:.3g} years"
 
 
-def page(histories: Sequence[History], plot: Path, path: Path, *, title: str, target: float) -> Path:
-    """Write one self-contained HTML page: the plot, the table, settings and provenance."""
+def table(histories: Iterable[History], target: float) -> str:
+    """The summary as an HTML table, with what its columns mean."""
     rows = summarise(histories, target)
     shown = [key for key in HEADINGS if key != "end" or any(row["end"] for row in rows)]
     keep = [list(HEADINGS).index(key) for key in shown]
     head = "".join(f"<th>{html.escape(HEADINGS[key])}</th>" for key in shown)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cells(row)[i])}</td>" for i in keep) + "</tr>" for row in rows)
-    image = base64.b64encode(plot.read_bytes()).decode("ascii")
-    about = histories[0].meta
-    settings = {
-        "problem": about.get("problem", {}),
-        "rounds": about.get("rounds"),
-        "seeds": sorted({int(run.meta.get("seed", 0)) for run in histories}),
-        "versions": about.get("versions", {}),
-        "methods": [runs[0].meta.get("method") for runs in by_method(histories).values()],
-    }
-    note = about.get("problem", {}).get("data_note", "")
-    caution = f"<p class=note>Data: {html.escape(note)}.</p>" if note else ""
-    text = _PAGE.format(
-        title=html.escape(title),
-        caution=caution,
-        image=image,
-        head=head,
-        body=body,
-        target=f"{target:g}",
-        settings=html.escape(json.dumps(settings, indent=2, ensure_ascii=False)),
+    return (
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="note">Medians over seeds. The target is a gradient norm of {target:g} while the loss is at most '
+        "that of the start.</p>"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --ink: #1b1b1f; --paper: #fff; --line: #d0d0d7; --soft: #60606b; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --ink: #e8e8ee; --paper: #17171b; --line: #3c3c46; --soft: #a4a4b0; }} }}
-body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 68rem;
-  margin: 2rem auto; padding: 0 1rem; }}
-img {{ width: 100%; height: auto; background: #fff; border-radius: 6px; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: right; padding: .35rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }}
-th {{ white-space: normal; vertical-align: bottom; }}
-th:first-child, td:first-child {{ text-align: left; }}
-.note, figcaption {{ color: var(--soft); }}
-figure {{ margin: 1rem 0; }}
-pre {{ overflow-x: auto; font-size: 13px; }}
-</style></head><body>
-<h1>{title}</h1>
-{caution}
-<figure><img alt="Gradient norm against rounds and bytes" src="data:image/png;base64,{image}">
-<figcaption>Median over seeds, with the band from the lower to the upper quartile.</figcaption></figure>
-<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
-<p class=note>Medians over seeds. The target is a gradient norm of {target} while the loss is at most that of the
-start.</p>
-<details><summary>Settings and provenance</summary><pre>{settings}</pre></details>
-</body></html>
-"""

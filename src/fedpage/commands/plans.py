@@ -17,6 +17,7 @@ from fedpage.commands.common import (
     PartitionOption,
     PartitionSeedOption,
     RecordOption,
+    ReportOption,
     RoundsOption,
     TargetOption,
     WeightsOption,
@@ -190,6 +191,7 @@ def tune(
     out: Annotated[
         Path, typer.Option("--out", help="Directory for the trials and the heat map; goes on there.")
     ] = Path("runs/tune"),
+    report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
     """Search step sizes for the least cost to a target; other hyper-parameters are options: --S 10 --K 10."""
@@ -228,7 +230,27 @@ def tune(
     where |= {"--alpha": f"{alpha:g}"} if alpha is not None else {}
     where |= {"--partition-seed": str(partition_seed)} if partition_seed else {}
     where |= {"--weights": weights} if weights != "uniform" else {}
-    print("Run it: " + specs.command_line(method, found.method, where))
+    command = specs.command_line(method, found.method, where)
+    print("Run it: " + command)
+    if report:
+        _tuning_page(report, problem, found, rounds, record, out / "grid.png", command)
+
+
+def _tuning_page(report: Path, problem: Any, found: Any, rounds: int, record: int, picture: Path, command: str) -> None:
+    """The winner's runs on the fresh seeds, the grid, and the command line."""
+    import base64
+    import html
+
+    from fedpage import webpage
+    from fedpage.engine import sweep
+
+    runs = sweep(problem, [found.method], rounds=rounds, seeds=range(10_000, 10_000 + found.fresh), record=record)
+    image = base64.b64encode(picture.read_bytes()).decode("ascii")
+    extra = (
+        f'<p><img alt="costs over the grid" src="data:image/png;base64,{image}"></p><pre>{html.escape(command)}</pre>'
+    )
+    title = f"{found.method.title} tuned on {problem.data.name}, {problem.N:,} clients"
+    print(f"Report: {webpage.of_runs(runs, report, title=title, target=found.target, extra=extra)}")
 
 
 def _print_tuning(found: Any, out: Path, grid: dict[str, list[Any]]) -> None:

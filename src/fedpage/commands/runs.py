@@ -17,6 +17,7 @@ from fedpage.commands.common import (
     PartitionOption,
     PartitionSeedOption,
     RecordOption,
+    ReportOption,
     RoundsOption,
     TargetOption,
     ThreadsOption,
@@ -54,6 +55,7 @@ def run(
     threads: ThreadsOption = 1,
     steps: Annotated[str, typer.Option("--steps", help="given, or theory: the theorem's step sizes.")] = "given",
     out: Annotated[Path | None, typer.Option("--out", help="Directory for history, CSV, plot and report.")] = None,
+    report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
     """Run one method. Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`)."""
@@ -88,7 +90,8 @@ def run(
     if out:
         history.to_jsonl(out / "history.jsonl")
         history.to_csv(out / "history.csv")
-        publish([history], out, f"{chosen.title} on {problem.data.name}, {problem.N:,} clients", target)
+    if out or report:
+        publish([history], out, f"{chosen.title} on {problem.data.name}, {problem.N:,} clients", target, report)
 
 
 def _sensible(
@@ -133,6 +136,7 @@ def compare(
         Path | None,
         typer.Option("--out", help="Directory for histories, plot, report (default: a new one under runs/)."),
     ] = None,
+    report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms: same effective step, same clients a round, same local work, same seeds."""
@@ -162,9 +166,8 @@ def compare(
     runs = sweep(problem, chosen, rounds, seeds, record, jobs)
     show(runs, target)
     keep(runs, out)
-    publish(
-        runs, out, f"{problem.title.capitalize()} on {problem.data.name}, {problem.N:,} clients, step {step:g}", target
-    )
+    title = f"{problem.title.capitalize()} on {problem.data.name}, {problem.N:,} clients, step {step:g}"
+    publish(runs, out, title, target, report)
 
 
 def demo(

@@ -1,0 +1,176 @@
+"""Verdicts: on made-up runs whose truth is known, a claim holds, fails or stays open as it should."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import fedpage as fp
+from fedpage.paper import claims, figures
+from fedpage.types import InputError
+
+FIGURE = figures.parse(
+    """
+name = "f"
+title = "F"
+paper = "none"
+data = "census"
+rows = 500
+objective = "robust"
+rounds = 100
+record = 1
+[[panel]]
+clients = 50
+step = 0.1
+[[panel]]
+clients = 50
+step = 0.03
+[[method]]
+name = "fedpage"
+label = "A"
+S = 5
+[[method]]
+name = "fedavg"
+label = "B"
+S = 10
+b = 4
+""",
+    "f",
+)
+
+
+def runs(ends, diverged=False, clients=9.5, gradients=38.0):
+    """Histories that fall to the given ends."""
+    made = []
+    for seed, end in enumerate(ends):
+        history = fp.History({"seed": seed})
+        for r in range(101):
+            norm = end + (1.0 - end) * max(0.0, 1 - r / 50)
+            row = {"round": r, "loss": 0.4 * norm, "grad_norm": norm}
+            history.append(row | {"clients": clients * r, "gradients": gradients * clients * r})
+        history.diverged = diverged
+        made.append(history)
+    return made
+
+
+def claim(kind, curves, **more):
+    fields = {"name": "c", "text": "t", "where": "w", "figures": ("f",), "choices": {}, "column": "", "printed": ()}
+    return claims.Claim(kind=kind, curves=tuple(curves), **(fields | more))
+
+
+def judge(one, a, b, a2=None, b2=None, **more):
+    panels = {"N50-step0.1": {"A": a, "B": b} | more, "N50-step0.03": {"A": a2 or a, "B": b2 or b} | more}
+    return claims.judge(one, {"f": FIGURE}, {"f": panels}, {})
+
+
+LOW, HIGH = [0.010, 0.011, 0.009, 0.012, 0.010], [0.05, 0.06, 0.04, 0.05, 0.055]
+MIXED = [0.005, 0.02, 0.007, 0.03, 0.01]
+
+
+def test_order():
+    strict, weak = claim("order", ["A", ">", "B"]), claim("order", ["A", ">=", "B"])
+    assert judge(strict, runs(LOW), runs(HIGH)).verdict == claims.HOLDS
+    assert judge(strict, runs(HIGH), runs(LOW)).verdict == claims.FAILS
+    assert judge(strict, runs(LOW), runs(MIXED)).verdict == claims.UNDECIDED
+    assert judge(weak, runs(LOW), runs(LOW)).verdict == claims.HOLDS
+    assert judge(strict, runs(LOW), runs(LOW)).verdict == claims.UNDECIDED
+    assert judge(weak, runs(HIGH), runs(LOW)).verdict == claims.FAILS
+    assert judge(weak, runs([1.2 * e for e in LOW]), runs(LOW)).verdict == claims.HOLDS  # 1.2 times is noise
+    one_bad_panel = judge(strict, runs(LOW), runs(HIGH), runs(HIGH), runs(LOW))
+    assert one_bad_panel.verdict == claims.FAILS
+    assert one_bad_panel.tally == "1 of 2 hold, 1 do not, 0 undecided"
+
+
+def test_choices_that_decide_are_named():
+    both = claim("order", ["A", ">", "B"], choices={"A": "A2"})
+    verdict = judge(both, runs(LOW), runs(HIGH), A2=runs(HIGH))
+    assert verdict.verdict == claims.CHOICES
+    assert "With A2 instead: undecided" in verdict.note
+    assert judge(both, runs(LOW), runs(HIGH), A2=runs(LOW)).verdict == claims.HOLDS
+    assert judge(both, runs(HIGH), runs(LOW), A2=runs(HIGH)).verdict == claims.FAILS
+
+
+def test_a_run_that_diverged_or_went_far_away_is_worse_than_any_number():
+    strict = claim("order", ["A", ">", "B"])
+    assert judge(strict, runs(HIGH), runs([1e-9] * 5, diverged=True)).verdict == claims.HOLDS
+    far = runs([1e-9] * 5)
+    for history in far:
+        for row in history.rows[1:]:
+            row["loss"] = 30.0
+    assert claims.end_of(far[0]) == math.inf
+    assert judge(strict, runs(HIGH), far).verdict == claims.HOLDS
+    assert judge(strict, far, far).verdict == claims.UNDECIDED
+
+
+def test_alike():
+    alike = claim("alike", ["A", "B"])
+    assert judge(alike, runs(LOW), runs([1.1 * e for e in LOW])).verdict == claims.HOLDS
+    assert judge(alike, runs(LOW), runs(HIGH)).verdict == claims.FAILS
+    assert judge(alike, runs(LOW), runs(MIXED)).verdict == claims.UNDECIDED
+
+
+def test_faster():
+    faster = claim("faster", ["A"])
+    assert judge(faster, runs(LOW), runs(LOW), a2=runs(HIGH)).verdict == claims.HOLDS
+    assert judge(faster, runs(HIGH), runs(LOW), a2=runs(LOW)).verdict == claims.FAILS
+
+
+def test_below():
+    below = claim("below", ["A", "B"])
+    assert judge(below, runs(LOW), runs(HIGH)).verdict == claims.HOLDS
+    assert judge(below, runs(HIGH), runs(LOW)).verdict == claims.FAILS
+
+
+@pytest.mark.parametrize(
+    ("near", "verdict"),
+    [
+        ([[0.2], [0.3], [0.4]], claims.HOLDS),
+        ([[0.2, 0.3], [0.3], [0.3, 0.4]], claims.UNDECIDED),
+        ([[0.2, 0.3], [0.2], [0.2]], claims.FAILS),
+        ([[], [0.2], [0.2]], claims.UNDECIDED),
+    ],
+)
+def test_steps(near, verdict):
+    rows = [
+        {"panel": "N10", "label": str(i), "eta_g": v[0] if v else 0.1, "within_tenth": v} for i, v in enumerate(near)
+    ]
+    steps = claim("steps", ["0", "1", "2"], figures=("local-steps/a9a",), printed=((0.2, 0.3, 0.4),))
+    found = claims.judge(steps, {}, {"local-steps/a9a": {}}, {"local-steps/a9a": rows})
+    assert found.verdict == verdict
+    if verdict == claims.HOLDS:
+        assert found.note.startswith("1 of the paper's three")
+    assert claims.judge(steps, {}, {"local-steps/a9a": {}}, {}).verdict == claims.UNDECIDED
+
+
+def test_counts():
+    clients = claim("count", ["A", "B"], column="clients")
+    assert judge(clients, runs(LOW), runs(LOW)).verdict == claims.HOLDS
+    assert judge(clients, runs(LOW, clients=12.0), runs(LOW)).verdict == claims.FAILS
+    work = claim("count", ["A", "B"], column="gradients")
+    assert judge(work, runs(LOW), runs(LOW, gradients=40.0)).verdict == claims.HOLDS
+    assert judge(work, runs(LOW), runs(LOW, gradients=80.0)).verdict == claims.FAILS
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    hits = sum(low <= 1.0 <= high for _, low, high in (claims.interval(rng.normal(1, 1, 30)) for _ in range(200)))
+    assert 178 <= hits <= 199
+
+
+def test_every_claim_names_figures_and_curves_that_exist():
+    found = claims.claims()
+    assert len(found) >= 9
+    for one in found:
+        for name in one.figures:
+            labels = {v.label for p in figures.load(name).panels for v in p.variants}
+            assert {c for c in one.curves if c not in (">", ">=")} <= labels
+            assert set(one.choices.values()) <= labels
+    with pytest.raises(InputError, match="unknown key 'txt'"):
+        claims.parse('[[claim]]\ntxt = "x"')
+    with pytest.raises(InputError, match="kind must be"):
+        claims.parse('[[claim]]\nname="a"\ntext="x"\nwhere="w"\nkind="magic"\nfigures=[]\ncurves=[]')
+    with pytest.raises(InputError, match="is missing"):
+        claims.parse('[[claim]]\nname="a"')

@@ -1,0 +1,173 @@
+"""The paper's figures as data, and the running of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import fedpage as fp
+from fedpage.paper import figures, runs
+from fedpage.types import InputError
+
+TEXT = """
+name = "tiny/one"
+title = "Tiny"
+paper = "none"
+data = "census:rows=600"
+rows = 500
+objective = "robust"
+rounds = 40
+record = 10
+[[panel]]
+clients = 50
+step = 0.1
+[[panel]]
+clients = 50
+step = 0.05
+[[method]]
+name = "fedpage"
+label = "FedPAGE"
+S = 5
+[[method]]
+name = "fedavg"
+label = "FedAvg"
+S = 10
+b = 4
+"""
+
+
+def test_every_figure_of_the_paper_is_there():
+    assert figures.names() == [
+        "local-steps/a9a", "local-steps/w8a",
+        "comparison/a9a-logistic", "comparison/a9a-robust", "comparison/w8a-logistic", "comparison/w8a-robust",
+        "clients/a9a-robust",
+        "full/a9a-logistic", "full/a9a-robust", "full/w8a-logistic", "full/w8a-robust",
+    ]  # fmt: skip
+
+
+def test_settings_are_the_papers():
+    for name in figures.names():
+        figure = figures.load(name)
+        assert figure.rows == {"a9a": 32_500, "w8a": 48_000}[figure.data]
+        for panel in figure.panels:
+            assert figure.rows % panel.clients == 0
+            for variant in panel.variants:
+                if panel.step is not None:
+                    assert variant.method.step == pytest.approx(panel.step)
+                if not name.startswith("local-steps"):
+                    assert variant.method.K == 10
+    steps = {name: [p.step for p in figures.load(name).panels] for name in figures.names() if "full" in name}
+    assert steps["full/w8a-logistic"] == [0.3, 0.1, 0.03, 0.01]
+    assert steps["full/a9a-robust"] == [0.1, 0.03, 0.01]
+    clients = figures.load("clients/a9a-robust")
+    rivals = {p.clients: p.variants[2].method for p in clients.panels}
+    assert {n: (m.S, m.b) for n, m in rivals.items()} == {3250: (20, 4), 325: (2, 22), 10: (2, 652)}
+    assert {p.clients: p.variants[0].method.S for p in clients.panels} == {3250: 10, 325: 1, 10: 1}
+    assert (len(clients.panels), clients.columns) == (9, 3)
+    local = figures.load("local-steps/a9a")
+    assert [v.method.K for v in local.panels[0].variants] == [1, 10, 20]
+    both = figures.load("comparison/a9a-robust").panels[0].variants
+    assert both[0].method.eta_l is None
+    assert both[1].method.eta_l == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("rounds = 40", "rouds = 40", "unknown key 'rouds'; did you mean 'rounds'"),
+        ("rounds = 40", "", "'rounds' is missing"),
+        ("rounds = 40", 'rounds = "40"', "rounds must be of type int"),
+        ("rounds = 40", "rounds = true", "rounds must be of type int"),
+        ("step = 0.05", "stp = 0.05", "panel 2: unknown key 'stp'"),
+        ("step = 0.05", "", "a panel needs step"),
+        ('name = "fedavg"', 'name = "fedavgg"', "unknown method 'fedavgg'"),
+        ("b = 4", "bb = 4", "method 2: unknown key 'bb'"),
+        ("b = 4", "b = 0", "b must be a whole number"),
+        ("rounds = 40", "rounds = ", "not TOML"),
+    ],
+)
+def test_mistakes_in_a_figure_are_errors(old, new, fault):
+    with pytest.raises(InputError) as error:
+        figures.parse(TEXT.replace(old, new), "tiny")
+    assert fault in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_runs_are_kept_and_done_once(tmp_path):
+    figure = figures.parse(TEXT, "tiny")
+    todo = runs.tasks([figure], 2)
+    assert len(todo) == 2 * 2 * 2
+    seen = []
+    assert runs.run(todo[:3], tmp_path, 1, lambda done, whole: seen.append((done, whole))) == 3
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    torn = todo[1].path(tmp_path)
+    torn.write_text(torn.read_text()[:-50])  # killed while writing by another means than ours
+    assert runs.run(todo, tmp_path, 2, lambda *_: None) == 6
+    assert runs.run(todo, tmp_path, 1, lambda *_: None) == 0
+    found = runs.histories(figure, 2, tmp_path)
+    assert list(found) == ["N50-step0.1", "N50-step0.05"]
+    assert [len(group) for group in found["N50-step0.1"].values()] == [2, 2]
+    problem = fp.RobustRegression(fp.load("census", rows=600), fp.blocks(500, 50))
+    alone = fp.simulate(problem, figure.panels[0].variants[0].method, rounds=40, seed=1)
+    assert found["N50-step0.1"]["FedPAGE"][1].same(alone)
+    longer = dataclasses.replace(figure, rounds=50)
+    assert runs.finished(runs.tasks([longer], 1)[0], tmp_path) is None
+
+
+def test_the_same_coins_for_every_variant(tmp_path):
+    text = TEXT.replace('name = "fedavg"', 'name = "fedpage"').replace("S = 10\nb = 4", "S = 5\nrho = 1.0")
+    figure = figures.parse(text, "tiny")
+    runs.run(runs.tasks([figure], 1), tmp_path, 1, lambda *_: None)
+    found = runs.histories(figure, 1, tmp_path)["N50-step0.1"]
+    assert (found["FedPAGE"][0]["clients"] == found["FedAvg"][0]["clients"]).all()
+
+
+def test_other_data_is_marked_in_the_title():
+    figure = figures.on_other_data(figures.load("comparison/w8a-robust"), "census", 32_561)
+    assert "census instead of w8a" in figure.title
+    assert figure.rows == 32_561
+
+
+def test_reproduce_on_the_command_line(run, tmp_path):
+    code, out, _ = run("reproduce", "--list")
+    assert code == 0
+    assert all(name in out for name in figures.names())
+    words = ("reproduce", "comparison/a9a-robust", "--data", "census", "--quick", "--seeds", "2", "--static")
+    code, out, _ = run(*words)
+    assert code == 0, out
+    assert "24 runs done" in out
+    page = (tmp_path / "paper-runs" / "report.html").read_text()
+    assert "census instead of a9a" in page
+    assert "synthetic" in page
+    assert "quick look" in page
+    assert {p.name for p in (tmp_path / "paper-runs" / "figures").iterdir()} >= {
+        "comparison-a9a-robust.png", "comparison-a9a-robust.pdf",
+    }  # fmt: skip
+    code, out, _ = run(*words)
+    assert "0 runs done" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("reproduce",), "name a figure"),
+        (("reproduce", "comparison/a9a"), "did you mean 'comparison/a9a-robust'"),
+        (("reproduce", "all", "--seeds", "0"), "at least 1"),
+        (("reproduce", "comparison/a9a-robust", "--data", "nope"), "unknown data set"),
+        (("reproduce", "comparison/a9a-robust", "--tune", "--data", "census"), "only local-steps"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, what):
+    code, _, err = run(*words)
+    assert code == 2
+    assert what in err
+    assert err.startswith("fedpage: ")
+    assert err.count("\n") == 1
+
+
+def test_without_the_files_a_line_says_how_to_get_them(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDPAGE_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, _, err = run("reproduce", "comparison/a9a-robust")
+    assert (code, "fedpage data fetch a9a" in err, "--data census" in err) == (2, True, True)
