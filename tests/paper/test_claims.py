@@ -48,7 +48,8 @@ def runs(ends, diverged=False, clients=9.5, gradients=38.0):
         for r in range(101):
             norm = end + (1.0 - end) * max(0.0, 1 - r / 50)
             row = {"round": r, "loss": 0.4 * norm, "grad_norm": norm}
-            history.append(row | {"clients": clients * r, "gradients": gradients * clients * r})
+            history.append(row | {"clients": clients * r, "gradients": gradients * clients * r, "full_rounds": 0})
+        history.meta["problem"] = {"rows": 500, "N": 50}
         history.diverged = diverged
         made.append(history)
     return made
@@ -101,6 +102,17 @@ def test_a_run_that_diverged_or_went_far_away_is_worse_than_any_number():
     assert claims.end_of(far[0]) == math.inf
     assert judge(strict, runs(HIGH), far).verdict == claims.HOLDS
     assert judge(strict, far, far).verdict == claims.UNDECIDED
+
+
+def test_a_claim_may_be_about_the_beginning():
+    early = claim("order", ["A", ">", "B"], at=60)
+    late = runs(LOW)
+    for history in late:
+        for row in history.rows:
+            if row["round"] <= 60:
+                row["grad_norm"] = 1.0
+    assert judge(early, late, runs(HIGH)).verdict == claims.FAILS
+    assert judge(claim("order", ["A", ">", "B"]), late, runs(HIGH)).verdict == claims.HOLDS
 
 
 def test_alike():

@@ -24,7 +24,7 @@ from fedpage.types import InputError
 
 HOLDS, CHOICES, FAILS, UNDECIDED = "holds", "holds under stated choices", "does not hold", "undecided"
 NOISE = math.log(1.5)
-_KEYS = {"name", "text", "where", "kind", "figures", "curves", "choices", "column", "printed"}
+_KEYS = {"name", "text", "where", "kind", "figures", "curves", "choices", "column", "printed", "at"}
 _KINDS = ("order", "alike", "faster", "below", "steps", "count")
 
 
@@ -41,6 +41,8 @@ class Claim:
     choices: Mapping[str, str]
     column: str
     printed: tuple[tuple[float, ...], ...]
+    at: int = 0
+    """Judge after so many rounds; 0: at the end."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,24 @@ def parse(text: str) -> list[Claim]:
                 name=table["name"], text=table["text"], where=table["where"], kind=table["kind"],
                 figures=tuple(table["figures"]), curves=tuple(table["curves"]), choices=table.get("choices", {}),
                 column=table.get("column", ""), printed=tuple(tuple(row) for row in table.get("printed", ())),
+                at=int(table.get("at", 0)),
             )
         )  # fmt: skip
     return found
 
 
-def end_of(history: History) -> float:
-    """log of the median gradient norm over the last tenth of records; inf where none of them is progress."""
-    count = max(1, len(history) // 10)
-    good = history.progress()[-count:] & np.isfinite(history["grad_norm"][-count:])
-    if history.diverged or good.sum() * 2 < count:
+def end_of(history: History, at: int = 0) -> float:
+    """log of the median gradient norm over the last tenth of records (up to round `at`, if given).
+
+    inf where most of them are no progress, or the run diverged.
+    """
+    upto = len(history) if at == 0 else int((history["round"] <= at).sum())
+    last = slice(upto - max(1, upto // 10), upto)
+    norms = history["grad_norm"][last]
+    good = history.progress()[last] & np.isfinite(norms)
+    if history.diverged or good.sum() * 2 < len(norms):
         return math.inf
-    return math.log(max(float(np.median(history["grad_norm"][-count:][good])), 1e-300))
+    return math.log(max(float(np.median(norms[good])), 1e-300))
 
 
 def interval(values: Sequence[float], seed: int = 0, draws: int = 4000) -> tuple[float, float, float]:
@@ -114,17 +122,19 @@ def interval(values: Sequence[float], seed: int = 0, draws: int = 4000) -> tuple
     return float(data.mean()), float(low), float(high)
 
 
-def log_ratio(worse: Sequence[History], better: Sequence[History]) -> list[float]:
+def log_ratio(worse: Sequence[History], better: Sequence[History], at: int = 0) -> list[float]:
     """log(end of the one / end of the other), seed by seed; 20 stands for a run that diverged alone."""
     ratios = []
     for one, two in zip(worse, better, strict=True):
-        a, b = end_of(one), end_of(two)
+        a, b = end_of(one, at), end_of(two, at)
         ratios.append(0.0 if math.isinf(a) and math.isinf(b) else float(np.clip(a - b, -20.0, 20.0)))
     return ratios
 
 
-def _compare(panel: str, better: str, worse: str, strict: bool, curves: Mapping[str, list[History]]) -> Finding:
-    ratios = log_ratio(curves[worse], curves[better])
+def _compare(
+    panel: str, better: str, worse: str, strict: bool, curves: Mapping[str, list[History]], at: int = 0
+) -> Finding:
+    ratios = log_ratio(curves[worse], curves[better], at)
     mean, low, high = interval(ratios)
     wins = sum(r > 0 for r in ratios)
     if strict:
@@ -194,7 +204,7 @@ def _order(claim: Claim, figure: Figure, runs: Any, choices: Mapping[str, str]) 
         for i in range(0, len(labels) - 2, 2):
             better, mark, worse = labels[i : i + 3]
             if _complete(curves, (better, worse)):
-                findings.append(_compare(f"{figure.name}, {panel.title}", better, worse, mark == ">", curves))
+                findings.append(_compare(f"{figure.name}, {panel.title}", better, worse, mark == ">", curves, claim.at))
     return findings
 
 
@@ -262,6 +272,13 @@ def _steps(
     return findings, note if findings else "the search has not been run: `fedpage reproduce local-steps/a9a --tune`"
 
 
+def _walk_work(history: History) -> float:
+    """Gradients of single rows per contact in rounds of local steps; a full round costs each client its M rows once."""
+    about = history.meta["problem"]
+    full = history.last("full_rounds")
+    return float((history.last("gradients") - full * about["rows"]) / (history.last("clients") - full * about["N"]))
+
+
 def _count(claim: Claim, figure: Figure, runs: Any, choices: Mapping[str, str]) -> list[Finding]:
     findings = []
     for panel in figure.panels:
@@ -279,12 +296,9 @@ def _count(claim: Claim, figure: Figure, runs: Any, choices: Mapping[str, str]) 
             numbers = f"{mean:.2f} a round [{low:.2f}, {high:.2f}], expected {expected:.2f}, 2S = {2 * method.S}"
             findings.append(Finding(where, f"{first}: clients a round < 2S", verdict, numbers))
         else:
-            work = {
-                label: float(np.mean([h.last("gradients") / h.last("clients") for h in curves[label]]))
-                for label in claim.curves
-            }
+            work = {label: float(np.mean([_walk_work(h) for h in curves[label]])) for label in claim.curves}
             ratio = max(work.values()) / min(work.values())
             verdict = HOLDS if ratio <= 1.5 else FAILS
             numbers = ", ".join(f"{label} {value:.1f}" for label, value in work.items())
-            findings.append(Finding(where, "gradients per contact alike", verdict, numbers))
+            findings.append(Finding(where, "gradients per contact of local steps alike", verdict, numbers))
     return findings
