@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -113,6 +116,30 @@ def test_runs_are_kept_and_done_once(tmp_path):
     assert found["N50-step0.1"]["FedPAGE"][1].same(alone)
     longer = dataclasses.replace(figure, rounds=50)
     assert runs.finished(runs.tasks([longer], 1)[0], tmp_path) is None
+
+
+def test_a_killed_process_loses_the_runs_in_hand_only(tmp_path):
+    words = ["reproduce", "comparison/a9a-robust", "--data", "census", "--quick", "--out", "r", "--static"]
+    script = "import sys; from fedpage.cli import main; sys.argv = ['fedpage', *sys.argv[1:]]; main()"
+    process = subprocess.Popen([sys.executable, "-c", script, *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while len(list(tmp_path.glob("r/runs/*/*.jsonl"))) < 4 and time.monotonic() < until:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    kept = {path: path.read_bytes() for path in tmp_path.glob("r/runs/*/*.jsonl")}
+    assert 4 <= len(kept) < 24
+    figure = dataclasses.replace(
+        figures.on_other_data(figures.load("comparison/a9a-robust"), "census", 32_561), rounds=600, record=10
+    )
+    assert runs.run(runs.tasks([figure], 2), tmp_path / "r", 1, lambda *_: None) == 24 - len(kept)
+    assert all(path.read_bytes() == content for path, content in kept.items())
+
+
+def test_figures_share_their_runs(tmp_path):
+    both = [figures.load("comparison/a9a-robust"), figures.load("clients/a9a-robust")]
+    paths = {task.path(tmp_path) for task in runs.tasks(both, 1)}
+    assert len(paths) == 9 * 4  # the comparison's 12 curves are among the 36
 
 
 def test_the_same_coins_for_every_variant(tmp_path):

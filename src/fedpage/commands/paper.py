@@ -47,6 +47,10 @@ def reproduce(
         _tune(chosen, out, jobs)
         return
     fresh = _run(chosen, seeds, out, jobs)
+    if name == "all" and not quick and data is None:
+        unsearched = [f for f in chosen if f.tuning and not (out / "tuning" / f"{f.name}.json").is_file()]
+        if unsearched:
+            _tune(unsearched, out, jobs)
     verdicts = _judge(chosen, seeds, out)
     page = _report(chosen, seeds, out, verdicts, static)
     _show(verdicts)
@@ -193,11 +197,21 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], stati
 
 
 def _pgf(drawn: Any, path: Path) -> None:
-    """For LaTeX; matplotlib asks a TeX for the size of words, so without one there is no such file."""
+    """For LaTeX. matplotlib asks a TeX for the size of words, so without a working one there is no such file."""
     from shutil import which
+    from subprocess import SubprocessError
 
-    if which("xelatex") or which("pdflatex"):
-        drawn.savefig(path)
+    from matplotlib import rc_context
+
+    system = next((name for name in ("xelatex", "lualatex", "pdflatex") if which(name)), None)
+    if system is None:
+        return
+    try:
+        with rc_context({"pgf.texsystem": system, "pgf.rcfonts": False}):
+            drawn.savefig(path)
+    except (RuntimeError, SubprocessError, OSError, ValueError) as error:
+        path.unlink(missing_ok=True)
+        print(f"no {path.name}: {system} answered {str(error).splitlines()[0]}")
 
 
 def _show(verdicts: list[Any]) -> None:

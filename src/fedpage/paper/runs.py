@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,9 +27,13 @@ class Task:
     seed: int
 
     def path(self, out: Path) -> Path:
-        """Its file."""
-        slug = "".join(c if c.isalnum() else "-" for c in self.variant.label.lower())
-        return out / "runs" / self.figure.name / self.panel.key / f"{slug}-seed{self.seed}.jsonl"
+        """Its file, named after what is run, so that two figures with the same curve share it."""
+        figure, method = self.figure, self.variant.method
+        about = json.dumps(describe(method), sort_keys=True)
+        digest = hashlib.sha256(about.encode()).hexdigest()[:10]
+        place = f"{figure.data}-{figure.rows}-{figure.objective}-N{self.panel.clients}-R{figure.rounds}-{figure.record}"
+        place = "".join(c if c.isalnum() or c in "-." else "_" for c in place)
+        return out / "runs" / place / f"{type(method).__name__}-{digest}-seed{self.seed}.jsonl"
 
 
 @lru_cache(maxsize=3)
@@ -75,12 +81,7 @@ def _do(task: Task, out: Path) -> None:
     figure = task.figure
     made = problem(figure.data, figure.rows, figure.objective, task.panel.clients)
     history = simulate(made, task.variant.method, rounds=figure.rounds, seed=task.seed, record=figure.record)
-    history.meta |= {
-        "figure": figure.name,
-        "panel": task.panel.key,
-        "label": task.variant.label,
-        "figure_data": [figure.data, figure.rows, figure.objective],
-    }
+    history.meta["figure_data"] = [figure.data, figure.rows, figure.objective]
     history.to_jsonl(task.path(out))
 
 
@@ -88,9 +89,10 @@ def run(todo: Sequence[Task], out: Path, jobs: int, progress: Callable[[int, int
     """Run what is not finished yet; returns how many runs that were. A killed process loses the runs in hand only."""
     from joblib import Parallel, delayed
 
-    left = [task for task in todo if finished(task, out) is None]
-    done = len(todo) - len(left)
-    progress(done, len(todo))
+    every = list({task.path(out): task for task in todo}.values())
+    left = [task for task in every if finished(task, out) is None]
+    done = len(every) - len(left)
+    progress(done, len(every))
     for task in left[:1]:  # what cannot work is refused before a worker starts
         problem(task.figure.data, task.figure.rows, task.figure.objective, task.panel.clients)
 
@@ -104,7 +106,7 @@ def run(todo: Sequence[Task], out: Path, jobs: int, progress: Callable[[int, int
 
     for _ in work():
         done += 1
-        progress(done, len(todo))
+        progress(done, len(every))
     return len(left)
 
 
