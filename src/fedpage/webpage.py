@@ -286,11 +286,13 @@ function paint(cell, axis) {
     traces.push({x: at.x, y: at.middle, name: curve.label, mode: "lines", line: {color: curve.colour, width: 2},
       hovertemplate: "%{x:.4s}: %{y:.3g}<extra>" + curve.label + "</extra>"});
   }
-  Plotly.react(cell, traces, {title: {text: panel.title, font: {size: 14}}, paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink, size: 12}, margin: {l: 58, r: 8, t: 34, b: 44},
+  Plotly.react(cell, traces, {title: {text: panel.title, font: {size: 14}, x: 0.02, xanchor: "left"},
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink, size: 12},
+    margin: {l: 58, r: 8, t: 34, b: 44},
     xaxis: {title: {text: names[axis]}, gridcolor: line, zeroline: false},
-    yaxis: {type: "log", title: {text: yname}, gridcolor: line, exponentformat: "power", dtick: 1},
-    legend: {orientation: "h", y: -0.28, font: {size: 11}}, hovermode: "closest"},
+    yaxis: {type: "log", title: {text: yname}, gridcolor: line, exponentformat: "power", nticks: 8},
+    legend: {orientation: "h", y: -0.28, font: {size: 11}}, hovermode: "closest",
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8a8a94"}},
     {displaylogo: false, responsive: true});
 }
 function show(axis) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 import pytest
 
 import fedpage as fp
-from fedpage.paper import figures, runs
+from fedpage.paper import figures, runs, tuning
 from fedpage.types import InputError
 
 TEXT = """
@@ -43,9 +44,9 @@ b = 4
 def test_every_figure_of_the_paper_is_there():
     assert figures.names() == [
         "local-steps/a9a", "local-steps/w8a",
-        "comparison/a9a-logistic", "comparison/a9a-robust", "comparison/w8a-logistic", "comparison/w8a-robust",
+        "comparison/a9a-robust", "comparison/w8a-robust", "comparison/a9a-logistic", "comparison/w8a-logistic",
         "clients/a9a-robust",
-        "full/a9a-logistic", "full/a9a-robust", "full/w8a-logistic", "full/w8a-robust",
+        "full/a9a-robust", "full/w8a-robust", "full/a9a-logistic", "full/w8a-logistic",
     ]  # fmt: skip
 
 
@@ -148,6 +149,27 @@ def test_the_same_coins_for_every_variant(tmp_path):
     runs.run(runs.tasks([figure], 1), tmp_path, 1, lambda *_: None)
     found = runs.histories(figure, 1, tmp_path)["N50-step0.1"]
     assert (found["FedPAGE"][0]["clients"] == found["FedAvg"][0]["clients"]).all()
+
+
+def test_the_search_for_tuned_steps(tmp_path):
+    panel = "[[panel]]\nclients = 50\nS = 5\neta_g = [0.1, 0.1]\nrho = [0.01, 0.01]\n"
+    search = "[tuning]\neta_g = [0.003, 0.3]\nrho = [0.01, 1.0]\ntarget = 0.08\nseeds = 2\n"
+    head = TEXT.split("[[panel]]")[0].replace("rounds = 40", "rounds = 200")
+    methods = (
+        '[[method]]\nname = "fedpage"\nlabel = "one"\nK = 1\n[[method]]\nname = "fedpage"\nlabel = "five"\nK = 5\n'
+    )
+    figure = figures.parse(head + search + panel + methods, "tiny")
+    seen = []
+    rows = tuning.search(figure, tmp_path, 1, lambda what, done, whole, note: seen.append(what))
+    assert [(r["label"], r["eta_g"]) for r in rows] == [("one", 0.3), ("five", 0.3)]
+    assert rows[0]["rho"] is None
+    assert rows[1]["rho"] in (0.01, 1.0)
+    assert rows[0]["within_tenth"] == [0.3]
+    assert json.loads((tmp_path / "tuning" / "tiny" / "one.json").read_text()) == rows
+    assert {"N50 one", "N50 five"} == set(seen)
+    assert tuning.search(figure, tmp_path, 1, lambda *_: None) == rows
+    with pytest.raises(InputError, match="nothing to tune"):
+        tuning.search(figures.parse(TEXT, "tiny"), tmp_path, 1, lambda *_: None)
 
 
 def test_other_data_is_marked_in_the_title():

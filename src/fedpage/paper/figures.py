@@ -66,8 +66,8 @@ class Figure:
 
 def names() -> list[str]:
     """Every figure, in the paper's order."""
-    order = ("local-steps", "comparison", "clients", "full")
-    return sorted(_texts(), key=lambda name: (order.index(name.split("/")[0]), name))
+    texts = _texts()
+    return sorted(texts, key=lambda name: str(tomllib.loads(texts[name])["paper"]))
 
 
 def load(name: str) -> Figure:
