@@ -98,12 +98,15 @@ def test_images_without_plotly(runs, tmp_path, width):
     assert seen["overflowOpen"] <= 0
 
 
-def test_at_400_pixels(runs, tmp_path):
+@pytest.mark.parametrize("interactive", [False, True])
+def test_at_400_pixels(runs, tmp_path, interactive):
     """In a frame of 400 pixels, because a headless window cannot be that narrow."""
+    if interactive:
+        pytest.importorskip("plotly", reason="plotly is an extra: pip install 'fedpage[plotly]'")
     table = "<div class=wide><table><tr>" + "<td>cell</td>" * 40 + "</tr></table></div>"
     path = webpage.write(
-        tmp_path / "r.html", title="A longer title that must break", figures=figures(runs), interactive=False,
-        settings={"long": "x" * 300}, tables=table,
+        tmp_path / "r.html", title="A longer title that must break", figures=figures(runs),
+        interactive=interactive, settings={"long": "x" * 300}, tables=table,
     )  # fmt: skip
     frame = tmp_path / "frame.html"
     frame.write_text(
