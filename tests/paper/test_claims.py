@@ -20,6 +20,7 @@ rows = 500
 objective = "robust"
 rounds = 100
 record = 1
+seeds = 5
 [[panel]]
 clients = 50
 step = 0.1

@@ -23,6 +23,7 @@ rows = 500
 objective = "robust"
 rounds = 40
 record = 10
+seeds = 2
 [[panel]]
 clients = 50
 step = 0.1

@@ -15,7 +15,9 @@ from fedpage.commands.common import bars, console
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A figure's name, or all.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of every curve.")] = 5,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Runs of every curve (default: the figure's, 5).")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Processes.")] = 1,
     out: Annotated[Path, typer.Option("--out", help="Directory; finished runs in it are kept.")] = Path("paper-runs"),
     quick: Annotated[bool, typer.Option("--quick", help="A first look: 2 seeds, a tenth of the rounds.")] = False,
@@ -34,9 +36,10 @@ def reproduce(
         return
     if name is None:
         raise InputError("name a figure of `fedpage reproduce --list`, or all")
+    chosen = [book.load(one) for one in (book.names() if name == "all" else [name])]
+    seeds = max(figure.seeds for figure in chosen) if seeds is None else seeds
     if seeds < 1 or jobs < 1:
         raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
-    chosen = [book.load(one) for one in (book.names() if name == "all" else [name])]
     seeds = min(seeds, 2) if quick else seeds
     chosen = _adapted(chosen, quick, data)
     _available(chosen)

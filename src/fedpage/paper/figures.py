@@ -14,8 +14,9 @@ from fedpage.types import InputError
 
 _FIGURE = {
     "name": str, "title": str, "paper": str, "data": str, "rows": int, "objective": str, "rounds": int, "record": int,
-    "panel": list, "method": list, "tuning": dict,
+    "seeds": int, "panel": list, "method": list, "tuning": dict,
 }  # fmt: skip
+_PLAIN = ("name", "title", "paper", "data", "rows", "objective", "rounds", "record", "seeds")
 _PANEL = {
     "clients": int, "step": float, "S": int, "S_rivals": int, "b_rivals": int, "eta_g": list, "rho": list,
 }  # fmt: skip
@@ -58,6 +59,8 @@ class Figure:
     objective: str
     rounds: int
     record: int
+    seeds: int
+    """Runs of every curve, unless the command line says otherwise."""
     panels: tuple[Panel, ...]
     columns: int
     """Panels in a row of the paper's layout."""
@@ -108,7 +111,7 @@ def parse(text: str, source: str) -> Figure:
         _known(table["tuning"], _TUNING, f"figure {source}, tuning", optional=set())
     if not panels or not methods:
         raise InputError(f"figure {source}: at least one panel and one method are needed")
-    plain = {key: table[key] for key in ("name", "title", "paper", "data", "rows", "objective", "rounds", "record")}
+    plain = {key: table[key] for key in _PLAIN}
     clients = len({panel["clients"] for panel in panels})
     made = tuple(_panel(panel, methods, source) for panel in panels)
     columns = len(panels) // clients if clients < len(panels) else len(panels)
