@@ -19,7 +19,7 @@ from fedpage._version import __version__
 if TYPE_CHECKING:
     from fedpage import data, draws, engine, history, methods, plot, problems, theory, types
     from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
-    from fedpage.engine import Simulation, Stop, simulate, sweep
+    from fedpage.engine import Simulation, simulate, sweep
     from fedpage.history import History
     from fedpage.methods import (
         METHODS,
@@ -35,15 +35,17 @@ if TYPE_CHECKING:
         SLocalSVRG,
     )  # fmt: skip
     from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression, RowProblem
+    from fedpage.stopping import Stop
     from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
 
 _HOME = {
     "fedpage.data": "Dataset Partition blocks by_label census dirichlet load power_law shuffled",
-    "fedpage.engine": "Simulation Stop simulate sweep",
+    "fedpage.engine": "Simulation simulate sweep",
     "fedpage.history": "History",
     "fedpage.methods": "METHODS FedAvg FedAvgFull FedPAGE FedPAGEFull FedProx PAGE SCAFFOLD SCAFFOLDFull SLocalSVRG "
     "VRLSGD",
     "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
+    "fedpage.stopping": "Stop",
     "fedpage.types": "InputError Method Oracle Problem Smoothness",
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names.split()}

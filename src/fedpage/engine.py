@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedpage._version import __version__
 from fedpage.draws import RoundDraws, check_seed
 from fedpage.history import History
 from fedpage.rounds import Memories, Tally, play
+from fedpage.stopping import Stop, Watch
 from fedpage.types import Draws, InputError, Ints, Method, Oracle, Problem, Vector
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
@@ -29,28 +30,6 @@ _CHUNK = 512
 """Clients whose replies exist at the same time, at the most (and that many again for each thread) ..."""
 _CHUNK_BYTES = 1 << 22
 """... and the most memory that a vector of each of them may take together. No chunk size can change a bit."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When to end a run before its last round.
-
-    grad_norm, loss: end at the first record at or below this (while f(x) <= f(x0)). bytes: end after the round that
-    takes the traffic, up and down, to this or beyond.
-    """
-
-    grad_norm: float | None = None
-    loss: float | None = None
-    bytes: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("grad_norm", "loss", "bytes"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or (name != "loss" and value <= 0):
-                raise InputError(f"stop: {name} must be a finite number above 0, not {value!r}")
 
 
 class Simulation:
@@ -159,31 +138,6 @@ def _start(x0: Any, d: int) -> Vector:
     return start
 
 
-class _Watch:
-    """Tells a run that has left for good from one that wanders.
-
-    Diverged is: loss or gradient not finite; a loss above f(x0) by 100 max(1, |f(x0)|); or one above it by
-    max(1, |f(x0)|) at the end, or at 3 records in a row or more that span 200 rounds. The last catches losses that
-    grow slowly, such as robust regression's.
-    """
-
-    def __init__(self, first: float) -> None:
-        self.first = first
-        self.above: list[float] = []
-
-    def verdict(self, row: Mapping[str, float], last: bool) -> str | None:
-        """Why the run has diverged at this record, or None."""
-        loss, done = row["loss"], row["round"]
-        if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
-            return f"diverged: loss or gradient not finite at round {done:.0f}"
-        unit = max(1.0, abs(self.first))
-        self.above = [*self.above, done] if loss > self.first + unit else []
-        lasting = len(self.above) >= 3 and done - self.above[0] >= 200
-        if loss > self.first + 100.0 * unit or lasting or (last and self.above):
-            return f"diverged: loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start"
-        return None
-
-
 def simulate(
     problem: Problem,
     method: Method,
@@ -243,7 +197,7 @@ def simulate(
     why: str | None = None
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges is reported below, in words
         start = measure()
-        watch = _Watch(start["loss"])
+        watch = Watch(start["loss"])
         history.first_loss = start["loss"]
         if record:
             history.append(start)

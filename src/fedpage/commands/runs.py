@@ -60,7 +60,8 @@ def run(
 ) -> None:
     """Run one method. Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`)."""
     from fedpage import specs
-    from fedpage.engine import Stop, simulate
+    from fedpage.engine import simulate
+    from fedpage.stopping import Stop
     from fedpage.types import InputError
 
     kind = specs.method_class(method)
