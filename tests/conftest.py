@@ -55,6 +55,20 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.fixture
+def refused(run):
+    """Asserts that the command line answers with one line that says what is wrong, and exit code 2."""
+
+    def check(words, what):
+        code, _, err = run(*words)
+        assert code == 2
+        assert what in err
+        assert err.startswith("fedpage: ")
+        assert err.count("\n") == 1
+
+    return check
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A mutant's laws must run on the mutant, not on the package beside it."""
     import fedpage

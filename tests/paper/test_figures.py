@@ -208,12 +208,8 @@ def test_reproduce_on_the_command_line(run, tmp_path):
         (("reproduce", "comparison/a9a-robust", "--tune", "--data", "census"), "only local-steps"),
     ],
 )
-def test_bad_input_is_one_line(run, words, what):
-    code, _, err = run(*words)
-    assert code == 2
-    assert what in err
-    assert err.startswith("fedpage: ")
-    assert err.count("\n") == 1
+def test_bad_input_is_one_line(refused, words, what):
+    refused(words, what)
 
 
 def test_without_the_files_a_line_says_how_to_get_them(run, monkeypatch, tmp_path):

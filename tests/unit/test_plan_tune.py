@@ -122,12 +122,8 @@ def test_plan_on_the_command_line(run):
         (("run", "vrl-sgd", "--steps", "theory"), "gives no step sizes for VRL-SGD"),
     ],
 )
-def test_bad_input_is_one_line(run, words, what):
-    code, _, err = run(*words)
-    assert code == 2
-    assert what in err
-    assert err.startswith("fedpage: ")
-    assert err.count("\n") == 1
+def test_bad_input_is_one_line(refused, words, what):
+    refused(words, what)
 
 
 SMALL = ("--data", "census:rows=500", "--clients", "50")
