@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from fedpage._version import __version__
 
 if TYPE_CHECKING:
-    from fedpage import data, draws, engine, history, methods, plot, problems, theory, types
+    from fedpage import arrivals, data, draws, engine, faults, history, methods, plot, problems, theory, types
+    from fedpage.arrivals import Policy
     from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
     from fedpage.engine import Simulation, simulate, sweep
+    from fedpage.faults import Faults
     from fedpage.history import History
     from fedpage.methods import (
         METHODS,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
 
 _HOME = {
+    "fedpage.arrivals": "Policy",
+    "fedpage.faults": "Faults",
     "fedpage.data": "Dataset Partition blocks by_label census dirichlet load power_law shuffled",
     "fedpage.engine": "Simulation simulate sweep",
     "fedpage.history": "History",
@@ -49,18 +53,18 @@ _HOME = {
     "fedpage.types": "InputError Method Oracle Problem Smoothness",
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names.split()}
-_ROOMS = ("data", "draws", "engine", "history", "methods", "plot", "problems", "theory", "types")
+_ROOMS = ("arrivals", "data", "draws", "engine", "faults", "history", "methods", "plot", "problems", "theory", "types")
 
 __all__ = [  # noqa: RUF022 - in the order of the table above
     "__version__",
     "Dataset", "Partition", "blocks", "by_label", "census", "dirichlet", "load", "power_law", "shuffled",
-    "Simulation", "Stop", "simulate", "sweep",
+    "Faults", "Policy", "Simulation", "Stop", "simulate", "sweep",
     "History",
     "METHODS", "FedAvg", "FedAvgFull", "FedPAGE", "FedPAGEFull", "FedProx", "PAGE", "SCAFFOLD", "SCAFFOLDFull",
     "SLocalSVRG", "VRLSGD",
     "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem",
     "InputError", "Method", "Oracle", "Problem", "Smoothness",
-    "data", "draws", "engine", "history", "methods", "plot", "problems", "theory", "types",
+    "arrivals", "data", "draws", "engine", "faults", "history", "methods", "plot", "problems", "theory", "types",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedpage._version import __version__
-from fedpage.commands import data, paper, plans, runs
+from fedpage.commands import comparing, data, paper, plans, runs
 
 app = typer.Typer(
     name="fedpage",
@@ -21,8 +21,9 @@ app = typer.Typer(
 )
 _free_options = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's hyper-parameters
 app.command(context_settings=_free_options)(runs.run)
-app.command()(runs.compare)
-app.command()(runs.demo)
+app.command()(comparing.compare)
+app.command()(runs.resume)
+app.command()(comparing.demo)
 app.command(name="methods")(runs.list_methods)
 app.command()(plans.plan)
 app.command(context_settings=_free_options)(plans.tune)
@@ -42,6 +43,8 @@ def main() -> None:
     except Exception as error:
         if type(error).__name__ == "Abort":
             _fail("interrupted; what was not finished is not written", 130)
+        if type(error).__name__ == "Interrupted":
+            _fail(str(error), 130)
         if hasattr(error, "format_message"):  # a usage error of typer's
             context = getattr(error, "ctx", None)
             if type(error).__name__ == "NoArgsIsHelpError" and context is not None:

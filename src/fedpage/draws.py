@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedpage.types import InputError, Ints, Rows, Vector
 
-COIN, CLIENTS, BATCH, DATA = 1, 2, 3, 4
+COIN, CLIENTS, BATCH, DATA, FAULTS = 1, 2, 3, 4, 5
 """Purposes: streams that must never meet."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -146,6 +146,14 @@ def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
     return out
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _lots(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+    out = np.empty(len(clients))
+    for i in range(len(clients)):
+        out[i] = np.float64(_mix(_fold(key, np.uint64(clients[i])) + _GOLDEN) >> _S11) * _UNIT
+    return out
+
+
 def _mixed(z: int) -> int:
     """The mixing function on Python's integers, for the few keys a round needs."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -219,6 +227,20 @@ def uniforms(seed: int, *words: int, size: int) -> Vector:
     for word in words:
         key = _below(key, word)
     drawn: Vector = _uniforms(np.uint64(key), size)
+    return drawn
+
+
+def lots(seed: int, *words: int, clients: Ints) -> Vector:
+    """(n,) a number in [0, 1) for each of the clients, a function of the seed, the words and that client alone.
+
+    >>> both = lots(0, 7, clients=np.array([3, 9]))
+    >>> both[1] == lots(0, 7, clients=np.array([9]))[0]
+    True
+    """
+    key = _below(_below(0, check_seed(seed)), FAULTS)
+    for word in words:
+        key = _below(key, word)
+    drawn: Vector = _lots(np.uint64(key), clients)
     return drawn
 
 

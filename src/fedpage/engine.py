@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import math
+import os
 import platform
-import time
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpage._version import __version__
+from fedpage.arrivals import Answer, Letter, Policy
+from fedpage.checkpoint import filled, outline_of
 from fedpage.draws import RoundDraws, check_seed
+from fedpage.faults import Faults, Weather, spoiled
 from fedpage.history import History
-from fedpage.rounds import Memories, Tally, play
-from fedpage.stopping import Stop, Watch
-from fedpage.types import Draws, InputError, Ints, Method, Oracle, Problem, Vector
-
-Progress = Callable[[int, int, Mapping[str, float]], None]
-"""Called now and then with rounds done, rounds in all, and the newest record."""
+from fedpage.rounds import Memories, Rounds, Tally, as_letters
+from fedpage.rundir import RunDirectory
+from fedpage.running import Progress, Run, check_whole
+from fedpage.stopping import Stop
+from fedpage.types import Draws, InputError, Ints, Method, Problem, Vector
 
 _CHUNK = 512
 """Clients whose replies exist at the same time, at the most (and that many again for each thread) ..."""
@@ -33,14 +35,15 @@ _CHUNK_BYTES = 1 << 22
 
 
 class Simulation:
-    """A run in progress: the server's state, the clients' memories and the tally, a round at a time.
+    """A run's rounds in this process: the server's state, the clients' memories and the tally, a round at a time.
 
-    `simulate` is the loop round it; tests and other engines use it to look inside.
+    `simulate` is the loop round it; tests use it to look inside. With `faults`, clients fail as those say, and what is
+    done about it is `policy`'s.
     """
 
     def __init__(
         self, problem: Problem, method: Method, *, seed: int, x0: Vector | None = None, threads: int = 1,
-        chunk: int | None = None,
+        chunk: int | None = None, faults: Faults | None = None, policy: Policy | None = None,
     ) -> None:  # fmt: skip
         for name in ("oracle", "measure", "describe"):
             if isinstance(problem, type) or not hasattr(problem, name):
@@ -50,6 +53,9 @@ class Simulation:
         for name in ("init", "call", "client", "server"):
             if isinstance(method, type) or not hasattr(method, name):
                 raise InputError(f"method must be a method such as FedPAGE(S=10), not {method!r}")
+        for name, value, kind in (("faults", faults, Faults), ("policy", policy, Policy)):
+            if value is not None and not isinstance(value, kind):
+                raise InputError(f"{name} must be a {kind.__name__}, such as {kind.__name__}(), not {value!r}")
         check_whole("threads", threads, 1)
         if chunk is None:
             chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
@@ -59,7 +65,11 @@ class Simulation:
         self.threads, self.chunk = int(threads), int(chunk)
         self.state = method.init(start, problem.N)
         self.memories = Memories(method.memory, problem.N, problem.d)
-        self.tally = Tally()
+        self.rounds = Rounds(method, problem.N, self, policy=policy)
+        self.tally = self.rounds.tally
+        self._weather = None if faults is None else Weather(faults, problem, self.seed)
+        self._late: list[Letter] = []
+        self._draws: Draws | None = None
 
     @property
     def x(self) -> Vector:
@@ -67,59 +77,139 @@ class Simulation:
         x: Vector = self.state.x
         return x
 
+    @property
+    def effective_step(self) -> float:
+        """The method's."""
+        return float(self.method.step)
+
     def draws(self) -> Draws:
         """The coming round's random numbers."""
         return RoundDraws(self.seed, self.tally.round)
 
     def step(self) -> None:
         """One round."""
-        tally, draws = self.tally, self.draws()
-        called, computed = tally.clients, tally.gradients
+        self._draws = self.draws()
+        self.state = self.rounds.play(self.state, self._draws)
 
-        def ask(clients: Ints, message: Any) -> Iterable[Any]:
-            if len(clients) <= self.chunk:
-                return (self._keep(clients, *self._client(clients, message, draws, self.memories.get(clients))),)
-            return self._stream(clients, message, draws)
+    def measure(self) -> Mapping[str, float]:
+        """What the problem says of x."""
+        return self.problem.measure(self.x, self.threads)
 
-        self.state = play(self.method, self.state, draws, ask, tally, self.problem.N)
-        tally.gradients_per_client += (tally.gradients - computed) / (tally.clients - called)
+    def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
+        """The called clients' work, in chunks; replies come in client order."""
+        if self._weather is not None:
+            return self._unreliable(clients, message, wave)
+        if len(clients) <= self.chunk:
+            return (self._client(clients, message, self.memories.get(clients)),)
+        return self._stream(clients, message)
 
-    def _stream(self, clients: Ints, message: Any, draws: Draws) -> Iterator[Any]:
-        """Every called client's work, in chunks, on threads if asked; replies come in client order."""
-        chunks = [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
+    def accept(self, clients: Ints, memory: Any) -> None:
+        """Clients remember."""
+        self.memories.put(clients, memory)
+
+    def _chunks(self, clients: Ints) -> list[Ints]:
+        return [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
+
+    def _stream(self, clients: Ints, message: Any) -> Iterator[Answer]:
+        """Every called client's work, in chunks, on threads if asked."""
         if self.threads == 1:
-            for chunk in chunks:
-                yield self._keep(chunk, *self._client(chunk, message, draws, self.memories.get(chunk)))
+            for chunk in self._chunks(clients):
+                yield self._client(chunk, message, self.memories.get(chunk))
             return
-        waiting: deque[tuple[Ints, Future[Any]]] = deque()
+        waiting: deque[Future[Answer]] = deque()
         with ThreadPoolExecutor(self.threads) as pool:
-            for chunk in chunks:
+            for chunk in self._chunks(clients):
                 if len(waiting) > self.threads:
-                    early, done = waiting.popleft()
-                    yield self._keep(early, *done.result())
-                job = pool.submit(self._client, chunk, message, draws, self.memories.get(chunk))
-                waiting.append((chunk, job))
-            for late, done in waiting:
-                yield self._keep(late, *done.result())
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(self._client, chunk, message, self.memories.get(chunk)))
+            for done in waiting:
+                yield done.result()
 
-    def _client(self, chunk: Ints, message: Any, draws: Draws, memory: Any) -> tuple[Any, Any, Oracle]:
-        oracle = self.problem.oracle(chunk, draws)
+    def _client(self, chunk: Ints, message: Any, memory: Any) -> Answer:
+        assert self._draws is not None
+        oracle = self.problem.oracle(chunk, self._draws)
         if self.threads > 1:
             with np.errstate(over="ignore", invalid="ignore"):  # the caller's setting does not reach threads
-                return *self.method.client(message, oracle, memory), oracle
-        return *self.method.client(message, oracle, memory), oracle
+                replies, memory = self.method.client(message, oracle, memory)
+        else:
+            replies, memory = self.method.client(message, oracle, memory)
+        return Answer(chunk, replies, memory, None, oracle.gradients, oracle.evaluations)
 
-    def _keep(self, chunk: Ints, replies: Any, memory: Any, oracle: Oracle) -> Any:
-        self.memories.put(chunk, memory)
-        self.tally.gradients += oracle.gradients
-        self.tally.evaluations += oracle.evaluations
-        return replies
+    def _unreliable(self, clients: Ints, message: Any, wave: int) -> Iterator[Answer]:
+        """The work of clients that fail: what arrives of it, and first of all what is late from the round before."""
+        weather, now = self._weather, self.tally.round
+        assert weather is not None
+        ripe = sorted((letter for letter in self._late if letter.round < now), key=lambda letter: letter.client)
+        if ripe:
+            self._late = [letter for letter in self._late if letter.round >= now]
+            yield Answer(clients[:0], letters=ripe)
+        at_once = self.rounds.policy.remember == "at once"
+        for chunk in self._chunks(clients):
+            able = chunk[weather.working(chunk, now, wave)]
+            if not len(able):
+                yield Answer(chunk, letters=())
+                continue
+            done = self._client(able, message, self.memories.get(able))
+            if at_once and done.memory is not None:
+                self.memories.put(able, done.memory)
+            letters = []
+            for letter, fate in zip(as_letters(done, now), weather.fates(able, now, wave), strict=True):
+                if fate == "late":
+                    self._late.append(letter._replace(memory=None))
+                elif fate != "lost":
+                    letters.append(letter._replace(reply=spoiled(letter.reply, fate)))
+            yield Answer(chunk, letters=letters, gradients=done.gradients, evaluations=done.evaluations)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the coming rounds depend on."""
+        clients = self.memories.written()
+        remembered = self.memories.get(clients)
+        misses = self.rounds.roster.misses
+        return {
+            "state": outline_of(self.state),
+            "tally": dict(vars(self.tally)),
+            "memory": None if remembered is None else {"clients": clients, "parts": list(remembered)},
+            "misses": {str(client): times for client, times in misses.items()},
+            "late": [
+                {"client": letter.client, "round": letter.round, "message": type(letter.reply).__name__,
+                 "parts": list(letter.reply)}
+                for letter in self._late
+            ],
+        }  # fmt: skip
+
+    def restore(self, tree: Mapping[str, Any], source: str) -> None:
+        """Go back to a snapshot of a run with the same method, problem, seed and faults."""
+        fresh = Tally()
+        try:
+            state, tally, memory = tree["state"], dict(tree["tally"]), tree["memory"]
+            sound = list(tally) == list(vars(fresh)) and all(type(v) is type(vars(fresh)[k]) for k, v in tally.items())
+            if not sound or (memory is None) != (self.method.memory is None):
+                raise TypeError
+            misses = {int(client): int(times) for client, times in tree["misses"].items()}
+            late = [(int(one["client"]), int(one["round"]), str(one["message"]), one["parts"]) for one in tree["late"]]
+            if memory is not None:
+                clients, parts = memory["clients"], memory["parts"]
+                shape = (len(clients), self.problem.d)
+                if clients.dtype != np.int64 or clients.ndim != 1 or any(part.shape != shape for part in parts):
+                    raise TypeError
+                if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < self.problem.N:
+                    raise TypeError
+                kind: Any = self.method.memory
+                remembered = kind(*parts)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
+        self.state = filled(self.state, state, source)
+        if memory is not None:
+            self.memories.put(clients, remembered)
+        for name, value in tally.items():
+            setattr(self.tally, name, value)
+        self.rounds.roster.misses = misses
+        self._late = [Letter(client, of, _replied(message, parts)) for client, of, message, parts in late]
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+def _replied(message: str, parts: Any) -> Any:
+    """A late reply as it was: all that still counts of it is its name, its fields and that it is late."""
+    return namedtuple(message, [f"part{i}" for i in range(len(parts))])(*parts)
 
 
 def _start(x0: Any, d: int) -> Vector:
@@ -150,6 +240,11 @@ def simulate(
     progress: Progress | None = None,
     threads: int = 1,
     chunk: int | None = None,
+    faults: Faults | None = None,
+    policy: Policy | None = None,
+    out: str | os.PathLike[str] | None = None,
+    checkpoint_every: str | int = "10s",
+    resume: bool = False,
 ) -> History:
     """Run `rounds` rounds of a method on a problem and return its history.
 
@@ -159,75 +254,53 @@ def simulate(
     and says so in `history.stopped`. The model of the last round is `history.x`; the theorems bound the average
     over rounds, or a random one.
 
+    faults: clients that fail, and policy: what is done about it (docs/faults.md).
+
+    out: a directory that the run is written to while it goes on, with a checkpoint every so many rounds (100) or
+    seconds ("10s"). If the process dies, the same call with resume=True goes on from the newest checkpoint, and ends
+    with the same bits; it begins where there is none, and only reads the history of a run that is finished.
+
     >>> import fedpage as fp
     >>> problem = fp.RobustRegression(fp.load("census", rows=200), clients=20)
     >>> history = fp.simulate(problem, fp.FedPAGE(S=2, K=5, eta_g=0.1), rounds=50, seed=0)
     >>> bool(history.last("grad_norm") < history["grad_norm"][0])
     True
     """
-    check_whole("rounds", rounds, 0)
-    check_whole("record", record, 0)
-    for name, value in (("stop", stop), ("progress", progress)):
-        if value is not None and not callable(value) and not isinstance(value, Stop):
-            raise InputError(f"{name} must be a function{' or a Stop' if name == 'stop' else ''}, not {value!r}")
-    run = Simulation(problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk)
-    history = History(provenance(problem, method, seed=seed, rounds=rounds, record=record, x0=x0, stop=stop))
-    limit = stop if isinstance(stop, Stop) else Stop()
-    seconds = 0.0
+    options: dict[str, Any] = {"rounds": rounds, "seed": seed, "x0": x0, "record": record, "stop": stop,
+                               "faults": faults, "policy": policy}  # fmt: skip
+    run = prepare(problem, method, threads=threads, chunk=chunk, **options)
+    if out is None:
+        if resume:
+            raise InputError("resume=True needs out=, the directory of the run")
+        return run.go(progress)
+    with RunDirectory(out, every=checkpoint_every) as directory:
+        if resume and directory.exists():
+            ended = directory.take_up(run)
+            if ended is not None:
+                return ended
+        else:
+            directory.begin(run)
+        return directory.finish(run.go(progress, directory))
 
-    def measure() -> dict[str, float]:
-        return {**vars(run.tally), "seconds": seconds, **problem.measure(run.x, threads)}
 
-    def reason(row: Mapping[str, float], last: bool = False) -> str | None:
-        """Why the run should end at this record, if it should."""
-        gone = watch.verdict(row, last)
-        if gone:
-            history.diverged = True
-            return gone
-        if callable(stop):
-            said = stop(row)
-            return str(said) if said else None
-        if row["loss"] <= watch.first:
-            for name in ("grad_norm", "loss"):
-                target = getattr(limit, name)
-                if target is not None and row[name] <= target:
-                    return f"reached {name} {target:g} at round {run.tally.round}"
-        return None
-
-    why: str | None = None
-    with np.errstate(over="ignore", invalid="ignore"):  # what diverges is reported below, in words
-        start = measure()
-        watch = Watch(start["loss"])
-        history.first_loss = start["loss"]
-        if record:
-            history.append(start)
-            why = reason(start)
-        tick = record or max(1, rounds // 100)
-        while why is None and run.tally.round < rounds:
-            began = time.perf_counter()
-            run.step()
-            seconds += time.perf_counter() - began
-            done, x = run.tally.round, run.x
-            if not math.isfinite(x.dot(x)):
-                history.diverged = True
-                why = f"diverged: |x|^2 is not finite after round {done}"
-            elif limit.bytes is not None and run.tally.bytes_up + run.tally.bytes_down >= limit.bytes:
-                why = f"spent {limit.bytes:g} bytes at round {done}"
-            if done % tick == 0 and done < rounds and why is None:
-                if record:
-                    history.append(measure())
-                    why = reason(history.rows[-1])
-                if progress:
-                    progress(done, rounds, history.rows[-1] if history.rows else vars(run.tally))
-        if not history.rows or history.rows[-1]["round"] != run.tally.round:
-            history.append(measure())
-            if why is None:
-                why = reason(history.rows[-1], last=True)
-        if progress:
-            progress(run.tally.round, rounds, history.rows[-1])
-    history.stopped = why or "finished"
-    history.x = np.array(run.x)
-    return history
+def prepare(
+    problem: Problem, method: Method, *, rounds: int, seed: int, x0: Vector | None = None, record: int = 10,
+    stop: Any = None, threads: int = 1, chunk: int | None = None, faults: Faults | None = None,
+    policy: Policy | None = None,
+) -> Run:  # fmt: skip
+    """A run that has not begun; `simulate`'s options."""
+    history = History()
+    engine = Simulation(
+        problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk, faults=faults, policy=policy
+    )  # fmt: skip
+    run = Run(engine, history, rounds=rounds, record=record, stop=stop)
+    engine.rounds.tell = run.happened
+    history.meta = provenance(problem, method, seed=seed, rounds=rounds, record=record, x0=x0, stop=stop)
+    if faults is not None:
+        history.meta["faults"] = faults.describe()
+    if policy is not None:
+        history.meta["policy"] = vars(policy).copy()
+    return run
 
 
 def provenance(
@@ -269,13 +342,15 @@ def sweep(
     seeds: int | Iterable[int] = 5,
     jobs: int | None = 1,
     progress: Callable[[int, int, History], None] | None = None,
+    out: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> list[History]:
     """Every method with every seed: independent runs through joblib, in the order methods x seeds.
 
     seeds: how many (0..seeds-1), or which. jobs: processes; None leaves it to `joblib.parallel_config`, so that a
     cluster's backend (Dask, Ray) can be plugged in. Same seed, same coins and clients for every method, so that
-    comparisons are paired. progress: called with runs done, runs in all, and the run. Other options: `simulate`'s.
+    comparisons are paired. progress: called with runs done, runs in all, and the run. out: a directory with one for
+    each run in it, so that the same call with resume=True goes on where this one died. Other options: `simulate`'s.
     """
     if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list of methods, not {methods!r}")
@@ -289,24 +364,40 @@ def sweep(
         raise InputError("nothing to run: give at least one method and one seed")
     for method, seed in tasks:  # nonsense is refused here, not in a worker
         Simulation(problem, method, seed=seed)
+    places = [None if out is None else Path(out) / name for name in run_names(methods, chosen)]
     done: list[History] = []
-    for history in _runs(problem, tasks, rounds, jobs, options):
+    for history in _runs(problem, tasks, places, rounds, jobs, options):
         done.append(history)
         if progress:
             progress(len(done), len(tasks), history)
     return done
 
 
+def run_names(methods: Sequence[Method], seeds: Sequence[int]) -> list[str]:
+    """A name for each run of a sweep, in its order: where `out` has it.
+
+    >>> import fedpage as fp
+    >>> run_names([fp.FedPAGE(), fp.FedAvg()], [0, 1])
+    ['0-fedpage-seed0', '0-fedpage-seed1', '1-fedavg-seed0', '1-fedavg-seed1']
+    """
+    short = ["".join(c if c.isalnum() or c in "-." else "_" for c in method.title.lower()) for method in methods]
+    return [f"{number}-{name}-seed{seed}" for number, name in enumerate(short) for seed in seeds]
+
+
 def _runs(
-    problem: Problem, tasks: list[tuple[Method, int]], rounds: int, jobs: int | None, options: dict[str, Any]
-) -> Iterator[History]:
+    problem: Problem, tasks: list[tuple[Method, int]], places: Sequence[Path | None], rounds: int, jobs: int | None,
+    options: dict[str, Any],
+) -> Iterator[History]:  # fmt: skip
+    each: list[tuple[Method, dict[str, Any]]] = [
+        (method, {"seed": seed, "out": out}) for (method, seed), out in zip(tasks, places, strict=True)
+    ]
     if jobs == 1:
-        for method, seed in tasks:
-            yield simulate(problem, method, rounds=rounds, seed=seed, **options)
+        for method, own in each:
+            yield simulate(problem, method, rounds=rounds, **own, **options)
         return
     from joblib import Parallel, delayed
 
-    work = (delayed(simulate)(problem, method, rounds=rounds, seed=seed, **options) for method, seed in tasks)
+    work = (delayed(simulate)(problem, method, rounds=rounds, **own, **options) for method, own in each)
     if jobs is None:  # a backend of the user's, which may not be able to hand results over one by one
         yield from Parallel()(work)
     else:

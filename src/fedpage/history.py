@@ -17,12 +17,11 @@ from fedpage.types import InputError
 
 COSTS = (
     "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients", "gradients_per_client",
-    "evaluations", "full_rounds",
+    "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
 )  # fmt: skip
 """Cumulative costs at each record. gradients counts single rows' gradients (f_ij) over all clients;
-gradients_per_client adds up, over rounds, the mean work of a called client."""
-
-_FORMAT = "fedpage-history-1"
+gradients_per_client adds up, over rounds, the mean work of a called client. missing, rejected and fallbacks say how
+often a called client gave no sound reply in time, a reply did not count, and a full round became a sampled one."""
 
 
 class History:
@@ -39,6 +38,8 @@ class History:
     (0.01, 10.0, 2400.0)
     """
 
+    FORMAT = "fedpage-history-1"
+
     def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
         self.meta: dict[str, Any] = dict(meta or {})
         self.rows: list[dict[str, float]] = []
@@ -49,6 +50,9 @@ class History:
         """(d,) the last model."""
         self.first_loss: float | None = None
         """f(x0), which the engine measures even where no record is kept of it."""
+        self.events: list[dict[str, Any]] = []
+        """What happened to clients: {"event": "rejected" | "fallback" | "lost" | "back", "round", "text"}; the first
+        thousand of a run."""
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add a record."""
@@ -56,6 +60,11 @@ class History:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run came to its end, and is not one that was cut off or gave up."""
+        return bool(self.stopped) and not self.stopped.startswith(("cut off", "gave up"))
 
     @property
     def columns(self) -> list[str]:
@@ -155,10 +164,15 @@ class History:
         return path
 
     def _lines(self) -> Iterable[dict[str, Any]]:
-        yield {"format": _FORMAT, "meta": self.meta}
+        yield {"format": self.FORMAT, "meta": self.meta}
         for row in self.rows:
-            yield {name: _json(value) for name, value in row.items()}
-        yield {
+            yield encoded(row)
+        yield from self.events
+        yield self.end()
+
+    def end(self) -> dict[str, Any]:
+        """The last line: why the run ended, how many records there are, and the model."""
+        return {
             "end": self.stopped,
             "records": len(self.rows),
             "diverged": self.diverged,
@@ -174,7 +188,7 @@ class History:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-        return cls._from_csv(text, path) if path.suffix == ".csv" else cls._from_jsonl(text, path)
+        return cls._from_csv(text, path) if path.suffix == ".csv" else cls.parse(text, str(path))
 
     @classmethod
     def _from_csv(cls, text: str, path: Path) -> History:
@@ -187,15 +201,23 @@ class History:
         return history
 
     @classmethod
-    def _from_jsonl(cls, text: str, path: Path) -> History:
+    def parse(cls, text: str, source: str) -> History:
+        """A history from its JSON lines. A last line that is torn is left out: the run died while writing it."""
         history = cls()
-        for number, line in enumerate(text.splitlines(), start=1):
+        lines = text.split("\n")
+        torn = lines.pop()
+        if torn.endswith("}"):
+            lines.append(torn)
+        for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
                 if number == 1:
-                    if entry["format"] != _FORMAT:
+                    if entry["format"] != cls.FORMAT:
                         raise ValueError
                     history.meta = dict(entry["meta"])
+                elif "event" in entry:
+                    entry["round"] + 0, entry["text"] + ""
+                    history.events.append(entry)
                 elif "end" in entry:
                     history.stopped, history.diverged = str(entry["end"]), bool(entry["diverged"])
                     history.x = None if entry["x"] is None else np.array(entry["x"], dtype=np.float64)
@@ -208,9 +230,9 @@ class History:
                         raise ValueError
                     history.append(row)
             except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-                raise InputError(f"{path}, line {number}: not a line of a fedpage history") from None
+                raise InputError(f"{source}, line {number}: not a line of a fedpage history") from None
         if not history.meta and not history.rows:
-            raise InputError(f"{path}: empty, not a fedpage history")
+            raise InputError(f"{source}: empty, not a fedpage history")
         if not history.stopped:
             history.stopped = "cut off: the file has no end"
         return history
@@ -233,6 +255,11 @@ class History:
             f"History({self.label}, {int(self.last('round'))} rounds, loss {self.last('loss'):.4g}, "
             f"gradient norm {self.last('grad_norm'):.3g}{tail})"
         )
+
+
+def encoded(row: Mapping[str, float]) -> dict[str, float | str]:
+    """A record as JSON can hold it."""
+    return {name: _json(value) for name, value in row.items()}
 
 
 def _json(value: float) -> float | str:

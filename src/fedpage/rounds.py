@@ -1,15 +1,19 @@
-"""One round, for any engine: call, ask, the mean in client order, server; what it costs, and what clients remember."""
+"""One round, for any engine: call, ask, the mean in client order, server; what it costs, and what clients remember.
+
+What to do about clients that do not answer, or answer nonsense, is here too, so that it is the same everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpage.arrivals import Answer, Form, GaveUp, Letter, Policy, Post, Roster, finite, form_of
 from fedpage.sums import add_rows, mean_rows
-from fedpage.types import Draws, InputError, Ints, Method, Replies
+from fedpage.types import Call, Draws, InputError, Ints, Method, Replies
 
 
 @dataclass
@@ -26,6 +30,12 @@ class Tally:
     gradients_per_client: float = 0.0
     evaluations: int = 0
     full_rounds: int = 0
+    missing: int = 0
+    """Times that a client was asked and no sound reply came in time."""
+    rejected: int = 0
+    """Letters that came and did not count: late, not finite, of a wrong form, or an error."""
+    fallbacks: int = 0
+    """Full rounds that became sampled ones because someone was missing."""
 
 
 class Memories:
@@ -39,6 +49,7 @@ class Memories:
         self._kind = kind
         try:
             self._tables = [np.zeros((N, d)) for _ in getattr(kind, "_fields", ())]
+            self._written = np.zeros(N if kind is not None else 0, dtype=bool)
         except (MemoryError, ValueError):
             raise InputError(f"{N} clients cannot each remember {d} numbers on this machine; use fewer") from None
 
@@ -51,45 +62,274 @@ class Memories:
         if self._kind is not None:
             for table, rows in zip(self._tables, memory, strict=True):
                 table[clients] = rows
+            self._written[clients] = True
 
     def everyone(self) -> Any:
         """All N clients' memories, (N, d) each; None if they remember nothing."""
         return None if self._kind is None else self._kind(*self._tables)
 
+    def written(self) -> Ints:
+        """(n,) clients that have been given something to remember."""
+        return np.flatnonzero(self._written)
 
-Ask = Callable[[Ints, Any], Iterable[Any]]
-"""Sends a message to clients and yields their replies in client order, some at a time: NamedTuples of (n, d)."""
+
+class _Sum(NamedTuple):
+    """The replies of a call, added up in client order."""
+
+    kind: Any
+    means: list[Any]
+    n: int
 
 
-def play(method: Method, state: Any, draws: Draws, ask: Ask, tally: Tally, N: int) -> Any:
-    """One round, for any engine: call, ask, the mean in client order, server. Returns the next state, adds to tally.
+Tell = Callable[[int, str, str], None]
+"""Called with a round, a kind of event ("rejected", "fallback", "lost", "back") and a sentence."""
+
+
+class Rounds:
+    """Plays rounds of a method: the mean of the replies in client order, the costs, and the policy for silence.
 
     The mean is a running sum, one client after the other, so neither chunks nor threads nor machines change a bit.
     """
-    clients, message = method.call(state, draws)
-    chunks = iter(ask(clients, message))
-    replies: Any = next(chunks)
-    kind, count = type(replies), len(replies[0])
-    if count == len(clients):
-        means = [mean_rows(rows) for rows in replies]
-    else:
-        sums = [add_rows(None, rows) for rows in replies]
+
+    def __init__(self, method: Method, N: int, post: Post, *, policy: Policy | None = None) -> None:
+        self.method, self.N, self.post = method, N, post
+        self.policy = Policy() if policy is None else policy
+        self.tell: Tell = lambda round, event, text: None
+        """Whom to tell what happens to clients."""
+        self.tally = Tally()
+        self.roster = Roster(self.policy.lost_after)
+        self._forms: dict[type[Any], Form] = {}
+
+    def play(self, state: Any, draws: Draws) -> Any:
+        """One round; returns the next state. GaveUp: nothing but the tally of costs has changed."""
+        tally = self.tally
+        called, computed = tally.clients, tally.gradients
+        call = self.method.call(state, draws)
+        got: _Sum | None = None
+        wave = 0
+        if call.complete and call.instead is not None and self.policy.fall_back:
+            lost = self.roster.lost
+            if not lost:
+                got, missing = self._gather(call, draws, wave)
+            if got is None:
+                why = f"lost: {_names(lost)}" if lost else f"no reply from {_names(missing)}"
+                self.tell(draws.round, "fallback", f"a sampled round instead of a full one; {why}")
+                tally.fallbacks += 1
+                call, wave = call.instead(), 1 + self.policy.retries
+        if got is None:
+            got, missing = self._gather(call, draws, wave)
+        if got is None:
+            raise GaveUp(f"gave up at round {draws.round}: no sound reply from {_names(missing)}")
+        tally.round += 1
+        tally.full_rounds += len(call.clients) == self.N
+        tally.gradients_per_client += (tally.gradients - computed) / (tally.clients - called)
+        return self.method.server(state, Replies(got.kind(*got.means), got.n))
+
+    def _gather(self, call: Call, draws: Draws, wave: int) -> tuple[_Sum | None, list[int]]:
+        """The mean over a call's clients, or None where those who are missing (returned too) must not be."""
+        policy, last = self.policy, wave + self.policy.patience
+        strict = call.complete and policy.fall_back
+        retries = max(policy.retries, policy.patience) if strict and call.instead is None else policy.retries
         while True:
-            replies = None  # one chunk is gone before the next is made
-            replies = next(chunks, None)
-            if replies is None:
+            self._send(len(call.clients), call.message)
+            answers = iter(self.post.ask(call.clients, call.message, wave))
+            answer = next(answers)
+            if answer.letters is None and len(answer.clients) == len(call.clients):  # all, at once, and sound
+                return self._whole(answer, draws), []
+            got, missing, kept, answered, unsound = self._parts(call, draws, wave, retries, answer, answers)
+            wave += 1 + retries
+            if got is not None:
                 break
-            count += len(replies[0])
-            sums = [add_rows(total, rows) for total, rows in zip(sums, replies, strict=True)]
-        means = [total / count for total in sums]
-    n = len(clients)
-    tally.round += 1
-    tally.clients += n
-    tally.full_rounds += n == N
-    for part in message:
-        tally.floats_down += n * part.size
-        tally.bytes_down += n * part.nbytes
-    for mean in means:
-        tally.floats_up += count * mean.size
-        tally.bytes_up += count * mean.nbytes
-    return method.server(state, Replies(kind(*means), count))
+            if wave > last:  # nobody will answer; but if everyone's numbers are not finite, the run has diverged
+                if len(unsound) == len(call.clients):
+                    got, missing = _added(unsound), []
+                break
+        gone = self.roster.missed(missing)
+        if gone:
+            self.tell(draws.round, "lost", f"{_names(gone)} missing {policy.lost_after} times in a row")
+        if got is None or (strict and missing):
+            return None, missing
+        self._heard(draws.round, answered)
+        for clients, memory in kept:
+            self.post.accept(clients, memory)
+        return got, missing
+
+    def _whole(self, answer: Answer, draws: Draws) -> _Sum:
+        replies, n = answer.replies, len(answer.clients)
+        self._cost(answer)
+        self._up(replies)
+        if answer.memory is not None:
+            self.post.accept(answer.clients, answer.memory)
+        if self.roster.misses:
+            self._heard(draws.round, answer.clients.tolist())
+        return _Sum(type(replies), [mean_rows(rows) for rows in replies], n)
+
+    def _parts(
+        self, call: Call, draws: Draws, wave: int, retries: int, answer: Answer | None, answers: Iterator[Answer]
+    ) -> tuple[_Sum | None, list[int], list[tuple[Ints, Any]], list[int], list[Letter]]:
+        """The mean where clients come in parts, or not at all: it, who is missing, new memories, who answered how."""
+        kind: Any = None
+        totals: list[Any] = []
+        kept: list[tuple[Ints, Any]] = []
+        missing: list[int] = []
+        unsound: list[Letter] = []
+        answered: list[int] = []
+        count = 0
+        while answer is not None:
+            self._cost(answer)
+            if answer.letters is None:
+                parts, n = answer.replies, len(answer.clients)
+                kind = type(parts)
+                self._up(parts)
+                if answer.memory is not None:
+                    self.post.accept(answer.clients, answer.memory)  # an engine that answers so leaves nobody out
+            else:
+                letters, silent = self._read(answer, call, draws, wave, retries, unsound)
+                missing += silent
+                n = len(letters)
+                parts = () if not n else tuple(zip(*(letter.reply for letter in letters), strict=True))
+                if n:
+                    kind = type(letters[0].reply)
+                    answered += [letter.client for letter in letters]
+                    if self.policy.remember == "counted" and letters[0].memory is not None:
+                        kept.append(_stacked(letters))
+            count += n
+            if n:
+                before = totals or [None] * len(parts)
+                totals = [add_rows(total, _rows(rows)) for total, rows in zip(before, parts, strict=True)]
+            answer = parts = None  # one part is gone before the next is made
+            answer = next(answers, None)
+        got = _Sum(kind, [total / count for total in totals], count) if count else None
+        return got, missing, kept, answered, unsound
+
+    def _read(
+        self, answer: Answer, call: Call, draws: Draws, wave: int, retries: int, unsound: list[Letter]
+    ) -> tuple[list[Letter], list[int]]:
+        """The letters that count, in client order, after asking the missing again; and who is still silent."""
+        message = call.message
+        if type(message) not in self._forms:
+            self._forms[type(message)] = form_of(self.method, message)
+        form = self._forms[type(message)]
+        asked = answer.clients.tolist()
+        wanted = set(asked)
+        found: dict[int, Letter] = {}
+        strays: list[Letter] = []
+        bad: dict[int, Letter] = {}
+        arrived = answer.letters or ()
+        for attempt in range(retries + 1):
+            self._sort(arrived, wanted, draws.round, form, found, strays, bad)
+            silent = [client for client in asked if client not in found]
+            self.tally.missing += len(silent)
+            if not silent or attempt == retries:
+                break
+            self._send(len(silent), message)
+            arrived = []
+            for more in self.post.ask(np.array(silent, dtype=np.int64), message, wave + attempt + 1):
+                self._cost(more)
+                arrived += as_letters(more, draws.round) if more.letters is None else more.letters
+        unsound += [bad[client] for client in silent if client in bad]
+        return sorted(strays, key=lambda one: one.client) + [
+            found[client] for client in asked if client in found
+        ], silent
+
+    def _sort(
+        self, arrived: Sequence[Letter], wanted: set[int], now: int, form: Form, found: dict[int, Letter],
+        strays: list[Letter], bad: dict[int, Letter],
+    ) -> None:  # fmt: skip
+        """Put letters where they belong: those that count, those that do not, those that are not finite."""
+        tally = self.tally
+        for letter in arrived:
+            if letter.reply is not None:
+                tally.floats_up += form.floats
+                tally.bytes_up += form.bytes
+            if not self.policy.validate:
+                if letter.reply is None or len(letter.reply) != len(form.shapes):
+                    continue
+                spread = [np.broadcast_to(part, shape) for part, shape in zip(letter.reply, form.shapes, strict=True)]
+                letter = letter._replace(reply=form.kind(*spread))
+                if letter.round == now and letter.client in wanted:
+                    found.setdefault(letter.client, letter)
+                else:
+                    strays.append(letter)
+                continue
+            fault = letter.error
+            if letter.round != now:
+                fault = f"late: it belongs to round {letter.round}"
+            elif letter.client not in wanted:
+                fault = "nobody asked it"
+            elif letter.client in found:
+                continue  # the same once more
+            elif not fault:
+                fault = form.fault(letter.reply)
+                if not fault and not finite(letter.reply):
+                    fault = "not finite"
+                    bad[letter.client] = letter
+            if fault:
+                tally.rejected += 1
+                self.tell(now, "rejected", f"reply of client {letter.client}: {fault}")
+            else:
+                found[letter.client] = letter
+
+    def _send(self, n: int, message: Any) -> None:
+        tally = self.tally
+        tally.clients += n
+        for part in message:
+            size = part.nbytes
+            tally.floats_down += n * (size // part.itemsize)
+            tally.bytes_down += n * size
+
+    def _up(self, parts: Any) -> None:
+        """Count replies (n, d)."""
+        tally = self.tally
+        for rows in parts:
+            size = rows.nbytes
+            tally.floats_up += size // rows.itemsize
+            tally.bytes_up += size
+
+    def _cost(self, answer: Answer) -> None:
+        self.tally.gradients += answer.gradients
+        self.tally.evaluations += answer.evaluations
+
+    def _heard(self, now: int, clients: list[int]) -> None:
+        back = self.roster.heard(clients) if self.roster.misses else []
+        if back:
+            self.tell(now, "back", f"{_names(back)} answered again")
+
+
+def _added(letters: list[Letter]) -> _Sum:
+    """The mean of some letters."""
+    parts = zip(*(letter.reply for letter in letters), strict=True)
+    return _Sum(type(letters[0].reply), [add_rows(None, _rows(rows)) / len(letters) for rows in parts], len(letters))
+
+
+def _rows(rows: Any) -> Any:
+    """(n, d) of n vectors, where they are numpy's; tensors of another library stay a list."""
+    if isinstance(rows, tuple) and isinstance(rows[0], np.ndarray):
+        return np.stack(rows)
+    return rows
+
+
+def as_letters(answer: Answer, now: int) -> list[Letter]:
+    """An engine's sound answer as letters."""
+    kind, memory = type(answer.replies), answer.memory
+    return [
+        Letter(
+            client, now, kind(*(part[i] for part in answer.replies)),
+            memory=None if memory is None else type(memory)(*(part[i] for part in memory)),
+        )
+        for i, client in enumerate(answer.clients.tolist())
+    ]  # fmt: skip
+
+
+def _stacked(letters: list[Letter]) -> tuple[Ints, Any]:
+    """Clients and their memories, (n, d)."""
+    clients = np.array([letter.client for letter in letters], dtype=np.int64)
+    kind = type(letters[0].memory)
+    return clients, kind(*(np.stack(rows) for rows in zip(*(letter.memory for letter in letters), strict=True)))
+
+
+def _names(clients: list[int]) -> str:
+    """Some clients in a few words."""
+    few = ", ".join(str(client) for client in clients[:5])
+    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+    return f"client{'' if len(clients) == 1 else 's'} {few}{more}"

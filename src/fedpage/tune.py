@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.engine import check_whole, describe, simulate
+from fedpage.engine import describe, simulate
 from fedpage.history import History
 from fedpage.plan import Costs
+from fedpage.running import check_whole
 from fedpage.stopping import Stop
 from fedpage.types import InputError, Method, Problem
 

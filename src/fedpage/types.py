@@ -12,7 +12,7 @@ and nothing in a method depends on who runs it: the simulator, a Flower node, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -45,6 +45,10 @@ class Call(NamedTuple):
     """(n,) client numbers, ascending."""
     message: Any
     """A NamedTuple of (d,) vectors; its fields are what is counted and what is sent."""
+    complete: bool = False
+    """Only the mean over all of these clients will do, never that over a part of them ..."""
+    instead: Callable[[], Call] | None = None
+    """... and this makes the call to do where some of them stay silent. None: wait for them."""
 
 
 class Replies(NamedTuple):

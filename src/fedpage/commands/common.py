@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,12 @@ RecordOption = Annotated[int, typer.Option("--record", help="Measure every so ma
 TargetOption = Annotated[float, typer.Option("--target", help="Gradient norm that counts as reached.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Threads; the result is the same for any number.")]
 ReportOption = Annotated[Path | None, typer.Option("--report", help="Write the report to this HTML file too.")]
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint-every", help="Rounds (100) or seconds (30s) between checkpoints in --out.")
+]
+FaultsOption = Annotated[
+    Path | None, typer.Option("--faults", help="TOML file of clients that fail, and what to do (docs/faults.md).")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Write into a directory that is not empty.")]
 
 
@@ -68,11 +74,14 @@ def note(row: Any) -> str:
     return f"loss {row['loss']:.4g}  gradient {row['grad_norm']:.2e}" if "loss" in row else ""
 
 
-def sweep(problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: int, jobs: int) -> list[History]:
-    """All runs, with a bar over rounds for each method."""
-    from fedpage.engine import simulate
+def sweep(
+    problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: int, jobs: int, out: Path, **options: Any
+) -> list[History]:
+    """All runs, with a bar over rounds for each method, each in its own directory below `out`."""
+    from fedpage.engine import run_names, simulate
     from fedpage.engine import sweep as run_all
 
+    options |= {"record": record}
     names = [method.title for method in chosen]
     with bars() as shown:
         if jobs > 1:
@@ -82,8 +91,11 @@ def sweep(problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: 
                 newest = f"{run.label}, seed {run.meta['seed']}: gradient {run.last('grad_norm'):.2e}"
                 shown.update(task, completed=done, note=newest)
 
-            return run_all(problem, chosen, rounds=rounds, seeds=seeds, jobs=jobs, record=record, progress=finished)
+            return run_all(
+                problem, chosen, rounds=rounds, seeds=seeds, jobs=jobs, progress=finished, out=out, **options
+            )
         runs = []
+        places = iter(run_names(chosen, range(seeds)))
         for method, name in zip(chosen, names, strict=True):
             task = shown.add_task(name, total=rounds * seeds)
             for seed in range(seeds):
@@ -91,7 +103,10 @@ def sweep(problem: Any, chosen: Sequence[Any], rounds: int, seeds: int, record: 
                 def progress(done: int, _total: int, row: Any, task: Any = task, before: int = seed * rounds) -> None:
                     shown.update(task, completed=before + done, note=note(row))
 
-                runs.append(simulate(problem, method, rounds=rounds, seed=seed, record=record, progress=progress))
+                place = out / next(places)
+                runs.append(
+                    simulate(problem, method, rounds=rounds, seed=seed, progress=progress, out=place, **options)
+                )
                 shown.update(task, completed=(seed + 1) * rounds)
         return runs
 
@@ -126,15 +141,39 @@ def _width(heading: str, cells: Sequence[str]) -> int:
     return max(len(word) for word in [*heading.split(), *cells])
 
 
-def keep(runs: Sequence[History], out: Path) -> None:
-    """Write every run's history, and one CSV with all of them."""
-    from fedpage.history import by_method
+@contextmanager
+def interruptible(out: Path | None, jobs: int = 1) -> Iterator[None]:
+    """Ctrl-C and SIGTERM let the run in hand finish its round and write itself down; a second Ctrl-C does not wait.
 
-    for number, group in enumerate(by_method(runs).values()):
-        for run in group:
-            name = f"{number}-{run.label.lower()}-seed{run.meta['seed']}"
-            run.to_jsonl(out / "histories" / f"{name}.jsonl")
-            run.to_csv(out / "histories" / f"{name}.csv")
+    Several processes are interrupted at once: their runs go on from their last checkpoints.
+    """
+    import signal
+
+    from fedpage.rundir import ask_to_stop
+    from fedpage.running import Interrupted
+
+    if out is None:
+        yield
+        return
+    pressed = 0
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal pressed
+        pressed += 1
+        ask_to_stop()
+        if pressed > 1 or jobs > 1:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        done = str(error).partition(";")[0] or "interrupted"
+        raise Interrupted(f"{done}; `fedpage resume {out}` goes on") from None
+    finally:
+        ask_to_stop(False)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def publish(runs: Sequence[History], out: Path | None, title: str, target: float, report: Path | None = None) -> None:
@@ -159,6 +198,10 @@ def writable(out: Path | None, force: bool) -> None:
         return
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file, not a directory")
+    if not force and any((out / name).is_file() for name in ("run.toml", "compare.toml")):
+        raise InputError(
+            f"--out {out}: there is a run in it; `fedpage resume {out}` goes on with it, --force begins anew"
+        )
     if out.is_dir() and any(out.iterdir()) and not force:
         raise InputError(f"--out {out}: is not empty; choose another directory, or --force to write into it")
     try:
@@ -206,3 +249,50 @@ def default(value: Any) -> str:
 def remembers(kind: type[Any]) -> str:
     """What a method's clients keep between rounds."""
     return "nothing" if kind.memory is None else str(kind.memory.__doc__).rstrip(".")
+
+
+def sensible(
+    problem: Any, methods: list[Any], *, rounds: int, record: int, seed: int, threads: int, target: float
+) -> None:
+    """Refuse before anything is shown or written."""
+    import math
+
+    from fedpage.engine import Simulation
+    from fedpage.running import check_whole
+    from fedpage.types import InputError
+
+    check_whole("--rounds", rounds, 0)
+    check_whole("--record", record, 0)
+    if not (math.isfinite(target) and target > 0):
+        raise InputError(f"--target must be a finite number above 0, not {target!r}")
+    for method in methods:
+        Simulation(problem, method, seed=seed, threads=threads)
+
+
+def lasting(text: str, at: str = "") -> str:
+    """A file's path that still holds when the run is resumed from another directory; other words as they are."""
+    from fedpage.data.registry import known
+
+    path, found, rest = text.rpartition(at) if at else (text, "", "")
+    if not path or text.partition(":")[0] in known() or not Path(path).exists():
+        return text
+    return f"{Path(path).resolve()}{found}{rest}"
+
+
+def say(text: str) -> None:
+    """A remark that is no result."""
+    console(stderr=True).print(f"fedpage: {text}", markup=False, soft_wrap=True)
+
+
+def command_of(table: Mapping[str, Any], path: Path, schema: dict[str, type]) -> dict[str, Any]:
+    """What the command line was given, from a settings file that anybody may have edited."""
+    from fedpage import settings
+    from fedpage.types import InputError
+
+    command = table.get("command")
+    if table.get("format") != 1 or not isinstance(command, dict):
+        raise InputError(f"{path}: not the settings of a run of this version of fedpage")
+    settings.known(command, schema, f"{path}, [command]", {"alpha", "faults", "hyper"})
+    hyper = command.get("hyper", {})
+    settings.known(hyper, dict.fromkeys(hyper, str), f"{path}, [command.hyper]", set())
+    return {**command, "hyper": hyper}

@@ -1,17 +1,19 @@
-"""`fedpage run`, `compare`, `demo` and `methods`."""
+"""`fedpage run`, `resume` and `methods`."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from fedpage.commands.common import (
     AlphaOption,
+    CheckpointOption,
     ClientsOption,
     DataOption,
+    FaultsOption,
     ForceOption,
     ObjectiveOption,
     PartitionOption,
@@ -23,18 +25,21 @@ from fedpage.commands.common import (
     ThreadsOption,
     WeightsOption,
     bars,
+    command_of,
     console,
     default,
     extras,
-    free,
-    keep,
+    interruptible,
+    lasting,
     note,
     publish,
     remembers,
+    say,
+    sensible,
     show,
-    sweep,
     writable,
 )
+from fedpage.commands.comparing import again
 
 
 def run(
@@ -54,143 +59,145 @@ def run(
     stop: Annotated[bool, typer.Option("--stop", help="End as soon as the target is reached.")] = False,
     threads: ThreadsOption = 1,
     steps: Annotated[str, typer.Option("--steps", help="given, or theory: the theorem's step sizes.")] = "given",
-    out: Annotated[Path | None, typer.Option("--out", help="Directory for history, CSV, plot and report.")] = None,
+    faults: FaultsOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Directory that the run is written to, and can be resumed from.")
+    ] = None,
+    checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
     """Run one method. Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`)."""
-    from fedpage import specs
-    from fedpage.engine import simulate
+    from fedpage import settings
+    from fedpage.rundir import interval
+
+    interval(checkpoint_every)
+    command = {
+        "method": lasting(method, at="@"), "hyper": extras(context.args), "data": lasting(data), "clients": clients,
+        "objective": objective, "partition": partition, "partition_seed": partition_seed, "alpha": alpha,
+        "weights": weights, "rounds": rounds, "seed": seed, "record": record, "target": target, "stop": stop,
+        "steps": steps, "faults": None if faults is None else settings.read(faults),
+    }  # fmt: skip
+    made = _made(command, threads, "--faults" if faults is None else str(faults))
+    writable(out, force)
+    _do(made, command, out, checkpoint_every, report, resuming=False)
+
+
+class _Made(NamedTuple):
+    """What a `fedpage run` is about to do."""
+
+    problem: Any
+    method: Any
+    options: dict[str, Any]
+    """`simulate`'s."""
+
+
+def _made(command: Mapping[str, Any], threads: int, faults_from: str) -> _Made:
+    """Objects from words; refuses before anything is shown or written."""
+    from fedpage import faults, specs
     from fedpage.stopping import Stop
     from fedpage.types import InputError
 
-    kind = specs.method_class(method)
-    settings = specs.parsed(kind, extras(context.args))
-    if steps not in ("given", "theory"):
-        raise InputError(f"--steps must be 'given' or 'theory', not {steps!r}")
-    chosen = kind(**settings)
-    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
-    if steps == "theory":
-        chosen = specs.with_theory(kind, settings, problem)
-        print(f"By theory: {specs.command_line(method, chosen, {})}")
-    _sensible(problem, [chosen], rounds=rounds, record=record, seed=seed, threads=threads, target=target)
-    writable(out, force)
+    kind = specs.method_class(command["method"])
+    hyper = specs.parsed(kind, command["hyper"])
+    if command["steps"] not in ("given", "theory"):
+        raise InputError(f"--steps must be 'given' or 'theory', not {command['steps']!r}")
+    chosen = kind(**hyper)
+    problem = specs.problem(
+        specs.dataset(command["data"]), command["clients"], command["objective"], command["partition"],
+        command.get("alpha"), command["weights"], command["partition_seed"],
+    )  # fmt: skip
+    if command["steps"] == "theory":
+        chosen = specs.with_theory(kind, hyper, problem)
+        print(f"By theory: {specs.command_line(command['method'], chosen, {})}")
+    plain = {name: command[name] for name in ("rounds", "record", "seed")}
+    sensible(problem, [chosen], **plain, threads=threads, target=command["target"])
+    options = {**plain, "threads": threads, "stop": Stop(grad_norm=command["target"]) if command["stop"] else None}
+    if command.get("faults") is not None:
+        options["faults"], options["policy"] = faults.parse(command["faults"], faults_from)
+        faults.Weather(options["faults"], problem, command["seed"])  # refuses what does not fit the problem
+    return _Made(problem, chosen, options)
+
+
+def _do(
+    made: _Made, command: Mapping[str, Any], out: Path | None, every: str, report: Path | None, resuming: bool
+) -> None:
+    """Run it, or go on with it, and show what came of it."""
+    from fedpage.engine import prepare
+    from fedpage.rundir import RunDirectory
+
+    prepared = prepare(made.problem, made.method, **made.options)
+    title, rounds, target = made.method.title, made.options["rounds"], command["target"]
     with bars() as shown:
-        task = shown.add_task(chosen.title, total=rounds)
+        task = shown.add_task(title, total=rounds)
 
         def progress(done: int, _total: int, row: Any) -> None:
             shown.update(task, completed=done, note=note(row))
 
-        history = simulate(
-            problem, chosen, rounds=rounds, seed=seed, record=record, threads=threads, progress=progress,
-            stop=Stop(grad_norm=target) if stop else None,
-        )  # fmt: skip
+        if out is None:
+            history = prepared.go(progress)
+        else:
+            with interruptible(out), RunDirectory(out, every=every, command=command, say=say) as directory:
+                ended = None
+                if not resuming:
+                    directory.begin(prepared)
+                else:
+                    ended = directory.take_up(prepared)
+                    where = "the run had ended" if ended else f"going on after round {prepared.engine.tally.round}"
+                    say(f"{out}: {where}")
+                history = ended or directory.finish(prepared.go(progress, directory))
+            shown.update(task, completed=int(history.last("round")))
     show([history], target)
+    for event in ("fallback", "rejected", "lost", "back"):
+        told = [entry for entry in history.events if entry["event"] == event]
+        if told:
+            print(f"{event}: {len(told)} times, first at round {told[0]['round']}: {told[0]['text']}.")
     if history.stopped != "finished":
         print(f"The run stopped early: {history.stopped}.")
     if out:
-        history.to_jsonl(out / "history.jsonl")
         history.to_csv(out / "history.csv")
     if out or report:
-        publish([history], out, f"{chosen.title} on {problem.data.name}, {problem.N:,} clients", target, report)
+        publish([history], out, f"{title} on {made.problem.data.name}, {made.problem.N:,} clients", target, report)
+    if history.stopped.startswith("gave up"):
+        raise typer.Exit(1)
 
 
-def _sensible(
-    problem: Any, methods: list[Any], *, rounds: int, record: int, seed: int, threads: int, target: float
-) -> None:
-    """Refuse before anything is shown or written."""
-    import math
-
-    from fedpage.engine import Simulation, check_whole
-    from fedpage.types import InputError
-
-    check_whole("--rounds", rounds, 0)
-    check_whole("--record", record, 0)
-    if not (math.isfinite(target) and target > 0):
-        raise InputError(f"--target must be a finite number above 0, not {target!r}")
-    for method in methods:
-        Simulation(problem, method, seed=seed, threads=threads)
-
-
-def compare(
-    data: DataOption = "census",
-    clients: ClientsOption = 3250,
-    methods: Annotated[
-        str, typer.Option("--methods", help="Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter.")
-    ] = "fedpage,scaffold,fedavg",
-    objective: ObjectiveOption = "robust",
-    partition: PartitionOption = "blocks",
-    partition_seed: PartitionSeedOption = 0,
-    alpha: AlphaOption = None,
-    weights: WeightsOption = "uniform",
-    S: Annotated[
-        int, typer.Option("--S", help="Clients that FedPAGE samples; methods without full rounds 2S, at most N.")
-    ] = 10,
-    K: Annotated[int, typer.Option("--K", help="Local steps.")] = 10,
-    step: Annotated[float, typer.Option("--step", help="Effective step of every method.")] = 0.1,
-    rounds: RoundsOption = 2000,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs per method, with seeds 0, 1, ...")] = 3,
-    record: RecordOption = 10,
-    target: TargetOption = 1e-2,
-    jobs: Annotated[int, typer.Option("--jobs", help="Processes.")] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Directory for histories, plot, report (default: a new one under runs/)."),
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The --out of a `fedpage run` or `fedpage compare`.")],
+    threads: ThreadsOption = 1,
+    checkpoint_every: Annotated[
+        str | None, typer.Option("--checkpoint-every", help="Other than when the run began: 100, or 30s.")
     ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes, for a comparison.")] = 1,
     report: ReportOption = None,
-    force: ForceOption = False,
 ) -> None:
-    """Compare methods on equal terms: same effective step, same clients a round, same local work, same seeds."""
-    from fedpage import specs
+    """Go on with a run that was interrupted or killed; the result is that of a run that never was, bit for bit."""
+    from fedpage import settings
     from fedpage.types import InputError
 
-    if seeds < 1 or jobs < 1:
-        raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
-    jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
-    if S < 1 or K < 1:
-        raise InputError(f"--S and --K must be at least 1, not {min(S, K)}")
-    problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
-    M = specs.typical_size(problem)
-    if S > problem.N:
-        raise InputError(f"cannot sample S={S} of N={problem.N} clients; choose --S of at most {problem.N}")
-    chosen = [
-        specs.method(text.strip(), N=problem.N, M=M, S=S, K=K, step=step) for text in methods.split(",") if text.strip()
-    ]
-    if not chosen:
-        raise InputError(f"--methods {methods!r}: nothing to run; give at least one name")
-    twins = [m.title for i, m in enumerate(chosen) if m in chosen[:i]]
-    if twins:
-        raise InputError(f"--methods {methods!r}: {twins[0]} is there twice with the same hyper-parameters")
-    _sensible(problem, chosen, rounds=rounds, record=record, seed=0, threads=1, target=target)
-    out = free(Path("runs") / "compare") if out is None else out
-    writable(out, force)
-    runs = sweep(problem, chosen, rounds, seeds, record, jobs)
-    show(runs, target)
-    keep(runs, out)
-    title = f"{problem.title.capitalize()} on {problem.data.name}, {problem.N:,} clients, step {step:g}"
-    publish(runs, out, title, target, report)
+    if (directory / "compare.toml").is_file():
+        table = settings.read(directory / "compare.toml")
+        again(table, directory, jobs, report)
+        return
+    path = directory / "run.toml"
+    if not path.is_file():
+        there = "has no run in it" if directory.is_dir() else "is not a directory"
+        raise InputError(f"{directory}: {there}; give the --out of a `fedpage run` or `fedpage compare`")
+    table = settings.read(path)
+    if table.get("format") == 1 and "command" not in table:
+        raise InputError(
+            f"{path}: this run was begun from Python; go on with simulate(..., out={str(directory)!r}, resume=True)"
+        )
+    command = command_of(table, path, _RUN)
+    every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
+    _do(_made(command, threads, str(path)), command, directory, every, report, resuming=True)
 
 
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="Directory for the report.")] = Path("demo-report"),
-    rounds: RoundsOption = 3000,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs per method.")] = 3,
-    force: ForceOption = False,
-) -> None:
-    """FedPAGE, SCAFFOLD and FedAvg on the embedded census data: a table, a plot, a report."""
-    from fedpage import specs
-    from fedpage.types import InputError
-
-    problem = specs.problem(specs.dataset("census"), 3250, "robust", "blocks")
-    print(f"Robust linear regression on `census` (synthetic, {problem.data.rows:,} rows), {problem.N:,} clients.")
-    chosen = [specs.method(m, N=problem.N, M=10, S=10, K=10, step=0.1) for m in ("fedpage", "scaffold", "fedavg")]
-    if seeds < 1 or rounds < 1:
-        raise InputError(f"--seeds and --rounds must be at least 1, not {min(seeds, rounds)}")
-    writable(out, force or out == Path("demo-report"))  # its own directory is written anew
-    runs = sweep(problem, chosen, rounds, seeds, 10, 1)
-    show(runs, 5e-3)
-    keep(runs, out)
-    publish(runs, out, "FedPAGE, SCAFFOLD and FedAvg on the synthetic census data, 3,250 clients", 5e-3)
+_RUN: dict[str, type] = {
+    "method": str, "hyper": dict, "data": str, "clients": int, "objective": str, "partition": str,
+    "partition_seed": int, "alpha": float, "weights": str, "rounds": int, "seed": int, "record": int, "target": float,
+    "stop": bool, "steps": str, "faults": dict,
+}  # fmt: skip
 
 
 def list_methods(

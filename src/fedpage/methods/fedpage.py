@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
 from fedpage.methods import checks, steps
@@ -156,8 +157,13 @@ class FedPAGE:
             full = draws.round % max(1, round(1 / p)) == 0
         else:
             full = draws.coin(1.0 if draws.round == 0 else p)  # line 2, p_0 = 1
-        if full:
-            return Call(draws.clients(state.N, state.N), Refresh(state.x))  # line 4
+        if not full:
+            return self._sampled(state, draws)
+        instead = None if draws.round == 0 else partial(self._sampled, state, draws)  # the first g waits for everyone
+        return Call(draws.clients(state.N, state.N), Refresh(state.x), complete=True, instead=instead)  # line 4
+
+    def _sampled(self, state: State, draws: Draws) -> Call:
+        """Lines 10-11: S clients walk. It also stands in for a full round in which someone stays silent."""
         clients = draws.clients(state.N, self.S)  # line 11
         if self.leak_free:
             return Call(clients, FreeWalk(state.x, state.x_prev, state.g))

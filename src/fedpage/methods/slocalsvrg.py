@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from fedpage.methods import checks
@@ -11,7 +12,7 @@ from fedpage.types import Call, Draws, Oracle, Replies, Vector
 
 
 class State(NamedTuple):
-    """The model, h = grad f(w) at the reference point w, rows per client, and what the last round was."""
+    """The model, h = grad f(w) at the reference point w, rows per client, and what has happened since w changed."""
 
     x: Vector
     h: Vector
@@ -19,6 +20,8 @@ class State(NamedTuple):
     N: int
     walked: bool
     """The last round was one of local steps, after which w may change."""
+    told: bool
+    """Everyone has learned h."""
 
 
 class Refresh(NamedTuple):
@@ -101,16 +104,20 @@ class SLocalSVRG:
         """Round 0 is a refresh at w = x0."""
         if self.S is not None:
             checks.sampled(self.title, self.S, N)
-        return State(x=x0, h=0.0 * x0, rows=1.0, N=N, walked=False)
+        return State(x=x0, h=0.0 * x0, rows=1.0, N=N, walked=False, told=False)
 
     def call(self, state: State, draws: Draws) -> Call:
         """A refresh where w has just become x, local steps otherwise."""
         q = min(1.0, self.K / state.rows) if self.q is None else self.q
-        if draws.round == 0 or (state.walked and draws.coin(q)):
-            return Call(draws.clients(state.N, state.N), Refresh(state.x))
+        if draws.round != 0 and not (state.walked and draws.coin(q)):
+            return self._walks(state, draws)
+        instead = None if draws.round == 0 else partial(self._walks, state, draws)  # w and h stay what they were
+        return Call(draws.clients(state.N, state.N), Refresh(state.x), complete=True, instead=instead)
+
+    def _walks(self, state: State, draws: Draws) -> Call:
+        """Local steps, with h where a called client may not know it."""
         S = state.N if self.S is None else self.S
-        knows_h = state.walked and state.N == S  # with S < N a called client may have missed h
-        return Call(draws.clients(state.N, S), Walk(state.x) if knows_h else Learn(state.x, state.h))
+        return Call(draws.clients(state.N, S), Walk(state.x) if state.told else Learn(state.x, state.h))
 
     def client(self, message: Refresh | Learn | Walk, oracle: Oracle, memory: Memory) -> tuple[Gradient | Move, Memory]:
         """The gradient at w, or K SVRG steps round w."""
@@ -127,5 +134,6 @@ class SLocalSVRG:
         """x+ = mean of the y_K, or h = mean of the gradients at w."""
         if isinstance(replies.mean, Gradient):
             rows = float(replies.mean.rows[0])
-            return State(x=state.x, h=replies.mean.h, rows=rows, N=state.N, walked=False)
-        return State(x=state.x + replies.mean.dy, h=state.h, rows=state.rows, N=state.N, walked=True)
+            return State(x=state.x, h=replies.mean.h, rows=rows, N=state.N, walked=False, told=False)
+        told = state.told or replies.count == state.N
+        return State(x=state.x + replies.mean.dy, h=state.h, rows=state.rows, N=state.N, walked=True, told=told)

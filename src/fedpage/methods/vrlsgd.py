@@ -78,9 +78,9 @@ class VRLSGD:
         return State(x=x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call:
-        """Everyone."""
+        """Everyone, none missing: over a part of the clients the Delta_i would no longer sum to zero."""
         message = Begin(state.x) if draws.round == 0 else Continue(state.x)
-        return Call(draws.clients(state.N, state.N), message)
+        return Call(draws.clients(state.N, state.N), message, complete=True)
 
     def client(self, message: Begin | Continue, oracle: Oracle, memory: Memory) -> tuple[Reply, Memory]:
         """The correction that x makes possible, then K corrected steps."""

@@ -99,6 +99,11 @@ class LinearModel:
         """(N,) rows M_i at each client."""
         return self._sizes
 
+    def mean_labels(self) -> Vector:
+        """(N,) the mean label of each client's rows."""
+        y = self.data.y[self.partition.order]
+        return np.asarray(np.add.reduceat(y, self.partition.ptr[:-1]) / self._sizes)
+
     def oracle(self, clients: Ints, draws: Draws) -> LinearOracle:
         """What the called clients may ask of their rows in this round."""
         return LinearOracle(self, clients, draws)
