@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants bench clean
+.PHONY: demo test lint types rooms tests mutants torture bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -27,6 +27,9 @@ tests: $(TESTS)
 
 mutants: $(TESTS)
 	$(BIN)/python tests/mutants.py
+
+torture: $(TESTS)
+	$(BIN)/python tests/torture.py
 
 bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py

@@ -23,7 +23,7 @@ def test_run_writes_what_can_be_loaded_again(run, tmp_path):
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     assert history.same(fp.simulate(problem, fp.FedPAGE(S=5, eta_g=0.2, b3=2), rounds=40, seed=0))
     assert {p.name for p in (tmp_path / "first").iterdir()} == {
-        "history.jsonl", "history.csv", "curves.png", "report.html",
+        "run.toml", "history.jsonl", "checkpoints", ".lock", "history.csv", "curves.png", "report.html",
     }  # fmt: skip
     assert "FedPAGE" in out
     assert "report.html" in out
@@ -43,7 +43,7 @@ def test_a_directory_in_use_is_not_overwritten(run, tmp_path):
 def test_compare_on_equal_terms(run, tmp_path):
     code, _, _ = run("compare", *SMALL, "--S", "4", "--seeds", "2", "--methods", "fedpage,scaffold,fedavg:b=2")
     assert code == 0
-    runs = [fp.History.load(p) for p in sorted((tmp_path / "runs" / "compare" / "histories").glob("*.jsonl"))]
+    runs = [fp.History.load(p) for p in sorted((tmp_path / "runs" / "compare" / "runs").glob("*/history.jsonl"))]
     assert len(runs) == 6
     about = {h.label: h.meta["method"] for h in runs}
     assert (about["FedPAGE"]["S"], about["SCAFFOLD"]["S"], about["FedAvg"]["S"]) == (4, 8, 8)

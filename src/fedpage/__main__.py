@@ -1,0 +1,5 @@
+"""`python -m fedpage`."""
+
+from fedpage.cli import main
+
+main()

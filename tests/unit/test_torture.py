@@ -1,0 +1,31 @@
+"""A short `make torture`."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+torture = pytest.importorskip("torture", reason="forked processes and their limits need a Unix", exc_type=ImportError)
+
+
+def quiet(text):
+    pass
+
+
+def test_ten_kills_change_no_bit():
+    runs, kills, _ = torture.kill_runs(seed=1, kills_wanted=10, say=quiet)
+    assert runs >= 1
+    assert kills >= 10
+
+
+def test_sigterm_and_ctrl_c_leave_a_resumable_run_and_exit_130(tmp_path):
+    torture.interrupt_command(tmp_path, (signal.SIGTERM, signal.SIGINT), say=quiet)
+
+
+def test_a_disk_that_fills_up(tmp_path):
+    torture.fill_disk(tmp_path, (0, 4_000, 12_000, 60_000), say=quiet)
+
+
+def test_a_directory_without_write_permission(tmp_path):
+    torture.no_permission(tmp_path, say=quiet)
