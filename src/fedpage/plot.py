@@ -60,6 +60,19 @@ def band(runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]
     return grid, np.array([low, np.median(table, axis=0), high])
 
 
+def scale(ax: Any, drawn: Iterable[Vector], name: str) -> None:
+    """Label the y axis, and make it logarithmic where the drawn values allow it: some positive, none negative.
+
+    An exact 0 has no place on such an axis; its curve leaves through the lower edge, and the label says so.
+    """
+    values = np.concatenate([*drawn, []])
+    if (values > 0).any() and not (values < 0).any():
+        ax.set_yscale("log")
+        if (values == 0).any():
+            name += " (0: through the lower edge)"
+    ax.set_ylabel(name)
+
+
 def curves(
     histories: Iterable[History],
     *,
@@ -82,7 +95,7 @@ def curves(
         from matplotlib.figure import Figure
 
         ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
-    positive = True
+    medians = []
     for number, (label, group) in enumerate(by_method(runs).items()):
         grid, (low, middle, high) = band(group, x, y, quantiles)
         drawn = np.isfinite(middle)
@@ -96,15 +109,13 @@ def curves(
             ax.fill_between(
                 grid[drawn], low[drawn], np.minimum(high, 1e300)[drawn], color=colour, alpha=0.18, linewidth=0
             )
-        positive = positive and bool((middle[drawn] > 0).all())
-    if positive:
-        ax.set_yscale("log")
+        medians.append(middle[drawn])
+    scale(ax, medians, NAMES.get(y, y))
     if x.startswith("bytes"):
         from matplotlib.ticker import EngFormatter
 
         ax.xaxis.set_major_formatter(EngFormatter(unit="B", places=None))
     ax.set_xlabel(NAMES.get(x, x))
-    ax.set_ylabel(NAMES.get(y, y))
     if title:
         ax.set_title(title)
     ax.grid(True, which="major", alpha=0.25, linewidth=0.6)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.history import History, by_method
-from fedpage.plot import COLOURS, MARKERS, NAMES, band
+from fedpage.plot import COLOURS, MARKERS, NAMES, band, scale
 
 AXES = ("round", "clients", "bytes_up", "bytes_down", "gradients_per_client")
 """What the x axis can be switched to."""
@@ -55,12 +55,14 @@ def draw(figure: FigureRuns, x: str = "round", y: str = "grad_norm") -> Any:
     labels = list(dict.fromkeys(label for panel in figure.panels for label in panel.curves))
     seen: dict[str, Any] = {}
     for ax, panel in zip(grid, figure.panels, strict=False):
+        medians = []
         for label, runs in panel.curves.items():
             if not runs:
                 continue
             number = labels.index(label)
             costs, (low, middle, high) = band(runs, x, y, (0.25, 0.75))
             shown = np.isfinite(middle)
+            medians.append(middle[shown])
             every = max(1, int(shown.sum()) // 8)
             (seen[label],) = ax.plot(
                 costs[shown], middle[shown], color=COLOURS[number % 8], marker=MARKERS[number % 8], markersize=4,
@@ -74,7 +76,9 @@ def draw(figure: FigureRuns, x: str = "round", y: str = "grad_norm") -> Any:
                 alpha=0.15,
                 linewidth=0,
             )
-        ax.set_yscale("log")
+        scale(ax, medians, NAMES[y])
+        if ax is not grid[0] and ax.get_ylabel() == NAMES[y]:
+            ax.set_ylabel("")
         ax.set_title(panel.title, fontsize=10)
         ax.set_xlabel(NAMES[x], fontsize=9)
         ax.grid(True, alpha=0.25, linewidth=0.6)
@@ -84,7 +88,6 @@ def draw(figure: FigureRuns, x: str = "round", y: str = "grad_norm") -> Any:
             ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     for ax in grid[len(figure.panels) :]:
         ax.set_visible(False)
-    grid[0].set_ylabel(NAMES[y])
     page.suptitle(figure.title, fontsize=11)
     page.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=min(4, max(1, len(seen))), frameon=False)
     return page
@@ -279,18 +282,25 @@ const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 const ink = dark ? "#e8e8ee" : "#1b1b1f", line = dark ? "#3c3c46" : "#e2e2e8";
 function paint(cell, axis) {
   const panel = figures[cell.dataset.figure].panels[cell.dataset.panel], traces = [];
+  const values = panel.curves.flatMap(curve => curve.axes[axis].low.concat(curve.axes[axis].middle));
+  const positive = values.filter(v => v > 0), log = positive.length > 0 && values.every(v => v >= 0);
+  const edge = positive.reduce((a, b) => Math.min(a, b), Infinity) / 2, zeros = log && values.includes(0);
+  const place = v => log && v === 0 ? edge : v;
   for (const curve of panel.curves) {
     const at = curve.axes[axis];
-    traces.push({x: at.x.concat([...at.x].reverse()), y: at.high.concat([...at.low].reverse()), fill: "toself",
-      fillcolor: curve.colour + "2e", line: {width: 0}, hoverinfo: "skip", showlegend: false, mode: "lines"});
-    traces.push({x: at.x, y: at.middle, name: curve.label, mode: "lines", line: {color: curve.colour, width: 2},
-      hovertemplate: "%{x:.4s}: %{y:.3g}<extra>" + curve.label + "</extra>"});
+    traces.push({x: at.x.concat([...at.x].reverse()), y: at.high.concat([...at.low].reverse()).map(place),
+      fill: "toself", fillcolor: curve.colour + "2e", line: {width: 0}, hoverinfo: "skip", showlegend: false,
+      mode: "lines"});
+    traces.push({x: at.x, y: at.middle.map(place), customdata: at.middle, name: curve.label, mode: "lines",
+      line: {color: curve.colour, width: 2},
+      hovertemplate: "%{x:.4s}: %{customdata:.3g}<extra>" + curve.label + "</extra>"});
   }
   Plotly.react(cell, traces, {title: {text: panel.title, font: {size: 14}, x: 0.02, xanchor: "left"},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink, size: 12},
     margin: {l: 58, r: 8, t: 34, b: 44},
     xaxis: {title: {text: names[axis]}, gridcolor: line, zeroline: false},
-    yaxis: {type: "log", title: {text: yname}, gridcolor: line, exponentformat: "power", nticks: 8},
+    yaxis: {type: log ? "log" : "linear", title: {text: yname + (zeros ? " (0: at the lower edge)" : "")},
+      gridcolor: line, exponentformat: "power", nticks: 8},
     legend: {orientation: "h", y: -0.28, font: {size: 11}}, hovermode: "closest",
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8a8a94"}},
     {displaylogo: false, responsive: true});

@@ -74,6 +74,7 @@ def plan(
     """Which method needs the fewest rounds and bytes to reach epsilon, by its theory, before anything is run."""
     from fedpage import plan as planning
     from fedpage.theory import Setting
+    from fedpage.types import InputError
 
     costs = _costs(latency, uplink, downlink, gradient)
     given = {"L": L, "sigma": sigma, "G": G, "B": B, "D0": D0, "R2": R2}
@@ -87,6 +88,9 @@ def plan(
         origin = dict.fromkeys(given, "estimated") | {"L": "computed"}
     values = base | {name: value for name, value in given.items() if value is not None}
     origin |= {name: "given" for name, value in given.items() if value is not None}
+    for name in ("L", "D0", "R2"):
+        if values[name] == 0 and origin[name] != "given":
+            raise InputError(f"{data}: x0 = 0 is a minimiser already ({name} = 0), so there is nothing to plan")
     M, d = (10 if rows is None else rows), (100 if parameters is None else parameters)
     setting = Setting(N=clients, S=sampled, K=K, M=M, epsilon=epsilon, **values)
     table = planning.plan(

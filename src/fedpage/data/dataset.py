@@ -32,6 +32,8 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.rows == 0:
             raise InputError(f"data set {self.name!r} has no rows")
+        if self.features < 1:
+            raise InputError(f"data set {self.name!r} must have at least one feature, not {self.features}")
         if len(self.indptr) != self.rows + 1 or len(self.indices) != len(self.values):
             raise InputError(f"data set {self.name!r}: rows, indices and values do not belong together")
         if self.indptr[0] != 0 or self.indptr[-1] != len(self.indices) or bool((np.diff(self.indptr) < 0).any()):

@@ -139,7 +139,7 @@ def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition
         for label in range(len(labels)):
             rows = np.flatnonzero(which == label)
             rows = rows[permutation(seed, 3, attempt, label, size=len(rows))]
-            share = gammaincinv(alpha, uniforms(seed, 4, attempt, label, size=clients))
+            share = gammaincinv(min(alpha, 1e280), uniforms(seed, 4, attempt, label, size=clients))
             if share.sum() <= 0:  # alpha so small that every share underflows: one client takes the label
                 share[int(uniforms(seed, 5, attempt, label, size=1)[0] * clients)] = 1.0
             cuts = np.floor(np.cumsum(share) / share.sum() * len(rows) + 0.5).astype(np.int64)

@@ -127,6 +127,7 @@ class FedPAGE:
         if epsilon is not None:
             checks.positive(cls.title, "epsilon", epsilon)
         L, p = problem.smoothness(), S / problem.N
+        checks.positive(cls.title, "the problem's smoothness", L.average if K == 1 else L.row)
         b1: int | None = None
         b2: int | None = None
         if sigma2 is not None:

@@ -71,8 +71,39 @@ def no_rows(n: int, count: int) -> Rows:
 
 
 def norm(v: Vector) -> float:
-    """|v|, added up in one order; numpy's own would use as many threads as there are for a long v."""
-    return math.sqrt(kernels.total(v * v))
+    """|v|, added up in one order; numpy's own would use as many threads as there are for a long v.
+
+    >>> norm(np.array([3e300, -4e300])), norm(np.array([3e-200, 4e-200]))
+    (5e+300, 5e-200)
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(kernels.total(v * v))
+    if 1e-280 < square < math.inf:
+        return math.sqrt(square)
+    top = float(np.abs(v).max(initial=0.0))  # squares overflow or underflow where |v| does not
+    if top == 0.0 or not math.isfinite(top):
+        return top
+    unit = v / top
+    return top * math.sqrt(kernels.total(unit * unit))
+
+
+def root_mean_square(v: Vector) -> float:
+    """sqrt(mean of v^2)."""
+    with np.errstate(over="ignore"):
+        square = float(np.mean(v**2))
+    return math.sqrt(square) if 1e-280 < square < math.inf else norm(v) / math.sqrt(len(v))
+
+
+def power_of_two(values: Vector) -> float:
+    """A unit in which squares of the values neither overflow nor vanish; 1 unless they are beyond 1e-70..1e70.
+
+    >>> power_of_two(np.array([0.5, -3.0])), power_of_two(np.array([2.0**700]))
+    (1.0, 5.260135901548374e+210)
+    """
+    top = float(np.abs(values).max(initial=0.0))
+    if top == 0.0 or 1e-70 <= top <= 1e70:
+        return 1.0
+    return math.ldexp(1.0, math.frexp(top)[1] - 1)
 
 
 def weights_described(weights: str, scale: Vector) -> dict[str, Any]:
@@ -98,6 +129,7 @@ def client_scale(weights: Any, sizes: Ints) -> Vector:
     w = np.asarray(weights, dtype=np.float64)
     if w.shape != (N,) or not np.isfinite(w).all() or (w <= 0).any():
         raise InputError(f"weights must be 'uniform', 'size' or {N} positive numbers")
+    w = w / power_of_two(w)
     return np.asarray(N * w / w.sum(), dtype=np.float64)
 
 
@@ -115,6 +147,8 @@ class RowProblem:
         if self._sizes.ndim != 1 or len(self._sizes) == 0 or int(self._sizes.min()) < 1:
             raise InputError(f"{self.title}: sizes must be the rows of each client, at least 1 each")
         self._d = int(d)
+        if self._d < 1:
+            raise InputError(f"{self.title}: d must be a whole number of at least 1, not {d!r}")
         self.weights = weights if isinstance(weights, str) else "given"
         self._scale = client_scale(weights, self._sizes)
         self._equal = equal_size(self._sizes)

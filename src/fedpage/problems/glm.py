@@ -12,7 +12,17 @@ import numpy as np
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
 from fedpage.problems import kernels
-from fedpage.problems.base import RowOracle, as_rows, client_scale, equal_size, no_rows, norm, weights_described
+from fedpage.problems.base import (
+    RowOracle,
+    as_rows,
+    client_scale,
+    equal_size,
+    no_rows,
+    norm,
+    power_of_two,
+    root_mean_square,
+    weights_described,
+)
 from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
 
 _REGS = {"none": kernels.NO_REG, "l2": kernels.L2, "nonconvex": kernels.NONCONVEX}
@@ -128,6 +138,26 @@ class LinearModel:
         return x
 
     def _evaluate(self, x: Vector, want_loss: bool, threads: int) -> tuple[float, Vector]:
+        """f and its gradient."""
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinity is the answer, not an accident
+            loss, grad = self._sums(x, want_loss, threads, self._scale)
+            loss /= self.N
+            grad /= self.N
+            if not (math.isfinite(loss) and np.isfinite(grad).all()):  # the sum may overflow where the mean does not
+                loss, grad = self._sums(x, want_loss, threads, self._scale / self.N)
+            if self._codes[1] == kernels.L2:
+                square = 0.5 * self.alpha * float(kernels.total(x * x))
+                root = math.sqrt(0.5 * self.alpha) * x
+                loss += square if math.isfinite(square) else float(kernels.total(root * root))
+                grad += self.alpha * x
+            elif self._codes[1] == kernels.NONCONVEX:
+                x = np.clip(x, -1e77, 1e77)  # beyond it both are at their limits, and q^2 would overflow
+                q = 1.0 + x * x
+                loss += self.alpha * float(kernels.total(x * x / q))
+                grad += 2.0 * self.alpha * x / (q * q)
+        return loss, grad
+
+    def _sums(self, x: Vector, want_loss: bool, threads: int, scale: Vector) -> tuple[float, Vector]:
         """Sums over a number of blocks of clients that depends on the data alone, added in their order."""
         nonzeros = len(self._rows_and_targets[1])
         count = max(1, min(self.N, 32, nonzeros >> 17))
@@ -136,7 +166,7 @@ class LinearModel:
 
         def block(i: int) -> float:
             args = (self._loss, edges[i], edges[i + 1], x, want_loss, sums[i])
-            return float(kernels.objective(*self._rows_and_targets, *args))
+            return float(kernels.objective(*self._rows_and_targets[:-1], scale, *args))
 
         if threads > 1 and count > 1:
             with ThreadPoolExecutor(min(threads, count)) as pool:
@@ -147,15 +177,6 @@ class LinearModel:
         for part, total in zip(parts, sums, strict=True):
             loss += part
             grad += total
-        loss /= self.N
-        grad /= self.N
-        if self._codes[1] == kernels.L2:
-            loss += 0.5 * self.alpha * float(kernels.total(x * x))
-            grad += self.alpha * x
-        elif self._codes[1] == kernels.NONCONVEX:
-            q = 1.0 + x * x
-            loss += self.alpha * float(kernels.total(x * x / q))
-            grad += 2.0 * self.alpha * x / (q * q)
         return loss, grad
 
     def smoothness(self) -> Smoothness:
@@ -275,7 +296,8 @@ class LogisticRegression(LinearModel):
     ) -> None:
         super().__init__(data, clients, weights=weights, reg=reg, alpha=alpha if reg != "none" else 0.0)
         if not data.binary:
-            raise InputError(f"logistic regression: the labels of {data.name!r} must be -1/1, 0/1 or 1/2")
+            same = f"; they are all {data.y[0]:g}, which tells no class" if (data.y == data.y[0]).all() else ""
+            raise InputError(f"logistic regression: the labels of {data.name!r} must be -1/1, 0/1 or 1/2{same}")
 
 
 class LeastSquares(LinearModel):
@@ -296,12 +318,12 @@ def _smoothness(problem: LinearModel) -> Smoothness:
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     ptr, idx, val, _, start, scale = problem._rows_and_targets
-    entries = np.ones(len(idx)) if val is None else val
+    unit = 1.0 if val is None else power_of_two(val)
+    entries = np.ones(len(idx)) if val is None else val / unit
     A = csr_array((entries, idx.astype(np.int64), ptr.astype(np.int64)), shape=(len(ptr) - 1, problem.d))
     curvature, bend = problem._curvature, {"none": 0.0, "l2": 1.0, "nonconvex": 2.0}[problem.reg] * problem.alpha
     squares = np.asarray(A.multiply(A).sum(axis=1)).ravel()
     sizes = problem.sizes
-    row = float((np.repeat(scale, sizes) * (curvature * squares + bend)).max())
 
     def top(block: Any) -> float:
         """Largest eigenvalue of block' block."""
@@ -315,7 +337,9 @@ def _smoothness(problem: LinearModel) -> Smoothness:
         return float(eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(d), tol=1e-10)[0])
 
     each = np.array([top(A[start[i] : start[i + 1]]) for i in range(problem.N)])
-    clients = scale * (curvature * each / sizes + bend)
     weighted = diags_array(np.sqrt(np.repeat(scale / sizes, sizes) / problem.N)) @ A
-    whole = curvature * top(weighted) + bend
-    return Smoothness(row, float(clients.max()), float(np.sqrt(np.mean(clients**2))), whole)
+    with np.errstate(over="ignore"):  # where the constant is beyond float64, it is infinite
+        row = float((np.repeat(scale, sizes) * (curvature * squares * unit * unit + bend)).max())
+        clients = scale * (curvature * each / sizes * unit * unit + bend)
+    whole = curvature * top(weighted) * unit * unit + bend
+    return Smoothness(row, float(clients.max()), root_mean_square(clients), whole)

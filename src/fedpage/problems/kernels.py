@@ -53,6 +53,8 @@ def _value(loss: int, t: float, b: float) -> float:
     """A row's loss at the margin t = a.x."""
     if loss == ROBUST:
         r = t - b
+        if abs(r) > 1e150:  # r^2 would overflow, perhaps r has; the loss is at most 1,420
+            return 2.0 * math.log(abs(0.5 * t - 0.5 * b)) + math.log(2.0)
         return math.log1p(0.5 * r * r)
     if loss == LOGISTIC:
         z = b * t

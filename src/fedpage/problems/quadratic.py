@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedpage.draws import uniforms
 from fedpage.problems import kernels
-from fedpage.problems.base import RowOracle, as_rows, client_scale, no_rows, norm, weights_described
+from fedpage.problems.base import RowOracle, as_rows, client_scale, no_rows, norm, power_of_two, weights_described
 from fedpage.types import Batch, Draws, InputError, Ints, Smoothness, Vector
 
 
@@ -33,6 +34,10 @@ class Quadratic:
         N, M, d = self.b.shape
         if self.A.shape != (N, d, d):
             raise InputError(f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, not {self.A.shape}")
+        if 0 in self.b.shape:
+            raise InputError(f"quadratic: at least one client, row and dimension is needed, not {self.b.shape}")
+        if not (np.isfinite(self.A).all() and np.isfinite(self.b).all()):
+            raise InputError("quadratic: A and b must be finite; there is a NaN or an infinity in them")
         self.weights = weights if isinstance(weights, str) else "given"
         self._sizes = np.full(N, M, dtype=np.int64)
         self._scale = client_scale(weights, self._sizes)
@@ -87,7 +92,10 @@ class Quadratic:
     def x_star(self) -> Vector:
         """(d,) the minimiser."""
         A, b = self._whole
-        return np.asarray(np.linalg.solve(A, b), dtype=np.float64)
+        try:
+            return np.asarray(np.linalg.solve(A, b), dtype=np.float64)
+        except np.linalg.LinAlgError:
+            raise InputError("quadratic: the mean of the A_i is singular, so there is no single minimiser") from None
 
     def oracle(self, clients: Ints, draws: Draws) -> QuadraticOracle:
         """What the called clients may ask of their rows in this round."""
@@ -96,12 +104,15 @@ class Quadratic:
     def loss(self, x: Vector) -> float:
         """f(x)."""
         A, b = self._whole
-        return float(0.5 * x @ (A @ x) - b @ x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = float(0.5 * x @ (A @ x) - b @ x)
+            return value if math.isfinite(value) else float(x @ (0.5 * (A @ x) - b))  # not inf - inf
 
     def grad(self, x: Vector) -> Vector:
         """(d,): the gradient of f at x."""
         A, b = self._whole
-        return A @ x - b
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(A @ x - b, dtype=np.float64)
 
     def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """{"loss", "grad_norm"} at x."""
@@ -109,11 +120,12 @@ class Quadratic:
 
     def smoothness(self) -> Smoothness:
         """Largest eigenvalues; the average one is exact for quadratics: sqrt(|mean A_i^2|)."""
-        scaled = self._scale[:, None, None] * self.A
-        tops = np.linalg.eigvalsh(scaled)[:, -1]
+        unit = power_of_two(self.A)
+        scaled = self._scale[:, None, None] * (self.A / unit)
+        top = unit * float(np.linalg.eigvalsh(scaled)[:, -1].max())
         squares = np.einsum("nij,njk->ik", scaled, scaled) / self.N
-        average = float(np.sqrt(np.linalg.eigvalsh(squares)[-1]))
-        return Smoothness(float(tops.max()), float(tops.max()), average, float(np.linalg.eigvalsh(self._whole[0])[-1]))
+        average = unit * float(np.sqrt(np.linalg.eigvalsh(squares)[-1].clip(min=0.0)))
+        return Smoothness(top, top, average, unit * float(np.linalg.eigvalsh(self._whole[0] / unit)[-1]))
 
     def describe(self) -> dict[str, Any]:
         """Shape and weights."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpage.types import Batch, Ints, Problem, Smoothness, Vector
+from fedpage.types import Batch, InputError, Ints, Problem, Smoothness, Vector
 
 
 class Constants(NamedTuple):
@@ -47,12 +47,15 @@ def reference(problem: Problem, x0: Vector | None = None, *, iterations: int = 5
     from scipy.optimize import minimize
 
     start = np.zeros(problem.d) if x0 is None else np.asarray(x0, dtype=np.float64)
-    found = minimize(
-        problem.loss, start, jac=problem.grad, method="L-BFGS-B",
-        options={"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 30},
-    )  # fmt: skip
-    x = np.asarray(found.x, dtype=np.float64)
-    return Reference(x, float(found.fun), float(np.linalg.norm(problem.grad(x))))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = minimize(
+            problem.loss, start, jac=problem.grad, method="L-BFGS-B",
+            options={"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 30},
+        )  # fmt: skip
+        x, loss = np.asarray(found.x, dtype=np.float64), float(found.fun)
+        if not math.isfinite(loss):  # its line search left float64
+            x, loss = start, problem.loss(start)
+        return Reference(x, loss, float(np.linalg.norm(problem.grad(x))))
 
 
 class _NoDraws:
@@ -124,10 +127,11 @@ def local_smoothness(problem: Problem, x: Vector, *, iterations: int = 100, tole
     h = 1e-5 * (1.0 + float(np.linalg.norm(x)))
     top = 0.0
     for _ in range(iterations):
-        product = (problem.grad(x + h * v) - problem.grad(x - h * v)) / (2 * h)
-        size = float(np.linalg.norm(product))
-        if size == 0.0:
-            return 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            product = (problem.grad(x + h * v) - problem.grad(x - h * v)) / (2 * h)
+            size = float(np.linalg.norm(product))
+        if size == 0.0 or not math.isfinite(size):
+            return 0.0 if size == 0.0 else math.inf
         v = product / size
         if abs(size - top) <= tolerance * size:
             return size
@@ -138,6 +142,9 @@ def local_smoothness(problem: Problem, x: Vector, *, iterations: int = 100, tole
 def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
     """All constants of a problem, with x0 (zero by default) and the reference solution as the points."""
     start = np.zeros(problem.d) if x0 is None else np.asarray(x0, dtype=np.float64)
+    L = problem.smoothness()
+    if not math.isfinite(L.row):
+        raise InputError("the problem's smoothness is not finite, so there is no theory of it; rescale the features")
     best = reference(problem, start)
     sigma2 = max(float(variance(problem, x).max()) for x in (start, best.x))
     G, B = heterogeneity(problem, [best.x, start])
@@ -145,7 +152,7 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
         N=problem.N,
         M=float(problem.sizes.mean()),
         d=problem.d,
-        L=problem.smoothness(),
+        L=L,
         sigma2=sigma2,
         G=G,
         B=B,

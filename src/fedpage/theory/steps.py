@@ -12,6 +12,7 @@ from typing import Any
 
 from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
 from fedpage.methods.steps import check_variant, fedpage_nonconvex, nonconvex_batches, page_nonconvex
+from fedpage.theory.tables import check_range
 from fedpage.types import InputError
 
 
@@ -35,12 +36,14 @@ def _constants(N: int, S: int, epsilon: float, **positive: float) -> float:
     for name, value in {"epsilon": epsilon, **positive}.items():
         if not (isinstance(value, (int, float)) and math.isfinite(value)) or value <= 0:
             raise InputError(f"{name} must be a finite number above 0, not {value!r}")
+        check_range(name, value)
     return S / N
 
 
 def _variance(sigma2: float) -> None:
     if not math.isfinite(sigma2) or sigma2 < 0:
         raise InputError(f"sigma2 must be a finite number of at least 0, not {sigma2!r}")
+    check_range("sigma2", max(sigma2, 1.0), 2)
 
 
 def nonconvex_page(*, L: float, N: int, S: int, D0: float, epsilon: float, variant: str = "corrected") -> Tuned:

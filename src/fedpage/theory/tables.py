@@ -12,6 +12,15 @@ from dataclasses import dataclass
 
 from fedpage.types import InputError
 
+_RANGE = 1e30
+"""Beyond it the fourth powers of the formulas leave float64."""
+
+
+def check_range(name: str, value: float, power: int = 1) -> None:
+    """Refuse a constant of which the formulas' powers would overflow or vanish; power: of what it measures."""
+    if not _RANGE**-power <= value <= _RANGE**power:
+        raise InputError(f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not {value!r}; rescale f or x")
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -34,10 +43,12 @@ class Setting:
             value = getattr(self, name)
             if not math.isfinite(value) or value <= 0:
                 raise InputError(f"{name} must be a finite number above 0, not {value!r}")
+            check_range(name, value)
         for name in ("sigma", "G", "B"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise InputError(f"{name} must be a finite number of at least 0, not {value!r}")
+            check_range(name, max(value, 1.0))
         if self.S > self.N:
             raise InputError(f"S must be at most N={self.N}, not {self.S}")
 

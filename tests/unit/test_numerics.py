@@ -1,0 +1,603 @@
+"""Degenerate data and margins at the ends of float64, against references in exact or 60-digit arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from support import methods
+
+import fedpage as fp
+from fedpage import plan, plot, report, webpage
+from fedpage.draws import RoundDraws
+from fedpage.history import by_method
+from fedpage.problems.base import norm
+from fedpage.theory import (
+    Setting,
+    convex_fedpage,
+    estimate,
+    fedavg_steps,
+    local_smoothness,
+    nonconvex_fedpage,
+    reference,
+    scaffold_steps,
+    variance,
+)
+from fedpage.tune import default_grid, tune
+from fedpage.types import Batch, InputError
+
+LARGEST = Decimal(float(np.finfo(np.float64).max))
+SIZES = (1e-300, 1e-8, 36.0, 709.0, 745.0, 1e4, 1e154, 1.3e154, 1.8e154, 1e300)
+MARGINS = [0.0, *SIZES, *(-m for m in SIZES)]
+ALPHA = 0.1
+
+
+def log1p_exp(z: Decimal) -> Decimal:
+    """log(1 + exp(z))."""
+    if z > 0:
+        return z + log1p_exp(-z)
+    if z < -(10**4):
+        return Decimal(0)
+    e = z.exp()
+    return e - e * e / 2 if z < -100 else (1 + e).ln()
+
+
+def sigmoid(z: Decimal) -> Decimal:
+    """1/(1 + exp(-z))."""
+    if z < 0:
+        return Decimal(0) if z < -(10**4) else z.exp() / (1 + z.exp())
+    return 1 - sigmoid(-z) if z > 0 else Decimal("0.5")
+
+
+def row(kind: str, t: Decimal, b: Decimal) -> tuple[Decimal, Decimal]:
+    """A row's loss and its derivative by the margin t."""
+    if kind == "robust":
+        u = (t - b) ** 2 / 2
+        return (u - u * u / 2 if u < Decimal("1e-30") else (1 + u).ln()), (t - b) / (1 + u)
+    if kind.startswith("logistic"):
+        return log1p_exp(-b * t), -b * sigmoid(-b * t)
+    return (t - b) ** 2 / 2, t - b
+
+
+def bend(kind: str, x: Decimal) -> tuple[Decimal, Decimal]:
+    """The regulariser of one coordinate, and its derivative."""
+    alpha = Decimal(ALPHA)
+    if kind.endswith("l2"):
+        return alpha * x * x / 2, alpha * x
+    if kind.endswith("nonconvex"):
+        return alpha * x * x / (1 + x * x), 2 * alpha * x / (1 + x * x) ** 2
+    return Decimal(0), Decimal(0)
+
+
+def truth(kind: str, problem, x) -> tuple[Decimal, list[Decimal], Decimal]:
+    """f(x), its gradient and the largest sum of |terms| of a coordinate, row by row with 60 digits."""
+    with localcontext() as context:
+        context.prec, context.Emax, context.Emin = 60, 10**6, -(10**6)
+        data, N = problem.data, problem.N
+        A, at = data.X.toarray(), [Decimal(float(v)) for v in x]
+        loss, grad, size = Decimal(0), [Decimal(0)] * problem.d, [Decimal(0)] * problem.d
+        for i in range(N):
+            rows = problem.partition.rows(i)
+            for j in rows:
+                a = [Decimal(float(v)) for v in A[j]]
+                value, slope = row(kind, sum(p * q for p, q in zip(a, at, strict=True)), Decimal(float(data.y[j])))
+                loss += value / len(rows) / N
+                for coordinate, v in enumerate(a):
+                    grad[coordinate] += slope * v / len(rows) / N
+                    size[coordinate] += abs(slope * v) / len(rows) / N
+        bends = [bend(kind, v) for v in at]
+        loss += sum(b[0] for b in bends)
+        grad = [g + b[1] for g, b in zip(grad, bends, strict=True)]
+        return loss, grad, max(s + abs(b[1]) for s, b in zip(size, bends, strict=True))
+
+
+def close(got: float, true: Decimal, size: Decimal | None = None, tiny: str = "1e-307") -> bool:
+    """Whether got is true to 1e-13 of its size, or as infinite as float64 must make it."""
+    if abs(true) > LARGEST:
+        return got == math.copysign(math.inf, true)
+    if not math.isfinite(got):
+        return False
+    return abs(Decimal(float(got)) - true) <= Decimal("1e-13") * (abs(true) if size is None else size) + Decimal(tiny)
+
+
+def linear(kind: str, data, clients):
+    """The linear model of that name."""
+    if kind == "robust":
+        return fp.RobustRegression(data, clients)
+    if kind.startswith("squares"):
+        return fp.LeastSquares(data, clients, alpha=ALPHA if kind.endswith("l2") else 0.0)
+    return fp.LogisticRegression(data, clients, reg=kind.partition("-")[2] or "none", alpha=ALPHA)
+
+
+LINEAR = ["robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2"]
+
+
+class Plain(fp.RowProblem):
+    """Least squares in plain Python: somebody's own problem."""
+
+    title = "plain squares"
+
+    def __init__(self, data, clients):
+        division = fp.blocks(data.rows, clients)
+        super().__init__(division.sizes, data.features)
+        self.data, self.partition, self.A = data, division, data.X.toarray()
+
+    def client_loss(self, client, x):
+        rows = self.partition.rows(client)
+        return math.fsum(0.5 * r * r for r in (self.A[rows] @ x - self.data.y[rows]).tolist()) / len(rows)
+
+    def client_grad(self, client, rows, x):
+        mine = self.partition.rows(client)
+        mine = mine if rows is None else mine[rows]
+        return self.A[mine].T @ (self.A[mine] @ x - self.data.y[mine]) / len(mine)
+
+    def smoothness(self):
+        return fp.LeastSquares(self.data, self.partition).smoothness()
+
+
+def as_quadratic(data, clients: int):
+    """Least squares, but for a constant, as a Quadratic."""
+    A = data.X.toarray()[: data.rows // clients * clients].reshape(clients, -1, data.features)
+    y = data.y[: data.rows // clients * clients].reshape(clients, -1)
+    return fp.Quadratic(np.einsum("nmi,nmj->nij", A, A) / A.shape[1], A * y[:, :, None])
+
+
+def problem_of(kind: str, data, clients: int):
+    if kind == "own":
+        return Plain(data, clients)
+    return as_quadratic(data, clients) if kind == "quadratic" else linear(kind, data, clients)
+
+
+KINDS = [*LINEAR, "quadratic", "own"]
+SIGNS = [1, -1, -1, 1, 1, -1]
+SOME = [[1, 0, 2], [0, -1, 0], [3, 0, 0], [0, 2, -1], [1, 1, 0], [0, 0, 1]]
+CASES = {
+    "empty rows": ([[0, 0, 0], [0, -1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 0, 1]], SIGNS, 2),
+    "duplicate rows": ([[1, 0, 2]] * 3 + [[0, -1, 0]] * 3, SIGNS, 3),
+    "a feature never seen": (np.array(SOME) * [1, 0, 1], SIGNS, 2),
+    "one-row clients": (SOME, SIGNS, 6),
+    "N=1": (SOME, SIGNS, 1),
+    "one row in all": (SOME[:1], SIGNS[:1], 1),
+    "d=1": (np.array(SOME)[:, :1], SIGNS, 3),
+    "constant labels": (SOME, [1] * 6, 2),
+    "all-zero data": (np.zeros((6, 2)), SIGNS, 2),
+}
+
+
+def case(name: str):
+    """Data and clients of a case."""
+    X, y, clients = CASES[name]
+    return fp.Dataset.from_arrays(np.array(X, dtype=float), y, name=name), clients
+
+
+# Margins
+
+
+@pytest.mark.parametrize("value", ["in the data", "in the model"])
+@pytest.mark.parametrize("kind", LINEAR)
+def test_losses_and_gradients_at_every_margin(kind, value):
+    """log(1 + exp(-m)) or m * m, written naively, overflow here, or lose what they should keep."""
+    for margin, target in itertools.product(MARGINS, (1.0, -1.0, 0.0)):
+        if target == 0.0 and kind.startswith("logistic"):
+            continue
+        at, x = (margin, np.ones(1)) if value == "in the data" else (1.0, np.array([margin]))
+        problem = linear(kind, fp.Dataset.from_arrays([[at]], [target]), 1)
+        loss, (grad,), _ = truth(kind, problem, x)
+        where = (margin, target)
+        measured = problem.measure(x)
+        assert close(problem.loss(x), loss), where
+        assert measured["loss"] == problem.loss(x), where
+        if kind == "robust" and abs(margin) >= 1e154:  # r/(1 + r^2/2) rounds to 0 where it is below 2e-154
+            tiny = f"{2e-154 * max(abs(at), 1.0)!r}"
+        elif kind == "logistic-nonconvex":
+            tiny = f"{1e-230 + 1e-307 * max(abs(at), 1.0)!r}"
+        else:
+            tiny = f"{1e-307 * max(abs(at), 1.0)!r}"
+        oracle = problem.oracle(np.array([0]), RoundDraws(0, 0))
+        for got in (
+            problem.grad(x)[0],
+            oracle.grad(x, oracle.batch(None))[0, 0],
+            oracle.descend(x, K=1, eta=1e-3, b=None)[0, 0],
+        ):
+            assert close(got, grad, tiny=tiny), where
+        assert close(measured["grad_norm"], abs(grad), tiny=tiny), where
+
+
+def test_the_logistic_slope_is_exact_in_the_limit():
+    for margin in (745.0, 1e4, 1e154, 1e300):
+        problem = fp.LogisticRegression(fp.Dataset.from_arrays([[1.0]], [1.0]), 1)
+        assert problem.grad(np.array([margin])).tolist() == [0.0]
+        assert problem.grad(np.array([-margin])).tolist() == [-1.0]
+        assert problem.loss(np.array([-margin])) == margin
+    assert fp.LogisticRegression(fp.Dataset.from_arrays([[1.0]], [1.0]), 1).loss(np.array([40.0])) == math.exp(-40)
+
+
+def test_a_residual_beyond_float64_has_a_finite_robust_loss():
+    problem = fp.RobustRegression(fp.Dataset.from_arrays([[1.0]], [-1.7e308]), 1)
+    loss, _, _ = truth("robust", problem, [1.7e308])
+    assert close(problem.loss(np.array([1.7e308])), loss)
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_a_quadratic_and_an_own_problem_at_every_margin(margin):
+    """f(x) = x^2 - 3x, and (x - 3)^2/2."""
+    quadratic = fp.Quadratic(np.full((2, 1, 1), 2.0), np.array([[[2.0]], [[4.0]]]))
+    own = Plain(fp.Dataset.from_arrays([[1.0]], [3.0]), 1)
+    x, exact = np.array([margin]), Fraction(margin)
+    for problem, loss, grad in (
+        (quadratic, exact**2 - 3 * exact, 2 * exact - 3),
+        (own, (exact - 3) ** 2 / 2, exact - 3),
+    ):
+        measured = problem.measure(x)
+        with localcontext() as context:
+            context.prec, context.Emax = 60, 10**6
+            size = Decimal(1 + 3 * abs(margin))
+            assert close(measured["loss"], Decimal(loss.numerator) / loss.denominator, tiny="1e-13"), problem.title
+            assert close(problem.grad(x)[0], Decimal(grad.numerator) / grad.denominator, size), problem.title
+            assert close(measured["grad_norm"], abs(Decimal(grad.numerator)) / grad.denominator, size)
+
+
+def test_a_quadratic_whose_two_terms_overflow_is_no_nan():
+    problem = fp.Quadratic(np.full((1, 1, 1), 2.0), np.full((1, 1, 1), 1e10))
+    assert problem.loss(np.array([1e300])) == math.inf
+
+
+def test_a_mean_is_finite_where_its_sum_is_not():
+    data = fp.Dataset.from_arrays([[1.0], [1.0], [1.0]], [0.5, -0.5, 2.0])
+    for clients in (1, 3):
+        problem = fp.LeastSquares(data, clients)
+        loss, _, _ = truth("squares", problem, [1.5e154])
+        assert close(problem.loss(np.array([1.5e154])), loss)
+        steep = fp.LeastSquares(fp.Dataset.from_arrays([[1e154]] * 3, [0.5, -0.5, 2.0]), clients)
+        _, (grad,), _ = truth("squares", steep, [1e154])
+        assert close(steep.grad(np.array([1e154]))[0], grad)
+    small = fp.LogisticRegression(fp.Dataset.from_arrays([[0.0]], [1.0]), 1, reg="l2", alpha=1e-300)
+    assert small.loss(np.array([1e160])) == pytest.approx(math.log(2) + 0.5e20, rel=1e-15)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-155, 1.0, 1e155, 1e300])
+def test_norms(size):
+    v = size * np.array([3.0, 0.0, -4.0])
+    assert norm(v) == pytest.approx(5 * size, rel=1e-14 if size > 1e-307 else 1e-3, abs=0)
+    assert math.isnan(norm(np.array([1.0, math.nan])))
+    assert norm(np.array([-math.inf, 1.0])) == math.inf
+    assert norm(np.zeros(3)) == 0.0
+
+
+def test_weights_at_the_ends_of_float64():
+    data = fp.Dataset.from_arrays(np.eye(2), [1, -1])
+    for unit in (1e-320, 1e-300, 5e307):
+        heavy = fp.LeastSquares(data, 2, weights=np.array([1.0, 3.0]) * unit)
+        assert heavy.loss(np.array([1.0, 1.0])) == pytest.approx(1.5, rel=1e-3)
+
+
+# Degenerate data
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", LINEAR)
+def test_degenerate_data_against_the_reference(kind, name):
+    """Margins are exact here, so that only the losses and their sums are judged."""
+    data, clients = case(name)
+    problem = linear(kind, data, clients)
+    for scale in (0.0, 1.0, -1e4, 2.0**-30):
+        x = scale * np.array([1.0, -0.5, 2.0])[: problem.d]
+        loss, grad, size = truth(kind, problem, x)
+        assert close(problem.loss(x), loss)
+        assert all(close(got, true, size) for got, true in zip(problem.grad(x), grad, strict=True))
+        everyone = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
+        each = everyone.grad(x, everyone.batch(None))
+        assert all(close(got, true, size) for got, true in zip(each.mean(axis=0), grad, strict=True))
+
+
+SEED = next(seed for seed in range(100) if not RoundDraws(seed, 1).coin(0.3))  # round 0 refreshes, round 1 walks
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_runs_to_its_end_with_the_same_bits(kind, name):
+    """S=1 with K=1 and S=N with K=3; threads and chunks change nothing."""
+    data, clients = case(name)
+    problem = problem_of(kind, data, clients)
+    for S, K, other in ((1, 1, {"chunk": 2}), (problem.N, 3, {"threads": 3, "chunk": 1})):
+        for label, method in methods(S, K, 0.01).items():
+            run = fp.simulate(problem, method, rounds=2, seed=SEED)
+            where = (label, S, K, run.stopped)
+            assert run.stopped == "finished", where
+            assert run.x is not None, where
+            assert np.isfinite(run.x).all(), where
+            assert np.isfinite([*run["loss"], *run["grad_norm"]]).all(), where
+            if name == "all-zero data" and "l2" not in kind and "nonconvex" not in kind:
+                assert (run.x == 0).all(), where
+                assert (run["grad_norm"] == 0).all(), where
+            assert run.same(fp.simulate(problem, method, rounds=2, seed=SEED, **other)), where
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_constants_of_degenerate_data(kind, name, monkeypatch):
+    monkeypatch.setattr("fedpage.theory.constants.reference", lambda p, x: reference(p, x, iterations=30))
+    data, clients = case(name)
+    problem = problem_of(kind, data, clients)
+    L = problem.smoothness()
+    assert all(math.isfinite(v) and v >= 0 for v in L)
+    assert L.row * (1 + 1e-12) >= L.client >= L.average * (1 - 1e-12) >= L.whole * (1 - 1e-9)
+    c = estimate(problem)
+    assert np.isfinite([c.sigma2, c.G, c.B, c.D0, c.R2]).all()
+    assert local_smoothness(problem, np.zeros(problem.d)) <= L.whole * (1 + 1e-3)
+    if max(problem.sizes) == 1 or name == "all-zero data":
+        assert (variance(problem, np.ones(problem.d)) == 0).all()
+    if name == "all-zero data":
+        curvature = {"l2": ALPHA, "nonconvex": 2 * ALPHA}.get(kind.partition("-")[2], 0.0)
+        assert tuple(L) == pytest.approx((curvature,) * 4, rel=1e-15)
+        assert (c.sigma2, c.G, c.B, c.D0, c.R2) == (0.0, 0.0, 1.0, 0.0, 0.0)
+    method = fp.FedAvg(S=1, K=1)
+    if L.whole == 0:
+        for ask in (
+            lambda: fp.FedPAGE.from_theory(problem, S=1, K=2),
+            lambda: fp.PAGE.from_theory(problem, S=1, K=1),
+            lambda: default_grid(method, problem),
+        ):
+            with pytest.raises(InputError, match="smoothness"):
+                ask()
+    else:
+        for K in (1, 2):
+            assert 0 < fp.FedPAGE.from_theory(problem, S=problem.N, K=K).eta_g < math.inf
+        assert all(0 < step < math.inf for step in default_grid(method, problem)["step"])
+
+
+@pytest.mark.parametrize("size", [1e-100, 1e-80, 1e80, 1e100])
+def test_smoothness_of_tiny_and_huge_features(size):
+    """Its squares leave float64, it does not."""
+    data, clients = case("one-row clients")
+    scaled = fp.Dataset.from_arrays(size * data.X.toarray(), data.y)
+    for kind in ("robust", "logistic", "squares", "quadratic"):
+        plain, other = problem_of(kind, data, clients).smoothness(), problem_of(kind, scaled, clients).smoothness()
+        assert other == pytest.approx(tuple(v * size * size for v in plain), rel=1e-13, abs=0)
+
+
+def test_smoothness_beyond_float64_is_infinite_and_refused():
+    data = fp.Dataset.from_arrays(np.array(SOME) * 1e200, SIGNS)
+    for kind in ("robust", "logistic", "squares"):
+        problem = linear(kind, data, 3)
+        assert problem.smoothness() == (math.inf,) * 4
+        assert local_smoothness(problem, np.zeros(3)) in (0.0, math.inf)
+        assert math.isfinite(reference(problem, iterations=5).loss)
+        for ask in (lambda p=problem: estimate(p), lambda p=problem: fp.FedPAGE.from_theory(p, S=1, K=2)):
+            with pytest.raises(InputError, match="smoothness"):
+                ask()
+
+
+def test_what_cannot_be_a_problem_is_refused():
+    one = np.ones((1, 1, 1))
+    for make in (
+        lambda: fp.Quadratic(np.ones((0, 1, 1)), np.ones((0, 1, 1))),
+        lambda: fp.Quadratic(one, np.ones((1, 0, 1))),
+        lambda: fp.Quadratic.random(1, 1, 0),
+        lambda: fp.Quadratic(one * math.nan, one),
+        lambda: fp.Quadratic(one, one * math.inf),
+        lambda: fp.Quadratic(0 * one, one).x_star,
+        lambda: fp.RowProblem([1, 2], 0),
+        lambda: fp.Dataset("none", np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0), np.ones(1), 0),
+        lambda: fp.Dataset.from_arrays(np.zeros((0, 2)), []),
+        lambda: fp.LogisticRegression(fp.Dataset.from_arrays([[1.0], [2.0]], [0, 0]), 1),
+    ):
+        with pytest.raises(InputError) as refusal:
+            make()
+        assert "\n" not in str(refusal.value)
+
+
+# Partitions
+
+
+@pytest.mark.parametrize("label", [1.0, 0.0])
+def test_partitions_of_constant_labels(label):
+    y = np.full(20, label)
+    for division in (
+        fp.by_label(y, 5), fp.by_label(y, 20, shards=1), fp.by_label(y, 1), fp.dirichlet(y, 3, 0.1),
+        fp.dirichlet(y, 3, 1e10), fp.dirichlet(y, 3, 1e308), fp.dirichlet(y, 1, 1e-300), fp.power_law(20, 20, 1e308),
+        fp.power_law(20, 1), fp.shuffled(20, 20), fp.blocks(20, 20),
+    ):  # fmt: skip
+        assert sorted(division.order.tolist()) == list(range(20))
+        assert division.sizes.min() >= 1
+    assert sorted(fp.dirichlet(y, 3, 1e308).sizes.tolist()) == [6, 7, 7]
+
+
+def test_too_many_clients_and_no_rows_are_refused_in_one_line():
+    for n, clients in ((3, 4), (0, 1)):
+        y = np.ones(n)
+        for make in (
+            lambda n=n, c=clients: fp.blocks(n, c), lambda n=n, c=clients: fp.shuffled(n, c),
+            lambda y=y, c=clients: fp.by_label(y, c), lambda y=y, c=clients: fp.dirichlet(y, c, 0.5),
+            lambda n=n, c=clients: fp.power_law(n, c),
+        ):  # fmt: skip
+            with pytest.raises(InputError, match="rows") as refusal:
+                make()
+            assert "\n" not in str(refusal.value)
+    with pytest.raises(InputError, match=r"no row .*milder"):
+        fp.dirichlet(np.ones(20), 10, 1e-300)
+
+
+# Theory and plans
+
+
+def test_theory_and_plans_at_the_smallest_federations():
+    for N, S, K, convex in ((1, 1, 1, True), (1, 1, 1, False), (1, 1, 3, True), (5, 5, 3, False), (5, 5, 1, True)):
+        setting = Setting(N=N, S=S, K=K, M=1, epsilon=0.1)
+        for line in plan.plan(setting, d=1, convex=convex):
+            assert line.rounds is None or 1 <= line.rounds < math.inf
+    assert scaffold_steps(L=1.0, N=1, S=1, K=1, convex=True).step == pytest.approx(1 / 81)
+    assert fedavg_steps(L=1.0, N=1, S=1, K=1, B=1.0, convex=True).step == pytest.approx(1 / 12)
+    # p = S/N = 1: PAGE is gradient descent, and its theorem gives gradient descent's step
+    assert fp.theory.nonconvex_page(L=2.0, N=3, S=3, D0=1.0, epsilon=0.1).method.eta_g == 0.5
+
+
+def test_plans_are_finite_at_the_ends_of_the_range():
+    ends = (1e-30, 1e30)
+    for L, far, epsilon, other, convex in itertools.product(ends, ends, ends, (0.0, 1e30), (True, False)):
+        setting = Setting(
+            N=10, S=2, K=3, M=5, epsilon=epsilon, L=L, D0=far, R2=far, sigma=other, G=other, B=max(other, 1.0)
+        )
+        lines = plan.plan(setting, d=1, convex=convex)
+        assert all(line.rounds is None or 1 <= line.rounds < math.inf for line in lines)
+
+
+@pytest.mark.parametrize(
+    "given", [{"epsilon": 1e-200}, {"epsilon": 1e300}, {"L": 1e-320}, {"L": 1e308}, {"D0": 1e308}, {"R2": 1e-90}]
+)
+def test_constants_whose_powers_leave_float64_are_refused(given):
+    values = {"N": 5, "S": 2, "K": 3, "epsilon": 0.1, "L": 1.0, "D0": 1.0, "R2": 1.0} | given
+    (name,) = given
+    with pytest.raises(InputError, match=f"^{name} must be from 1e-30 to 1e\\+30"):
+        Setting(M=1, **values)
+    theorem = convex_fedpage if name == "R2" else nonconvex_fedpage
+    wanted = {key: value for key, value in values.items() if key != ("D0" if name == "R2" else "R2")}
+    with pytest.raises(InputError, match=f"^{name} must be from"):
+        theorem(**wanted)
+    for huge in ("sigma", "G", "B"):
+        with pytest.raises(InputError, match=f"^{huge} must be from"):
+            Setting(N=5, S=2, K=3, M=1, epsilon=0.1, **{huge: 1e200})
+
+
+# Exact zeros in histories, plots, reports and searches
+
+
+def zero_runs(seeds: int = 2):
+    """All-zero data: the gradient is exactly 0 from the start; with least squares and labels 0 the loss is too."""
+    data = fp.Dataset.from_arrays(np.zeros((6, 2)), np.zeros(6))
+    return fp.sweep(fp.LeastSquares(data, 3), [fp.FedAvg(S=1), fp.FedPAGE(S=1)], rounds=4, seeds=seeds, record=1)
+
+
+def falling_run():
+    """Gradient descent with step 1 on x^2/2 - x: positive at first, exactly 0 from round 1."""
+    problem = fp.Quadratic(np.ones((1, 1, 1)), np.ones((1, 1, 1)))
+    return fp.simulate(problem, fp.PAGE(S=1, eta_g=1.0, p=1.0), rounds=4, seed=0, record=1)
+
+
+def test_histories_of_exact_zeros():
+    for run in zero_runs():
+        assert run.stopped == "finished"
+        assert run.last("loss") == run.last("grad_norm") == 0.0
+        assert run.best("loss") == run.best("grad_norm") == 0.0
+        assert run.reach("grad_norm", 0.0) == run.reach("loss", 0.0) == run.rounds_to("grad_norm", 1e-300) == 0.0
+        assert run.reach("grad_norm", 0.0, "bytes") == 0.0
+        assert run.reach("loss", -1e-300) == math.inf
+    run = falling_run()
+    assert run["grad_norm"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert (run.best("grad_norm"), run.reach("grad_norm", 0.0), run.best("loss")) == (0.0, 1.0, -0.5)
+
+
+def test_plots_of_exact_zeros(tmp_path):
+    """All zeros have no logarithm: a linear axis. A fall to 0 keeps its log axis, and the label says where 0 is."""
+    runs = zero_runs()
+    for x, y in itertools.product(("round", "bytes"), ("grad_norm", "loss")):
+        assert plot.curves(runs, x=x, y=y).get_yscale() == "linear"
+    fall = falling_run()
+    ax = plot.curves([fall])
+    assert ax.get_yscale() == "log"
+    assert "0" in ax.get_ylabel()
+    assert ax.get_ylim()[0] > 0
+    assert plot.curves([fall], y="loss").get_yscale() == "linear"
+    assert "0" not in plot.curves([fall], y="loss").get_ylabel()
+    assert plot.save(runs, tmp_path / "zero.png", dpi=30).stat().st_size > 0
+    assert plot.pair([*runs, fall], tmp_path / "pair.png", "title", dpi=30).stat().st_size > 0
+    panels = [webpage.PanelRuns(name, by_method(some)) for name, some in (("all", runs), ("fall", [fall]), ("no", []))]
+    figure = webpage.draw(webpage.FigureRuns("f", "title", "", 3, tuple(panels)))
+    figure.savefig(tmp_path / "figure.png", dpi=30)
+    assert [ax.get_yscale() for ax in figure.axes[:2]] == ["linear", "log"]
+    assert "0" in figure.axes[1].get_ylabel()
+
+
+def test_reports_of_exact_zeros(tmp_path):
+    for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
+        summary = report.summarise(runs, 1e-2)
+        assert {line["grad_norm"] for line in summary} == {0.0}
+        assert [report.cells(line)[2] for line in summary] == ["0"] * len(summary)
+        assert {report.cells(line)[4] for line in summary} == {"0" if name == "zero" else "1"}
+        page = webpage.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        assert "NaN" not in re.search(r'id="data">(.*?)</script>', page, re.S).group(1)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here; the page's own script cannot be run")
+def test_the_pages_axis_at_exact_zeros(tmp_path):
+    """What the page's script hands to plotly: no zero on a log axis, the true value in the hover text."""
+    seen = {}
+    for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
+        page = webpage.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        data = re.search(r'id="data">(.*?)</script>', page, re.S).group(1)
+        paint = re.search(r"function paint\(.*?\n}\n", page, re.S).group(0)
+        script = (
+            f'const figures = {data}, names = {{}}, yname = "y", ink = "", line = ""; let seen;\n{paint}\n'
+            "const Plotly = {react: (cell, traces, layout) => seen = {y: traces[1].y, hover: traces[1].customdata, "
+            "band: traces[0].y, axis: layout.yaxis}};\n"
+            'paint({dataset: {figure: 0, panel: 0}}, "round"); console.log(JSON.stringify(seen));'
+        )
+        out = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+        seen[name] = json.loads(out)
+    assert seen["zero"]["axis"]["type"] == "linear"
+    assert set(seen["zero"]["y"]) == {0}
+    assert seen["fall"]["axis"]["type"] == "log"
+    assert seen["fall"]["axis"]["title"]["text"] == "y (0: at the lower edge)"
+    assert seen["fall"]["y"] == [1, 0.5, 0.5, 0.5, 0.5]
+    assert seen["fall"]["hover"] == [1, 0, 0, 0, 0]
+    assert min(seen["fall"]["band"]) == 0.5
+
+
+def test_a_search_in_which_every_candidate_costs_nothing(tmp_path):
+    problem = fp.LeastSquares(fp.Dataset.from_arrays(np.zeros((6, 2)), np.zeros(6)), 3)
+    grid = {"step": [0.01, 0.1, 1.0, 10.0], "rho": [0.1, 1.0]}
+    for cost in ("rounds", "bytes", "seconds"):
+        found = tune(
+            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, grid=grid, rounds=5, record=1, seeds=2, fresh=2,
+            costs=plan.Costs(latency=1.0), store=tmp_path / f"{cost}.jsonl",
+        )  # fmt: skip
+        assert found.judged == (0.0, 0.0, 0.0)
+        assert all((score.cost, score.best) == (0.0, 0.0) for _, score in found.scores)
+        assert found.method == found.scores[0][0]
+        assert plot.heat_map(found, grid, tmp_path / f"{cost}.png").stat().st_size > 0
+
+
+# The command line
+
+
+def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "zero.txt").write_text("1\n-1\n1\n-1\n")
+    (tmp_path / "ones.txt").write_text("1 1:1\n1 2:3\n1 1:2\n1\n")
+    zero = ["--data", "zero.txt", "--clients", "2"]
+    refused(["run", "fedavg", "--data", "empty.txt", "--clients", "1"], "empty.txt: there is no row in it")
+    refused(["run", "fedavg", "--data", "zero.txt", "--clients", "5"], "5 clients need at least 5 rows")
+    refused(["plan", *zero, "--S", "1", "--epsilon", "0.1"], "zero.txt: x0 = 0 is a minimiser already")
+    refused(["run", "fedpage", *zero, "--S", "1", "--steps", "theory"], "smoothness must be a finite number above 0")
+    refused(["tune", "fedavg", *zero, "--S", "1"], "smoothness is not a finite number above 0")
+    refused(["plan", "--epsilon", "1e-200"], "epsilon must be from 1e-30 to 1e+30")
+    words = ["compare", *zero, "--S", "1", "--K", "2", "--rounds", "3", "--seeds", "2", "--out", "both"]
+    code, out, err = run(*words)
+    assert (code, err.count("Warning")) == (0, 0)
+    assert "nan" not in out.lower()
+    code, out, err = run("tune", "fedavg", *zero, "--S", "1", "--search", "step=0.1,1", "--rounds", "2", "--seeds", "1")
+    assert (code, err.count("Warning")) == (0, 0)
+    assert "0 rounds (quartiles 0 to 0)" in out
+    words = ["--data", "ones.txt", "--clients", "2", "--S", "2", "--partition", "by-label:1", "--rounds", "3"]
+    code, _, _ = run("run", "fedavg", *words, "--objective", "logistic")
+    assert code == 0
+
+
+def test_one_row_at_a_time_and_all_rows_agree_on_duplicates():
+    """Of equal rows every minibatch has the same gradient, bit for bit but for the order of a sum."""
+    data = fp.Dataset.from_arrays([[1.0, 2.0]] * 4, [1.0] * 4)
+    for kind in LINEAR:
+        problem = linear(kind, data, 1)
+        oracle = problem.oracle(np.array([0]), RoundDraws(0, 0))
+        x = np.array([0.25, -0.5])
+        full = oracle.grad(x, oracle.batch(None))
+        single = oracle.grad(x, Batch(np.array([[2]], dtype=np.uint32), np.array([1])))
+        np.testing.assert_allclose(single, full, rtol=1e-15)
