@@ -97,7 +97,7 @@ def kill_runs(seed, runs_wanted=1, kills_wanted=1, say=print):
 
 
 COMMAND = [sys.executable, "-m", "fedpage", "run", "scaffold", "--data", "census:rows=2000", "--clients", "200",
-           "--rounds", "40000", "--record", "100", "--checkpoint-every", "500"]  # fmt: skip
+           "--rounds", "6000", "--record", "100", "--checkpoint-every", "200"]  # fmt: skip
 
 
 def command(*words, **options):
@@ -142,7 +142,7 @@ def interrupt_command(folder, signals=(signal.SIGKILL, signal.SIGTERM, signal.SI
         assert history.same(whole)
         say(f"{signal.Signals(number).name}: exit {process.returncode}, resumed: {history.stopped}")
     problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
-    assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=40000, seed=0, record=100))
+    assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record=100))
 
 
 def limited(problem, method, options, out, limit, answer):
@@ -193,7 +193,7 @@ def fill_tmpfs(folder, say=print):
         done = resumed(out)
         assert done.returncode == 0, done.stderr
         problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
-        whole = fp.simulate(problem, fp.SCAFFOLD(), rounds=40000, seed=0, record=100)
+        whole = fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record=100)
         assert fp.History.load(out / "history.jsonl").same(whole)
         say(f"a full tmpfs: {last}; with room again: the same bits")
     finally:
