@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants bench clean
+.PHONY: demo test lint types rooms tests mutants fuzz bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -27,6 +27,11 @@ tests: $(TESTS)
 
 mutants: $(TESTS)
 	$(BIN)/python tests/mutants.py
+
+CASES ?= 1000000
+SEED ?= 0
+fuzz: $(TESTS)
+	$(BIN)/python tests/fuzz.py --cases $(CASES) --seed $(SEED)
 
 bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py

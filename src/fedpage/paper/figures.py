@@ -115,14 +115,17 @@ def parse(text: str, source: str) -> Figure:
     _within(table, ("rows", "rounds", "seeds"), f"figure {source}")
     _within(table, ("record",), f"figure {source}", least=0)
     for number, panel in enumerate(panels):
-        check_table(panel, _PANEL, f"figure {source}, panel {number + 1}", optional=set(_PANEL) - {"clients"})
+        where = f"figure {source}, panel {number + 1}"
+        check_table(panel, _PANEL, where, optional=set(_PANEL) - {"clients"})
+        _within(panel, ("clients", "S", "S_rivals", "b_rivals"), where)
     for number, method in enumerate(methods):
         where = f"figure {source}, method {number + 1}"
         check_table(method, _METHOD, where, optional=set(_METHOD) - {"name", "label"})
+        _within(method, ("S", "K", "b", "b3"), where)
         if method["name"] not in METHODS:
             near = get_close_matches(method["name"], METHODS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(METHODS)}"
-            raise InputError(f"{where}: unknown method {method['name']!r}{hint}")
+            raise InputError(f"{where}: unknown method {shown(method['name'])}{hint}")
     if "tuning" in table:
         where = f"figure {source}, tuning"
         check_table(table["tuning"], _TUNING, where, optional=set())
@@ -195,7 +198,6 @@ def check_table(table: Mapping[str, Any], schema: Mapping[str, type], where: str
 
 
 def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, where: str) -> Panel:
-    _within(panel, ("clients",), where)
     if panel["clients"] > rows:
         raise InputError(f"{where}: {panel['clients']} clients need at least {panel['clients']} rows, not {rows}")
     step = _positive(panel["step"], f"{where}: step") if "step" in panel else None
@@ -209,7 +211,7 @@ def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, w
         if table.get("rival"):
             missing = [key for key in ("S_rivals", "b_rivals") if key not in panel]
             if missing:
-                raise InputError(f"{where}: {missing[0]!r} is missing, and {table['label']!r} is a rival")
+                raise InputError(f"{where}: {missing[0]!r} is missing, and {shown(table['label'])} is a rival")
             options |= {"S": panel["S_rivals"], "b": panel["b_rivals"]}
         elif "S" in panel:
             options["S"] = panel["S"]
