@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,9 @@ def checked(
 ) -> list[Any]:  # fmt: skip
     """The candidates of a search, after refusing what cannot be asked."""
     if cost not in COSTS:
-        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}")
+        near = get_close_matches(cost, COSTS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}{hint}")
     if not (math.isfinite(target) and target > 0):
         raise InputError(f"target must be a finite number above 0, not {target!r}")
     if cost == "seconds" and not costs.given:

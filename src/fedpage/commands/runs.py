@@ -22,10 +22,12 @@ from fedpage.commands.common import (
     TargetOption,
     ThreadsOption,
     WeightsOption,
+    at_most,
     bars,
     console,
     default,
     extras,
+    flags,
     free,
     keep,
     note,
@@ -65,7 +67,7 @@ def run(
     from fedpage.types import InputError
 
     kind = specs.method_class(method)
-    settings = specs.parsed(kind, extras(context.args))
+    settings = specs.parsed(kind, extras(context.args, flags(context)), flags(context))
     if steps not in ("given", "theory"):
         raise InputError(f"--steps must be 'given' or 'theory', not {steps!r}")
     chosen = kind(**settings)
@@ -74,7 +76,7 @@ def run(
         chosen = specs.with_theory(kind, settings, problem)
         print(f"By theory: {specs.command_line(method, chosen, {})}")
     _sensible(problem, [chosen], rounds=rounds, record=record, seed=seed, threads=threads, target=target)
-    writable(out, force)
+    writable(out, force, report)
     with bars() as shown:
         task = shown.add_task(chosen.title, total=rounds)
 
@@ -146,6 +148,7 @@ def compare(
 
     if seeds < 1 or jobs < 1:
         raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
+    at_most("--seeds", seeds)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     if S < 1 or K < 1:
         raise InputError(f"--S and --K must be at least 1, not {min(S, K)}")
@@ -163,7 +166,7 @@ def compare(
         raise InputError(f"--methods {methods!r}: {twins[0]} is there twice with the same hyper-parameters")
     _sensible(problem, chosen, rounds=rounds, record=record, seed=0, threads=1, target=target)
     out = free(Path("runs") / "compare") if out is None else out
-    writable(out, force)
+    writable(out, force, report)
     runs = sweep(problem, chosen, rounds, seeds, record, jobs)
     show(runs, target)
     keep(runs, out)
@@ -186,6 +189,7 @@ def demo(
     chosen = [specs.method(m, N=problem.N, M=10, S=10, K=10, step=0.1) for m in ("fedpage", "scaffold", "fedavg")]
     if seeds < 1 or rounds < 1:
         raise InputError(f"--seeds and --rounds must be at least 1, not {min(seeds, rounds)}")
+    at_most("--seeds", seeds)
     writable(out, force or out == Path("demo-report"))  # its own directory is written anew
     runs = sweep(problem, chosen, rounds, seeds, 10, 1)
     show(runs, 5e-3)
