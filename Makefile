@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture bench clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -30,6 +30,14 @@ mutants: $(TESTS)
 
 torture: $(TESTS)
 	$(BIN)/python tests/torture.py
+
+CASES ?= 1000000
+SEED ?= 0
+fuzz: $(TESTS)
+	$(BIN)/python tests/fuzz.py --cases $(CASES) --seed $(SEED)
+
+faults: $(TESTS)
+	$(BIN)/python benchmarks/faults.py
 
 bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py

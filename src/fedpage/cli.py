@@ -33,6 +33,10 @@ app.add_typer(data.app, name="data")
 
 def main() -> None:
     """Run the command line; whatever the user got wrong becomes one line on stderr and exit code 2."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        _fail("standard output is closed: there is nowhere to answer to", 1)
     try:
         code = app(standalone_mode=False, prog_name="fedpage")
     except KeyboardInterrupt:
@@ -51,7 +55,10 @@ def main() -> None:
                 print(context.get_help())
                 sys.exit(2)
             command = getattr(context, "command_path", "fedpage")
-            text = str(error.format_message()).replace("\n", " ").rstrip(".")
+            text = str(error.format_message()).replace("\n", " ").replace(". Did you", ": did you").rstrip(".")
+            near = getattr(error, "possibilities", None)
+            if near and hasattr(error, "option_name"):
+                text = f"No such option: {error.option_name}; did you mean {near[0]}?"
             if text:
                 _fail(f"{text}; see `{command} --help`", 2)
             sys.exit(int(getattr(error, "exit_code", 2)))  # no arguments: the help was shown
@@ -64,12 +71,14 @@ def main() -> None:
             _fail(f"{where}{error.strerror or error}", 1)
         if os.environ.get("FEDPAGE_DEBUG"):
             raise
+        if isinstance(error, MemoryError):
+            _fail(f"not enough memory for this ({error or 'none is left'})", 1)
         _fail(f"unexpected {type(error).__name__}: {error} (FEDPAGE_DEBUG=1 shows where; please report it)", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(text: str, code: int) -> None:
-    print(f"fedpage: {text}", file=sys.stderr)
+    print("fedpage: " + " ".join(text.splitlines()), file=sys.stderr)
     sys.exit(code)
 
 

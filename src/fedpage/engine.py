@@ -182,15 +182,24 @@ class Simulation:
         fresh = Tally()
         try:
             state, tally, memory = tree["state"], dict(tree["tally"]), tree["memory"]
-            sound = list(tally) == list(vars(fresh)) and all(type(v) is type(vars(fresh)[k]) for k, v in tally.items())
+            kinds = {name: type(value) for name, value in vars(fresh).items()}
+            sound = {name: type(value) for name, value in tally.items()} == kinds
+            sound = sound and all(0 <= value < 2**63 for value in tally.values())
             if not sound or (memory is None) != (self.method.memory is None):
                 raise TypeError
             misses = {int(client): int(times) for client, times in tree["misses"].items()}
             late = [(int(one["client"]), int(one["round"]), str(one["message"]), one["parts"]) for one in tree["late"]]
+            flat = all(isinstance(part, np.ndarray) and part.ndim == 1 for one in late for part in one[3])
+            if not flat or any(times < 1 or not 0 <= client < self.problem.N for client, times in misses.items()):
+                raise TypeError
             if memory is not None:
                 clients, parts = memory["clients"], memory["parts"]
                 shape = (len(clients), self.problem.d)
-                if clients.dtype != np.int64 or clients.ndim != 1 or any(part.shape != shape for part in parts):
+                if (
+                    clients.dtype != np.int64
+                    or clients.ndim != 1
+                    or any(part.shape != shape or part.dtype != np.float64 for part in parts)
+                ):
                     raise TypeError
                 if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < self.problem.N:
                     raise TypeError

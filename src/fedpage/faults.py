@@ -117,7 +117,9 @@ class Weather:
         N = problem.N
         beyond = [client for client in faults.gone if client >= N]
         if beyond:
-            raise InputError(f"faults: there is no client {beyond[0]} that could be gone; they are 0..{N - 1}")
+            raise InputError(
+                f"faults: there is no client {settings.shown(beyond[0])} that could be gone; they are 0..{N - 1}"
+            )
         self._rates = np.full(N, float(faults.dropout)) if not faults.tied else _ranked(faults, problem)
         self._gone = np.zeros(N, dtype=bool)
         self._gone[list(faults.gone)] = True

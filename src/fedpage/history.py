@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -193,17 +194,27 @@ class History:
     @classmethod
     def _from_csv(cls, text: str, path: Path) -> History:
         history = cls()
-        for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
-            try:
-                history.append({name: _number(value) for name, value in row.items() if value not in ("", None)})
-            except (TypeError, ValueError):
-                raise InputError(f"{path}, line {number}: not a record of a fedpage history") from None
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        try:
+            if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ("none",)):
+                raise ValueError
+            for row in reader:
+                history._take({name: _number(value) for name, value in row.items() if value not in ("", None)})
+        except (csv.Error, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            line = max(reader.line_num, 1)
+            raise InputError(f"{path}, line {line}: not a record of a fedpage history") from None
         return history
+
+    def _take(self, row: Mapping[str, float]) -> None:
+        """Append a record that was read; its round must come after the last one's."""
+        if not row["round"] > (self.rows[-1]["round"] if self.rows else -1):
+            raise ValueError
+        self.append(row)
 
     @classmethod
     def parse(cls, text: str, source: str) -> History:
         """A history from its JSON lines. A last line that is torn is left out: the run died while writing it."""
-        history = cls()
+        history, ended = cls(), False
         lines = text.split("\n")
         torn = lines.pop()
         if torn.endswith("}"):
@@ -211,25 +222,28 @@ class History:
         for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)
+                if ended:
+                    raise ValueError
                 if number == 1:
                     if entry["format"] != cls.FORMAT:
                         raise ValueError
-                    history.meta = dict(entry["meta"])
+                    history.meta = entry["meta"] | {}
+                    history.meta.get("method", {}).items(), history.meta.get("problem", {}).items()  # tables, if there
                 elif "event" in entry:
-                    entry["round"] + 0, entry["text"] + ""
+                    if [type(entry[key]) for key in ("event", "round", "text")] != [str, int, str]:
+                        raise ValueError
                     history.events.append(entry)
                 elif "end" in entry:
-                    history.stopped, history.diverged = str(entry["end"]), bool(entry["diverged"])
-                    history.x = None if entry["x"] is None else np.array(entry["x"], dtype=np.float64)
-                    history.first_loss = None if entry["first_loss"] is None else float(entry["first_loss"])
-                    if entry["records"] != len(history.rows):
+                    ended, history.stopped, history.diverged = True, entry["end"] + "", entry["diverged"] is True
+                    x = entry["x"]
+                    history.x = None if x is None else np.array([_unjson(value) for value in x], dtype=np.float64)
+                    history.first_loss = None if entry["first_loss"] is None else float(_unjson(entry["first_loss"]))
+                    sound = isinstance(x, list | None) and isinstance(entry["diverged"], bool)
+                    if not sound or entry["records"] != len(history.rows):
                         raise ValueError
                 else:
-                    row = {name: float(v) if isinstance(v, str) else v + 0 for name, v in entry.items()}
-                    if row["round"] <= (history.rows[-1]["round"] if history.rows else -1):
-                        raise ValueError
-                    history.append(row)
-            except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+                    history._take({name: _unjson(value) for name, value in entry.items()})
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                 raise InputError(f"{source}, line {number}: not a line of a fedpage history") from None
         if not history.meta and not history.rows:
             raise InputError(f"{source}: empty, not a fedpage history")
@@ -267,11 +281,29 @@ def _json(value: float) -> float | str:
     return value if isinstance(value, int) or math.isfinite(value) else repr(value)
 
 
+_WORDS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+
+
+def _unjson(value: Any) -> float:
+    """What `_json` made JSON of; a whole number must fit a float."""
+    number: float = _WORDS[value] if isinstance(value, str) else value + 0
+    float(number)
+    return number
+
+
 def _number(text: str) -> float:
+    """A number as `to_csv` writes it."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if "_" in text or not text.isascii():
+        raise ValueError
     try:
-        return int(text)
+        number: float = int(text)
     except ValueError:
-        return float(text)
+        number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 class _replacing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -133,14 +133,19 @@ def parameters(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(kind)}
 
 
-def parsed(kind: type[Any], settings: Mapping[str, str]) -> dict[str, Any]:
-    """Hyper-parameters from words, by the types of the method's fields; "all" and "default" mean None."""
+def parsed(kind: type[Any], settings: Mapping[str, str], options: Sequence[str] = ()) -> dict[str, Any]:
+    """Hyper-parameters from words, by the types of the method's fields; "all" and "default" mean None.
+
+    options: what else could have been meant, such as the command's own "--rounds".
+    """
     known = parameters(kind)
     values: dict[str, Any] = {}
     for key, text in settings.items():
         name = key if key in known else next((n for n in known if n.lower() == key.lower()), None)
         if name is None:
-            hint = did_you_mean(key, list(known))
+            word = "--" + key.replace("_", "-")
+            near = get_close_matches(word, options, n=1, cutoff=0.75)
+            hint = f"did you mean {near[0]}? " if near else did_you_mean(key, list(known))
             raise InputError(f"{kind.title} has no hyper-parameter {key!r}: {hint}it has {', '.join(known)}")
         values[name] = _value(kind.title, name, str(known[name].type), text)
     return values

@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -155,17 +156,20 @@ class Store:
         if self._path is not None and self._path.exists():
             text = self._path.read_text(encoding="utf-8", errors="replace")
             self._torn = text != "" and not text.endswith("\n")
-            for line in text.splitlines():
+            for line in text.split("\n"):
                 self._read(line)
 
     def _read(self, line: str) -> None:
         try:
             entry = json.loads(line)
-            if entry["search"] == self._key:
-                trial = Trial(float(entry["cost"]), float(entry["best"]), bool(entry["diverged"]))
-                self._known[self._name(entry["method"], int(entry["seed"]))] = trial
-        except (ValueError, KeyError, TypeError):
-            pass  # a torn last line: that run is done again
+            if entry["search"] != self._key:
+                return
+            method, seed, diverged = entry["method"], entry["seed"], entry["diverged"]
+            cost, best = (float(entry[name] + 0) for name in ("cost", "best"))
+            if type(method) is dict and type(seed) is int and type(diverged) is bool and cost >= 0 and best >= 0:
+                self._known[self._name(method, seed)] = Trial(cost, best, diverged)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            pass  # a torn last line, or no trial: that run is done again
 
     def _name(self, method: Any, seed: int) -> str:
         about = method if isinstance(method, dict) else describe(method)
@@ -246,7 +250,9 @@ def checked(
 ) -> list[Any]:  # fmt: skip
     """The candidates of a search, after refusing what cannot be asked."""
     if cost not in COSTS:
-        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}")
+        near = get_close_matches(cost, COSTS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}{hint}")
     if not (math.isfinite(target) and target > 0):
         raise InputError(f"target must be a finite number above 0, not {target!r}")
     if cost == "seconds" and not costs.given:

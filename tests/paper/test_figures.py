@@ -88,7 +88,7 @@ def test_settings_are_the_papers():
         ("step = 0.05", "", "a panel needs step"),
         ('name = "fedavg"', 'name = "fedavgg"', "unknown method 'fedavgg'"),
         ("b = 4", "bb = 4", "method 2: unknown key 'bb'"),
-        ("b = 4", "b = 0", "b must be a whole number"),
+        ("b = 4", "b = 0", "b must be from 1 to"),
         ("rounds = 40", "rounds = ", "not TOML"),
     ],
 )

@@ -190,10 +190,21 @@ def publish(runs: Sequence[History], out: Path | None, title: str, target: float
         print("   ".join(said))
 
 
-def writable(out: Path | None, force: bool) -> None:
-    """Make the directory now, so that a run does not end in an error about it."""
+def writable(out: Path | None, force: bool, report: Path | None = None) -> None:
+    """Make the directory (and the report's) now, so that a run does not end in an error about it."""
     from fedpage.types import InputError
 
+    if report is not None:
+        if report.is_dir():
+            raise InputError(f"--report {report}: is a directory; give the name of an HTML file")
+        try:
+            report.parent.mkdir(parents=True, exist_ok=True)
+            probe = report.with_name(f".probe.{os.getpid()}")
+            probe.touch()
+            probe.unlink()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"--report {report}: cannot be written ({why})") from None
     if out is None:
         return
     if out.exists() and not out.is_dir():
@@ -209,8 +220,17 @@ def writable(out: Path | None, force: bool) -> None:
         probe = out / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"--out {out}: cannot be written ({why})") from None
+
+
+def at_most(name: str, value: int, most: int = 100_000) -> None:
+    """Refuse a number of runs whose list alone would fill the memory."""
+    from fedpage.types import InputError
+
+    if value > most:
+        raise InputError(f"{name} must be at most {most:,}, not {value:,}")
 
 
 def free(path: Path) -> Path:
@@ -222,8 +242,15 @@ def free(path: Path) -> Path:
     return free
 
 
-def extras(words: Sequence[str]) -> dict[str, str]:
+def flags(context: Any) -> list[str]:
+    """The command's own options, which a hyper-parameter that nobody knows may have been meant to be."""
+    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]
+
+
+def extras(words: Sequence[str], options: Sequence[str] = ()) -> dict[str, str]:
     """`--eta-g 0.1 --S=10` as settings."""
+    from difflib import get_close_matches
+
     from fedpage.types import InputError
 
     settings: dict[str, str] = {}
@@ -235,7 +262,9 @@ def extras(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise InputError(f"option {word} needs a value; see `fedpage run --help` and `fedpage methods`")
+                near = get_close_matches(word, options, n=1, cutoff=0.7)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise InputError(f"option {word} needs a value; {hint}see `fedpage run --help` and `fedpage methods`")
             value = rest.pop(0)
         settings[name.replace("-", "_")] = value
     return settings

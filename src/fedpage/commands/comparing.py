@@ -25,6 +25,7 @@ from fedpage.commands.common import (
     RoundsOption,
     TargetOption,
     WeightsOption,
+    at_most,
     command_of,
     free,
     interruptible,
@@ -99,6 +100,7 @@ def _compare(
     target, methods = command["target"], command["methods"]
     if seeds < 1 or jobs < 1:
         raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
+    at_most("--seeds", seeds)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     if S < 1 or K < 1:
         raise InputError(f"--S and --K must be at least 1, not {min(S, K)}")
@@ -123,7 +125,7 @@ def _compare(
         options["faults"], options["policy"] = faults.parse(command["faults"], "--faults")
         faults.Weather(options["faults"], problem, 0)
     if not resuming:
-        writable(out, force)
+        writable(out, force, report)
         if (out / "runs").is_dir():
             shutil.rmtree(out / "runs")  # of an older comparison; --force was given
         text = settings.dumps({"format": 1, "command": command})
@@ -158,6 +160,7 @@ def demo(
     chosen = [specs.method(m, N=problem.N, M=10, S=10, K=10, step=0.1) for m in ("fedpage", "scaffold", "fedavg")]
     if seeds < 1 or rounds < 1:
         raise InputError(f"--seeds and --rounds must be at least 1, not {min(seeds, rounds)}")
+    at_most("--seeds", seeds)
     writable(out, force or out == Path("demo-report"))  # its own directory is written anew
     shutil.rmtree(out / "runs", ignore_errors=True)
     runs = sweep(problem, chosen, rounds, seeds, 10, 1, out / "runs")

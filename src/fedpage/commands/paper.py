@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpage.commands.common import bars, console
+from fedpage.commands.common import at_most, bars, console, writable
 
 
 def reproduce(
@@ -40,9 +40,11 @@ def reproduce(
     seeds = max(figure.seeds for figure in chosen) if seeds is None else seeds
     if seeds < 1 or jobs < 1:
         raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
+    at_most("--seeds", seeds)
     seeds = min(seeds, 2) if quick else seeds
     chosen = _adapted(chosen, quick, data)
     _available(chosen)
+    writable(out, force=True)  # finished runs in it are kept
     jobs = min(jobs, os.cpu_count() or 1)
     began = time.perf_counter()
     if tune:
@@ -148,6 +150,7 @@ def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
     import json
 
     from fedpage.paper import claims, runs
+    from fedpage.types import InputError
 
     figures = {figure.name: figure for figure in chosen}
     found = {figure.name: runs.histories(figure, seeds, out) for figure in chosen}
@@ -155,7 +158,12 @@ def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
     for name in figures:
         path = out / "tuning" / f"{name}.json"
         if path.is_file():
-            tuned[name] = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                tuned[name] = json.loads(path.read_text(encoding="utf-8"))
+                for row in tuned[name]:
+                    row["panel"], f"{row['eta_g']:g}", [f"{value:g}" for value in row["within_tenth"]]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise InputError(f"{path}: not what the search writes; remove it and run with --tune again") from None
     concerned = [claim for claim in claims.claims() if set(claim.figures) & set(figures)]
     return [claims.judge(claim, figures, found, tuned) for claim in concerned]
 

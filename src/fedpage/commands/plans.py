@@ -21,9 +21,11 @@ from fedpage.commands.common import (
     RoundsOption,
     TargetOption,
     WeightsOption,
+    at_most,
     bars,
     console,
     extras,
+    flags,
     writable,
 )
 
@@ -92,10 +94,13 @@ def plan(
         if values[name] == 0 and origin[name] != "given":
             raise InputError(f"{data}: x0 = 0 is a minimiser already ({name} = 0), so there is nothing to plan")
     M, d = (10 if rows is None else rows), (100 if parameters is None else parameters)
-    setting = Setting(N=clients, S=sampled, K=K, M=M, epsilon=epsilon, **values)
-    table = planning.plan(
-        setting, d=d, convex=convex, costs=costs, average_L=average if origin["L"] == "computed" else None
-    )
+    try:
+        setting = Setting(N=clients, S=sampled, K=K, M=M, epsilon=epsilon, **values)
+        table = planning.plan(
+            setting, d=d, convex=convex, costs=costs, average_L=average if origin["L"] == "computed" else None
+        )
+    except (ZeroDivisionError, OverflowError):
+        raise InputError("these numbers are too small or too large to compute with; choose milder ones") from None
     if as_json:
         _print_json(setting, d, convex, origin, table)
         return
@@ -206,18 +211,20 @@ def tune(
 
     kind = specs.method_class(method)
     problem = specs.problem(specs.dataset(data), clients, objective, partition, alpha, weights, partition_seed)
-    settings = specs.parsed(kind, extras(context.args))
+    settings = specs.parsed(kind, extras(context.args, flags(context)), flags(context))
     base = specs.method_like(kind, settings, problem)
     grid = specs.grid(kind, search or []) or default_grid(base, problem)
     if jobs < 1:
         raise InputError(f"--jobs must be at least 1, not {jobs}")
+    at_most("--seeds", seeds)
+    at_most("--fresh", fresh)
     counts = {"--rounds": rounds, "--record": record, "--seeds": seeds, "--fresh": fresh}
     costs = _costs(latency, uplink, downlink, gradient)
     checked(problem, base, target, cost, costs, grid, counts)
     if out.exists() and not (out / "trials.jsonl").exists():
-        writable(out, force)
+        writable(out, force, report)
     else:
-        writable(out, force=True)  # its own directory: the search goes on
+        writable(out, True, report)  # its own directory: the search goes on
     with bars() as shown:
         task = shown.add_task("runs", total=None)
 

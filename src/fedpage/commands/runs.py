@@ -29,6 +29,7 @@ from fedpage.commands.common import (
     console,
     default,
     extras,
+    flags,
     interruptible,
     lasting,
     note,
@@ -68,18 +69,20 @@ def run(
     force: ForceOption = False,
 ) -> None:
     """Run one method. Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`)."""
-    from fedpage import settings
+    from fedpage import settings, specs
     from fedpage.rundir import interval
 
     interval(checkpoint_every)
+    hyper = extras(context.args, flags(context))
+    specs.parsed(specs.method_class(method), hyper, flags(context))
     command = {
-        "method": lasting(method, at="@"), "hyper": extras(context.args), "data": lasting(data), "clients": clients,
+        "method": lasting(method, at="@"), "hyper": hyper, "data": lasting(data), "clients": clients,
         "objective": objective, "partition": partition, "partition_seed": partition_seed, "alpha": alpha,
         "weights": weights, "rounds": rounds, "seed": seed, "record": record, "target": target, "stop": stop,
         "steps": steps, "faults": None if faults is None else settings.read(faults),
     }  # fmt: skip
     made = _made(command, threads, "--faults" if faults is None else str(faults))
-    writable(out, force)
+    writable(out, force, report)
     _do(made, command, out, checkpoint_every, report, resuming=False)
 
 
@@ -188,12 +191,12 @@ def resume(
         raise InputError(
             f"{path}: this run was begun from Python; go on with simulate(..., out={str(directory)!r}, resume=True)"
         )
-    command = command_of(table, path, _RUN)
+    command = command_of(table, path, RUN)
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
     _do(_made(command, threads, str(path)), command, directory, every, report, resuming=True)
 
 
-_RUN: dict[str, type] = {
+RUN: dict[str, type] = {
     "method": str, "hyper": dict, "data": str, "clients": int, "objective": str, "partition": str,
     "partition_seed": int, "alpha": float, "weights": str, "rounds": int, "seed": int, "record": int, "target": float,
     "stop": bool, "steps": str, "faults": dict,

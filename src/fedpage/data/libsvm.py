@@ -7,12 +7,13 @@ underscore in a number) is checked afterwards, and a second, slow reader then fi
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import math
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,13 +22,47 @@ from numpy.typing import NDArray
 
 from fedpage.types import InputError, Vector
 
-_OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
-SUFFIXES = ("", *_OPENERS)
 _LARGEST = 2**31 - 2
 _WIDEST = 20_000_000
 """More features than this must be asked for: a slip of the pen in one index would cost gigabytes."""
+_LONGEST = 4300
+"""Digits of an index, leading zeros included, that Python's int reads."""
+_BLOCK, _PIECE = 1 << 16, 1 << 20
+_BOMB, _RATIO = 1 << 25, 200
+"""An archive that unpacks to more than 32 MiB and 200 times its size is no data set: a9a unpacks to 17 times."""
+_DICTIONARY = 1 << 28
+"""The most memory that an .xz file may ask for; `xz -9` asks for a quarter of it."""
 _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
-_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+_NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+
+
+class _Gzip:
+    """zlib's decompressor with the interface of lzma's and bz2's."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(31)
+        self.needs_input = True
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        piece = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        self.needs_input = len(piece) < max_length
+        return piece
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+
+_UNPACKERS: dict[str, Callable[[], Any]] = {
+    ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _DICTIONARY),
+    ".bz2": bz2.BZ2Decompressor,
+    ".gz": _Gzip,
+}
+SUFFIXES = ("", *_UNPACKERS)
 
 
 class Parsed(NamedTuple):
@@ -42,15 +77,57 @@ class Parsed(NamedTuple):
 
 def read_bytes(path: Path) -> bytes:
     """The file's text, unpacked according to its suffix."""
+    return unpack(read_packed(path), path.suffix, str(path))
+
+
+def read_packed(path: Path) -> bytes:
+    """The file's bytes as they are."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            return bytes(stream.read())
+        return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: not a complete {path.suffix[1:]} file ({error}); fetch it again") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (OSError, ValueError) as error:  # a ValueError: a NUL in the name
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def unpack(packed: bytes, suffix: str, source: str) -> bytes:
+    """What an archive of that suffix holds; other bytes are returned as they are."""
+    if suffix not in _UNPACKERS:
+        return packed
+    pieces, size = [], 0
+    try:
+        for piece in _pieces(packed, _UNPACKERS[suffix]):
+            size += len(piece)
+            if size > max(_BOMB, _RATIO * len(packed)):
+                raise InputError(
+                    f"{source}: unpacks to more than {_RATIO} times its {len(packed):,} bytes, which no data set does; "
+                    "unpack it yourself if it is one"
+                )
+            pieces.append(piece)
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+        raise InputError(f"{source}: not a complete {suffix[1:]} file ({error}); fetch it again") from None
+    return b"".join(pieces)
+
+
+def _pieces(packed: bytes, unpacker: Callable[[], Any]) -> Iterator[bytes]:
+    """What the archive's streams, one after another and padded with zeros perhaps, unpack to, a piece at a time."""
+    blocks = (packed[at : at + _BLOCK] for at in range(0, len(packed), _BLOCK))
+    rest = b""
+    while True:
+        machine = unpacker()
+        while not machine.eof:
+            data = b""
+            if machine.needs_input:
+                data, rest = rest or next(blocks, b""), b""
+                if not data:
+                    raise EOFError("it ends too early")
+            yield machine.decompress(data, _PIECE)
+        rest = machine.unused_data.lstrip(b"\0")
+        while not rest:
+            block = next(blocks, None)
+            if block is None:
+                return
+            rest = block.lstrip(b"\0")
 
 
 def parse(text: bytes, *, features: int | None, one_based: bool = True, source: str = "<bytes>") -> Parsed:
@@ -59,19 +136,21 @@ def parse(text: bytes, *, features: int | None, one_based: bool = True, source: 
     >>> parse(b"+1 1:0.5 3:2\\n-1 2:1\\n", features=3).indices.tolist()
     [0, 2, 1]
     """
+    if features is not None and (
+        isinstance(features, bool) or not isinstance(features, (int, np.integer)) or not 1 <= features <= _LARGEST
+    ):
+        raise InputError(f"{source}: features must be a whole number from 1 to {_LARGEST:,}, not {features!r}")
     if b"#" in text:
         text = re.sub(rb"#[^\n]*", b"", text)  # comments; the line numbers stay
-    width = features if features is not None else _widest(text, one_based, source)
-    bad = b"_" in text or b"qid" in text
-    if not bad:
-        from sklearn.datasets import load_svmlight_file
+    limit = _LARGEST if features is None else features
+    if b"_" in text or b"qid" in text:
+        _point_at_fault(text, limit, one_based, source)
+    from sklearn.datasets import load_svmlight_file
 
-        try:
-            matrix, labels = load_svmlight_file(io.BytesIO(text), n_features=max(width, 1), zero_based=not one_based)
-        except (ValueError, OverflowError, IndexError):
-            bad = True
-    if bad:
-        _point_at_fault(text, width, one_based, source)
+    try:
+        matrix, labels = load_svmlight_file(io.BytesIO(text), n_features=features, zero_based=not one_based)
+    except (ValueError, OverflowError, IndexError):
+        _point_at_fault(text, limit, one_based, source)
     y = np.ascontiguousarray(labels, dtype=np.float64)
     indptr, indices, values = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data
     inside = np.ones(len(indices), dtype=bool)
@@ -84,30 +163,32 @@ def parse(text: bytes, *, features: int | None, one_based: bool = True, source: 
         np.isfinite(y).all()
         and np.isfinite(values).all()
         and (rising | ~inside).all()
-        and (len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < width))
+        and (len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < limit))
     ):
-        _point_at_fault(text, width, one_based, source)
+        _point_at_fault(text, limit, one_based, source)
     if len(y) == 0:
         raise InputError(f"{source}: there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`")
+    width = features
+    if width is None:
+        width = int(indices.max(initial=0)) + 1
+        if width > _WIDEST:
+            row = int(np.searchsorted(indptr, int(indices.argmax()), side="right"))
+            raise InputError(
+                f"{source}, line {_line_of_row(text, row)}: the largest index is {width - (not one_based):,}; "
+                "if that is meant, give the number of features"
+            )
     return Parsed(y, indptr, indices, values.astype(np.float64), width)
 
 
-def _widest(text: bytes, one_based: bool, source: str) -> int:
-    """The number of features, where the caller does not know it: the largest index of the file."""
-    largest = -1
-    for found in re.finditer(rb"[\s]([0-9]+):", text):
-        digits = found.group(1)
-        if len(digits) > 10 or int(digits) > _LARGEST:
-            _point_at_fault(text, _LARGEST, one_based, source)
-        largest = max(largest, int(digits))
-    if largest > _WIDEST:
-        raise InputError(f"{source}: the largest index is {largest:,}; if that is meant, give the number of features")
-    return max(largest if one_based else largest + 1, 1)
+def _line_of_row(text: bytes, row: int) -> int:
+    """The line of the row of that number, both counted from 1."""
+    lines = (number for number, line in enumerate(io.BytesIO(text), start=1) if line.split(None, 1))
+    return next(number for count, number in enumerate(lines, start=1) if count == row)
 
 
 def _point_at_fault(text: bytes, features: int, one_based: bool, source: str) -> NoReturn:
     """Read line by line until something is wrong, and say what, where and which token."""
-    for number, line in enumerate(text.split(b"\n"), start=1):
+    for number, line in enumerate(io.BytesIO(text), start=1):
         tokens = line.split()
         if not tokens:
             continue
@@ -118,7 +199,7 @@ def _point_at_fault(text: bytes, features: int, one_based: bool, source: str) ->
 
 
 def _shown(token: bytes) -> str:
-    text = token.decode("ascii", "backslashreplace")
+    text = token[:41].decode("ascii", "backslashreplace")
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
@@ -136,9 +217,13 @@ def _fault(tokens: list[bytes], features: int, one_based: bool) -> str | None:
             return f"the index in {_shown(token)} is not a whole number"
         if not _NUMBER.match(value) or not math.isfinite(float(value)):
             return f"the value in {_shown(token)} is not a finite number"
-        if len(index) > 12 or not lowest <= int(index) <= features - 1 + lowest:
+        digits = index.lstrip(b"+-")
+        if len(digits) > _LONGEST:
+            return f"the index in {_shown(token)} has {len(digits):,} digits"
+        number = int(digits)
+        if not lowest <= number <= features - 1 + lowest or (number and index[:1] == b"-"):
             return f"the index in {_shown(token)} is outside {lowest}..{features - 1 + lowest}"
-        if int(index) <= before:
+        if number <= before:
             return f"the index in {_shown(token)} does not rise above the one before it ({before})"
-        before = int(index)
+        before = number
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 
 import numpy as np
@@ -130,8 +131,8 @@ def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition
     n = len(y)
     clients = _enough("dirichlet", n, clients)
     alpha = _real("dirichlet", "alpha", alpha)
-    if alpha <= 0:
-        raise InputError(f"dirichlet: alpha must be positive and finite, not {alpha!r}")
+    if not 0 < alpha <= 1e9:
+        raise InputError(f"dirichlet: alpha must be positive and at most 1e9, not {alpha!r}")
     labels, which = np.unique(y, return_inverse=True)
     name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
     for attempt in range(50):
@@ -191,7 +192,11 @@ def by_name(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
         raise InputError(f"partition {text!r}: {value!r} is not a number") from None
     if kind == "dirichlet":
         raise InputError("partition dirichlet needs its alpha, such as dirichlet:0.3")
+    near = get_close_matches(
+        kind.lower(), ("blocks", "shuffled", "by-label", "dirichlet", "power-law"), n=1, cutoff=0.5
+    )
+    hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(
-        f"unknown partition {text!r}; choose blocks, shuffled, by-label[:shards], dirichlet:alpha or "
+        f"unknown partition {text!r}: {hint}choose blocks, shuffled, by-label[:shards], dirichlet:alpha or "
         "power-law[:exponent]"
     )

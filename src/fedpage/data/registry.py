@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.data import bundled, libsvm, synthetic
-from fedpage.data.dataset import Dataset, content_digest, signed
+from fedpage.data.dataset import Dataset, signed
 from fedpage.types import InputError
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
@@ -245,26 +246,25 @@ def _parsed(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:
     """Parse the file, or take the arrays stored when these very bytes were parsed before.
 
     Importing scikit-learn takes longer than a thousand rounds; the stored copy spares it. It is named after the
-    file's bytes and carries a digest of its own content, so a stale or damaged copy is never used.
+    file's bytes and begins with a digest of the rest, so a stale or damaged copy is never used.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    key = hashlib.sha256(raw + f"|{path.suffix}|{features}|{one_based}|1".encode()).hexdigest()
+    raw = libsvm.read_packed(path)
+    key = hashlib.sha256(raw + f"|{path.suffix}|{features}|{one_based}|2".encode()).hexdigest()
     stored = parsed_dir() / f"{key}.npz"
     with contextlib.suppress(Exception):  # any damage to the copy only means reading the original
-        with open(stored, "rb") as stream, np.load(stream, allow_pickle=False) as box:
-            copy = libsvm.Parsed(box["y"], box["indptr"], box["indices"], box["values"], int(box["features"]))
-            digest = str(box["digest"])
-        if digest == content_digest(copy.features, copy.y, copy.indptr, copy.indices, copy.values):
-            return copy
-    parsed = libsvm.parse(libsvm.read_bytes(path), features=features, one_based=one_based, source=str(path))
-    digest = content_digest(parsed.features, parsed.y, parsed.indptr, parsed.indices, parsed.values)
+        kept = stored.read_bytes()
+        if hashlib.sha256(kept[32:]).digest() == kept[:32]:  # before numpy allocates what a damaged header asks for
+            with np.load(io.BytesIO(kept[32:]), allow_pickle=False) as box:
+                return libsvm.Parsed(box["y"], box["indptr"], box["indices"], box["values"], int(box["features"]))
+    text = libsvm.unpack(raw, path.suffix, str(path))
+    parsed = libsvm.parse(text, features=features, one_based=one_based, source=str(path))
+    box = io.BytesIO()
+    np.savez(box, **parsed._asdict())
     with contextlib.suppress(OSError):  # a read-only home costs speed, nothing else
         stored.parent.mkdir(parents=True, exist_ok=True)
         scratch = stored.with_name(f"{key}.{os.getpid()}.tmp")
         with open(scratch, "wb") as target:
-            np.savez(target, digest=np.array(digest), **parsed._asdict())
+            target.write(hashlib.sha256(box.getbuffer()).digest())
+            target.write(box.getbuffer())
         os.replace(scratch, stored)
     return parsed

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,12 +18,15 @@ import numpy as np
 
 from fedpage.draws import uniforms
 from fedpage.history import History
-from fedpage.paper.figures import Figure
+from fedpage.paper.figures import Figure, check_table, read_toml, shown
 from fedpage.types import InputError
 
 HOLDS, CHOICES, FAILS, UNDECIDED = "holds", "holds under stated choices", "does not hold", "undecided"
 NOISE = math.log(1.5)
-_KEYS = {"name", "text", "where", "kind", "figures", "curves", "choices", "column", "printed", "at"}
+_KEYS = {
+    "name": str, "text": str, "where": str, "kind": str, "figures": list, "curves": list, "choices": dict,
+    "column": str, "printed": list, "at": int,
+}  # fmt: skip
 _KINDS = ("order", "alike", "faster", "below", "steps", "count")
 
 
@@ -76,28 +78,46 @@ def claims() -> list[Claim]:
     return parse(files("fedpage.paper").joinpath("claims.toml").read_text(encoding="utf-8"))
 
 
-def parse(text: str) -> list[Claim]:
-    """Claims from TOML; unknown keys and kinds are errors."""
+def parse(text: str, source: str = "claims.toml") -> list[Claim]:
+    """Claims from TOML; unknown keys and kinds are errors, and so are values of a wrong kind."""
+    book = read_toml(text, source)
+    check_table(book, {"claim": list}, source, optional={"claim"})
     found = []
-    for number, table in enumerate(tomllib.loads(text).get("claim", []), start=1):
-        where = f"claims.toml, claim {number}"
-        for key in table:
-            if key not in _KEYS:
-                raise InputError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(_KEYS))}")
-        missing = {"name", "text", "where", "kind", "figures", "curves"} - set(table)
-        if missing:
-            raise InputError(f"{where}: {sorted(missing)[0]!r} is missing")
+    for number, table in enumerate(book.get("claim", []), start=1):
+        where = f"{source}, claim {number}"
+        check_table(table, _KEYS, where, optional={"choices", "column", "printed", "at"})
         if table["kind"] not in _KINDS:
-            raise InputError(f"{where}: kind must be one of {', '.join(_KINDS)}, not {table['kind']!r}")
-        found.append(
-            Claim(
-                name=table["name"], text=table["text"], where=table["where"], kind=table["kind"],
-                figures=tuple(table["figures"]), curves=tuple(table["curves"]), choices=table.get("choices", {}),
-                column=table.get("column", ""), printed=tuple(tuple(row) for row in table.get("printed", ())),
-                at=int(table.get("at", 0)),
-            )
+            raise InputError(f"{where}: kind must be one of {', '.join(_KINDS)}, not {shown(table['kind'])}")
+        made = Claim(
+            name=table["name"], text=table["text"], where=table["where"], kind=table["kind"],
+            figures=tuple(table["figures"]), curves=tuple(table["curves"]), choices=table.get("choices", {}),
+            column=table.get("column", ""), at=table.get("at", 0),
+            printed=tuple(tuple(row) if isinstance(row, list) else () for row in table.get("printed", ())),
         )  # fmt: skip
+        _sound(made, where)
+        found.append(made)
     return found
+
+
+def _sound(claim: Claim, where: str) -> None:
+    """Refuse what its judge could not read."""
+    words = {"figures": claim.figures, "curves": claim.curves, "choices": claim.choices.values()}
+    for key, values in words.items():
+        if not all(isinstance(word, str) for word in values):
+            raise InputError(f"{where}: {key} must hold words only")
+    count = len(claim.curves)
+    marks = claim.curves[1::2]
+    if claim.kind == "order" and (count < 3 or count % 2 == 0 or not set(marks) <= {">", ">="}):
+        raise InputError(f"{where}: curves of an order are names with '>' or '>=' between them")
+    least, most = {"alike": (2, 2), "faster": (1, count), "below": (2, count), "count": (1, count)}.get(
+        claim.kind, (0, count)
+    )
+    if not least <= count <= most:
+        raise InputError(f"{where}: kind {claim.kind!r} needs {least} curves, not {count}")
+    if not all(row and all(type(value) in (int, float) for value in row) for row in claim.printed):
+        raise InputError(f"{where}: printed must hold lists of numbers")
+    if not 0 <= claim.at < 2**31:
+        raise InputError(f"{where}: at must be from 0 to {2**31 - 1:,}, not {shown(claim.at)}")
 
 
 def end_of(history: History, at: int = 0) -> float:

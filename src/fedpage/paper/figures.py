@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
+
+import numpy as np
 
 from fedpage.methods import METHODS
 from fedpage.types import InputError
@@ -22,6 +24,7 @@ _PANEL = {
 }  # fmt: skip
 _METHOD = {"name": str, "label": str, "S": int, "K": int, "b": int, "b3": int, "rho": float, "rival": bool}
 _TUNING = {"eta_g": list, "rho": list, "target": float, "seeds": int}
+_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -92,67 +95,143 @@ def _texts() -> dict[str, str]:
     return found
 
 
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """The tables of a TOML text; an InputError names the line where it is none."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: not TOML ({error})") from None
+    except ValueError:
+        raise InputError(f"{source}: not TOML (a number with too many digits)") from None
+    except RecursionError:
+        raise InputError(f"{source}: not TOML that can be read (nested too deep)") from None
+
+
 def parse(text: str, source: str) -> Figure:
     """A figure from its TOML; unknown keys, missing ones and values of a wrong kind are errors."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"figure {source}: not TOML ({error})") from None
-    _known(table, _FIGURE, f"figure {source}", optional={"tuning"})
+    table = read_toml(text, f"figure {source}")
+    check_table(table, _FIGURE, f"figure {source}", optional={"tuning"})
     panels, methods = table["panel"], table["method"]
+    _within(table, ("rows", "rounds", "seeds"), f"figure {source}")
+    _within(table, ("record",), f"figure {source}", least=0)
     for number, panel in enumerate(panels):
-        _known(panel, _PANEL, f"figure {source}, panel {number + 1}", optional=set(_PANEL) - {"clients"})
+        where = f"figure {source}, panel {number + 1}"
+        check_table(panel, _PANEL, where, optional=set(_PANEL) - {"clients"})
+        _within(panel, ("clients", "S", "S_rivals", "b_rivals"), where)
     for number, method in enumerate(methods):
         where = f"figure {source}, method {number + 1}"
-        _known(method, _METHOD, where, optional=set(_METHOD) - {"name", "label"})
+        check_table(method, _METHOD, where, optional=set(_METHOD) - {"name", "label"})
+        _within(method, ("S", "K", "b", "b3"), where)
         if method["name"] not in METHODS:
-            raise InputError(f"{where}: unknown method {method['name']!r}")
+            near = get_close_matches(method["name"], METHODS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(METHODS)}"
+            raise InputError(f"{where}: unknown method {shown(method['name'])}{hint}")
     if "tuning" in table:
-        _known(table["tuning"], _TUNING, f"figure {source}, tuning", optional=set())
+        where = f"figure {source}, tuning"
+        check_table(table["tuning"], _TUNING, where, optional=set())
+        _within(table["tuning"], ("seeds",), where)
+        for key in ("eta_g", "rho"):
+            _steps(table["tuning"], key, 1, where)
+        _positive(table["tuning"]["target"], f"{where}: target")
     if not panels or not methods:
         raise InputError(f"figure {source}: at least one panel and one method are needed")
     plain = {key: table[key] for key in _PLAIN}
     clients = len({panel["clients"] for panel in panels})
-    made = tuple(_panel(panel, methods, source) for panel in panels)
+    made = tuple(
+        _panel(panel, methods, table["rows"], f"figure {source}, panel {number}")
+        for number, panel in enumerate(panels, start=1)
+    )
+    if len({panel.key for panel in made}) < len(made):
+        raise InputError(f"figure {source}: two panels have the same clients and step")
+    if len({method["label"] for method in methods}) < len(methods):
+        raise InputError(f"figure {source}: two methods have the same label")
     columns = len(panels) // clients if clients < len(panels) else len(panels)
     return Figure(**plain, panels=made, columns=columns, tuning=table.get("tuning"))
 
 
-def _known(table: Mapping[str, Any], schema: Mapping[str, type], where: str, optional: set[str]) -> None:
+def shown(value: object) -> str:
+    """A value in at most 60 characters; a deep one has no other name than its type."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # a ValueError: too many digits
+        return f"this {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _within(table: Mapping[str, Any], keys: tuple[str, ...], where: str, least: int = 1) -> None:
+    """Whole numbers that are given must be sensible ones."""
+    for key in keys:
+        if key in table and not least <= table[key] <= _LARGEST:
+            raise InputError(f"{where}: {key} must be from {least} to {_LARGEST:,}, not {shown(table[key])}")
+
+
+def _positive(value: Any, what: str) -> float:
+    """A finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
+        raise InputError(f"{what} must be a finite number above 0, not {shown(value)}")
+    return float(value)
+
+
+def _steps(table: Mapping[str, Any], key: str, least: int, where: str) -> list[float]:
+    """A list of at least so many finite numbers above 0."""
+    values = table.get(key, [])
+    if len(values) < least:
+        raise InputError(f"{where}: {key} needs at least {least} numbers, not {len(values)}")
+    return [_positive(value, f"{where}: every {key}") for value in values]
+
+
+def check_table(table: Mapping[str, Any], schema: Mapping[str, type], where: str, optional: set[str]) -> None:
+    """Refuse a table with unknown keys, missing ones, or values of a wrong kind."""
+    if not isinstance(table, dict):
+        raise InputError(f"{where}: must be a table of keys, not {shown(table)}")
     for key, value in table.items():
         if key not in schema:
             near = get_close_matches(key, schema, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(schema)}"
-            raise InputError(f"{where}: unknown key {key!r}{hint}")
+            raise InputError(f"{where}: unknown key {shown(key)}{hint}")
         wanted = (int, float) if schema[key] is float else schema[key]
         if not isinstance(value, wanted) or (isinstance(value, bool) and schema[key] is not bool):
-            raise InputError(f"{where}: {key} must be of type {schema[key].__name__}, not {value!r}")
+            raise InputError(f"{where}: {key} must be of type {schema[key].__name__}, not {shown(value)}")
     missing = [key for key in schema if key not in table and key not in optional]
     if missing:
         raise InputError(f"{where}: {missing[0]!r} is missing")
 
 
-def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], source: str) -> Panel:
+def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, where: str) -> Panel:
+    if panel["clients"] > rows:
+        raise InputError(f"{where}: {panel['clients']} clients need at least {panel['clients']} rows, not {rows}")
+    step = _positive(panel["step"], f"{where}: step") if "step" in panel else None
+    tuned = [_steps(panel, key, len(methods), where) for key in ("eta_g", "rho")] if "eta_g" in panel else None
+    if tuned is None and step is None:
+        raise InputError(f"{where}: a panel needs step, or eta_g and rho for each method")
     variants = []
     for number, table in enumerate(methods):
         options = {key: table[key] for key in ("S", "K", "b", "b3") if key in table}
-        rho = table.get("rho")
+        rho = _positive(table["rho"], f"{where}: rho") if "rho" in table else None
         if table.get("rival"):
+            missing = [key for key in ("S_rivals", "b_rivals") if key not in panel]
+            if missing:
+                raise InputError(f"{where}: {missing[0]!r} is missing, and {shown(table['label'])} is a rival")
             options |= {"S": panel["S_rivals"], "b": panel["b_rivals"]}
         elif "S" in panel:
             options["S"] = panel["S"]
-        method = METHODS[table["name"]](**options)
-        if "eta_g" in panel:
-            method = replace(method, eta_g=float(panel["eta_g"][number]))
-            rho = float(panel["rho"][number]) if method.K > 1 else None
-        elif "step" in panel:
-            method = method.with_step(float(panel["step"]))
-        else:
-            raise InputError(f"figure {source}: a panel needs step, or eta_g and rho for each method")
-        if rho is not None:
-            method = replace(method, eta_l=rho * method.eta_g / method.K)
+        try:
+            method = METHODS[table["name"]](**options)
+            if tuned is not None:
+                method = replace(method, eta_g=tuned[0][number])
+                rho = tuned[1][number] if method.K > 1 else None
+            else:
+                method = method.with_step(step)
+            if rho is not None:
+                method = replace(method, eta_l=rho * method.eta_g / method.K)
+            method.init(np.zeros(1), panel["clients"])
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        except (TypeError, AttributeError):
+            known = ", ".join(field.name for field in fields(METHODS[table["name"]]))
+            asked = ", ".join([*options, *(["eta_g"] if tuned else []), *(["rho"] if rho is not None else [])])
+            raise InputError(f"{where}: {table['name']} has {known}; it cannot take {asked}") from None
         variants.append(Variant(table["label"], method))
-    step = float(panel["step"]) if "step" in panel else None
     title = f"{panel['clients']:,} clients" + (f", step {step:g}" if step is not None else "")
     return Panel(title, int(panel["clients"]), step, tuple(variants))
 

@@ -1,0 +1,936 @@
+"""Random files for every reader: each must be read exactly, or refused with an InputError of one line that names it.
+
+    make fuzz                                            a million cases
+    python tests/fuzz.py --target libsvm --cases 1000    one reader
+    python tests/fuzz.py --target libsvm --replay FILE   one case again
+
+Cases are a function of the seed. They are made from a target's own seeds by mutation of bytes and of tokens, or by its
+grammar. Beside each reader stands a slow one, or a list of what must be true of whatever is accepted. A case may take
+`SECONDS` and the whole process a GiB more than it has when it starts. To add a reader, add a Target to `targets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import math
+import random
+import re
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpage import checkpoint, faults, settings
+from fedpage.arrivals import GaveUp
+from fedpage.commands.common import command_of
+from fedpage.commands.runs import RUN
+from fedpage.data import libsvm, registry
+from fedpage.engine import describe, prepare
+from fedpage.faults import Faults, Weather
+from fedpage.history import History
+from fedpage.methods import METHODS, SCAFFOLD, FedAvg
+from fedpage.paper import claims, figures
+from fedpage.problems import Quadratic
+from fedpage.rundir import RunDirectory
+from fedpage.tune import Store, Trial
+from fedpage.types import InputError
+
+SECONDS = 10.0
+MEMORY = 1 << 30
+LONGEST = 4096
+"""Bytes of a mutated case; the cases of `once` may be longer."""
+SOURCE = "fuzzed"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader: what to start from, and what must be true of any bytes.
+
+    check returns, raises InputError, or fails by raising anything else.
+    """
+
+    check: Callable[[bytes], None]
+    seeds: tuple[bytes, ...]
+    words: tuple[bytes, ...] = ()
+    """Tokens to put in."""
+    make: Callable[[random.Random], bytes] | None = None
+    """A grammar's cases, half of all."""
+    once: tuple[bytes, ...] = ()
+    """Cases that are tried as they are, and only once: too slow or too long to mutate."""
+    share: int = 1
+    """Cases of a million, in thousands."""
+
+
+class Refused(Exception):
+    """What a slow reader raises; the line, where there is one."""
+
+    def __init__(self, line: int | None = None) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+def agree(read: Callable[[], Any], slow: Callable[[], Any], same: Callable[[Any, Any], bool]) -> None:
+    """Both accept and give the same, or both refuse, and at the same line."""
+    try:
+        expected = slow()
+    except Refused as fault:
+        expected = fault
+    try:
+        found = read()
+    except InputError as refusal:
+        if not isinstance(expected, Refused):
+            raise AssertionError("refused, but it is sound") from refusal
+        if expected.line is not None and f", line {expected.line}: " not in str(refusal):
+            raise AssertionError(f"line {expected.line} is wrong") from refusal
+        raise
+    assert not isinstance(expected, Refused), f"accepted, but line {expected.line} is wrong"
+    assert same(found, expected), f"{found} is not {expected}"
+
+
+# --- LIBSVM text -----------------------------------------------------------------------------------------------------
+
+
+def plain_number(token: bytes) -> float:
+    """A decimal number, read character by character; ValueError where it is none or not finite."""
+    text, at = token.decode("latin-1") + "\0", 0
+
+    def digits() -> int:
+        nonlocal at
+        start = at
+        while text[at] in "0123456789":
+            at += 1
+        return at - start
+
+    at += text[at] in "+-"
+    count = digits()
+    if text[at] == ".":
+        at += 1
+        count += digits()
+    if count and text[at] in "eE":
+        at += 1
+        at += text[at] in "+-"
+        count = digits()
+    if count == 0 or at < len(text) - 1:
+        raise ValueError
+    value = float(token)
+    if value - value != 0.0:
+        raise ValueError
+    return value
+
+
+def plain_index(token: bytes) -> int:
+    sign, digits = (token[:1], token[1:]) if token[:1] in (b"+", b"-") else (b"", token)
+    if not digits or any(c not in b"0123456789" for c in digits) or len(digits) > 4300:
+        raise ValueError
+    value = int(digits)
+    return -value if sign == b"-" else value
+
+
+def slow_libsvm(text: bytes, features: int | None, one_based: bool) -> tuple[Any, ...]:
+    labels, indptr, indices, values = [], [0], [], []
+    lowest = 1 if one_based else 0
+    highest = (2**31 - 2 if features is None else features) - 1 + lowest
+    widest, widest_line = lowest, 0
+    for number, line in enumerate(text.split(b"\n"), start=1):
+        tokens = [t for t in re.split(rb"[ \t\r\x0b\x0c]+", line.partition(b"#")[0]) if t]
+        if not tokens:
+            continue
+        try:
+            labels.append(plain_number(tokens[0]))
+            before = -1
+            for token in tokens[1:]:
+                index, colon, value = token.partition(b":")
+                if not colon or not max(lowest, before + 1) <= plain_index(index) <= highest:
+                    raise ValueError
+                before = plain_index(index)
+                indices.append(before - lowest)
+                values.append(plain_number(value))
+                if before > widest:
+                    widest, widest_line = before, number
+        except ValueError:
+            raise Refused(number) from None
+        indptr.append(len(indices))
+    if not labels:
+        raise Refused
+    if features is None and widest - lowest + 1 > 20_000_000:
+        raise Refused(widest_line)
+    return labels, indptr, indices, values, widest - lowest + 1 if features is None else features
+
+
+def same_parsed(found: libsvm.Parsed, expected: tuple[Any, ...]) -> bool:
+    kinds = (np.float64, np.int64, np.int32, np.float64)
+    return found.features == expected[4] and all(
+        array.dtype == kind and array.tobytes() == np.array(plain, dtype=kind).tobytes()
+        for array, plain, kind in zip(found[:4], expected[:4], kinds, strict=True)
+    )
+
+
+def check_libsvm(data: bytes, features: int | None, one_based: bool) -> None:
+    agree(
+        lambda: libsvm.parse(data, features=features, one_based=one_based, source=SOURCE),
+        lambda: slow_libsvm(data, features, one_based),
+        same_parsed,
+    )
+
+
+NUMBERS = (
+    b"0", b"1", b"-1", b"+1", b"2", b"3", b"4", b"10", b"0.5", b"-.5", b"5.", b".", b"", b"1e3", b"1E-3", b"1e", b"e1",
+    b"1e999", b"-1e999", b"1e-999", b"nan", b"NaN", b"inf", b"-Infinity", b"0x1p3", b"0x10", b"1_0", b"+-1", b"--1",
+    b"1,2", b"1.2.3", b"1:1", b"007", b"-0", b"+0", b"-0.0", b"4e-324", b"1.7976931348623157e308", b"9007199254740993",
+    b"0.1000000000000000055511151231257827", b"\xd9\xa1", b"\xef\xbb\xbf1", b"1\0", b"\0", b"true", b"None", b"1d3",
+    b"20000000", b"20000001", b"2147483645", b"2147483646", b"2147483647", b"2147483648", b"4294967297",
+    b"99999999999999999999", b"00000000000000000000001", b"1" * 400, b"0" * 4299 + b"1", b"0" * 4300 + b"1",
+)  # fmt: skip
+SPACES = (b" ", b" ", b" ", b"  ", b"\t", b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xc2\xa0")
+LIBSVM_WORDS = (
+    *NUMBERS, *SPACES, b"\n", b"\r\n", b"#", b"# 1:1", b"qid:1", b"qid", b":", b"1:", b":1", b"1:1:1", b"\xff\xfe",
+)  # fmt: skip
+LIBSVM_SEEDS = (
+    b"1 1:0.5 3:2\n-1 2:1\n", b"+1 1:1 2:1 3:1\r\n-1 1:0\r\n", b"# only\n", b"", b"1\n-1\n2",
+    b"1 3:4e-1 # c\n\n \n0 1:1",
+    b"1 0:1 1:1\n", b"0.25 1:1e-3\t2:+.5\n", b"1 2:1\n" * 40,
+)  # fmt: skip
+LIBSVM_ONCE = (
+    b"1" * 2_000_000 + b"x", b"1 1:" + b"1" * 2_000_000 + b"x\n", b"1 1:0." + b"3" * 1_000_000, b"1 " * 500_000,
+    b"\n" * 200_000, b"#" * 2_000_000, b"\0" * 2_000_000, b"1 " + b"0" * 1_000_000 + b"1:1\n",
+    b"1 " + b" ".join(b"%d:1" % i for i in range(1, 100_001)), b"1\r" * 100_000, b"1 1:1e" + b"9" * 1_000_000,
+)  # fmt: skip
+
+
+def make_libsvm(rng: random.Random) -> bytes:
+    """Rows that are sound but for one thing in a dozen."""
+    lines = []
+    for _ in range(rng.randrange(1, 6)):
+        bad = rng.random() < 0.15
+        tokens = [rng.choice(NUMBERS) if bad and rng.random() < 0.3 else b"%d" % rng.randint(-2, 2)]
+        index = rng.randrange(2)
+        for _ in range(rng.randrange(5)):
+            index += rng.randrange(3) if bad else rng.randrange(1, 4)
+            name = (
+                rng.choice(NUMBERS)
+                if bad and rng.random() < 0.2
+                else rng.choice((b"%d", b"%d", b"+%d", b"0%d")) % index
+            )
+            value = (
+                rng.choice(NUMBERS)
+                if bad and rng.random() < 0.2
+                else repr(rng.gauss(0, 10 ** rng.randint(-9, 9))).encode()
+            )
+            tokens.append(name + (b":" if not bad or rng.random() < 0.95 else b"") + value)
+        if rng.random() < 0.05:
+            tokens.append(b"#" + rng.choice(LIBSVM_WORDS))
+        lines.append((rng.choice(SPACES) if rng.random() < 0.1 else b" ").join(tokens))
+    return rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b" \n")).join(lines) + rng.choice((b"\n", b""))
+
+
+# --- archives --------------------------------------------------------------------------------------------------------
+
+
+def check_archive(data: bytes, suffix: str) -> None:
+    machine = {
+        ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, 1 << 28),
+        ".gz": partial(zlib.decompressobj, 31),
+        ".bz2": bz2.BZ2Decompressor,
+    }[suffix]
+
+    def slow() -> bytes:
+        text, rest = b"", data
+        while True:
+            stream = machine()
+            try:
+                text += stream.decompress(rest, 34 << 20)
+            except (lzma.LZMAError, zlib.error, OSError, EOFError):
+                raise Refused from None
+            if len(text) > max(32 << 20, 200 * len(data)) or not stream.eof:
+                raise Refused
+            rest = stream.unused_data.lstrip(b"\0")
+            if not rest:
+                return text
+
+    agree(lambda: libsvm.unpack(data, suffix, SOURCE), slow, lambda found, expected: found == expected)
+
+
+def greedy_xz() -> bytes:
+    """An archive of three bytes whose header asks for 4 GiB."""
+    packed = bytearray(lzma.compress(b"1\n", check=lzma.CHECK_NONE))
+    size = 4 * (packed[12] + 1)
+    packed[16] = 40
+    packed[12 + size - 4 : 12 + size] = struct.pack("<I", zlib.crc32(packed[12 : 12 + size - 4]))
+    return bytes(packed)
+
+
+def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> Target:
+    small = [pack(text) for text in (b"1 1:1\n-1 2:1\n", b"", b"1 1:1\n" * 300)]
+    bombs = (
+        pack(bytes(34 << 20)), pack(b"1 1:1\n" * 20_000) * 300, pack(bytes(3 << 20)) * 10, small[1] * 3000, b"",
+        bytes(99),
+    )  # fmt: skip
+    return Target(
+        partial(check_archive, suffix=suffix),
+        seeds=(*small, small[0] + small[2], small[0] + bytes(8), small[0] + b"junk"),
+        once=(*bombs, *((greedy_xz(),) if suffix == ".xz" else ()), *(small[2][:i] for i in range(len(small[2])))),
+        share=share,
+    )
+
+
+# --- TOML ------------------------------------------------------------------------------------------------------------
+
+
+def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
+    """What must be true of a figure that was accepted."""
+    for field in ("name", "title", "paper", "data", "objective"):
+        assert type(getattr(figure, field)) is str
+    for field in ("rows", "rounds", "record", "seeds"):
+        assert type(getattr(figure, field)) is int
+        assert getattr(figure, field) == table[field]
+        assert (0 if field == "record" else 1) <= getattr(figure, field) < 2**31
+    assert len(figure.panels) == len(table["panel"]) > 0
+    assert figure.columns >= 1
+    for panel, given in zip(figure.panels, table["panel"], strict=True):
+        assert 1 <= panel.clients == given["clients"] <= figure.rows
+        assert panel.key.startswith("N")
+        assert [variant.label for variant in panel.variants] == [method["label"] for method in table["method"]]
+        for number, (variant, method) in enumerate(zip(panel.variants, table["method"], strict=True)):
+            made = variant.method
+            assert type(made) is METHODS[method["name"]]
+            assert 0 < made.step < math.inf
+            for field in fields(made):
+                value = getattr(made, field.name)
+                assert value is None or type(value) is str or math.isfinite(value)
+            assert getattr(made, "S", None) is None or panel.clients >= made.S
+            if "K" in method:
+                assert method["K"] == made.K
+            step = given["eta_g"][number] if "eta_g" in given else given["step"]
+            assert math.isclose(made.eta_g if "eta_g" in given else made.step, step, rel_tol=1e-9)
+
+
+def check_figure(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    figure = figures.parse(text, SOURCE)
+    sound_figure(figure, tomllib.loads(text))
+
+
+def check_claims(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    found = claims.parse(text, SOURCE)
+    given = tomllib.loads(text).get("claim", [])
+    assert len(found) == len(given)
+    for claim, table in zip(found, given, strict=True):
+        for name in ("name", "text", "where", "kind", "column"):
+            assert type(getattr(claim, name)) is str
+            assert getattr(claim, name) == table.get(name, "")
+        assert list(claim.figures) == table["figures"]
+        assert list(claim.curves) == table["curves"]
+        assert [list(row) for row in claim.printed] == table.get("printed", [])
+        assert claim.at == table.get("at", 0)
+        assert claims.judge(claim, {}, {}, {}).verdict == claims.UNDECIDED
+
+
+TOML_WORDS = (
+    b"=", b"\n", b"[", b"]", b"[[panel]]\n", b"[[method]]\n", b"[tuning]\n", b"[[claim]]\n", b"{", b"}", b'"', b'"""',
+    b"'",
+    b"#", b".", b",", b"true", b"false", b"nan", b"inf", b"-inf", b"-1", b"0", b"1", b"2", b"1.5", b"1e400", b"1e-400",
+    b"2147483648", b"9" * 30, b"9" * 5000, b"0x" + b"f" * 40, b"1_0", b"1979-05-27", b"07:32:00", b"2021-13-45", b"[]",
+    b"[1]", b'["a"]', b"[[1]]", b"{}", b"{a = 1}", b'"a"', b'""', b"[" * 50, b"a.b.c", b"S", b"K", b"b", b"b3", b"rho",
+    b"rival", b"step", b"eta_g", b"clients", b"rows", b"rounds", b"S_rivals", b"kind", b"curves", b"printed", b"at",
+    b'"page"', b'"vrl-sgd"', b'"s-local-svrg"', b'"fedpage-full"', b'"order"', b'"alike"', b"\xff", b"\0", b"\r",
+    b"\xe2\x80\xa8",
+)  # fmt: skip
+TOML_ONCE = (
+    b"a = " + b"[" * 100_000, b"a = " + b"{a=" * 100_000, b"a" + b".a" * 2_000 + b" = 1", b"a = " + b"9" * 100_000,
+    b"panel = " + b"[" * 400 + b"]" * 400, b'a = "' + b"x" * 1_000_000 + b'"', b"#" * 1_000_000, b"\n" * 100_000,
+    b"a = [" + b"1," * 100_000 + b"]", b"claim = [1]", b"claim = 1", b"claim = [[1]]",
+)  # fmt: skip
+SMALL_FIGURE = b"""name = "tiny"
+title = "t"
+paper = "Figure 0"
+data = "census"
+rows = 60
+objective = "robust"
+rounds = 40
+record = 5
+seeds = 2
+
+[[panel]]
+clients = 6
+step = 0.1
+S = 2
+S_rivals = 3
+b_rivals = 4
+
+[[panel]]
+clients = 3
+eta_g = [0.2, 0.3]
+rho = [0.01, 1]
+
+[[method]]
+name = "fedpage"
+label = "A"
+S = 2
+K = 10
+b3 = 1
+rho = 1.0
+
+[[method]]
+name = "fedavg"
+label = "B"
+S = 3
+K = 2
+b = 4
+rival = false
+"""
+SMALL_CLAIM = b"""[[claim]]
+name = "order"
+text = "t"
+where = "w"
+kind = "order"
+figures = ["a"]
+curves = ["A", ">=", "B", ">", "C"]
+choices = { "A" = "D" }
+at = 300
+"""
+
+
+def shipped(pattern: str) -> tuple[bytes, ...]:
+    folder = files("fedpage.paper")
+    places = folder.joinpath("figures").iterdir() if pattern == "figures" else [folder.joinpath("claims.toml")]
+    return tuple(place.read_bytes() for place in sorted(places, key=lambda place: place.name))
+
+
+# --- histories -------------------------------------------------------------------------------------------------------
+
+_scratch = Path(tempfile.gettempdir())
+
+
+def scratch(name: str) -> Path:
+    """A file of this process's own; its name holds SOURCE."""
+    return _scratch / f"{SOURCE}-{name}"
+
+
+def slow_number(value: Any) -> float:
+    if type(value) is str:
+        if value not in ("inf", "-inf", "nan"):
+            raise ValueError
+        return float(value)
+    if type(value) not in (int, float, bool):
+        raise ValueError
+    if type(value) is not float and abs(value) >= 2**1024 - 2**970:
+        raise ValueError
+    return value + 0
+
+
+def later(rows: list[dict[str, float]], row: dict[str, float]) -> None:
+    if not row["round"] > (rows[-1]["round"] if rows else -1):
+        raise ValueError
+    rows.append(row)
+
+
+def lines_of(text: str) -> list[str]:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def slow_jsonl(data: bytes) -> dict[str, Any]:
+    try:
+        lines = lines_of(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise Refused from None
+    if data and data[-1:] not in b"\r\n" and not data.endswith(b"}"):
+        lines.pop()  # torn
+    meta, rows, end, events = None, [], None, []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if type(entry) is not dict or end is not None:
+                raise ValueError
+            if meta is None:
+                meta = entry["meta"]
+                tables = (meta, meta.get("method", {}), meta.get("problem", {}))
+                if entry["format"] != "fedpage-history-1" or any(type(table) is not dict for table in tables):
+                    raise ValueError
+            elif "event" in entry:
+                if type(entry["event"]) is not str or type(entry["text"]) is not str or type(entry["round"]) is not int:
+                    raise ValueError
+                events.append(entry)
+            elif "end" in entry:
+                x, first = entry["x"], entry["first_loss"]
+                if type(entry["end"]) is not str or type(entry["diverged"]) is not bool:
+                    raise ValueError
+                if (x is not None and type(x) is not list) or entry["records"] != len(rows):
+                    raise ValueError
+                x = None if x is None else [float(slow_number(value)) for value in x]
+                end = (entry["end"], entry["diverged"], x, None if first is None else float(slow_number(first)))
+            else:
+                later(rows, {name: slow_number(value) for name, value in entry.items()})
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            raise Refused(number) from None
+    if not meta and not rows:
+        raise Refused
+    stopped, *rest = end or ("", False, None, None)
+    return {"meta": meta, "rows": rows, "end": (stopped or "cut off: the file has no end", *rest), "events": events}
+
+
+def same_history(found: History, expected: dict[str, Any]) -> bool:
+    x = None if found.x is None else found.x.tolist()
+    end = (found.stopped, found.diverged, x, found.first_loss)
+    assert isinstance(found.label, str)
+    for name in set(found.columns) - {"bytes"}:  # that is up and down together, and no column of its own
+        assert found[name].shape == (len(found),)
+    told = expected.get("events", [])
+    return repr((found.meta, found.rows, end, found.events)) == repr(
+        (expected["meta"], expected["rows"], expected["end"], told)
+    )
+
+
+def check_jsonl(data: bytes) -> None:
+    path = scratch("history.jsonl")
+    path.write_bytes(data)
+    agree(lambda: History.load(path), lambda: slow_jsonl(data), same_history)
+
+
+def slow_csv_number(text: str) -> float:
+    if text in ("inf", "-inf", "nan"):
+        return float(text)
+    if not re.fullmatch(r"[\s]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[\s]*", text, re.ASCII):
+        raise ValueError
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return int(text) if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text, re.ASCII) and len(text) < 4000 else value
+
+
+def slow_csv(data: bytes) -> dict[str, Any]:
+    try:
+        text = data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        table = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        heading, rows = table[0] if text.partition("\n")[0] else [], []
+        if not heading or len(set(heading)) < len(heading):
+            raise ValueError
+        for row in table[1:]:
+            if len(row) > len(heading):
+                raise ValueError
+            cells = zip(heading, row, strict=False)
+            later(rows, {name: slow_csv_number(cell) for name, cell in cells if cell != ""})
+    except (UnicodeDecodeError, csv.Error, ValueError, KeyError, IndexError):
+        raise Refused from None
+    return {"meta": {}, "rows": rows, "end": ("", False, None, None)}
+
+
+def check_csv(data: bytes) -> None:
+    path = scratch("history.csv")
+    path.write_bytes(data)
+    agree(lambda: History.load(path), lambda: slow_csv(data), same_history)
+
+
+def history_seeds(kind: str) -> tuple[bytes, ...]:
+    history = History({"seed": 0, "method": {"title": "FedAvg"}, "problem": {"rows": 3}})
+    for number in range(3):
+        history.append({"round": 5 * number, "loss": 1.0 / (1 + number), "grad_norm": 0.1, "bytes_up": 10**9 * number})
+    history.append({"round": 20, "loss": math.inf, "grad_norm": math.nan, "bytes_up": 10**10})
+    history.stopped, history.x, history.first_loss = "finished", np.array([0.5, -1e-300, math.nan]), 1.0
+    path = scratch(f"seed{kind}")
+    whole = (history.to_jsonl(path) if kind == ".jsonl" else history.to_csv(path)).read_bytes()
+    path.unlink()
+    return whole, whole[: len(whole) // 2]
+
+
+JSON_WORDS = (
+    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\n", b"\r", b"\\u2028", b"\xe2\x80\xa8", b"\x1c", b"null", b"true",
+    b"false",
+    b"NaN", b"Infinity", b"-Infinity", b'"inf"', b'"nan"', b'"1"', b'"1_0"', b"0", b"1", b"-1", b"1.5", b"1e400",
+    b"1e-400",
+    b"1" + b"0" * 400, b"9" * 5000, b"[" * 200, b'{"a":' * 50, b'"end"', b'"x"', b'"round"', b'"meta"', b'"method"',
+    b"[]",
+    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"', b'"search"', b'"best"',
+    b"\xff", b"\0",
+    b"2e3", b"inf", b"nan", b"1_0", b" 1", b"\xd9\xa1", b"round", b"loss",
+)  # fmt: skip
+JSON_ONCE = (
+    b"[" * 1_000_000, b'{"a":' * 200_000, b'{"format": "fedpage-history-1", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
+    b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000, b"round\n1\n" + b"," * 200_000,
+)  # fmt: skip
+
+
+# --- the trials of a search ------------------------------------------------------------------------------------------
+
+QUESTION = {"target": 0.01}
+METHOD = FedAvg(S=2)
+
+
+def slow_store(data: bytes, key: str) -> dict[str, tuple[float, float, bool]]:
+    known = {}
+    for line in data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        try:
+            entry = json.loads(line)
+            if type(entry) is not dict or entry["search"] != key:
+                continue
+            if (
+                type(entry["method"]) is not dict
+                or type(entry["seed"]) is not int
+                or type(entry["diverged"]) is not bool
+            ):
+                continue
+            cost, best = entry["cost"], entry["best"]
+            if type(cost) is str or type(best) is str or not slow_number(cost) >= 0 or not slow_number(best) >= 0:
+                continue
+            about = json.dumps(entry["method"], sort_keys=True)
+            known[f"{about} {entry['seed']}"] = (float(cost), float(best), entry["diverged"])
+        except (ValueError, KeyError, RecursionError):
+            continue
+    return known
+
+
+def check_store(data: bytes) -> None:
+    path = scratch("trials.jsonl")
+    path.write_bytes(data)
+    store = Store(path, QUESTION)
+    found = {name: (trial.cost, trial.best, trial.diverged) for name, trial in store._known.items()}
+    assert found == slow_store(data, store._key)
+    if zlib.crc32(data) % 64 == 0:  # what is put in is there again, whatever stood before it
+        store.put(METHOD, 7, Trial(3.0, 0.5, False))
+        assert Store(path, QUESTION).get(METHOD, 7) == Trial(3.0, 0.5, False)
+
+
+def store_seeds() -> tuple[bytes, ...]:
+    path = scratch("seed-trials.jsonl")
+    path.unlink(missing_ok=True)
+    store = Store(path, QUESTION)
+    store.put(METHOD, 0, Trial(12.0, 0.004, False))
+    store.put(METHOD, 1, Trial(math.inf, 0.2, True))
+    whole = path.read_bytes()
+    path.unlink()
+    return whole, whole[:-30], whole.replace(json.dumps(describe(METHOD)).encode(), b"{}")
+
+
+# --- the stored copy of a parsed file --------------------------------------------------------------------------------
+
+CACHED = b"1 1:0.5 3:2\n-1 2:1\n1 1:1 2:1 3:1\n"
+
+
+def cache_place() -> tuple[Path, Path]:
+    folder = _scratch / "parsed"
+    registry.parsed_dir = lambda: folder
+    path = scratch("data")
+    path.write_bytes(CACHED)
+    return path, folder
+
+
+def check_cache(data: bytes) -> None:
+    path, folder = cache_place()
+    key = next(folder.glob("*.npz"), None)
+    if key is None:
+        registry._parsed(path, 3, True)
+        key = next(folder.glob("*.npz"))
+    key.write_bytes(data)
+    assert same_parsed(registry._parsed(path, 3, True), slow_libsvm(CACHED, 3, True))
+
+
+def cache_seeds() -> tuple[bytes, ...]:
+    path, folder = cache_place()
+    before = set(folder.glob("*.npz"))
+    registry._parsed(path, 3, True)
+    (place,) = set(folder.glob("*.npz")) - before or before
+    whole = place.read_bytes()
+    bare = io.BytesIO()
+    np.savez(bare, y=np.zeros(3), indptr=np.zeros(4), indices=np.zeros(1), values=np.zeros(1), features=3)
+    return whole, whole[:-40], bare.getvalue()
+
+
+# --- runs on disk ----------------------------------------------------------------------------------------------------
+
+STOPS = {"rounds": 9, "seed": 0, "record": 2, "faults": Faults(late=0.3, dropout=0.2)}
+
+
+def prepared() -> Any:
+    return prepare(Quadratic.random(4, 2, 3, seed=0), SCAFFOLD(S=2, K=1), **STOPS)
+
+
+class _Dead(BaseException):
+    pass
+
+
+def dead_run() -> Path:
+    """A run that died after its sixth round, with a checkpoint there."""
+    out = _scratch / "dead"
+    if not out.exists():
+
+        def die(done: int, *_: object) -> None:
+            if done == 6:
+                raise _Dead
+
+        with contextlib.suppress(_Dead):
+            run = prepared()
+            with RunDirectory(out, every=5, command=RUN_COMMAND) as directory:
+                directory.begin(run)
+                run.go(die, directory)
+    return out
+
+
+def check_checkpoint(data: bytes) -> None:
+    """What is accepted can be packed again, and a run that takes it up goes on or refuses."""
+    tree = checkpoint.unpack(data, SOURCE)
+    again = checkpoint.unpack(checkpoint.pack(tree), SOURCE)
+    assert repr(again) == repr(tree)
+    run = prepared()
+    if not isinstance(tree.get("run"), dict):
+        return
+    run.restore(tree["run"], SOURCE)
+    with np.errstate(all="ignore"), contextlib.suppress(GaveUp):
+        run.engine.step()
+
+
+RUN_COMMAND = {
+    "method": "scaffold", "hyper": {"S": "2"}, "data": "census", "clients": 20, "objective": "robust",
+    "partition": "blocks", "partition_seed": 0, "alpha": 0.1, "weights": "uniform", "rounds": 9, "seed": 0,
+    "record": 2, "target": 0.01,
+    "stop": False, "steps": "given", "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
+}  # fmt: skip
+
+
+def check_run(data: bytes) -> None:
+    """A run's settings, edited by anybody: sound or refused, and the run goes on only if it is the same."""
+    path = scratch("run.toml")
+    path.write_bytes(data)
+    table = settings.read(path)
+    command = command_of(table, path, RUN)
+    if "faults" in command:
+        faults.parse(command["faults"], SOURCE)
+    if zlib.crc32(data) % 32 == 0:
+        out = _scratch / f"{SOURCE}-copy"
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(dead_run(), out)
+        (out / "run.toml").write_bytes(data)
+        run = prepared()
+        with RunDirectory(out, say=lambda text: None) as directory:
+            directory.take_up(run)
+            assert run.engine.tally.round in (0, 5)
+
+
+def check_faults(data: bytes) -> None:
+    path = scratch("faults.toml")
+    path.write_bytes(data)
+    made, _ = faults.read(path)
+    try:
+        weather = Weather(made, Quadratic.random(4, 2, 3, seed=0), 0)
+    except InputError as error:
+        raise InputError(f"{SOURCE}: {error}") from None  # what does not fit the problem is no fault of the file
+    weather.fates(np.arange(4), 3, 1)
+
+
+def checkpoint_seeds() -> tuple[bytes, ...]:
+    (place,) = (dead_run() / "checkpoints").glob("*.npz")
+    whole = place.read_bytes()
+    small = checkpoint.pack({"a": np.arange(3), "b": [1.5, None, "x"], "run": {"round": 1}})
+    big = io.BytesIO()
+    np.savez(big, outline=np.frombuffer(b'{"format": "fedpage-checkpoint-1", "tree": {"table": {}}}', dtype=np.uint8))
+    one = io.BytesIO()
+    np.save(one, np.arange(3))
+    greedy = io.BytesIO()
+    with zipfile.ZipFile(greedy, "w") as archive:  # 32 GB, says its header
+        archive.writestr("0.npy", one.getvalue().replace(b"(3,), }         ", b"(4000000000,), }"))
+        archive.writestr("outline.npy", one.getvalue())
+    return whole, small, big.getvalue(), greedy.getvalue(), whole[:-50]
+
+
+FAULTS_SEEDS = (
+    b'[faults]\ndropout = 0.2\ntied = "size"\nlost = 0.1\nnan = 0.01\nlate = 0.1\nspread = 0.5\nnoise = 0.5\n'
+    b"deadline = 2.0\ngone = [1, 2]\ngone_from = 10\nseed = 3\n[policy]\nretries = 2\npatience = 5\n",
+    b'[policy]\nvalidate = false\nfall_back = false\nremember = "at once"\nlost_after = 3\n',
+    b"[faults]\ninfinite = 0.1\nshape = 0.1\n",
+)
+
+
+def targets(folder: Path) -> dict[str, Target]:
+    """Every reader; files are written below the folder."""
+    global _scratch
+    _scratch = folder
+    text = partial(Target, seeds=LIBSVM_SEEDS, words=LIBSVM_WORDS, make=make_libsvm, once=LIBSVM_ONCE)
+    toml = partial(Target, words=TOML_WORDS, once=TOML_ONCE, share=25)
+    return {
+        "libsvm": text(partial(check_libsvm, features=None, one_based=True), share=280),
+        "libsvm-zero": text(partial(check_libsvm, features=None, one_based=False), share=160),
+        "libsvm-3": text(partial(check_libsvm, features=3, one_based=True), share=160),
+        "libsvm-zero-10": text(partial(check_libsvm, features=10, one_based=False), share=160),
+        "xz": archive_target(".xz", partial(lzma.compress, preset=0), 40),
+        "gz": archive_target(".gz", partial(gzip.compress, mtime=0), 40),
+        "bz2": archive_target(".bz2", bz2.compress, 20),
+        "figure": toml(check_figure, (*[SMALL_FIGURE] * 10, *shipped("figures"))),
+        "claims": toml(check_claims, (*[SMALL_CLAIM] * 4, *shipped("claims"))),
+        "jsonl": Target(check_jsonl, history_seeds(".jsonl"), JSON_WORDS, once=JSON_ONCE, share=30),
+        "csv": Target(check_csv, history_seeds(".csv"), JSON_WORDS, once=JSON_ONCE, share=20),
+        "trials": Target(check_store, store_seeds(), JSON_WORDS, once=JSON_ONCE, share=20),
+        "cache": Target(check_cache, cache_seeds(), share=20),
+        "checkpoint": Target(check_checkpoint, checkpoint_seeds(), share=40),
+        "run": toml(check_run, ((dead_run() / "run.toml").read_bytes(),)),
+        "faults": toml(check_faults, FAULTS_SEEDS),
+    }  # fmt: skip
+
+
+# --- cases -----------------------------------------------------------------------------------------------------------
+
+_TOKENS = re.compile(rb"[A-Za-z_]+|[0-9.eE+-]+|\s+|.", re.DOTALL)
+
+
+def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
+    """One to four small changes, to bytes or to tokens."""
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at, end = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
+        kind = rng.randrange(10)
+        if kind < 4 and target.words and data:
+            tokens = _TOKENS.findall(data)
+            at = rng.randrange(len(tokens))
+            tokens[at] = rng.choice(target.words) if kind < 3 else tokens[rng.randrange(len(tokens))]
+            data = b"".join(tokens)
+        elif kind == 4 and target.words:
+            data = data[:at] + rng.choice(target.words) + data[at:]
+        elif kind == 5:
+            data = data[:at] + data[min(end, at + 1 + rng.randrange(16)) :]
+        elif kind == 6:
+            data = data[:end] + data[at:end] * rng.choice((1, 1, 3)) + data[end:]
+        elif kind == 7:
+            data = data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+        elif kind == 8 and data:
+            at = rng.randrange(len(data))
+            data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        else:
+            other = rng.choice(target.seeds)
+            data = data[:at] + other[rng.randrange(len(other) + 1) :] if rng.random() < 0.5 else data[:at]
+    return data[: max(LONGEST, max(map(len, target.seeds)))]
+
+
+def case(target: Target, seed: int, number: int) -> bytes:
+    """The case of that number: a function of the seed."""
+    if number < len(target.once) + len(target.seeds):
+        return (*target.once, *target.seeds)[number]
+    rng = random.Random(seed << 40 | number)
+    if target.make and rng.random() < 0.5:
+        data = target.make(rng)
+        return mutated(data, target, rng) if rng.random() < 0.3 else data
+    return mutated(rng.choice(target.seeds), target, rng)
+
+
+def verdict(target: Target, data: bytes) -> bool:
+    """Whether the reader accepted; AssertionError or the reader's own failure where it did something else."""
+    try:
+        target.check(data)
+    except InputError as error:
+        text = str(error)
+        assert "\n" not in text, f"more than a line: {text!r}"
+        assert "\r" not in text, f"more than a line: {text!r}"
+        assert SOURCE in text, f"does not say where: {text!r}"
+        assert len(text) < 600, f"a line of {len(text)} characters"
+        return False
+    return True
+
+
+class Hang(BaseException):
+    """A case that takes too long; no reader can catch it by catching Exception."""
+
+
+def _hang(*_: object) -> None:
+    raise Hang(f"more than {SECONDS:g} s")
+
+
+def _limit_memory() -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _memory() -> str | None:
+    """A directory that is no disk, where there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _warm(every: dict[str, Target]) -> None:
+    """Imports and what is compiled are no part of a case's time and memory."""
+    for target in every.values():
+        for data in target.seeds:
+            verdict(target, data)
+
+
+def judged(target: Target, data: bytes) -> bool:
+    """`verdict` under the clock."""
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        return verdict(target, data)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def cases(target: Target, seed: int, count: int) -> Iterator[bytes]:
+    return (case(target, seed, number) for number in range(count))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="only this reader")
+    parser.add_argument("--cases", type=int, default=1_000_000, help="cases in all, shared among the readers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replay", type=Path, help="one case again, from its file")
+    asked = parser.parse_args()
+    import sklearn
+
+    sklearn.set_config(skip_parameter_validation=True)  # a third of the time of a small file
+    signal.signal(signal.SIGALRM, _hang)
+    with tempfile.TemporaryDirectory(prefix="fedpage-fuzz-", dir=_memory()) as folder:
+        every = targets(Path(folder))
+        if asked.target and asked.target not in every:
+            parser.error(f"unknown target {asked.target!r}; known are {', '.join(every)}")
+        chosen = {asked.target: every[asked.target]} if asked.target else every
+        _warm(chosen)
+        _limit_memory()
+        if asked.replay:
+            print("accepted" if judged(next(iter(chosen.values())), asked.replay.read_bytes()) else "refused")
+            return 0
+        return _all(chosen, asked.cases, asked.seed)
+
+
+def _all(chosen: dict[str, Target], count: int, seed: int) -> int:
+    whole, began, done = sum(target.share for target in chosen.values()), time.perf_counter(), 0
+    for name, target in chosen.items():
+        share, accepted, start = -(-count * target.share // whole), 0, time.perf_counter()
+        for data in cases(target, seed, share):
+            try:
+                accepted += judged(target, data)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                traceback.print_exc()
+                place = Path(f"fuzz-{name}.case")
+                place.write_bytes(data)
+                print(f"{name}: {data[:300]!r}{'...' * (len(data) > 300)}", file=sys.stderr)
+                print(f"replay: python tests/fuzz.py --target {name} --replay {place}", file=sys.stderr)
+                return 1
+        spent = time.perf_counter() - start
+        done += share
+        rate = f"{share / spent:,.0f} a second"
+        print(f"{name:<15} {share:>9,} cases  {spent:6.1f} s  {rate:>15}  {accepted:>8,} accepted", flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{done:,} cases in {time.perf_counter() - began:.0f} s, seed {seed}; no failure; peak {peak:.0f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
