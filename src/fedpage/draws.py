@@ -178,7 +178,8 @@ def _run_keys(seed: int) -> NDArray[np.uint64]:
 def check_seed(seed: int) -> int:
     """The seed itself if it is a whole number that fits 64 bits; an InputError if not."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**64:
-        raise InputError(f"seed must be a whole number from 0 to 2**64-1, not {seed!r}")
+        whole = isinstance(seed, int) and abs(seed) >= 10**30
+        raise InputError(f"seed must be a whole number from 0 to 2**64-1, not {'beyond' if whole else repr(seed)}")
     return int(seed)
 
 

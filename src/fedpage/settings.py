@@ -54,7 +54,7 @@ def known(table: Mapping[str, Any], schema: Mapping[str, type], where: str, opti
         if key not in schema:
             near = get_close_matches(key, schema, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(schema)}"
-            raise InputError(f"{where}: unknown key {key!r}{hint}")
+            raise InputError(f"{where}: unknown key {shown(key)}{hint}")
         wanted = (int, float) if schema[key] is float else schema[key]
         if not isinstance(value, wanted) or (isinstance(value, bool) and schema[key] is not bool):
             raise InputError(f"{where}: {key} must be of type {schema[key].__name__}, not {shown(value)}")
