@@ -89,7 +89,9 @@ def table_of_many() -> None:
     print("\n| 20 % drop out, N = 3,250 | " + " | ".join(m.title for m in methods) + " | FedPAGE's full rounds |")
     print("|---|" + "---|" * (len(methods) + 1))
     policies = {"nothing fails": None, "no policy": fp.Policy.naive()}
-    policies |= {f"policy, {n} retries": fp.Policy(retries=n) for n in (2, 4, 6)}
+    for n in (2, 4, 6):
+        usual = " (the default)" if n == fp.Policy().full_retries else ""
+        policies[f"policy, full rounds retried {n} times{usual}"] = fp.Policy(full_retries=n)
     for name, policy in policies.items():
         faults = None if policy is None else fp.Faults(dropout=0.2)
         each = [runs(problem, method, 3_000, 50, faults, policy) for method in methods]

@@ -17,8 +17,9 @@ class Policy:
     """What a round does about clients that do not answer, or answer nonsense. The default is the one to use.
 
     Replies that are late, not finite, or not of the expected shape and type are rejected. Missing clients are asked
-    again, `retries` times. If some of a full round's clients are still missing, the method's sampled round takes its
-    place, so that no gradient is ever the mean over a part of the clients. Where there is no such round (FedPAGE's
+    again, `retries` times; in a full round `full_retries` times, because one missing client in a thousand spoils it.
+    If some of a full round's clients are still missing, the method's sampled round takes its place, so that no
+    gradient is ever the mean over a part of the clients. Where there is no such round (FedPAGE's
     first, all of VRL-SGD's) or nobody at all has answered, the missing are asked again `patience` times, and then the
     run gives up. Means are over the clients that answered. What a client remembers changes only if its reply counted.
     A client that was missing in `lost_after` rounds of its own in a row counts as lost, which is told once; while one
@@ -26,6 +27,7 @@ class Policy:
     """
 
     retries: int = 2
+    full_retries: int = 6
     patience: int = 10
     lost_after: int = 3
     validate: bool = True
@@ -36,7 +38,7 @@ class Policy:
     """When a client's new memory holds: once its reply "counted", or "at once"."""
 
     def __post_init__(self) -> None:
-        for name, least in (("retries", 0), ("patience", 1), ("lost_after", 1)):
+        for name, least in (("retries", 0), ("full_retries", 0), ("patience", 1), ("lost_after", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"policy: {name} must be a whole number of at least {least}, not {value!r}")
@@ -49,7 +51,7 @@ class Policy:
     @classmethod
     def naive(cls) -> Policy:
         """None at all: what a loop that nobody has thought about does. For comparison."""
-        return cls(retries=0, validate=False, fall_back=False, remember="at once")
+        return cls(retries=0, full_retries=0, validate=False, fall_back=False, remember="at once")
 
 
 class Letter(NamedTuple):

@@ -99,7 +99,13 @@ def parse(table: dict[str, Any], source: str) -> tuple[Faults, Policy]:
     kinds: dict[str, type] = {"tied": str, "gone": list, "gone_from": int, "seed": int}
     schema = {field.name: kinds.get(field.name, float) for field in dataclasses.fields(Faults)}
     settings.known(faults, schema, f"{source}, [faults]", set(schema))
-    numbers: dict[str, type] = {"retries": int, "patience": int, "lost_after": int, "remember": str}
+    numbers: dict[str, type] = {
+        "retries": int,
+        "full_retries": int,
+        "patience": int,
+        "lost_after": int,
+        "remember": str,
+    }
     shape = {field.name: numbers.get(field.name, bool) for field in dataclasses.fields(Policy)}
     settings.known(policy, shape, f"{source}, [policy]", set(shape))
     try:

@@ -115,7 +115,7 @@ class Rounds:
                 why = f"lost: {_names(lost)}" if lost else f"no reply from {_names(missing)}"
                 self.tell(draws.round, "fallback", f"a sampled round instead of a full one; {why}")
                 tally.fallbacks += 1
-                call, wave = call.instead(), 1 + self.policy.retries
+                call, wave = call.instead(), 1 + self.policy.full_retries
         if got is None:
             got, missing = self._gather(call, draws, wave)
         if got is None:
@@ -129,7 +129,9 @@ class Rounds:
         """The mean over a call's clients, or None where those who are missing (returned too) must not be."""
         policy, last = self.policy, wave + self.policy.patience
         strict = call.complete and policy.fall_back
-        retries = max(policy.retries, policy.patience) if strict and call.instead is None else policy.retries
+        retries = policy.retries
+        if strict:
+            retries = policy.full_retries if call.instead is not None else max(policy.full_retries, policy.patience)
         while True:
             self._send(len(call.clients), call.message)
             answers = iter(self.post.ask(call.clients, call.message, wave))

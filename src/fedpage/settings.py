@@ -45,11 +45,13 @@ def loads(text: str, source: str) -> dict[str, Any]:
         raise InputError(f"{source}: not TOML that can be read (nested too deeply)") from None
 
 
-def known(table: Mapping[str, Any], schema: Mapping[str, type], where: str, optional: set[str]) -> None:
+def known(table: Any, schema: Mapping[str, type], where: str, optional: set[str]) -> None:
     """Refuse keys that the schema does not have, values of another type, and missing keys that are not optional.
 
     A float may be written without a point; it must be finite.
     """
+    if not isinstance(table, Mapping):
+        raise InputError(f"{where}: must be a table of keys, not {shown(table)}")
     for key, value in table.items():
         if key not in schema:
             near = get_close_matches(key, schema, n=1)
@@ -73,11 +75,11 @@ def _finite(value: Any) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value in an error message: one line, not too long."""
+    """A value in an error message: one line of at most 60 characters; a deep one has no other name than its type."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # an integer of thousands of digits
-        text = "a huge number"
+    except (RecursionError, ValueError):  # a ValueError: an integer of thousands of digits
+        return f"this {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

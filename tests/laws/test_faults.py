@@ -40,7 +40,12 @@ def test_enough_retries_give_the_run_without_faults_bit_for_bit(name):
     problem = uneven()
     plain = fp.simulate(problem, ALL[name], rounds=20, seed=3)
     patient = fp.simulate(
-        problem, ALL[name], rounds=20, seed=3, faults=EVERY_FAULT, policy=fp.Policy(retries=200, patience=200)
+        problem,
+        ALL[name],
+        rounds=20,
+        seed=3,
+        faults=EVERY_FAULT,
+        policy=fp.Policy(retries=200, full_retries=200, patience=200),
     )
     assert patient.x.tobytes() == plain.x.tobytes()
     assert patient.last("missing") > 0

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpage import settings
 from fedpage.draws import uniforms
 from fedpage.history import History
-from fedpage.paper.figures import Figure, check_table, read_toml, shown
+from fedpage.paper.figures import Figure
 from fedpage.types import InputError
 
 HOLDS, CHOICES, FAILS, UNDECIDED = "holds", "holds under stated choices", "does not hold", "undecided"
@@ -80,14 +81,14 @@ def claims() -> list[Claim]:
 
 def parse(text: str, source: str = "claims.toml") -> list[Claim]:
     """Claims from TOML; unknown keys and kinds are errors, and so are values of a wrong kind."""
-    book = read_toml(text, source)
-    check_table(book, {"claim": list}, source, optional={"claim"})
+    book = settings.loads(text, source)
+    settings.known(book, {"claim": list}, source, optional={"claim"})
     found = []
     for number, table in enumerate(book.get("claim", []), start=1):
         where = f"{source}, claim {number}"
-        check_table(table, _KEYS, where, optional={"choices", "column", "printed", "at"})
+        settings.known(table, _KEYS, where, optional={"choices", "column", "printed", "at"})
         if table["kind"] not in _KINDS:
-            raise InputError(f"{where}: kind must be one of {', '.join(_KINDS)}, not {shown(table['kind'])}")
+            raise InputError(f"{where}: kind must be one of {', '.join(_KINDS)}, not {settings.shown(table['kind'])}")
         made = Claim(
             name=table["name"], text=table["text"], where=table["where"], kind=table["kind"],
             figures=tuple(table["figures"]), curves=tuple(table["curves"]), choices=table.get("choices", {}),
@@ -117,7 +118,7 @@ def _sound(claim: Claim, where: str) -> None:
     if not all(row and all(type(value) in (int, float) for value in row) for row in claim.printed):
         raise InputError(f"{where}: printed must hold lists of numbers")
     if not 0 <= claim.at < 2**31:
-        raise InputError(f"{where}: at must be from 0 to {2**31 - 1:,}, not {shown(claim.at)}")
+        raise InputError(f"{where}: at must be from 0 to {2**31 - 1:,}, not {settings.shown(claim.at)}")
 
 
 def end_of(history: History, at: int = 0) -> float:

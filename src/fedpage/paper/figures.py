@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpage import settings
 from fedpage.methods import METHODS
 from fedpage.types import InputError
 
@@ -95,40 +96,28 @@ def _texts() -> dict[str, str]:
     return found
 
 
-def read_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables of a TOML text; an InputError names the line where it is none."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: not TOML ({error})") from None
-    except ValueError:
-        raise InputError(f"{source}: not TOML (a number with too many digits)") from None
-    except RecursionError:
-        raise InputError(f"{source}: not TOML that can be read (nested too deep)") from None
-
-
 def parse(text: str, source: str) -> Figure:
     """A figure from its TOML; unknown keys, missing ones and values of a wrong kind are errors."""
-    table = read_toml(text, f"figure {source}")
-    check_table(table, _FIGURE, f"figure {source}", optional={"tuning"})
+    table = settings.loads(text, f"figure {source}")
+    settings.known(table, _FIGURE, f"figure {source}", optional={"tuning"})
     panels, methods = table["panel"], table["method"]
     _within(table, ("rows", "rounds", "seeds"), f"figure {source}")
     _within(table, ("record",), f"figure {source}", least=0)
     for number, panel in enumerate(panels):
         where = f"figure {source}, panel {number + 1}"
-        check_table(panel, _PANEL, where, optional=set(_PANEL) - {"clients"})
+        settings.known(panel, _PANEL, where, optional=set(_PANEL) - {"clients"})
         _within(panel, ("clients", "S", "S_rivals", "b_rivals"), where)
     for number, method in enumerate(methods):
         where = f"figure {source}, method {number + 1}"
-        check_table(method, _METHOD, where, optional=set(_METHOD) - {"name", "label"})
+        settings.known(method, _METHOD, where, optional=set(_METHOD) - {"name", "label"})
         _within(method, ("S", "K", "b", "b3"), where)
         if method["name"] not in METHODS:
             near = get_close_matches(method["name"], METHODS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(METHODS)}"
-            raise InputError(f"{where}: unknown method {shown(method['name'])}{hint}")
+            raise InputError(f"{where}: unknown method {settings.shown(method['name'])}{hint}")
     if "tuning" in table:
         where = f"figure {source}, tuning"
-        check_table(table["tuning"], _TUNING, where, optional=set())
+        settings.known(table["tuning"], _TUNING, where, optional=set())
         _within(table["tuning"], ("seeds",), where)
         for key in ("eta_g", "rho"):
             _steps(table["tuning"], key, 1, where)
@@ -149,26 +138,17 @@ def parse(text: str, source: str) -> Figure:
     return Figure(**plain, panels=made, columns=columns, tuning=table.get("tuning"))
 
 
-def shown(value: object) -> str:
-    """A value in at most 60 characters; a deep one has no other name than its type."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # a ValueError: too many digits
-        return f"this {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _within(table: Mapping[str, Any], keys: tuple[str, ...], where: str, least: int = 1) -> None:
     """Whole numbers that are given must be sensible ones."""
     for key in keys:
         if key in table and not least <= table[key] <= _LARGEST:
-            raise InputError(f"{where}: {key} must be from {least} to {_LARGEST:,}, not {shown(table[key])}")
+            raise InputError(f"{where}: {key} must be from {least} to {_LARGEST:,}, not {settings.shown(table[key])}")
 
 
 def _positive(value: Any, what: str) -> float:
     """A finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
-        raise InputError(f"{what} must be a finite number above 0, not {shown(value)}")
+        raise InputError(f"{what} must be a finite number above 0, not {settings.shown(value)}")
     return float(value)
 
 
@@ -178,23 +158,6 @@ def _steps(table: Mapping[str, Any], key: str, least: int, where: str) -> list[f
     if len(values) < least:
         raise InputError(f"{where}: {key} needs at least {least} numbers, not {len(values)}")
     return [_positive(value, f"{where}: every {key}") for value in values]
-
-
-def check_table(table: Mapping[str, Any], schema: Mapping[str, type], where: str, optional: set[str]) -> None:
-    """Refuse a table with unknown keys, missing ones, or values of a wrong kind."""
-    if not isinstance(table, dict):
-        raise InputError(f"{where}: must be a table of keys, not {shown(table)}")
-    for key, value in table.items():
-        if key not in schema:
-            near = get_close_matches(key, schema, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(schema)}"
-            raise InputError(f"{where}: unknown key {shown(key)}{hint}")
-        wanted = (int, float) if schema[key] is float else schema[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and schema[key] is not bool):
-            raise InputError(f"{where}: {key} must be of type {schema[key].__name__}, not {shown(value)}")
-    missing = [key for key in schema if key not in table and key not in optional]
-    if missing:
-        raise InputError(f"{where}: {missing[0]!r} is missing")
 
 
 def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, where: str) -> Panel:
@@ -211,7 +174,7 @@ def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, w
         if table.get("rival"):
             missing = [key for key in ("S_rivals", "b_rivals") if key not in panel]
             if missing:
-                raise InputError(f"{where}: {missing[0]!r} is missing, and {shown(table['label'])} is a rival")
+                raise InputError(f"{where}: {missing[0]!r} is missing, and {settings.shown(table['label'])} is a rival")
             options |= {"S": panel["S_rivals"], "b": panel["b_rivals"]}
         elif "S" in panel:
             options["S"] = panel["S"]
