@@ -36,6 +36,17 @@ def test_the_readme_names_every_method_and_the_two_commands():
     assert "make test" in text
 
 
+def test_the_runs_of_the_documentation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("docs/runs.md")
+    exec(code.replace("1000", "60").replace("checkpoint_every=100", "checkpoint_every=10"), {"fp": fp})
+    assert {path.name for path in (tmp_path / "runs" / "long").iterdir()} >= {
+        "run.toml",
+        "history.jsonl",
+        "checkpoints",
+    }
+
+
 def test_links_between_documents_lead_somewhere():
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
