@@ -65,7 +65,7 @@ MUTANTS = [
     Mutant("policy: NaN counts", "rounds.py", "if not fault and not finite(letter.reply):", "if not fault and letter.reply is None:"),
     Mutant("policy: any shape counts", "rounds.py", "fault = form.fault(letter.reply)", "fault = ''"),
     Mutant("policy: nobody is asked again", "rounds.py", "if not silent or attempt == retries:", "if True:"),
-    Mutant("policy: memories of replies that did not count", "rounds.py", 'if self.policy.remember == "counted" and letters[0].memory is not None:', "if False:"),
+    Mutant("policy: memories of replies that did not count", "rounds.py", 'if self.policy.remember == "counted":', "if False:"),
     Mutant("policy: full rounds are tried for a lost client", "rounds.py", "            if not lost:\n", "            if True:\n"),
     Mutant("policy: the fall-back is forgotten", "methods/fedpage.py", "complete=True, instead=instead)  # line 4", "complete=True)  # line 4"),
     Mutant("policy: FedPAGE's first g does not wait", "methods/fedpage.py", "instead = None if draws.round == 0 else partial", "instead = partial"),

@@ -18,13 +18,12 @@ import numpy as np
 
 from fedpage._version import __version__
 from fedpage.arrivals import Answer, Letter, Policy
-from fedpage.checkpoint import filled, outline_of
-from fedpage.draws import RoundDraws, check_seed
 from fedpage.faults import Faults, Weather, spoiled
 from fedpage.history import History
-from fedpage.rounds import Memories, Rounds, Tally, as_letters
+from fedpage.rounds import Memories, as_letters
 from fedpage.rundir import RunDirectory
 from fedpage.running import Progress, Run, check_whole
+from fedpage.serving import Server, mean_measures
 from fedpage.stopping import Stop
 from fedpage.types import Draws, InputError, Ints, Method, Problem, Vector
 
@@ -34,7 +33,7 @@ _CHUNK_BYTES = 1 << 22
 """... and the most memory that a vector of each of them may take together. No chunk size can change a bit."""
 
 
-class Simulation:
+class Simulation(Server):
     """A run's rounds in this process: the server's state, the clients' memories and the tally, a round at a time.
 
     `simulate` is the loop round it; tests use it to look inside. With `faults`, clients fail as those say, and what is
@@ -44,47 +43,35 @@ class Simulation:
     def __init__(
         self, problem: Problem, method: Method, *, seed: int, x0: Vector | None = None, threads: int = 1,
         chunk: int | None = None, faults: Faults | None = None, policy: Policy | None = None,
+        measured: str = "whole",
     ) -> None:  # fmt: skip
         for name in ("oracle", "measure", "describe"):
             if isinstance(problem, type) or not hasattr(problem, name):
                 raise InputError(
                     f"problem must be a problem such as RobustRegression(data, clients=10), not {problem!r}"
                 )
-        for name in ("init", "call", "client", "server"):
-            if isinstance(method, type) or not hasattr(method, name):
-                raise InputError(f"method must be a method such as FedPAGE(S=10), not {method!r}")
         for name, value, kind in (("faults", faults, Faults), ("policy", policy, Policy)):
             if value is not None and not isinstance(value, kind):
                 raise InputError(f"{name} must be a {kind.__name__}, such as {kind.__name__}(), not {value!r}")
+        if measured not in ("whole", "clients"):
+            raise InputError(f"measured must be 'whole' or 'clients', not {measured!r}")
         check_whole("threads", threads, 1)
         if chunk is None:
             chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
         check_whole("chunk", chunk, 1)
         start = np.zeros(problem.d) if x0 is None else _start(x0, problem.d)
-        self.problem, self.method, self.seed = problem, method, check_seed(seed)
+        super().__init__(method, problem.N, start, seed=seed, policy=policy)
+        self.problem, self.measured = problem, measured
         self.threads, self.chunk = int(threads), int(chunk)
-        self.state = method.init(start, problem.N)
         self.memories = Memories(method.memory, problem.N, problem.d)
-        self.rounds = Rounds(method, problem.N, self, policy=policy)
-        self.tally = self.rounds.tally
         self._weather = None if faults is None else Weather(faults, problem, self.seed)
         self._late: list[Letter] = []
         self._draws: Draws | None = None
 
     @property
-    def x(self) -> Vector:
-        """(d,) the current model."""
-        x: Vector = self.state.x
-        return x
-
-    @property
-    def effective_step(self) -> float:
-        """The method's."""
-        return float(self.method.step)
-
-    def draws(self) -> Draws:
-        """The coming round's random numbers."""
-        return RoundDraws(self.seed, self.tally.round)
+    def code(self) -> dict[str, type[Any]]:
+        """The classes whose code decides what a round computes."""
+        return {**super().code, "problem": type(self.problem)}
 
     def step(self) -> None:
         """One round."""
@@ -92,8 +79,14 @@ class Simulation:
         self.state = self.rounds.play(self.state, self._draws)
 
     def measure(self) -> Mapping[str, float]:
-        """What the problem says of x."""
-        return self.problem.measure(self.x, self.threads)
+        """What the problem says of x; or what its clients say of it, as in a federation."""
+        if self.measured == "whole":
+            return self.problem.measure(self.x, self.threads)
+        parts: Any = getattr(self.problem, "client_measures", None)
+        if parts is None:
+            raise InputError(f"{type(self.problem).__name__} has no client_measures; leave measured at 'whole'")
+        each = [parts(chunk, self.x) for chunk in self._chunks(np.arange(self.N, dtype=np.int64))]
+        return mean_measures((losses for losses, _ in each), (gradients for _, gradients in each))
 
     def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
         """The called clients' work, in chunks; replies come in client order."""
@@ -164,61 +157,44 @@ class Simulation:
         """All that the coming rounds depend on."""
         clients = self.memories.written()
         remembered = self.memories.get(clients)
-        misses = self.rounds.roster.misses
-        return {
-            "state": outline_of(self.state),
-            "tally": dict(vars(self.tally)),
-            "memory": None if remembered is None else {"clients": clients, "parts": list(remembered)},
-            "misses": {str(client): times for client, times in misses.items()},
-            "late": [
-                {"client": letter.client, "round": letter.round, "message": type(letter.reply).__name__,
-                 "parts": list(letter.reply)}
-                for letter in self._late
-            ],
-        }  # fmt: skip
+        late = [
+            {"client": one.client, "round": one.round, "kind": type(one.reply).__name__, "parts": list(one.reply)}
+            for one in self._late
+        ]
+        memory = None if remembered is None else {"clients": clients, "parts": list(remembered)}
+        return {**super().snapshot(), "memory": memory, "late": late}
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
         """Go back to a snapshot of a run with the same method, problem, seed and faults."""
-        fresh = Tally()
         try:
-            state, tally, memory = tree["state"], dict(tree["tally"]), tree["memory"]
-            kinds = {name: type(value) for name, value in vars(fresh).items()}
-            sound = {name: type(value) for name, value in tally.items()} == kinds
-            sound = sound and all(0 <= value < 2**63 for value in tally.values())
-            if not sound or (memory is None) != (self.method.memory is None):
-                raise TypeError
-            misses = {int(client): int(times) for client, times in tree["misses"].items()}
-            late = [(int(one["client"]), int(one["round"]), str(one["message"]), one["parts"]) for one in tree["late"]]
+            memory = tree["memory"]
+            late = [(int(one["client"]), int(one["round"]), str(one["kind"]), one["parts"]) for one in tree["late"]]
             flat = all(isinstance(part, np.ndarray) and part.ndim == 1 for one in late for part in one[3])
-            if not flat or any(times < 1 or not 0 <= client < self.problem.N for client, times in misses.items()):
+            if not flat or (memory is None) != (self.method.memory is None):
                 raise TypeError
             if memory is not None:
                 clients, parts = memory["clients"], memory["parts"]
                 shape = (len(clients), self.problem.d)
-                if (
-                    clients.dtype != np.int64
-                    or clients.ndim != 1
-                    or any(part.shape != shape or part.dtype != np.float64 for part in parts)
-                ):
+                if clients.dtype != np.int64 or clients.ndim != 1:
                     raise TypeError
-                if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < self.problem.N:
+                if any(part.shape != shape or part.dtype != np.float64 for part in parts):
+                    raise TypeError
+                if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < self.N:
                     raise TypeError
                 kind: Any = self.method.memory
                 remembered = kind(*parts)
+            replies = [Letter(client, of, _replied(kind_of, parts)) for client, of, kind_of, parts in late]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
-        self.state = filled(self.state, state, source)
+        super().restore(tree, source)
         if memory is not None:
             self.memories.put(clients, remembered)
-        for name, value in tally.items():
-            setattr(self.tally, name, value)
-        self.rounds.roster.misses = misses
-        self._late = [Letter(client, of, _replied(message, parts)) for client, of, message, parts in late]
+        self._late = replies
 
 
-def _replied(message: str, parts: Any) -> Any:
+def _replied(kind: str, parts: Any) -> Any:
     """A late reply as it was: all that still counts of it is its name, its fields and that it is late."""
-    return namedtuple(message, [f"part{i}" for i in range(len(parts))])(*parts)
+    return namedtuple(kind, [f"part{i}" for i in range(len(parts))])(*parts)
 
 
 def _start(x0: Any, d: int) -> Vector:
@@ -254,6 +230,7 @@ def simulate(
     out: str | os.PathLike[str] | None = None,
     checkpoint_every: str | int = "10s",
     resume: bool = False,
+    measured: str = "whole",
 ) -> History:
     """Run `rounds` rounds of a method on a problem and return its history.
 
@@ -269,6 +246,9 @@ def simulate(
     seconds ("10s"). If the process dies, the same call with resume=True goes on from the newest checkpoint, and ends
     with the same bits; it begins where there is none, and only reads the history of a run that is finished.
 
+    measured: "clients" takes loss and gradient from each client and adds them in client order, as a federation has to;
+    the last bits differ from those of the "whole".
+
     >>> import fedpage as fp
     >>> problem = fp.RobustRegression(fp.load("census", rows=200), clients=20)
     >>> history = fp.simulate(problem, fp.FedPAGE(S=2, K=5, eta_g=0.1), rounds=50, seed=0)
@@ -276,7 +256,7 @@ def simulate(
     True
     """
     options: dict[str, Any] = {"rounds": rounds, "seed": seed, "x0": x0, "record": record, "stop": stop,
-                               "faults": faults, "policy": policy}  # fmt: skip
+                               "faults": faults, "policy": policy, "measured": measured}  # fmt: skip
     run = prepare(problem, method, threads=threads, chunk=chunk, **options)
     if out is None:
         if resume:
@@ -295,16 +275,19 @@ def simulate(
 def prepare(
     problem: Problem, method: Method, *, rounds: int, seed: int, x0: Vector | None = None, record: int = 10,
     stop: Any = None, threads: int = 1, chunk: int | None = None, faults: Faults | None = None,
-    policy: Policy | None = None,
+    policy: Policy | None = None, measured: str = "whole",
 ) -> Run:  # fmt: skip
     """A run that has not begun; `simulate`'s options."""
     history = History()
     engine = Simulation(
-        problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk, faults=faults, policy=policy
+        problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk, faults=faults, policy=policy,
+        measured=measured,
     )  # fmt: skip
     run = Run(engine, history, rounds=rounds, record=record, stop=stop)
     engine.rounds.tell = run.happened
     history.meta = provenance(problem, method, seed=seed, rounds=rounds, record=record, x0=x0, stop=stop)
+    if measured != "whole":
+        history.meta["measured"] = measured
     if faults is not None:
         history.meta["faults"] = faults.describe()
     if policy is not None:

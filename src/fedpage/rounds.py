@@ -193,7 +193,7 @@ class Rounds:
                 if n:
                     kind = type(letters[0].reply)
                     answered += [letter.client for letter in letters]
-                    if self.policy.remember == "counted" and letters[0].memory is not None:
+                    if self.policy.remember == "counted":
                         kept.append(_stacked(letters))
             count += n
             if n:
@@ -324,8 +324,10 @@ def as_letters(answer: Answer, now: int) -> list[Letter]:
 
 
 def _stacked(letters: list[Letter]) -> tuple[Ints, Any]:
-    """Clients and their memories, (n, d)."""
+    """Clients and their memories, (n, d); None where there is none, or they keep them to themselves."""
     clients = np.array([letter.client for letter in letters], dtype=np.int64)
+    if letters[0].memory is None:
+        return clients, None
     kind = type(letters[0].memory)
     return clients, kind(*(np.stack(rows) for rows in zip(*(letter.memory for letter in letters), strict=True)))
 

@@ -315,8 +315,7 @@ def interval(every: str | int) -> tuple[int | None, float | None]:
 def identity(run: Run) -> dict[str, Any]:
     """What makes a run this run: its provenance without versions, and its code, as plain values without None."""
     meta = {key: value for key, value in run.history.meta.items() if key != "versions"}
-    engine: Any = run.engine
-    meta["code"] = {"method": code_digest(type(engine.method)), "problem": code_digest(type(engine.problem))}
+    meta["code"] = {name: code_digest(kind) for name, kind in run.engine.code.items()}
     plain: dict[str, Any] = _without_none(json.loads(json.dumps(meta, default=str)))
     return plain
 

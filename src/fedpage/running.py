@@ -40,6 +40,11 @@ class Engine(Protocol):
         """The method's."""
         ...
 
+    @property
+    def code(self) -> dict[str, type[Any]]:
+        """The classes whose code decides what a round computes, by name."""
+        ...
+
     def step(self) -> None:
         """One round."""
         ...

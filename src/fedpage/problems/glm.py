@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -109,6 +110,26 @@ class LinearModel:
         """(N,) rows M_i at each client."""
         return self._sizes
 
+    def client_measures(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
+        """(n,) and (n, d): each client's own N w_i f_i(x) and its gradient, regulariser included."""
+        x = self._point(x)
+        losses, gradients = np.empty(len(clients)), np.zeros((len(clients), self.d))
+        scale = self._scale[clients]
+        with np.errstate(over="ignore", invalid="ignore"):
+            penalty, slope = self._penalty(x)
+            for row, client in enumerate(clients.tolist()):
+                args = (self._loss, client, client + 1, x, True, gradients[row])
+                losses[row] = kernels.objective(*self._rows_and_targets, *args)
+            return losses + scale * penalty, gradients + scale[:, None] * slope
+
+    def scaled(self, factor: float) -> Self:
+        """The same problem with every client's objective times a factor: N w_i, on a node that has client i alone."""
+        twin = copy(self)
+        twin._scale = self._scale * factor
+        twin.weights = "given"
+        twin._store()
+        return twin
+
     def mean_labels(self) -> Vector:
         """(N,) the mean label of each client's rows."""
         y = self.data.y[self.partition.order]
@@ -145,17 +166,23 @@ class LinearModel:
             grad /= self.N
             if not (math.isfinite(loss) and np.isfinite(grad).all()):  # the sum may overflow where the mean does not
                 loss, grad = self._sums(x, want_loss, threads, self._scale / self.N)
-            if self._codes[1] == kernels.L2:
-                square = 0.5 * self.alpha * float(kernels.total(x * x))
-                root = math.sqrt(0.5 * self.alpha) * x
-                loss += square if math.isfinite(square) else float(kernels.total(root * root))
-                grad += self.alpha * x
-            elif self._codes[1] == kernels.NONCONVEX:
-                x = np.clip(x, -1e77, 1e77)  # beyond it both are at their limits, and q^2 would overflow
-                q = 1.0 + x * x
-                loss += self.alpha * float(kernels.total(x * x / q))
-                grad += 2.0 * self.alpha * x / (q * q)
+            if self._codes[1] != kernels.NO_REG:
+                penalty, slope = self._penalty(x)
+                loss += penalty
+                grad += slope
         return loss, grad
+
+    def _penalty(self, x: Vector) -> tuple[float, Vector]:
+        """The regulariser at x, and its gradient (d,)."""
+        if self._codes[1] == kernels.L2:
+            square = 0.5 * self.alpha * float(kernels.total(x * x))
+            root = math.sqrt(0.5 * self.alpha) * x
+            return square if math.isfinite(square) else float(kernels.total(root * root)), self.alpha * x
+        if self._codes[1] == kernels.NONCONVEX:
+            x = np.clip(x, -1e77, 1e77)  # beyond it both are at their limits, and q^2 would overflow
+            q = 1.0 + x * x
+            return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
+        return 0.0, np.zeros(self.d)
 
     def _sums(self, x: Vector, want_loss: bool, threads: int, scale: Vector) -> tuple[float, Vector]:
         """Sums over a number of blocks of clients that depends on the data alone, added in their order."""
