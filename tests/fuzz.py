@@ -438,7 +438,7 @@ def slow_number(value: Any) -> float:
         raise ValueError
     if type(value) is not float and abs(value) >= 2**1024 - 2**970:
         raise ValueError
-    return value + 0
+    return +value
 
 
 def later(rows: list[dict[str, float]], row: dict[str, float]) -> None:
@@ -655,7 +655,7 @@ def cache_seeds() -> tuple[bytes, ...]:
     whole = place.read_bytes()
     bare = io.BytesIO()
     np.savez(bare, y=np.zeros(3), indptr=np.zeros(4), indices=np.zeros(1), values=np.zeros(1), features=3)
-    return whole, whole[:-40], bare.getvalue()
+    return whole, whole[:-40], bare.getvalue(), bytes(32) + bare.getvalue()
 
 
 # --- runs on disk ----------------------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ _WORDS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 
 def _unjson(value: Any) -> float:
     """What `_json` made JSON of; a whole number must fit a float."""
-    number: float = _WORDS[value] if isinstance(value, str) else value + 0
+    number: float = _WORDS[value] if isinstance(value, str) else +value
     float(number)
     return number
 

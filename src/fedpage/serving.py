@@ -1,4 +1,4 @@
-"""What every engine's server has: a method's state, its rounds and their costs; how clients are reached is the engine's."""
+"""What every engine's server has: a method's state, its rounds and their costs. How clients are reached differs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Server:
 
 
 def mean_measures(losses: Iterable[Vector], gradients: Iterable[Vector]) -> dict[str, float]:
-    """{"loss", "grad_norm"} of the mean of clients' own, in client order: chunks of losses (n,) and gradients (n, d)."""
+    """{"loss", "grad_norm"} of the mean of clients' own, in client order; chunks of losses (n,), gradients (n, d)."""
     count, loss, total = 0, None, None
     for values, rows in zip(losses, gradients, strict=True):
         count += len(values)

@@ -165,7 +165,7 @@ class Store:
             if entry["search"] != self._key:
                 return
             method, seed, diverged = entry["method"], entry["seed"], entry["diverged"]
-            cost, best = (float(entry[name] + 0) for name in ("cost", "best"))
+            cost, best = (float(+entry[name]) for name in ("cost", "best"))
             if type(method) is dict and type(seed) is int and type(diverged) is bool and cost >= 0 and best >= 0:
                 self._known[self._name(method, seed)] = Trial(cost, best, diverged)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

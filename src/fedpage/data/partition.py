@@ -131,8 +131,8 @@ def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition
     n = len(y)
     clients = _enough("dirichlet", n, clients)
     alpha = _real("dirichlet", "alpha", alpha)
-    if not 0 < alpha <= 1e9:
-        raise InputError(f"dirichlet: alpha must be positive and at most 1e9, not {alpha!r}")
+    if not alpha > 0:
+        raise InputError(f"dirichlet: alpha must be positive, not {alpha!r}")
     labels, which = np.unique(y, return_inverse=True)
     name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
     for attempt in range(50):
