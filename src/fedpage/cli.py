@@ -69,6 +69,8 @@ def main() -> None:
         if isinstance(error, OSError):
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 1)
+        if isinstance(error, ValueError) and "null byte" in str(error):  # some versions of click look at paths first
+            _fail("a file's name cannot have a NUL in it", 2)
         if os.environ.get("FEDPAGE_DEBUG"):
             raise
         if isinstance(error, MemoryError):

@@ -101,3 +101,14 @@ def test_every_public_thing_has_a_docstring_and_is_listed():
     assert set(fp._WHERE) | set(fp._ROOMS) | {"__version__"} == set(fp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fp.nothing  # noqa: B018
+
+
+def test_the_faults_of_the_documentation(tmp_path, run):
+    (toml,) = re.findall(
+        r"```toml\n(.*?)```", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    (tmp_path / "faults.toml").write_text(toml, encoding="utf-8")
+    words = ["--data", "census:rows=400", "--clients", "10", "--S", "3", "--partition", "by-label", "--rounds", "30", "--faults", "faults.toml"]
+    code, out, err = run("run", "fedpage", *words)
+    assert code == 0, err
+    assert "rejected: " in out

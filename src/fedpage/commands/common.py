@@ -303,7 +303,7 @@ def lasting(text: str, at: str = "") -> str:
     from fedpage.data.registry import known
 
     path, found, rest = text.rpartition(at) if at else (text, "", "")
-    if not path or text.partition(":")[0] in known() or not Path(path).exists():
+    if not path or text.partition(":")[0] in known() or not os.path.exists(path):
         return text
     return f"{Path(path).resolve()}{found}{rest}"
 
