@@ -108,7 +108,8 @@ def test_the_faults_of_the_documentation(tmp_path, run):
         r"```toml\n(.*?)```", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), flags=re.DOTALL
     )
     (tmp_path / "faults.toml").write_text(toml, encoding="utf-8")
-    words = ["--data", "census:rows=400", "--clients", "10", "--S", "3", "--partition", "by-label", "--rounds", "30", "--faults", "faults.toml"]
+    small = ["--data", "census:rows=400", "--clients", "10", "--S", "3", "--rounds", "30"]
+    words = [*small, "--partition", "by-label", "--faults", "faults.toml"]
     code, out, err = run("run", "fedpage", *words)
     assert code == 0, err
     assert "rejected: " in out

@@ -87,7 +87,7 @@ def test_a_slip_of_the_pen_gets_a_suggestion(oops, words, meant):
         (*RUN, "--rounds", str(10**18), "--S", "4000"), (*RUN, "--S", BIG), (*RUN, "--K", BIG), (*RUN, "--b3", "-1"),
         (*RUN, "--eta-g", "1e999"), (*RUN, "--eta-g", "0x1"), (*RUN, "--periodic", "maybe"),
         (*RUN, "--seed", str(2**64)),
-        (*RUN, "--partition", "dirichlet:1e308"), (*RUN, "--partition", "dirichlet:nan"), (*RUN, "--partition", ""),
+        (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"), (*RUN, "--partition", ""),
         (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"by-label:{BIG}"), (*RUN, "--objective", ""),
         (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"), (*RUN, "--data", "census:seed=-1"),
         (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"), (*RUN, "--data", "a\0b.txt"),
