@@ -310,14 +310,15 @@ def provenance(
         "record": int(record),
         "x0": start,
         "stop": ending if named else "a function",
-        "versions": {"fedpage": __version__, "python": platform.python_version(), **_versions()},
+        "versions": versions(),
     }
 
 
 @cache
-def _versions() -> dict[str, str]:
-    """Of the packages whose numbers a run depends on."""
-    return {name: importlib.metadata.version(name) for name in ("numpy", "numba", "scipy")}
+def versions() -> dict[str, str]:
+    """Of this package, Python and the packages whose numbers a run depends on."""
+    others = {name: importlib.metadata.version(name) for name in ("numpy", "numba", "scipy")}
+    return {"fedpage": __version__, "python": platform.python_version(), **others}
 
 
 def describe(method: Method) -> dict[str, Any]:

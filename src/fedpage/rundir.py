@@ -83,7 +83,7 @@ class RunDirectory:
         about = identity(run)
         self._identity = _digest_of(about)
         with self._failing():
-            _put(self.path / "history.jsonl", b"")
+            put(self.path / "history.jsonl", b"")
             self._open()
             self._line({"format": History.FORMAT, "meta": run.history.meta})
             os.fsync(self._stream.fileno())
@@ -95,7 +95,7 @@ class RunDirectory:
                 "identity": about,
                 "versions": run.history.meta.get("versions", {}),
             }
-            _put(self.path / "run.toml", settings.dumps(table).encode("utf-8"))
+            put(self.path / "run.toml", settings.dumps(table).encode("utf-8"))
 
     def take_up(self, run: Run) -> History | None:
         """Put a fresh run where this directory's run was last safe; its history if it has ended already.
@@ -226,7 +226,7 @@ class RunDirectory:
         path = self.path / "checkpoints" / f"{done:09d}-{hashlib.sha256(data).hexdigest()[:16]}.npz"
         with self._failing():
             os.fsync(self._stream.fileno())  # the records it counts on
-            _put(path, data)
+            put(path, data)
         for old in self._checkpoints()[_KEPT:]:
             old.unlink(missing_ok=True)
         for left in path.parent.glob(".*.tmp"):  # of a process that died
@@ -262,7 +262,7 @@ class _Failing:
             raise OSError(error.errno, f"{error.strerror or error}; {hint}", str(where)) from None
 
 
-def _put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes) -> None:
     """The file is there whole, on the disk, or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,0 +1,5 @@
+"""Modules of extras that are not installed are not searched for doctests."""
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("flwr") else ["src/fedpage/flower/*"]

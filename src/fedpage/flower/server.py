@@ -1,0 +1,393 @@
+"""The server: fedpage's rounds over Flower's Grid, a Strategy that owns its loop, and the ServerApp."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedpage._version import __version__
+from fedpage.arrivals import Answer, Letter, Policy, form_of
+from fedpage.engine import describe, versions
+from fedpage.flower import wire
+from fedpage.flower.site import checked, method_of
+from fedpage.history import History
+from fedpage.problems.base import client_scale
+from fedpage.rundir import RunDirectory
+from fedpage.running import Run
+from fedpage.serving import Server, mean_measures
+from fedpage.stopping import Stop
+from fedpage.types import InputError, Ints
+
+log = logging.getLogger("flwr")
+DESCRIBED: dict[str, type] = {
+    "client": int, "rows": int, "features": int, "digest": str, "labels": str, "fedpage": str, "code": str,
+}  # fmt: skip
+REPLIED: dict[str, type] = {"client": int, "round": int, "kind": str, "gradients": int, "evaluations": int}
+MEASURED: dict[str, type] = {"client": int, "round": int}
+_FIRST = 180.0
+"""Seconds that the first answer may take, at least: a node's first call starts everything there."""
+
+
+class Node(NamedTuple):
+    """Where a client is, and what it has."""
+
+    node_id: int
+    rows: int
+    features: int
+    digest: str
+
+
+class Federation(Server):
+    """An engine whose clients are Flower's nodes.
+
+    nodes: by client number 0..N-1. d: parameters. deadline: seconds after which a reply is late. poll: seconds between
+    looks for replies. sleep, clock: for tests. Replies that come after their deadline are never looked at.
+    """
+
+    def __init__(
+        self, grid: Grid, nodes: Mapping[int, Node], method: Any, d: int, *, seed: int, policy: Policy | None = None,
+        deadline: float = 600.0, poll: float = 0.2, weights: str = "uniform",
+        sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        super().__init__(method, len(nodes), np.zeros(d), seed=seed, policy=policy)
+        self.grid, self.nodes, self.d = grid, dict(nodes), d
+        self.deadline, self.poll, self.sleep, self.clock = deadline, poll, sleep, clock
+        self._scale = client_scale(weights, np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64))
+        self._dated: dict[int, int] = {}
+        """The round of each client's last reply that counted: which of its memories holds."""
+        self.run_name = ""
+        """Under which clients keep what they remember."""
+
+    def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
+        """Send a message to nodes, and wait for what comes back."""
+        now, kind = self.tally.round, type(message).__name__
+        if wave:
+            self._look_for_new_nodes()
+        sent = {
+            client: self._message(
+                client, "train.work",
+                wire.packed(message, {
+                    "client": client, "round": now, "seed": self.seed, "kind": kind, "d": self.d,
+                    "scale": float(self._scale[client]), "run": self.run_name, "dated": self._dated.get(client, -1),
+                }),
+            )
+            for client in clients.tolist()
+        }  # fmt: skip
+        form = form_of(self.method, message)
+        letters: list[Letter] = []
+        gradients = evaluations = 0
+        for client, reply in self._exchange(sent, self.deadline).items():
+            try:
+                say = wire.said(_content(reply), REPLIED)
+                self._mine(client, say)
+                if not (0 <= say["gradients"] < 2**53 and 0 <= say["evaluations"] < 2**53):
+                    raise wire.Unsound("counts that cannot be")
+                letters.append(Letter(client, say["round"], wire.unpacked(reply.content, form)))
+                gradients, evaluations = gradients + say["gradients"], evaluations + say["evaluations"]
+            except wire.Unsound as fault:
+                letters.append(Letter(client, now, None, error=str(fault)))
+        return (Answer(clients, letters=letters, gradients=gradients, evaluations=evaluations),)
+
+    def accept(self, clients: Ints, memory: Any) -> None:
+        """From now on these clients remember what they did in this round."""
+        if self.method.memory is not None:
+            self._dated |= dict.fromkeys(clients.tolist(), self.tally.round)
+
+    def measure(self) -> Mapping[str, float]:
+        """Loss and gradient norm of x: every client's own, added in client order. It is no part of the costs."""
+        form, now = wire.measures(self.d), self.tally.round
+        found: dict[int, wire.Measures] = {}
+        for wave in range(self.rounds.policy.full_retries + 1):
+            if wave:
+                self._look_for_new_nodes()
+            sent = {
+                client: self._message(
+                    client, "evaluate.measure",
+                    wire.packed(wire.Point(self.x), {
+                        "client": client, "round": now, "d": self.d, "scale": float(self._scale[client]),
+                    }),
+                )
+                for client in range(self.N) if client not in found
+            }  # fmt: skip
+            for client, reply in self._exchange(sent, self.deadline).items():
+                try:
+                    say = wire.said(_content(reply), MEASURED)
+                    self._mine(client, say)
+                    if say["round"] != now:
+                        raise wire.Unsound(f"late: it belongs to round {say['round']}")
+                    found[client] = wire.unpacked(reply.content, form)
+                except wire.Unsound as fault:
+                    self.rounds.tell(now, "rejected", f"measures of client {client}: {fault}")
+            if len(found) == self.N or self.rounds.roster.lost:
+                break
+        if len(found) < self.N:
+            self.rounds.tell(now, "measured", f"loss and gradient over {len(found)} of {self.N} clients")
+        there = [found[client] for client in sorted(found)]
+        return mean_measures((one.loss for one in there), (one.grad[None, :] for one in there))
+
+    def _mine(self, client: int, say: Mapping[str, Any]) -> None:
+        if say["client"] != client:
+            raise wire.Unsound(f"it says it is client {say['client']}")
+
+    def _message(self, client: int, kind: str, content: RecordDict) -> Message:
+        node = self.nodes[client].node_id
+        return Message(content, node, kind, ttl=self.deadline, group_id=str(self.tally.round))
+
+    def _exchange(self, sent: Mapping[int, Message], deadline: float) -> dict[int, Message]:
+        return exchange(self.grid, sent, deadline=deadline, poll=self.poll, sleep=self.sleep, clock=self.clock)
+
+    def _look_for_new_nodes(self) -> None:
+        """A node without a key of its own comes back under another number: find the client that it is."""
+        here = set(self.grid.get_node_ids())
+        known = {node.node_id for node in self.nodes.values()}
+        if not here - known or known <= here:
+            return
+        new = described(
+            self.grid, here - known, deadline=self.deadline, poll=self.poll, sleep=self.sleep, clock=self.clock
+        )
+        for client, node in new.items():
+            if client in self.nodes and self.nodes[client].digest == node.digest:
+                self.nodes[client] = node
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the coming rounds depend on; what clients remember is theirs."""
+        return {**super().snapshot(), "dated": {str(client): round for client, round in self._dated.items()}}
+
+    def restore(self, tree: Mapping[str, Any], source: str) -> None:
+        """Go back to a snapshot."""
+        try:
+            dated = {int(client): int(round) for client, round in tree["dated"].items()}
+            if any(not 0 <= client < self.N or not 0 <= round < 2**63 for client, round in dated.items()):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{source}: not a checkpoint of a federation") from None
+        super().restore(tree, source)
+        self._dated = dated
+
+
+def _content(reply: Message) -> RecordDict:
+    """What a reply holds; an error's reason, in one line, if it is one."""
+    if reply.has_error():
+        reason = " ".join(str(reply.error.reason).split())
+        raise wire.Unsound(f"{_ERRORS.get(reply.error.code, 'error')} ({reason[-200:]})")
+    return reply.content
+
+
+_ERRORS = {
+    1: "its app cannot be loaded", 2: "it raised an exception", 3: "no reply in time", 4: "its reply came too late",
+    5: "its node is not there", 6: "a mod refused", 7: "its app is not sound", 8: "its process died",
+}  # fmt: skip
+
+
+def exchange(
+    grid: Grid, sent: Mapping[int, Message], *, deadline: float, poll: float,
+    sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
+) -> dict[int, Message]:  # fmt: skip
+    """Send messages and wait until every one is answered or the deadline is over; replies by the same keys.
+
+    Replies are told apart by the message that they answer, which Flower vouches for, not by what they say.
+    """
+    waiting: dict[str, int] = {}
+    for client, name in zip(sent, list(grid.push_messages(list(sent.values()))), strict=False):
+        if name:
+            waiting[name] = client
+    replies: dict[int, Message] = {}
+    end = clock() + deadline + 5.0  # the SuperLink itself says when a deadline is over
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            if reply.metadata.reply_to_message_id in waiting:
+                replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+        if not waiting or clock() > end:
+            break
+        sleep(poll)
+    return replies
+
+
+def described(grid: Grid, ids: Iterable[int], **options: Any) -> dict[int, Node]:
+    """Which clients some nodes are. An InputError says what does not fit."""
+    sent = {
+        node: Message(RecordDict(), node, "query.describe", ttl=max(_FIRST, options["deadline"]), group_id="describe")
+        for node in sorted(ids)
+    }
+    options["deadline"] = max(_FIRST, options["deadline"])
+    found: dict[int, Node] = {}
+    kinds: dict[int, str] = {}
+    codes: set[str] = set()
+    for node, reply in exchange(grid, sent, **options).items():
+        try:
+            say = wire.said(_content(reply), DESCRIBED)
+        except wire.Unsound as fault:
+            raise InputError(f"node {node} does not say which client it is: {fault}") from None
+        client = say["client"]
+        if say["fedpage"] != __version__:
+            raise InputError(
+                f"client {client} has fedpage {say['fedpage'][:20]}, and the server {__version__}; install the same"
+            )
+        if client in found:
+            raise InputError(f"nodes {found[client].node_id} and {node} both say they are client {client}")
+        if say["rows"] < 1 or say["features"] < 1:
+            raise InputError(f"client {client} says it has {say['rows']} rows of {say['features']} features")
+        found[client] = Node(node, say["rows"], say["features"], say["digest"])
+        kinds[client] = say["labels"]
+        codes.add(say["code"])
+    if len(codes) > 1:
+        raise InputError("nodes run different code of the method; install the same version everywhere")
+    _one_meaning(kinds)
+    return found
+
+
+def _one_meaning(kinds: Mapping[int, str]) -> None:
+    """Refuse sites whose labels could mean different things."""
+    files = {client: frozenset(text.split(",")) for client, text in kinds.items() if text}
+    every: frozenset[str] = frozenset().union(*files.values())
+    if len(every) > 2 or len(set(files.values())) < 2 or every == {"-1", "1"}:
+        return
+    few = next(client for client, found in files.items() if found != every)
+    both = ",".join(sorted(every, key=float))
+    raise InputError(
+        f'client {few} has labels of one kind only; say in the run config which there are: labels = "{both}"'
+    )
+
+
+class FedpageStrategy(Strategy):
+    """A Strategy that runs a method of fedpage's. It owns its loop, so nothing can wrap it."""
+
+    def __init__(self, config: Mapping[str, Any], *, sleep: Callable[[float], None] = time.sleep,
+                 clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+        self.config = checked(config)
+        self.method = method_of(self.config)
+        self.history: History | None = None
+        self._sleep, self._clock = sleep, clock
+
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int = 0, timeout: float = 0.0,
+        train_config: Any = None, evaluate_config: Any = None, evaluate_fn: Any = None,
+    ) -> Result:  # fmt: skip
+        """Wait for the nodes, run the rounds or go on with them, write the run down. Only `grid` is used."""
+        config = self.config
+        nodes = self._gather(grid)
+        d = int(config["features"]) or max(node.features for node in nodes.values())
+        policy = Policy(
+            retries=config["retries"], full_retries=config["full-retries"], patience=config["patience"],
+            lost_after=config["lost-after"],
+        )  # fmt: skip
+        engine = Federation(
+            grid, nodes, self.method, d, seed=config["seed"], policy=policy, deadline=config["deadline"],
+            poll=config["poll"], weights=config["weights"], sleep=self._sleep, clock=self._clock,
+        )  # fmt: skip
+        stop = Stop(grad_norm=config["target"]) if config["target"] > 0 else None
+        history = History(self._meta(nodes, d, stop))
+        run = Run(engine, history, rounds=config["rounds"], record=config["record"], stop=stop)
+        engine.rounds.tell = self._tell(run)
+        name = json.dumps([history.meta[key] for key in ("method", "problem", "seed", "federation")], sort_keys=True)
+        engine.run_name = hashlib.sha256(name.encode()).hexdigest()
+        with RunDirectory(
+            config["out"] or "fedpage-run", every=config["checkpoint-every"], say=log.warning
+        ) as directory:
+            if directory.exists():
+                ended = directory.take_up(run)
+                if ended is not None:
+                    raise InputError(f"{directory.path}: this run is finished; give another out for a new one")
+                log.info("fedpage: going on after round %s", engine.tally.round)
+            else:
+                directory.begin(run)
+            self.history = directory.finish(run.go(self._progress, directory))
+            self.history.to_csv(directory.path / "history.csv")
+        log.info("fedpage: %s; %r", self.history.stopped, self.history)
+        return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
+
+    def _gather(self, grid: Grid) -> dict[int, Node]:
+        """All the clients' nodes."""
+        config, N = self.config, self.config["clients"]
+        end = self._clock() + config["wait"]
+        options: dict[str, Any] = {
+            "deadline": config["deadline"],
+            "poll": config["poll"],
+            "sleep": self._sleep,
+            "clock": self._clock,
+        }
+        found: dict[int, Node] = {}
+        asked: set[int] = set()
+        while True:
+            new = set(grid.get_node_ids()) - asked
+            if new and (len(new) + len(found) >= N or self._clock() > end):
+                asked |= new
+                more = described(grid, new, **options)
+                twice = sorted(set(found) & set(more))
+                if twice:
+                    raise InputError(f"two nodes say they are client {twice[0]}")
+                found |= more
+            if set(found) >= set(range(N)):
+                break
+            if self._clock() > end:
+                missing = [client for client in range(N) if client not in found]
+                raise InputError(
+                    f"waited {config['wait']:g} s for {N} clients; not here: {', '.join(map(str, missing[:10]))}"
+                    f"{' ...' if len(missing) > 10 else ''}"
+                )
+            self._sleep(config["poll"])
+        log.info("fedpage: %s clients with %s rows", N, sum(node.rows for node in found.values()))
+        return {client: found[client] for client in range(N)}
+
+    def _meta(self, nodes: Mapping[int, Node], d: int, stop: Stop | None) -> dict[str, Any]:
+        """What the run is, as `fedpage run` says it."""
+        config = self.config
+        digests = hashlib.sha256(" ".join(node.digest for node in nodes.values()).encode()).hexdigest()
+        problem = {
+            "objective": config["objective"], "data": config["data"] or "the sites' own", "data_digest": digests,
+            "N": len(nodes), "d": d, "rows": sum(node.rows for node in nodes.values()), "weights": config["weights"],
+            "partition": config["partition"], "alpha": config["alpha"],
+        }  # fmt: skip
+        return {
+            "method": describe(self.method), "problem": problem, "seed": config["seed"], "rounds": config["rounds"],
+            "record": config["record"], "x0": "zeros", "stop": {} if stop is None else {"grad_norm": stop.grad_norm},
+            "federation": str(config["out"]), "versions": versions(),
+        }  # fmt: skip
+
+    def _tell(self, run: Run) -> Callable[[int, str, str], None]:
+        def tell(round: int, event: str, text: str) -> None:
+            log.warning("fedpage: round %s: %s: %s", round, event, text)
+            run.happened(round, event, text)
+
+        return tell
+
+    def _progress(self, done: int, rounds: int, row: Mapping[str, float]) -> None:
+        log.info(
+            "fedpage: round %s of %s: loss %.6g, gradient %.3g", done, rounds, row.get("loss", float("nan")),
+            row.get("grad_norm", float("nan")),
+        )  # fmt: skip
+
+    def _no(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            "fedpage runs its own rounds and cannot be wrapped: differential-privacy wrappers clip round a model that "
+            "its messages are not, and would add noise to some of them only"
+        )
+
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _no
+
+    def summary(self) -> None:
+        """What is about to run."""
+        log.info("fedpage: %s", self.method)
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run's configuration says."""
+    strategy = FedpageStrategy(context.run_config)
+    strategy.summary()
+    strategy.start(grid)
+    history = strategy.history
+    if history is not None and history.stopped.startswith("gave up"):
+        raise RuntimeError(f"{history.stopped}; the same run goes on when it is started again")

@@ -1,0 +1,236 @@
+"""What a node knows: its own rows, which client it is, what it remembers. Nothing of it leaves the node but replies."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpage import settings, specs
+from fedpage.checkpoint import pack, unpack
+from fedpage.data import Dataset, libsvm
+from fedpage.data.dataset import signed
+from fedpage.data.partition import Partition, by_name
+from fedpage.data.registry import platform_cache
+from fedpage.draws import RoundDraws
+from fedpage.rundir import put
+from fedpage.types import InputError, Ints, Rows, Vector
+
+CONFIG: dict[str, type] = {
+    "method": str, "hyper": str, "data": str, "partition": str, "partition-seed": int, "objective": str, "alpha": float,
+    "weights": str, "labels": str, "label": str, "features": int, "clients": int, "rounds": int, "seed": int,
+    "record": int, "target": float, "deadline": float, "wait": float, "poll": float, "retries": int,
+    "full-retries": int, "patience": int, "lost-after": int, "out": str, "checkpoint-every": str,
+}  # fmt: skip
+"""The run's configuration, [tool.flwr.app.config]: what server and nodes are told alike."""
+_VERSIONS = 4
+"""Rounds whose memory a node keeps, so that a server may go back to an older checkpoint."""
+
+
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's configuration, whole and of the right types."""
+    settings.known(config, CONFIG, "run config", set())
+    table = dict(config)
+    for name in ("clients", "rounds"):
+        if table[name] < 1:
+            raise InputError(f"run config: {name} must be at least 1, not {table[name]}")
+    for name in ("deadline", "wait", "poll"):
+        if not 0 < table[name] < 1e7:
+            raise InputError(f"run config: {name} must be seconds, more than 0, not {table[name]}")
+    if table["weights"] not in ("uniform", "size"):
+        raise InputError(f"run config: weights must be 'uniform' or 'size', not {settings.shown(table['weights'])}")
+    return table
+
+
+def method_of(config: Mapping[str, Any]) -> Any:
+    """The method that a run's configuration names: `method` and `hyper`, such as "S=2 K=10 eta_g=0.1"."""
+    kind = specs.method_class(str(config["method"]))
+    words = {}
+    for word in str(config["hyper"]).split():
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise InputError(f"run config: hyper must be words such as S=2 K=10, not {settings.shown(word)}")
+        words[name.replace("-", "_")] = value
+    return kind(**specs.parsed(kind, words))
+
+
+class Site(NamedTuple):
+    """A node's own client."""
+
+    client: int
+    problem: Any
+    """Its objective over its own rows: a problem with this one client."""
+    digest: str
+    """Of its rows; it tells whether they are still the same."""
+    labels: str
+    """The kinds of labels in its file, if there are one or two and nobody has said which they are."""
+
+
+def site_of(node: Mapping[str, Any], run: Mapping[str, Any], features: int = 0) -> Site:
+    """The node's client: from the file that the node's own configuration names, or its part of the run's data set."""
+    return _site(tuple(sorted(node.items())), tuple(sorted(run.items())), features)
+
+
+@lru_cache(maxsize=256)
+def _site(node: tuple[tuple[str, Any], ...], run: tuple[tuple[str, Any], ...], features: int) -> Site:
+    own, config = dict(node), dict(run)
+    client, clients = own.get("partition-id"), int(config["clients"])
+    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
+        raise InputError(
+            f"node config: partition-id must say which of the {clients} clients this is, 0 to {clients - 1}, "
+            f"not {settings.shown(client)}"
+        )
+    width = features or int(config["features"]) or None
+    path, kinds = own.get("data"), ""
+    if path:
+        data, kinds = read(Path(str(path)), width, str(config["labels"]), str(config["label"]))
+        rows = np.arange(data.rows, dtype=np.int64)
+    elif config["data"]:
+        data = specs.dataset(str(config["data"]))
+        rows = by_name(str(config["partition"]), data.y, clients, int(config["partition-seed"])).rows(client)
+    else:
+        raise InputError("node config: this node has no data; give --node-config 'data=\"/path/of/a/file\"'")
+    alone = Partition(f"client {client}", rows, np.array([0, len(rows)]))
+    alpha = None if config["objective"] in ("robust", "logistic", "squares") else float(config["alpha"])
+    problem = specs.objective_over(data, alone, str(config["objective"]), alpha)
+    digest = hashlib.sha256(f"{data.digest} {alone.digest}".encode()).hexdigest()
+    return Site(client, problem, digest, kinds)
+
+
+def read(path: Path, features: int | None, labels: str, label: str) -> tuple[Dataset, str]:
+    """A site's own file, LIBSVM (plain or packed) or .csv with a header and a column of labels; its labels' kinds."""
+    if path.suffix.lower() == ".csv":
+        X, y = _csv(path, label)
+        if features is not None and X.shape[1] != features:
+            raise InputError(f"{path}: {X.shape[1]} feature columns, where {features} are agreed on")
+        made = Dataset.from_arrays(X, np.zeros(len(y)), name=path.name)
+        return _labelled(made, y, labels, path)
+    parsed = libsvm.parse(libsvm.read_bytes(path), features=features, source=str(path))
+    made = Dataset(path.name, parsed.indptr, parsed.indices, parsed.values, parsed.y, parsed.features)
+    return _labelled(made, parsed.y, labels, path)
+
+
+def _labelled(data: Dataset, y: Vector, labels: str, path: Path) -> tuple[Dataset, str]:
+    """Labels as -1/+1. A site may have one kind only, and must not guess which that is: the server looks at all."""
+    kinds = ""
+    if labels:
+        parts = labels.split(",")
+        try:
+            low, high = (float(part) for part in parts)
+        except ValueError:
+            raise InputError(f"run config: labels must be two numbers such as '0,1', not {labels!r}") from None
+        strange = np.flatnonzero((y != low) & (y != high))
+        if len(strange):
+            raise InputError(
+                f"{path}: row {strange[0] + 1} is labelled {y[strange[0]]:g}, which is not one of {labels}"
+            )
+        y = np.where(y == high, 1.0, -1.0)
+    else:
+        found = np.unique(y)
+        kinds = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else ""
+        y = signed(y)
+    return Dataset(data.name, data.indptr, data.indices, data.values, y, data.features), kinds
+
+
+def _csv(path: Path, label: str) -> tuple[Vector, Vector]:
+    """(n, d) features and (n,) labels; the column of labels is named, or the last one."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    reader = csv.reader(text.splitlines())
+    header = next(reader, [])
+    if len(header) < 2:
+        raise InputError(f"{path}: the first line must name at least two columns, features and the label")
+    if label and label not in header:
+        raise InputError(f"{path}: there is no column {label!r}; there are {', '.join(header)[:100]}")
+    where = header.index(label) if label else len(header) - 1
+    rows: list[list[float]] = []
+    for number, cells in enumerate(reader, start=2):
+        if not cells:
+            continue
+        try:
+            values = [float(cell) for cell in cells]
+        except ValueError:
+            raise InputError(f"{path}, line {number}: every cell must be a number") from None
+        if len(values) != len(header) or not all(map(math.isfinite, values)):
+            raise InputError(f"{path}, line {number}: {len(header)} finite numbers are expected")
+        rows.append(values)
+    if not rows:
+        raise InputError(f"{path}: there is no row below its header")
+    table = np.array(rows)
+    return np.delete(table, where, axis=1), table[:, where]
+
+
+class NodeDraws:
+    """A round's random numbers for one client: its number in the federation, not in its own problem, counts."""
+
+    def __init__(self, seed: int, round: int, client: int) -> None:
+        self._draws, self.round = RoundDraws(seed, round), round
+        self._client = np.array([client], dtype=np.int64)
+
+    def coin(self, p: float) -> bool:
+        """The server's coin is none of a client's business."""
+        raise NotImplementedError("clients toss no coins")
+
+    def clients(self, N: int, S: int) -> Ints:
+        """Nor is whom it calls."""
+        raise NotImplementedError("clients choose no clients")
+
+    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
+        """(1, count, min(b, M)): this client's minibatches."""
+        return self._draws.rows(self._client, sizes, b, first, count)
+
+
+class Recall:
+    """What a client remembers, in a file of its own on the node, by the round that it dates from.
+
+    The server says which round's memory counts. So a reply that was lost, a node that was restarted and a server that
+    went back to a checkpoint all find the memory that belongs to them, and a call that comes twice gets the same reply.
+    """
+
+    def __init__(self, folder: str, run: str, client: int, kind: type[Any], d: int) -> None:
+        base = Path(folder) if folder else platform_cache() / "memory"
+        self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
+        self._kind, self._d = kind, d
+
+    def get(self, dated: int) -> Any:
+        """(1, d) the memory after the client's reply in round `dated`; all zero for -1."""
+        if dated < 0:
+            return self._kind(*(np.zeros((1, self._d)) for _ in self._kind._fields))
+        rounds = self._rounds()
+        if str(dated) not in rounds:
+            raise InputError(f"this node has no memory of round {dated}; it has been lost ({self._path})")
+        return self._kind(*(part[None, :] for part in rounds[str(dated)]))
+
+    def keep(self, dated: int, round: int, memory: Any) -> None:
+        """Remember what a reply in `round` leads to, and what it came from."""
+        rounds = {key: parts for key, parts in self._rounds().items() if int(key) <= dated}
+        newest = sorted(rounds, key=int)[-(_VERSIONS - 1) :]
+        kept = {key: rounds[key] for key in newest} | {str(round): [part[0] for part in memory]}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        put(self._path, pack({"rounds": kept}))
+
+    def _rounds(self) -> dict[str, list[Vector]]:
+        try:
+            tree = unpack(self._path.read_bytes(), str(self._path))
+        except FileNotFoundError:
+            return {}
+        rounds = tree.get("rounds")
+        n = len(self._kind._fields)
+        sound = isinstance(rounds, dict) and all(
+            key.isdigit() and len(parts) == n and all(part.shape == (self._d,) for part in parts)
+            for key, parts in rounds.items()
+        )
+        if not sound:
+            raise InputError(f"{self._path}: not what this client remembers of this run")
+        found: dict[str, list[Vector]] = tree["rounds"]
+        return found

@@ -1,0 +1,152 @@
+"""A Grid in one process: messages and replies cross the same bytes as on the wire, faults are the test's, time is virtual.
+
+Flower's inner names are used where there are no public ones; this is for tests alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import context_from_proto, context_to_proto
+from flwr.proto.message_pb2 import Context as ProtoContext
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+Fault = Callable[[int, Message], Any]
+"""What befalls a message to a client: None; "drop": it never arrives; "lost": the reply never does; ("late", seconds);
+("error", code, reason); or a function that makes another reply of the reply."""
+
+
+def wire(message: Message) -> Message:
+    """The message as it arrives: its objects as bytes, and back."""
+    with no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = name = message.object_id
+        contents = {key: bytes(thing.deflate()) for key, thing in get_all_nested_objects(message).items()}
+    arrived = inflate_object_from_contents(name, contents)
+    arrived.metadata.__dict__["_message_id"] = name
+    return arrived
+
+
+class LocalGrid(Grid):
+    """Nodes 0..clients-1 with random numbers, each with its own configuration and context."""
+
+    def __init__(self, app, node_configs, run_config, *, fault: Fault | None = None, tick: float = 1.0, seed: int = 0):
+        rng = random.Random(seed)
+        self.app, self.tick, self.now = app, tick, 0.0
+        self.fault: Fault = fault or (lambda client, message: None)
+        self._run_id = 7
+        self.contexts: dict[int, Context] = {}
+        self.client_of: dict[int, int] = {}
+        for client, own in enumerate(node_configs):
+            self.add(rng.getrandbits(63), client, own, run_config)
+        self.online = set(self.contexts)
+        self._expires: dict[str, float] = {}
+        self._ready: dict[str, tuple[float, Message]] = {}
+        self.sent: list[tuple[int, str]] = []
+
+    def add(self, node_id: int, client: int, own: dict, run_config: dict) -> None:
+        self.contexts[node_id] = Context(self._run_id, node_id, dict(own), RecordDict(), dict(run_config))
+        self.client_of[node_id] = client
+
+    def node(self, client: int) -> int:
+        return next(node for node, one in self.client_of.items() if one == client and node in self.online)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def set_run(self, run):
+        pass
+
+    @property
+    def run(self):
+        return Run.create_empty(self._run_id)
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self):
+        self._identify()
+        return list(self.online)
+
+    def _identify(self):
+        """Outside a running app Flower does not know who sends."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, 11
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._push(wire(message)) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        meta, name = message.metadata, message.metadata.message_id
+        self._expires[name] = self.now + meta.ttl
+        if meta.dst_node_id not in self.online:
+            self._answer(name, self._from_superlink(message, ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable"))
+            return name
+        client = self.client_of[meta.dst_node_id]
+        self.sent.append((client, meta.message_type))
+        fault = self.fault(client, message)
+        if fault == "drop":
+            return name
+        if isinstance(fault, tuple) and fault[0] == "error":
+            self._answer(name, Message(Error(fault[1], fault[2]), reply_to=message))
+            return name
+        reply = self._work(meta.dst_node_id, message)
+        if fault == "lost":
+            return name
+        if callable(fault):
+            reply = fault(reply)
+        self._answer(name, reply, fault[1] if isinstance(fault, tuple) else 0.0)
+        return name
+
+    def _answer(self, name: str, reply: Message, after: float = 0.0) -> None:
+        self._ready[name] = (self.now + after, wire(reply))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self.now += self.tick
+        arrived = []
+        for name in list(message_ids):
+            if self._expires.get(name, -1.0) < self.now:  # the SuperLink answers for it, under its own number
+                meta = Metadata(self._run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, name, "", 0.0, 0, "system")
+                error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Error: Message Unavailable")
+                arrived.append(make_message(meta, error=error))
+                self._expires.pop(name, None)
+                self._ready.pop(name, None)
+            elif name in self._ready and self._ready[name][0] <= self.now:
+                arrived.append(self._ready.pop(name)[1])
+                self._expires.pop(name)
+        return arrived
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise AssertionError("fedpage waits for itself")
+
+    def _work(self, node: int, message: Message) -> Message:
+        """What a SuperNode does: the app in a context that crosses the wire too."""
+        context = _copied(self.contexts[node])
+        try:
+            reply = self.app(message, context)
+        except Exception as error:
+            reason = f"{type(error)}:<'{error}'>"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        self.contexts[node] = _copied(context)
+        return reply
+
+    def _from_superlink(self, asked: Message, code: int, reason: str) -> Message:
+        m = asked.metadata
+        meta = Metadata(m.run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, m.message_id, m.group_id, m.created_at,
+                        m.ttl, m.message_type)  # fmt: skip
+        return make_message(meta, error=Error(code, reason))
+
+
+def _copied(context: Context) -> Context:
+    return context_from_proto(ProtoContext.FromString(context_to_proto(context).SerializeToString()))
