@@ -1,4 +1,4 @@
-"""A Grid in one process: messages and replies cross the same bytes as on the wire, faults are the test's, time is virtual.
+"""A Grid in one process: messages and replies cross the wire's own bytes, faults are the test's, time is virtual.
 
 Flower's inner names are used where there are no public ones; this is for tests alone.
 """
