@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench flower-demo clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -56,5 +56,9 @@ $(TESTS): $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
 	@touch $@
 
+flower-demo:
+	$(MAKE) EXTRAS=flower $(VENV)/.extras-flower
+	$(BIN)/fedpage deploy demo
+
 clean:
-	rm -rf $(VENV) build dist demo-report
+	rm -rf $(VENV) build dist demo-report flower-demo

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedpage._version import __version__
-from fedpage.commands import comparing, data, paper, plans, runs
+from fedpage.commands import comparing, data, deploy, paper, plans, runs
 
 app = typer.Typer(
     name="fedpage",
@@ -29,6 +29,7 @@ app.command()(plans.plan)
 app.command(context_settings=_free_options)(plans.tune)
 app.command()(paper.reproduce)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:

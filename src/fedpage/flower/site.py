@@ -17,7 +17,7 @@ from fedpage.checkpoint import pack, unpack
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import signed
 from fedpage.data.partition import Partition, by_name
-from fedpage.data.registry import platform_cache
+from fedpage.data.registry import known, platform_cache
 from fedpage.draws import RoundDraws
 from fedpage.rundir import put
 from fedpage.types import InputError, Ints, Rows, Vector
@@ -92,6 +92,10 @@ def _site(node: tuple[tuple[str, Any], ...], run: tuple[tuple[str, Any], ...], f
         data, kinds = read(Path(str(path)), width, str(config["labels"]), str(config["label"]))
         rows = np.arange(data.rows, dtype=np.int64)
     elif config["data"]:
+        if str(config["data"]).partition(":")[0] not in known():  # a server names no files on a node
+            raise InputError(
+                f"run config: there is no data set {settings.shown(config['data'])}; the node's own config names files"
+            )
         data = specs.dataset(str(config["data"]))
         rows = by_name(str(config["partition"]), data.y, clients, int(config["partition-seed"])).rows(client)
     else:
