@@ -128,7 +128,7 @@ def demo(
             run = federation.submit(Path(folder), **config)
             _watch(federation, run, home / "run", method, rounds)
     history = History.load(home / "run" / "history.jsonl")
-    show([history], 1e-2)
+    show([history], 0.1)
     print(f"Every process is stopped. The run: {out / 'run'}")
 
 
