@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,7 +34,7 @@ class Quick(Loopback):
         return [sys.executable, "-c", QUICK]
 
 
-def until(condition, seconds=150.0):
+def until(condition, seconds=300.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -77,27 +77,39 @@ def strangers(federation):
     }
 
 
-@pytest.fixture
-def census(config):
-    """What is run in both tests, and what the simulator makes of it."""
-    small = {
-        "method": "scaffold", "hyper": "S=2 K=3 eta_l=0.1", "clients": 2, "rounds": 4, "record": 4, "seed": 7,
-        "objective": "logistic-l2", "alpha": 0.01, "data": "census:rows=200", "partition": "by-label",
-    }  # fmt: skip
-    problem = fp.LogisticRegression(
-        fp.load("census", rows=200), fp.by_label(fp.load("census", rows=200).y, 2), reg="l2", alpha=0.01
-    )
-    method = fp.SCAFFOLD(S=2, K=3, eta_l=0.1)
-    return small, fp.simulate(problem, method, rounds=4, seed=7, record=4, measured="clients")
+METHODS = {
+    "scaffold": (fp.SCAFFOLD(S=2, K=3, eta_l=0.1), "S=2 K=3 eta_l=0.1", 4),
+    "fedpage": (fp.FedPAGE(S=1, K=3, eta_g=0.5, p=0.1), "S=1 K=3 eta_g=0.5 p=0.1", 2),
+    "fedavg": (fp.FedAvg(S=1, K=3, eta_l=0.1), "S=1 K=3 eta_l=0.1", 2),
+}
+SMALL = {
+    "clients": 2, "record": 0, "seed": 7, "objective": "logistic-l2", "alpha": 0.01, "data": "census:rows=200",
+    "partition": "by-label", "poll": 0.05,
+}  # fmt: skip
 
 
-def test_a_deployment_that_dies_and_goes_on(tmp_path, census):
+@pytest.fixture(scope="module")
+def simulated_runs():
+    """What the simulator makes of the three runs."""
+    data = fp.load("census", rows=200)
+    problem = fp.LogisticRegression(data, fp.by_label(data.y, 2), reg="l2", alpha=0.01)
+    return {
+        name: fp.simulate(problem, method, rounds=rounds, seed=7, record=0, measured="clients")
+        for name, (method, _, rounds) in METHODS.items()
+    }
+
+
+def settings(name, folder):
+    _, hyper, rounds = METHODS[name]
+    return {**SMALL, "method": name, "hyper": hyper, "rounds": rounds, "out": str(folder / name)}
+
+
+def test_a_deployment_that_dies_and_goes_on(tmp_path, simulated_runs):
     """Keys and TLS, strangers turned away; SuperLink and ServerApp killed in mid-run, started again: the same bits."""
-    config, whole = census
-    out = tmp_path / "run"
+    out = tmp_path / "scaffold"
     nodes = [{"partition-id": i, "memory": str(tmp_path / "memory")} for i in range(2)]
     with Quick(tmp_path / "home", nodes, database=tmp_path / "superlink.db") as federation:
-        run = federation.submit(APP, out=str(out), poll=0.05, **config)
+        run = federation.submit(APP, **settings("scaffold", tmp_path))
         refused = strangers(federation)
         until(lambda: rounds_done(out) >= 1)
         family = _descendants(federation.processes["superlink"].pid)
@@ -111,12 +123,13 @@ def test_a_deployment_that_dies_and_goes_on(tmp_path, census):
             assert "SuperNode ID" not in federation.log(name)
         federation.start_superlink()
         federation.flwr("stop", run, "here")  # else nodes keep waiting for it for a minute
-        again = federation.submit(APP, out=str(out), poll=0.05, **config)
-        assert again != run
-        until(lambda: ended(out))
-        assert fp.History.load(out / "history.jsonl").same(whole)
-        until(lambda: federation.status(again)[0].startswith("finished"), 30)
-        assert federation.status(again)[0] == "finished:completed"
+        runs = {name: federation.submit(APP, **settings(name, tmp_path)) for name in METHODS}
+        assert runs["scaffold"] != run
+        for name, whole in simulated_runs.items():
+            until(lambda name=name: ended(tmp_path / name))
+            assert fp.History.load(tmp_path / name / "history.jsonl").same(whole)
+        until(lambda: federation.status(runs["scaffold"])[0].startswith("finished"), 30)
+        assert federation.status(runs["scaffold"])[0] == "finished:completed"
         started = {pid for one in federation.processes.values() for pid in _descendants(one.pid)}
     time.sleep(0.2)
     assert [pid for pid in started if Path(f"/proc/{pid}").exists() and _alive(pid)] == []
@@ -130,10 +143,9 @@ def _alive(pid):
         return False
 
 
-def test_flowers_own_simulation(tmp_path, census):
+def test_flowers_own_simulation(tmp_path, simulated_runs):
     pytest.importorskip("ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'")
-    config, whole = census
-    out, home = tmp_path / "run", tmp_path / "home"
+    home = tmp_path / "home"
     home.mkdir()
     federation = Loopback(home, [])
     federation.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")  # where clients remember, if nobody says where
@@ -146,17 +158,16 @@ def test_flowers_own_simulation(tmp_path, census):
     try:
         federation.spawn("superlink", words)
         until(lambda: _listens(f"127.0.0.1:{port}"), 60)
-        given = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in config.items())
-        done = subprocess.run(
-            [str(federation.bin / "flwr"), "run", str(APP), "here", "--run-config", f'{given} out="{out}" poll=0.05',
-             "--federation-config", "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"],
-            env=federation.environment, cwd=home, capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        until(lambda: ended(out))
+        for name in METHODS:
+            given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings(name, tmp_path).items())
+            nodes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
+            federation.flwr("run", str(APP), "here", "--run-config", given, "--federation-config", nodes)
+        for name in METHODS:
+            until(lambda name=name: ended(tmp_path / name))
     finally:
         federation.stop()
-    assert fp.History.load(out / "history.jsonl").same(whole)
+    for name, whole in simulated_runs.items():
+        assert fp.History.load(tmp_path / name / "history.jsonl").same(whole)
 
 
 def test_no_program_no_federation(tmp_path, monkeypatch):
