@@ -135,10 +135,12 @@ class Rounds:
         while True:
             self._send(len(call.clients), call.message)
             answers = iter(self.post.ask(call.clients, call.message, wave))
-            answer = next(answers)
+            answer: Answer | None = next(answers)
+            assert answer is not None
             if answer.letters is None and len(answer.clients) == len(call.clients):  # all, at once, and sound
                 return self._whole(answer, draws), []
-            got, missing, kept, answered, unsound = self._parts(call, draws, wave, retries, answer, answers)
+            first, answer = [answer], None  # nobody but its reader may hold on to a part
+            got, missing, kept, answered, unsound = self._parts(call, draws, wave, retries, first, answers)
             wave += 1 + retries
             if got is not None:
                 break
@@ -167,7 +169,7 @@ class Rounds:
         return _Sum(type(replies), [mean_rows(rows) for rows in replies], n)
 
     def _parts(
-        self, call: Call, draws: Draws, wave: int, retries: int, answer: Answer | None, answers: Iterator[Answer]
+        self, call: Call, draws: Draws, wave: int, retries: int, first: list[Answer], answers: Iterator[Answer]
     ) -> tuple[_Sum | None, list[int], list[tuple[Ints, Any]], list[int], list[Letter]]:
         """The mean where clients come in parts, or not at all: it, who is missing, new memories, who answered how."""
         kind: Any = None
@@ -177,6 +179,7 @@ class Rounds:
         unsound: list[Letter] = []
         answered: list[int] = []
         count = 0
+        answer: Answer | None = first.pop()
         while answer is not None:
             self._cost(answer)
             if answer.letters is None:
