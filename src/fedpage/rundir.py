@@ -78,7 +78,7 @@ class RunDirectory:
 
     def begin(self, run: Run) -> None:
         """Write down what the run is; whatever run was here before is gone."""
-        for old in [*self._checkpoints(), self.path / "history.jsonl", self.path / "run.toml"]:
+        for old in [self.path / "run.toml", self.path / "history.jsonl", *self._checkpoints()]:
             old.unlink(missing_ok=True)
         about = identity(run)
         self._identity = _digest_of(about)
@@ -113,9 +113,12 @@ class RunDirectory:
             if now[name] != then.get(name):
                 self.say(f"{self.path}: {name} is {now[name]} now and was {then.get(name)}; the last bits may differ")
         text = self._history_bytes()
-        history = History.parse(text.decode("utf-8", "replace"), str(self.path / "history.jsonl"))
-        if history.ended:
-            return history
+        try:
+            history = History.parse(text.decode("utf-8", "replace"), str(self.path / "history.jsonl"))
+            if history.ended:
+                return history
+        except InputError as error:
+            self.say(f"{error}; going back to where it was sound")
         for path in self._checkpoints():
             try:
                 tree = self._load(path)
@@ -133,11 +136,11 @@ class RunDirectory:
             self._saved_round = run.engine.tally.round
             return None
         header = text.find(b"\n") + 1
-        if not header:
-            self.begin(run)
-            return None
         self.say(f"{self.path}: no checkpoint to go on from; the run begins again")
-        self._cut(run, text, header)
+        try:
+            self._cut(run, text, header)
+        except (InputError, UnicodeDecodeError):  # not even its first line is left
+            self.begin(run)
         return None
 
     def _history_bytes(self) -> bytes:

@@ -201,6 +201,19 @@ def test_a_changed_history_is_not_gone_on_with(died):
     assert "history.jsonl is not what it was" in died.said[0]
 
 
+@pytest.mark.parametrize("line", [1, 3, 8])
+def test_a_line_that_is_no_longer_one_is_not_gone_on_with(died, line):
+    path = died.out / "history.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line - 1] = b"\xff" + lines[line - 1][1:]
+    path.write_bytes(b"".join(lines))
+    history, start = died()
+    assert start in (0, 21, 28)
+    assert history.same(died.whole)
+    assert fp.History.load(path).same(died.whole)
+    assert f"line {line}: not a line of a fedpage history" in died.said[0]
+
+
 def test_a_checkpoint_of_another_run_is_not_taken(died, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     die(other, 30, quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=4, record=5)
