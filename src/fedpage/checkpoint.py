@@ -130,11 +130,17 @@ def filled(template: Any, tree: Any, source: str) -> Any:
             raise InputError(f"{source}: the state is not one of {type(template).__name__}'s")
         parts = (filled(old, tree[name], source) for name, old in zip(template._fields, template, strict=True))
         return type(template)(*parts)
+    if isinstance(template, np.generic) or (isinstance(template, np.ndarray) and not template.ndim):
+        if not isinstance(tree, (bool, int, float)):
+            raise InputError(f"{source}: a number of the state is a {type(tree).__name__}")
+        number = np.asarray(tree, dtype=template.dtype)
+        return number if isinstance(template, np.ndarray) else number[()]
     if isinstance(template, np.ndarray):
         sound = isinstance(tree, np.ndarray) and tree.shape == template.shape and tree.dtype == template.dtype
         if not sound:
             raise InputError(f"{source}: an array of the state has another shape or type than the method's")
         return tree
-    if type(tree) is not type(template) and not isinstance(template, type(None)):
+    numbers = type(tree) in (int, float) and type(template) in (int, float)
+    if type(tree) is not type(template) and not numbers and template is not None:
         raise InputError(f"{source}: a value of the state is a {type(tree).__name__}, not a {type(template).__name__}")
     return tree

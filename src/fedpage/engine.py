@@ -290,7 +290,7 @@ def prepare(
         history.meta["measured"] = measured
     if faults is not None:
         history.meta["faults"] = faults.describe()
-    if policy is not None:
+    if policy is not None and policy != Policy():
         history.meta["policy"] = vars(policy).copy()
     return run
 

@@ -99,14 +99,17 @@ class Rounds:
         self.tally = Tally()
         self.roster = Roster(self.policy.lost_after)
         self._forms: dict[type[Any], Form] = {}
+        self._absent: set[int] = set()
+        self._present: set[int] = set()
 
     def play(self, state: Any, draws: Draws) -> Any:
-        """One round; returns the next state. GaveUp: nothing but the tally of costs has changed."""
+        """One round; returns the next state. GaveUp: nothing but costs and who was missing has changed."""
         tally = self.tally
         called, computed = tally.clients, tally.gradients
         call = self.method.call(state, draws)
         got: _Sum | None = None
         wave = 0
+        self._absent, self._present = set(), set()
         if call.complete and call.instead is not None and self.policy.fall_back:
             lost = self.roster.lost
             if not lost:
@@ -115,9 +118,11 @@ class Rounds:
                 why = f"lost: {_names(lost)}" if lost else f"no reply from {_names(missing)}"
                 self.tell(draws.round, "fallback", f"a sampled round instead of a full one; {why}")
                 tally.fallbacks += 1
-                call, wave = call.instead(), 1 + self.policy.full_retries
+                call, wave = call.instead(), 2 * (1 + self.policy.full_retries) + self.policy.patience
         if got is None:
             got, missing = self._gather(call, draws, wave)
+        if self._absent or self.roster.misses:
+            self._note(draws.round)
         if got is None:
             raise GaveUp(f"gave up at round {draws.round}: no sound reply from {_names(missing)}")
         tally.round += 1
@@ -148,12 +153,10 @@ class Rounds:
                 if len(unsound) == len(call.clients):
                     got, missing = _added(unsound), []
                 break
-        gone = self.roster.missed(missing)
-        if gone:
-            self.tell(draws.round, "lost", f"{_names(gone)} missing {policy.lost_after} times in a row")
+        self._absent.update(missing)
+        self._present.update(answered)
         if got is None or (strict and missing):
             return None, missing
-        self._heard(draws.round, answered)
         for clients, memory in kept:
             self.post.accept(clients, memory)
         return got, missing
@@ -165,7 +168,7 @@ class Rounds:
         if answer.memory is not None:
             self.post.accept(answer.clients, answer.memory)
         if self.roster.misses:
-            self._heard(draws.round, answer.clients.tolist())
+            self._present.update(answer.clients.tolist())
         return _Sum(type(replies), [mean_rows(rows) for rows in replies], n)
 
     def _parts(
@@ -295,10 +298,14 @@ class Rounds:
         self.tally.gradients += answer.gradients
         self.tally.evaluations += answer.evaluations
 
-    def _heard(self, now: int, clients: list[int]) -> None:
-        back = self.roster.heard(clients) if self.roster.misses else []
+    def _note(self, now: int) -> None:
+        """Once a round: who answered any of its calls, and who answered none."""
+        back = self.roster.heard(sorted(self._present))
         if back:
             self.tell(now, "back", f"{_names(back)} answered again")
+        gone = self.roster.missed(sorted(self._absent - self._present))
+        if gone:
+            self.tell(now, "lost", f"{_names(gone)} missing {self.policy.lost_after} times in a row")
 
 
 def _added(letters: list[Letter]) -> _Sum:
@@ -328,6 +335,7 @@ def as_letters(answer: Answer, now: int) -> list[Letter]:
 
 def _stacked(letters: list[Letter]) -> tuple[Ints, Any]:
     """Clients and their memories, (n, d); None where there is none, or they keep them to themselves."""
+    letters = [letter for letter in letters if letter.memory is not None] or letters
     clients = np.array([letter.client for letter in letters], dtype=np.int64)
     if letters[0].memory is None:
         return clients, None

@@ -83,10 +83,10 @@ class RunDirectory:
         about = identity(run)
         self._identity = _digest_of(about)
         with self._failing():
-            put(self.path / "history.jsonl", b"")
+            header = json.dumps({"format": History.FORMAT, "meta": run.history.meta}).encode("utf-8") + b"\n"
+            put(self.path / "history.jsonl", header)
             self._open()
-            self._line({"format": History.FORMAT, "meta": run.history.meta})
-            os.fsync(self._stream.fileno())
+            self._digest, self._offset = hashlib.sha256(header), len(header)
             table = {
                 "format": 1,
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -107,7 +107,7 @@ class RunDirectory:
             raise InputError(f"{self.path / 'run.toml'}: not a run of this version of fedpage")
         about = identity(run)
         refuse(table["identity"], about, str(self.path))
-        self._identity = _digest_of(about)
+        self._identity = _digest_of(table["identity"])  # 1 and 1.0 are the same setting, but not the same text
         now, then = run.history.meta.get("versions", {}), table.get("versions", {})
         for name in sorted(now):
             if now[name] != then.get(name):
@@ -119,7 +119,7 @@ class RunDirectory:
                 return history
         except InputError as error:
             self.say(f"{error}; going back to where it was sound")
-        for path in self._checkpoints():
+        for path in self._checkpoints():  # what is not taken must not stand in the way of newer ones
             try:
                 tree = self._load(path)
                 prefix = text[: int(tree["offset"])]
@@ -128,9 +128,11 @@ class RunDirectory:
                 run.restore(tree["run"], str(path))
             except InputError as error:
                 self.say(f"{error}; falling back to the one before")
+                path.unlink(missing_ok=True)
                 continue
             except (KeyError, TypeError, ValueError):
                 self.say(f"{path}: not a run's checkpoint; falling back to the one before")
+                path.unlink(missing_ok=True)
                 continue
             self._cut(run, text, int(tree["offset"]))
             self._saved_round = run.engine.tally.round
@@ -365,6 +367,7 @@ def code_digest(kind: type[Any]) -> str:
     sums belong to every class.
     """
     sources = {name: (_PACKAGE / name).read_bytes() for name in ("draws.py", "sums.py")}
+    mine = {base.__module__ for base in kind.__mro__}
     seen: set[int] = set()
     left: list[Any] = [*kind.__mro__]
     while left:
@@ -384,12 +387,13 @@ def code_digest(kind: type[Any]) -> str:
             continue
         path = Path(file)
         inside = path.is_relative_to(_PACKAGE)
-        if inside or (isinstance(thing, FunctionType) and thing.__module__ == kind.__module__):
+        if inside or (isinstance(thing, FunctionType) and thing.__module__ in mine):
             name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
             if path.is_file():
                 sources[name] = path.read_bytes()
             elif isinstance(thing, FunctionType):
-                sources[f"{name} {thing.__qualname__}"] = code.co_code + repr(code.co_names).encode()
+                plain = [one for one in code.co_consts if isinstance(one, (int, float, str, bool, type(None)))]
+                sources[f"{name} {thing.__qualname__}"] = code.co_code + repr((code.co_names, plain)).encode()
             if isinstance(thing, FunctionType):
                 left += [thing.__globals__[used] for used in code.co_names if used in thing.__globals__]
     digest = hashlib.sha256()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,8 +101,8 @@ class Run:
         self._keeper: Keeper | None = None
 
     def happened(self, round: int, event: str, text: str) -> None:
-        """Note what a round has to tell; the first thousand of it are kept."""
-        if len(self.history.events) < _EVENTS:
+        """Note what a round has to tell; of what may come every round, the first thousand are kept."""
+        if len(self.history.events) < _EVENTS or event not in ("rejected", "measured"):
             entry = {"event": event, "round": round, "text": text}
             self.history.events.append(entry)
             if self._keeper is not None:
@@ -111,9 +112,23 @@ class Run:
         """Rounds until the end; the history says why it ended. What a keeper raises goes through."""
         if progress is not None and not callable(progress):
             raise InputError(f"progress must be a function, not {progress!r}")
-        engine, history, tally = self.engine, self.history, self.engine.tally
+        engine, history = self.engine, self.history
         self._keeper = keeper
         limit = self.stop if isinstance(self.stop, Stop) else Stop()
+        try:
+            why = self._rounds(progress, keeper, limit)
+        except GaveUp as error:
+            why = str(error)
+            with np.errstate(over="ignore", invalid="ignore"), suppress(GaveUp):
+                if not history.rows or history.rows[-1]["round"] != engine.tally.round:
+                    self._note(self._measure(), None)
+        history.stopped = why or "finished"
+        history.x = np.array(engine.x)
+        return history
+
+    def _rounds(self, progress: Progress | None, keeper: Keeper | None, limit: Stop) -> str | None:
+        """Rounds until the end, and why it is the end; None for the last round."""
+        engine, history, tally = self.engine, self.history, self.engine.tally
         why: str | None = None
         with np.errstate(over="ignore", invalid="ignore"):  # what diverges is reported below, in words
             if self.watch is None:
@@ -127,11 +142,7 @@ class Run:
             tick = self.every or max(1, self.rounds // 100)
             while why is None and tally.round < self.rounds:
                 began = time.perf_counter()
-                try:
-                    engine.step()
-                except GaveUp as error:
-                    why = str(error)
-                    break
+                engine.step()
                 self.seconds += time.perf_counter() - began
                 done, x = tally.round, engine.x
                 if not math.isfinite(x.dot(x)):
@@ -154,9 +165,7 @@ class Run:
                     why = self._reason(history.rows[-1], last=True)
             if progress:
                 progress(tally.round, self.rounds, history.rows[-1])
-        history.stopped = why or "finished"
-        history.x = np.array(engine.x)
-        return history
+        return why
 
     def _measure(self) -> dict[str, float]:
         return {**vars(self.engine.tally), "seconds": self.seconds, **self.engine.measure()}

@@ -17,7 +17,7 @@ from fedpage.flower import client, wire
 from fedpage.flower.server import FedpageStrategy
 
 D = 123
-SAY = {"client": 0, "round": 0, "seed": 3, "kind": "Refresh", "d": D, "scale": 1.0, "run": "r", "dated": -1}
+SAY = {"client": 0, "round": 0, "seed": 3, "kind": "Refresh", "d": D, "scale": 1.0, "run": "r", "dated": ""}
 
 
 def sent(config, message_type="train.work", say=None, parts=None, records=None, app=client.app):
@@ -176,17 +176,20 @@ def test_memories_are_of_one_run_and_one_client(tmp_path):
     from fedpage.methods.scaffold import Memory
 
     one = Recall(str(tmp_path), "../../run", 0, Memory, 3)
-    one.keep(-1, 4, Memory(np.ones((1, 3))))
+    one.keep("", "4 Controlled", Memory(np.ones((1, 3))))
     assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
-    assert one.get(4).c.tolist() == [[1.0, 1.0, 1.0]]
-    assert one.get(-1).c.tolist() == [[0.0, 0.0, 0.0]]
+    assert one.get("4 Controlled").c.tolist() == [[1.0, 1.0, 1.0]]
+    assert one.get("").c.tolist() == [[0.0, 0.0, 0.0]]
     for other in (Recall(str(tmp_path), "other", 0, Memory, 3), Recall(str(tmp_path), "../../run", 1, Memory, 3)):
         with pytest.raises(fp.InputError, match="no memory of round 4"):
-            other.get(4)
+            other.get("4 Controlled")
     with pytest.raises(fp.InputError, match="not what this client remembers"):
-        Recall(str(tmp_path), "../../run", 0, Memory, 5).get(4)
+        Recall(str(tmp_path), "../../run", 0, Memory, 5).get("4 Controlled")
     for round in range(5, 12):
-        one.keep(round - 1, round, Memory(np.full((1, 3), float(round))))
-    assert one.get(8).c[0, 0] == 8.0
-    with pytest.raises(fp.InputError, match="no memory of round 7"):
-        one.get(7)
+        one.keep(f"{round - 1} Controlled", f"{round} Controlled", Memory(np.full((1, 3), float(round))))
+    assert one.get("7 Controlled").c[0, 0] == 7.0
+    with pytest.raises(fp.InputError, match="no memory of round 4"):
+        one.get("4 Controlled")
+    one.keep("9 Controlled", "10 Other", Memory(np.zeros((1, 3))))  # work that ends late spoils nothing
+    assert one.get("11 Controlled").c[0, 0] == 11.0
+    assert one.get("10 Controlled").c[0, 0] == 10.0

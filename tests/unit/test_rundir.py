@@ -39,6 +39,11 @@ def dying(round):
     return progress
 
 
+def told(history):
+    """What happened, whatever the order in which a round's clients were looked after."""
+    return sorted((entry["round"], entry["event"], entry["text"]) for entry in history.events)
+
+
 def die(out, round, problem, method, **options):
     with pytest.raises(Killed):
         fp.simulate(problem, method, out=out, progress=dying(round), checkpoint_every=7, **options)
@@ -55,10 +60,10 @@ def test_a_killed_run_ends_with_the_same_bits(name, tmp_path):
         die(out, 30, problem, method, resume=True, threads=3, chunk=2, **options)
         again = fp.simulate(problem, method, out=out, resume=True, checkpoint_every=7, **options)
         assert again.same(whole)
-        assert again.events == whole.events
+        assert told(again) == told(whole)
         stored = fp.History.load(out / "history.jsonl")
         assert stored.same(whole)
-        assert stored.events == whole.events
+        assert told(stored) == told(whole)
         assert fp.simulate(problem, method, out=out, resume=True, **options).same(whole)
 
 

@@ -94,6 +94,7 @@ def _compare(
 ) -> None:
     from fedpage import faults, settings, specs
     from fedpage.engine import run_names
+    from fedpage.rundir import put
     from fedpage.types import InputError
 
     S, K, step, seeds, rounds = (command[name] for name in ("S", "K", "step", "seeds", "rounds"))
@@ -129,7 +130,7 @@ def _compare(
         if (out / "runs").is_dir():
             shutil.rmtree(out / "runs")  # of an older comparison; --force was given
         text = settings.dumps({"format": 1, "command": command})
-        (out / "compare.toml").write_text(text, encoding="utf-8")
+        put(out / "compare.toml", text.encode("utf-8"))
     with interruptible(out, jobs):
         runs = sweep(problem, chosen, rounds, seeds, command["record"], jobs, out / "runs", **options)
     show(runs, target)

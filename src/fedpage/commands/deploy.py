@@ -150,7 +150,10 @@ def _watch(federation: Loopback, run: str, place: Path, title: str, rounds: int)
             shown.update(task, completed=done, note=newest)
             if time.monotonic() - asked > 15:  # asking costs Flower two seconds of work
                 status, why = federation.status(run)
-                if status.startswith("finished") and not (history and history.ended):
+                finished = status.startswith("finished")
+                if finished and not (
+                    (place / "history.jsonl").exists() and History.load(place / "history.jsonl").ended
+                ):
                     raise InputError(f"the run is {status} ({why}); see {federation.home / 'superlink.log'}")
                 asked = time.monotonic()
             time.sleep(0.5)

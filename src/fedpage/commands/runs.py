@@ -187,6 +187,8 @@ def resume(
         there = "has no run in it" if directory.is_dir() else "is not a directory"
         raise InputError(f"{directory}: {there}; give the --out of a `fedpage run` or `fedpage compare`")
     table = settings.read(path)
+    if "federation" in table.get("identity", {}):
+        raise InputError(f"{path}: this run is a federation's; the same `flwr run` goes on with it")
     if table.get("format") == 1 and "command" not in table:
         raise InputError(
             f"{path}: this run was begun from Python; go on with simulate(..., out={str(directory)!r}, resume=True)"

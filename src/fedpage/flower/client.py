@@ -21,7 +21,7 @@ app = ClientApp()
 _LARGEST = 1 << 28
 """Parameters that a server may ask for."""
 WORK: dict[str, type] = {
-    "client": int, "round": int, "seed": int, "kind": str, "d": int, "scale": float, "run": str, "dated": int,
+    "client": int, "round": int, "seed": int, "kind": str, "d": int, "scale": float, "run": str, "dated": str,
 }  # fmt: skip
 MEASURE: dict[str, type] = {"client": int, "round": int, "d": int, "scale": float}
 
@@ -35,6 +35,7 @@ def describe(message: Message, context: Context) -> Message:
     about = {
         "client": site.client, "rows": int(site.problem.sizes[0]), "features": site.problem.d, "digest": site.digest,
         "labels": site.labels, "fedpage": __version__, "code": code_digest(type(method_of(config))),
+        "problem": code_digest(type(site.problem)),
     }  # fmt: skip
     return Message(wire.words(about), reply_to=message)
 
@@ -60,7 +61,7 @@ def work(message: Message, context: Context) -> Message:
     with np.errstate(over="ignore", invalid="ignore"):
         reply, memory = method.client(parts, oracle, memory)
     if recall is not None:
-        recall.keep(say["dated"], say["round"], memory)
+        recall.keep(say["dated"], f"{say['round']} {say['kind']}", memory)
     answer = {
         "client": site.client, "round": say["round"], "kind": type(reply).__name__, "gradients": oracle.gradients,
         "evaluations": oracle.evaluations,

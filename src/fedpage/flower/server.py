@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -15,13 +16,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedpage._version import __version__
-from fedpage.arrivals import Answer, Letter, Policy, form_of
+from fedpage.arrivals import Answer, GaveUp, Letter, Policy, finite, form_of
 from fedpage.engine import describe, versions
 from fedpage.flower import wire
 from fedpage.flower.site import checked, method_of
 from fedpage.history import History
 from fedpage.problems.base import client_scale
-from fedpage.rundir import RunDirectory
+from fedpage.rundir import RunDirectory, code_digest, put
 from fedpage.running import Run
 from fedpage.serving import Server, mean_measures
 from fedpage.stopping import Stop
@@ -30,6 +31,7 @@ from fedpage.types import InputError, Ints
 log = logging.getLogger("flwr")
 DESCRIBED: dict[str, type] = {
     "client": int, "rows": int, "features": int, "digest": str, "labels": str, "fedpage": str, "code": str,
+    "problem": str,
 }  # fmt: skip
 REPLIED: dict[str, type] = {"client": int, "round": int, "kind": str, "gradients": int, "evaluations": int}
 MEASURED: dict[str, type] = {"client": int, "round": int}
@@ -44,6 +46,9 @@ class Node(NamedTuple):
     rows: int
     features: int
     digest: str
+    labels: str
+    code: str
+    """Digests of the code of the method and of the problem there."""
 
 
 class Federation(Server):
@@ -62,14 +67,17 @@ class Federation(Server):
         self.grid, self.nodes, self.d = grid, dict(nodes), d
         self.deadline, self.poll, self.sleep, self.clock = deadline, poll, sleep, clock
         self._scale = client_scale(weights, np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64))
-        self._dated: dict[int, int] = {}
-        """The round of each client's last reply that counted: which of its memories holds."""
+        self._dated: dict[int, str] = {}
+        """Round and message of each client's last reply that counted: which of its memories holds."""
+        self._kind = ""
+        self._refused: set[int] = set()
         self.run_name = ""
         """Under which clients keep what they remember."""
 
     def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
         """Send a message to nodes, and wait for what comes back."""
         now, kind = self.tally.round, type(message).__name__
+        self._kind = kind
         if wave:
             self._look_for_new_nodes()
         sent = {
@@ -77,7 +85,7 @@ class Federation(Server):
                 client, "train.work",
                 wire.packed(message, {
                     "client": client, "round": now, "seed": self.seed, "kind": kind, "d": self.d,
-                    "scale": float(self._scale[client]), "run": self.run_name, "dated": self._dated.get(client, -1),
+                    "scale": float(self._scale[client]), "run": self.run_name, "dated": self._dated.get(client, ""),
                 }),
             )
             for client in clients.tolist()
@@ -100,12 +108,13 @@ class Federation(Server):
     def accept(self, clients: Ints, memory: Any) -> None:
         """From now on these clients remember what they did in this round."""
         if self.method.memory is not None:
-            self._dated |= dict.fromkeys(clients.tolist(), self.tally.round)
+            self._dated |= dict.fromkeys(clients.tolist(), f"{self.tally.round} {self._kind}")
 
     def measure(self) -> Mapping[str, float]:
         """Loss and gradient norm of x: every client's own, added in client order. It is no part of the costs."""
         form, now = wire.measures(self.d), self.tally.round
         found: dict[int, wire.Measures] = {}
+        strange: dict[int, wire.Measures] = {}
         for wave in range(self.rounds.policy.full_retries + 1):
             if wave:
                 self._look_for_new_nodes()
@@ -124,11 +133,19 @@ class Federation(Server):
                     self._mine(client, say)
                     if say["round"] != now:
                         raise wire.Unsound(f"late: it belongs to round {say['round']}")
-                    found[client] = wire.unpacked(reply.content, form)
+                    one = wire.unpacked(reply.content, form)
+                    if not finite(one):
+                        strange[client] = one
+                        raise wire.Unsound("not finite")
+                    found[client] = one
                 except wire.Unsound as fault:
                     self.rounds.tell(now, "rejected", f"measures of client {client}: {fault}")
-            if len(found) == self.N or self.rounds.roster.lost:
+            if set(range(self.N)) <= {*found, *self.rounds.roster.lost}:
                 break
+        if not found and len(strange) == self.N:
+            found = strange  # everyone's: the run has diverged
+        if not found:
+            raise GaveUp(f"gave up measuring after round {now}: no sound reply from anyone")
         if len(found) < self.N:
             self.rounds.tell(now, "measured", f"loss and gradient over {len(found)} of {self.N} clients")
         there = [found[client] for client in sorted(found)]
@@ -151,22 +168,33 @@ class Federation(Server):
         known = {node.node_id for node in self.nodes.values()}
         if not here - known or known <= here:
             return
-        new = described(
-            self.grid, here - known, deadline=self.deadline, poll=self.poll, sleep=self.sleep, clock=self.clock
-        )
-        for client, node in new.items():
-            if client in self.nodes and self.nodes[client].digest == node.digest:
-                self.nodes[client] = node
+        options: dict[str, Any] = {"poll": self.poll, "sleep": self.sleep, "clock": self.clock}
+        for number in sorted(here - known - self._refused):
+            try:
+                new = described(
+                    self.grid, [number], code=code_digest(type(self.method)), deadline=self.deadline, **options
+                )
+            except InputError as error:
+                self._refused.add(number)
+                self.rounds.tell(self.tally.round, "refused", str(error))
+                continue
+            for client, node in new.items():
+                if client in self.nodes and self.nodes[client]._replace(node_id=number) == node:
+                    if self.nodes[client].node_id not in here:
+                        self.nodes[client] = node
+                else:
+                    self._refused.add(number)
+                    self.rounds.tell(self.tally.round, "refused", f"node {number} is no client of this run")
 
     def snapshot(self) -> dict[str, Any]:
         """All that the coming rounds depend on; what clients remember is theirs."""
-        return {**super().snapshot(), "dated": {str(client): round for client, round in self._dated.items()}}
+        return {**super().snapshot(), "dated": {str(client): said for client, said in self._dated.items()}}
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
         """Go back to a snapshot."""
         try:
-            dated = {int(client): int(round) for client, round in tree["dated"].items()}
-            if any(not 0 <= client < self.N or not 0 <= round < 2**63 for client, round in dated.items()):
+            dated = {int(client): said + "" for client, said in tree["dated"].items()}
+            if any(not 0 <= client < self.N for client in dated):
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of a federation") from None
@@ -212,17 +240,17 @@ def exchange(
     return replies
 
 
-def described(grid: Grid, ids: Iterable[int], **options: Any) -> dict[int, Node]:
-    """Which clients some nodes are. An InputError says what does not fit."""
+def described(grid: Grid, ids: Iterable[int], *, code: str, **options: Any) -> dict[int, Node]:
+    """Which clients some nodes are; those that gave no answer are left out. An InputError says what does not fit."""
     sent = {
         node: Message(RecordDict(), node, "query.describe", ttl=max(_FIRST, options["deadline"]), group_id="describe")
         for node in sorted(ids)
     }
     options["deadline"] = max(_FIRST, options["deadline"])
     found: dict[int, Node] = {}
-    kinds: dict[int, str] = {}
-    codes: set[str] = set()
     for node, reply in exchange(grid, sent, **options).items():
+        if reply.has_error() and reply.error.code in (3, 4, 5, 8):  # on the way, not at the node
+            continue
         try:
             say = wire.said(_content(reply), DESCRIBED)
         except wire.Unsound as fault:
@@ -236,21 +264,32 @@ def described(grid: Grid, ids: Iterable[int], **options: Any) -> dict[int, Node]
             raise InputError(f"nodes {found[client].node_id} and {node} both say they are client {client}")
         if say["rows"] < 1 or say["features"] < 1:
             raise InputError(f"client {client} says it has {say['rows']} rows of {say['features']} features")
-        found[client] = Node(node, say["rows"], say["features"], say["digest"])
-        kinds[client] = say["labels"]
-        codes.add(say["code"])
-    if len(codes) > 1:
-        raise InputError("nodes run different code of the method; install the same version everywhere")
-    _one_meaning(kinds)
+        if say["code"] != code:
+            raise InputError(
+                f"client {client} has other code of the method than the server; install the same everywhere"
+            )
+        both = f"{say['code']} {say['problem']}"
+        found[client] = Node(node, say["rows"], say["features"], say["digest"], say["labels"], both)
     return found
+
+
+def one_federation(nodes: Mapping[int, Node]) -> None:
+    """Refuse sites that do not belong together."""
+    if len({node.code for node in nodes.values()}) > 1:
+        raise InputError("nodes run different code of the problem; install the same version everywhere")
+    _one_meaning({client: node.labels for client, node in nodes.items()})
 
 
 def _one_meaning(kinds: Mapping[int, str]) -> None:
     """Refuse sites whose labels could mean different things."""
     files = {client: frozenset(text.split(",")) for client, text in kinds.items() if text}
     every: frozenset[str] = frozenset().union(*files.values())
-    if len(every) > 2 or len(set(files.values())) < 2 or every == {"-1", "1"}:
+    if len(set(files.values())) < 2 or every == {"-1", "1"}:
         return
+    if len(every) > 2:
+        raise InputError(
+            "sites disagree about what labels there are; give labels of two kinds everywhere, or say which: labels"
+        )
     few = next(client for client, found in files.items() if found != every)
     both = ",".join(sorted(every, key=float))
     raise InputError(
@@ -265,6 +304,10 @@ class FedpageStrategy(Strategy):
                  clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
         self.config = checked(config)
         self.method = method_of(self.config)
+        if self.method.memory is not None and str(self.config["checkpoint-every"]) != "1":
+            raise InputError(
+                f"run config: {self.method.title}'s clients remember a few rounds only; checkpoint-every must be '1'"
+            )
         self.history: History | None = None
         self._sleep, self._clock = sleep, clock
 
@@ -299,6 +342,7 @@ class FedpageStrategy(Strategy):
                     raise InputError(f"{directory.path}: this run is finished; give another out for a new one")
                 log.info("fedpage: going on after round %s", engine.tally.round)
             else:
+                put(directory.path / "nodes.json", json.dumps([list(node) for node in nodes.values()]).encode("utf-8"))
                 directory.begin(run)
             self.history = directory.finish(run.go(self._progress, directory))
             self.history.to_csv(directory.path / "history.csv")
@@ -306,37 +350,50 @@ class FedpageStrategy(Strategy):
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
     def _gather(self, grid: Grid) -> dict[int, Node]:
-        """All the clients' nodes."""
+        """All the clients' nodes. A run that goes on does without those that are not there."""
         config, N = self.config, self.config["clients"]
         end = self._clock() + config["wait"]
         options: dict[str, Any] = {
-            "deadline": config["deadline"],
-            "poll": config["poll"],
-            "sleep": self._sleep,
-            "clock": self._clock,
-        }
+            "deadline": config["deadline"], "poll": config["poll"], "sleep": self._sleep, "clock": self._clock,
+            "code": code_digest(type(self.method)),
+        }  # fmt: skip
+        before = self._nodes_before()
         found: dict[int, Node] = {}
-        asked: set[int] = set()
-        while True:
-            new = set(grid.get_node_ids()) - asked
-            if new and (len(new) + len(found) >= N or self._clock() > end):
-                asked |= new
+        while set(found) != set(range(N)):
+            late = self._clock() > end
+            new = set(grid.get_node_ids()) - {node.node_id for node in found.values()}
+            if new and (len(new) + len(found) >= N or late):
                 more = described(grid, new, **options)
                 twice = sorted(set(found) & set(more))
                 if twice:
                     raise InputError(f"two nodes say they are client {twice[0]}")
                 found |= more
-            if set(found) >= set(range(N)):
-                break
-            if self._clock() > end:
-                missing = [client for client in range(N) if client not in found]
-                raise InputError(
-                    f"waited {config['wait']:g} s for {N} clients; not here: {', '.join(map(str, missing[:10]))}"
-                    f"{' ...' if len(missing) > 10 else ''}"
-                )
-            self._sleep(config["poll"])
+            missing = [client for client in range(N) if client not in found]
+            if missing and late:
+                names = f"{', '.join(map(str, missing[:10]))}{' ...' if len(missing) > 10 else ''}"
+                if not found or not set(missing) <= set(before):
+                    raise InputError(f"waited {config['wait']:g} s for {N} clients; not here: {names}")
+                log.warning("fedpage: going on without clients that are not here: %s", names)
+                found |= {client: before[client] for client in missing}
+            elif missing:
+                self._sleep(config["poll"])
+        one_federation(found)
         log.info("fedpage: %s clients with %s rows", N, sum(node.rows for node in found.values()))
         return {client: found[client] for client in range(N)}
+
+    @property
+    def _place(self) -> Path:
+        return Path(self.config["out"] or "fedpage-run")
+
+    def _nodes_before(self) -> dict[int, Node]:
+        """What a run that is taken up knew of its clients."""
+        path = self._place / "nodes.json"
+        if not path.is_file() or not (self._place / "run.toml").is_file():
+            return {}
+        try:
+            return {client: Node(*entry) for client, entry in enumerate(json.loads(path.read_text(encoding="utf-8")))}
+        except (ValueError, TypeError):
+            raise InputError(f"{path}: not what a run of fedpage's knew of its clients; remove it") from None
 
     def _meta(self, nodes: Mapping[int, Node], d: int, stop: Stop | None) -> dict[str, Any]:
         """What the run is, as `fedpage run` says it."""
@@ -345,12 +402,13 @@ class FedpageStrategy(Strategy):
         problem = {
             "objective": config["objective"], "data": config["data"] or "the sites' own", "data_digest": digests,
             "N": len(nodes), "d": d, "rows": sum(node.rows for node in nodes.values()), "weights": config["weights"],
-            "partition": config["partition"], "alpha": config["alpha"],
+            "partition": config["partition"], "alpha": config["alpha"], "code": nodes[0].code,
         }  # fmt: skip
         return {
             "method": describe(self.method), "problem": problem, "seed": config["seed"], "rounds": config["rounds"],
             "record": config["record"], "x0": "zeros", "stop": {} if stop is None else {"grad_norm": stop.grad_norm},
             "federation": str(config["out"]), "versions": versions(),
+            "policy": {name: config[name] for name in ("retries", "full-retries", "patience", "lost-after")},
         }  # fmt: skip
 
     def _tell(self, run: Run) -> Callable[[int, str, str], None]:

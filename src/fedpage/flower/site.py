@@ -29,8 +29,8 @@ CONFIG: dict[str, type] = {
     "full-retries": int, "patience": int, "lost-after": int, "out": str, "checkpoint-every": str,
 }  # fmt: skip
 """The run's configuration, [tool.flwr.app.config]: what server and nodes are told alike."""
-_VERSIONS = 4
-"""Rounds whose memory a node keeps, so that a server may go back to an older checkpoint."""
+_VERSIONS = 6
+"""Replies whose memory a node keeps, so that a server may go back to an older checkpoint."""
 
 
 def checked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +40,13 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("clients", "rounds"):
         if table[name] < 1:
             raise InputError(f"run config: {name} must be at least 1, not {table[name]}")
+    for name in ("features", "record"):
+        if table[name] < 0:
+            raise InputError(f"run config: {name} must be 0 or more, not {table[name]}")
+    for name in ("alpha", "target", "deadline", "wait", "poll"):
+        table[name] = float(table[name])  # TOML's 1 and 1.0 are the same setting
+    if table["target"] < 0:
+        raise InputError(f"run config: target must be 0 or more, not {table['target']}")
     for name in ("deadline", "wait", "poll"):
         if not 0 < table[name] < 1e7:
             raise InputError(f"run config: {name} must be seconds, more than 0, not {table[name]}")
@@ -69,7 +76,7 @@ class Site(NamedTuple):
     digest: str
     """Of its rows; it tells whether they are still the same."""
     labels: str
-    """The kinds of labels in its file, if there are one or two and nobody has said which they are."""
+    """The kinds of labels in its file, or "many"; "" if somebody has said which they are."""
 
 
 def site_of(node: Mapping[str, Any], run: Mapping[str, Any], features: int = 0) -> Site:
@@ -137,7 +144,7 @@ def _labelled(data: Dataset, y: Vector, labels: str, path: Path) -> tuple[Datase
         y = np.where(y == high, 1.0, -1.0)
     else:
         found = np.unique(y)
-        kinds = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else ""
+        kinds = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else "many"
         y = signed(y)
     return Dataset(data.name, data.indptr, data.indices, data.values, y, data.features), kinds
 
@@ -195,9 +202,9 @@ class NodeDraws:
 
 
 class Recall:
-    """What a client remembers, in a file of its own on the node, by the round that it dates from.
+    """What a client remembers, in a file of its own on the node, by the round and message that it dates from.
 
-    The server says which round's memory counts. So a reply that was lost, a node that was restarted and a server that
+    The server says which memory counts. So a reply that was lost, a node that was restarted and a server that
     went back to a checkpoint all find the memory that belongs to them, and a call that comes twice gets the same reply.
     """
 
@@ -206,20 +213,21 @@ class Recall:
         self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
         self._kind, self._d = kind, d
 
-    def get(self, dated: int) -> Any:
-        """(1, d) the memory after the client's reply in round `dated`; all zero for -1."""
-        if dated < 0:
+    def get(self, dated: str) -> Any:
+        """(1, d) the memory after the client's reply to `dated`, such as "4 Walk"; all zero for ""."""
+        if not dated:
             return self._kind(*(np.zeros((1, self._d)) for _ in self._kind._fields))
         rounds = self._rounds()
-        if str(dated) not in rounds:
-            raise InputError(f"this node has no memory of round {dated}; it has been lost ({self._path})")
-        return self._kind(*(part[None, :] for part in rounds[str(dated)]))
+        if dated not in rounds:
+            raise InputError(f"this node has no memory of round {dated.split()[0]}; it has been lost ({self._path})")
+        return self._kind(*(part[None, :] for part in rounds[dated]))
 
-    def keep(self, dated: int, round: int, memory: Any) -> None:
-        """Remember what a reply in `round` leads to, and what it came from."""
-        rounds = {key: parts for key, parts in self._rounds().items() if int(key) <= dated}
-        newest = sorted(rounds, key=int)[-(_VERSIONS - 1) :]
-        kept = {key: rounds[key] for key in newest} | {str(round): [part[0] for part in memory]}
+    def keep(self, dated: str, now: str, memory: Any) -> None:
+        """Remember what a reply to `now` leads to, and what it came from; of others the last few."""
+        rounds = {key: parts for key, parts in self._rounds().items() if key != now}
+        newest = [key for key in rounds if key != dated][-(_VERSIONS - 2) :]
+        kept = {key: rounds[key] for key in rounds if key in newest or key == dated}
+        kept[now] = [part[0] for part in memory]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         put(self._path, pack({"rounds": kept}))
 
@@ -231,7 +239,7 @@ class Recall:
         rounds = tree.get("rounds")
         n = len(self._kind._fields)
         sound = isinstance(rounds, dict) and all(
-            key.isdigit() and len(parts) == n and all(part.shape == (self._d,) for part in parts)
+            isinstance(key, str) and len(parts) == n and all(part.shape == (self._d,) for part in parts)
             for key, parts in rounds.items()
         )
         if not sound:
