@@ -357,7 +357,8 @@ def sweep(
         raise InputError("nothing to run: give at least one method and one seed")
     for method, seed in tasks:  # nonsense is refused here, not in a worker
         Simulation(problem, method, seed=seed)
-    places = [None if out is None else Path(out) / name for name in run_names(methods, chosen)]
+    home = None if out is None else Path(out).resolve()  # a worker may have been started somewhere else
+    places = [None if home is None else home / name for name in run_names(methods, chosen)]
     done: list[History] = []
     for history in _runs(problem, tasks, places, rounds, jobs, options):
         done.append(history)

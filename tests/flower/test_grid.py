@@ -227,6 +227,87 @@ def test_a_memory_that_is_lost_is_said_and_not_replaced_by_zeros(federate, tmp_p
     assert any("this node has no memory of round 4; it has been lost" in e["text"] for e in history.events)
 
 
+def test_an_outage_while_measuring_is_not_the_end(federate, simulated):
+    """Nobody answers for a while: the run gives up, and goes on when it is started again."""
+
+    def silent(client, message):
+        return (
+            "drop" if message.metadata.message_type == "evaluate.measure" and message.metadata.group_id == "4" else None
+        )
+
+    history = federate(silent).history
+    assert history.stopped == "gave up measuring after round 4: no sound reply from anyone"
+    assert federate().history.same(simulated())
+
+
+def test_a_measure_that_is_not_finite_is_asked_for_again(federate, simulated):
+    spoil = tampered(lambda a, s: a["loss"].__setitem__(0, np.nan))
+    history = federate(Once(spoil, kind="evaluate.measure")).history
+    assert history.same(simulated())
+    assert all("measures of client" in e["text"] and "not finite" in e["text"] for e in history.events)
+
+
+def test_a_run_goes_on_without_a_client_that_was_lost(federate):
+    def leave(client, message):
+        late = message.metadata.group_id.isdigit() and int(message.metadata.group_id) >= 2
+        return ("error", 5, "Error: Node Unavailable") if late and client == 5 else None
+
+    def die(done, rounds, row):
+        if done == 8:
+            raise Killed
+
+    changes = {"rounds": 14, "record": 1, "hyper": "S=6 K=2 eta_g=0.2 p=0.5"}
+    with pytest.raises(Killed):
+        federate(leave, progress=die, **changes)
+    history = federate(leave, prepare=lambda grid: grid.online.discard(grid.node(5)), **changes).history
+    assert history.stopped == "finished"
+    assert history.last("round") == 14
+
+
+def test_a_stranger_does_not_end_a_running_federation(federate, simulated):
+    def prepare(grid):
+        def swap(client, message):
+            if message.metadata.group_id == "4" and client == 2 and 77 not in grid.online:
+                grid.add(77, 2, {"partition-id": 99}, next(iter(grid.contexts.values())).run_config)
+                grid.online |= {77}
+                grid.online.discard(grid.node(2))
+                grid.gone = True
+                return "drop"
+            return None
+
+        grid.fault = swap
+
+    history = federate(prepare=prepare, rounds=6, hyper="S=8 K=2 eta_g=0.2 p=0.01").history
+    assert history.stopped == "finished"
+    assert any(e["event"] == "refused" and "partition-id" in e["text"] for e in history.events)
+
+
+def test_a_question_that_is_lost_is_asked_again(federate, simulated):
+    seen = []
+
+    def lose(client, message):
+        if message.metadata.message_type == "query.describe" and client == 3 and not seen:
+            seen.append(client)
+            return "drop"
+        return None
+
+    assert federate(lose, wait=3000.0).history.same(simulated())
+    assert seen
+
+
+def test_memories_want_a_checkpoint_every_round(config):
+    with pytest.raises(fp.InputError, match="checkpoint-every must be '1'"):
+        FedpageStrategy(config | {"method": "scaffold", "hyper": "S=2", "checkpoint-every": "10"})
+
+
+@pytest.mark.parametrize("kinds", [{0: "0,1", 1: "many"}, {0: "0,1", 1: "1,2"}, {0: "0,1", 1: "0"}, {0: "1", 1: "2"}])
+def test_labels_of_different_meaning(kinds):
+    with pytest.raises(fp.InputError, match="labels"):
+        server._one_meaning(kinds)
+    for fine in ({0: "-1", 1: "-1,1"}, {0: "0,1", 1: "0,1"}, {0: "many", 1: "many"}, {0: "", 1: ""}):
+        server._one_meaning(fine)
+
+
 def test_everyone_must_be_there_to_begin(federate):
     def prepare(grid):
         grid.online.discard(grid.node(6))

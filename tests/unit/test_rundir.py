@@ -187,6 +187,31 @@ def test_without_a_sound_checkpoint_the_run_begins_again_and_says_so(died):
     assert "no checkpoint to go on from; the run begins again" in died.said[-1]
 
 
+def test_rejected_checkpoints_do_not_push_out_new_ones(died):
+    for path in died.checkpoints:
+        path.write_bytes(b"")
+    run = prepare(quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=3, record=5)
+    with RunDirectory(died.out, every=7, say=died.said.append) as directory:
+        directory.take_up(run)
+        with pytest.raises(Killed):
+            run.go(dying(15), directory)
+    assert sorted(path.name[:9] for path in (died.out / "checkpoints").iterdir()) == ["000000007", "000000014"]
+    history, start = died()
+    assert (start, history.same(died.whole)) == (14, True)
+
+
+def test_a_whole_number_and_the_same_float_are_one_setting(tmp_path):
+    problem, options = quadratic(), {"rounds": 40, "seed": 3, "record": 5}
+    die(tmp_path, 30, problem, fp.FedPAGE(S=3, K=2, eta_g=1, p=1), **options)
+    started = []
+    history = fp.simulate(
+        problem, fp.FedPAGE(S=3, K=2, eta_g=1.0, p=1.0), out=tmp_path, resume=True,
+        progress=lambda done, *_: started.append(done), **options,
+    )  # fmt: skip
+    assert started[0] == 30
+    assert history.same(fp.simulate(problem, fp.FedPAGE(S=3, K=2, eta_g=1.0, p=1.0), **options))
+
+
 def test_a_torn_line_is_left_out_and_said(died):
     with open(died.out / "history.jsonl", "ab") as stream:
         stream.write(b'{"round": 31, "lo')
@@ -364,6 +389,18 @@ def test_a_sweep_goes_on_where_it_died(tmp_path):
     assert all(one.same(other) for one, other in zip(again, whole, strict=True))
 
 
+def test_workers_that_were_started_elsewhere_write_to_the_right_place(tmp_path, monkeypatch):
+    problem = quadratic()
+    for number, K in ((1, 2), (2, 3)):  # the second sweep finds the first one's workers, in the first one's directory
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        runs = fp.sweep(problem, [fp.FedAvg(S=3, K=K)], rounds=5, seeds=2, jobs=2, out="here", resume=True)
+        stored = [
+            fp.History.load(path / "history.jsonl") for path in sorted((tmp_path / str(number) / "here").iterdir())
+        ]
+        assert all(one.same(other) for one, other in zip(runs, stored, strict=True))
+
+
 def test_the_state_of_a_method_of_ones_own_may_nest(tmp_path):
     template = fp.FedAvg(S=2).init(np.zeros(3), 8)
     nested = type(template)(template, 5)
@@ -371,6 +408,12 @@ def test_the_state_of_a_method_of_ones_own_may_nest(tmp_path):
     again = checkpoint.filled(nested, tree["s"], "here")
     assert type(again.x) is type(template)
     assert again.x.x.tolist() == [0.0, 0.0, 0.0]
+    numbers = type(template)(np.float32(0.5), np.array(2.0))
+    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.outline_of(numbers)}), "here")
+    back = checkpoint.filled(numbers, tree["s"], "here")
+    assert [type(part) for part in back] == [np.float32, np.ndarray]
+    assert [float(part) for part in back] == [0.5, 2.0]
+    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.outline_of(nested)}), "here")
     with pytest.raises(fp.InputError, match="another shape or type"):
         checkpoint.filled(fp.FedAvg(S=2).init(np.zeros(4), 8), tree["s"]["x"], "here")
     with pytest.raises(fp.InputError, match="cannot be kept in a checkpoint"):
