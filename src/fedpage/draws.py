@@ -218,16 +218,21 @@ class RoundDraws:
         return drawn
 
 
+def _key(seed: int, *words: int) -> np.uint64:
+    """The stream that a seed and some words, the purpose first, lead to."""
+    key = _below(0, check_seed(seed))
+    for word in words:
+        key = _below(key, word)
+    return np.uint64(key)
+
+
 def uniforms(seed: int, *words: int, size: int) -> Vector:
     """(size,) numbers in [0, 1), a function of the seed and the words: for generated data and partitions.
 
     >>> uniforms(0, 1, size=2).tolist() == uniforms(0, 1, size=5)[:2].tolist()
     True
     """
-    key = _below(_below(0, check_seed(seed)), DATA)
-    for word in words:
-        key = _below(key, word)
-    drawn: Vector = _uniforms(np.uint64(key), size)
+    drawn: Vector = _uniforms(_key(seed, DATA, *words), size)
     return drawn
 
 
@@ -238,10 +243,7 @@ def lots(seed: int, *words: int, clients: Ints) -> Vector:
     >>> bool(both[1] == lots(0, 7, clients=np.array([9]))[0])
     True
     """
-    key = _below(_below(0, check_seed(seed)), FAULTS)
-    for word in words:
-        key = _below(key, word)
-    drawn: Vector = _lots(np.uint64(key), clients)
+    drawn: Vector = _lots(_key(seed, FAULTS, *words), clients)
     return drawn
 
 

@@ -10,7 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from localgrid import LocalGrid
 
 import fedpage as fp
-from fedpage.flower import server, wire
+from fedpage.flower import engine as federation
+from fedpage.flower import wire
 from fedpage.flower.client import app
 from fedpage.flower.server import FedpageStrategy
 
@@ -303,9 +304,9 @@ def test_memories_want_a_checkpoint_every_round(config):
 @pytest.mark.parametrize("kinds", [{0: "0,1", 1: "many"}, {0: "0,1", 1: "1,2"}, {0: "0,1", 1: "0"}, {0: "1", 1: "2"}])
 def test_labels_of_different_meaning(kinds):
     with pytest.raises(fp.InputError, match="labels"):
-        server._one_meaning(kinds)
+        federation._one_meaning(kinds)
     for fine in ({0: "-1", 1: "-1,1"}, {0: "0,1", 1: "0,1"}, {0: "many", 1: "many"}, {0: "", 1: ""}):
-        server._one_meaning(fine)
+        federation._one_meaning(fine)
 
 
 def test_everyone_must_be_there_to_begin(federate):
@@ -324,7 +325,7 @@ def test_everyone_must_be_there_to_begin(federate):
 
 
 def test_other_versions_are_refused(federate, monkeypatch):
-    monkeypatch.setattr(server, "__version__", "9.9.9")
+    monkeypatch.setattr(federation, "__version__", "9.9.9")
     with pytest.raises(fp.InputError, match=r"client \d has fedpage 0.1.0, and the server 9.9.9"):
         federate()
 
@@ -409,7 +410,7 @@ def test_messages_that_the_grid_does_not_take(config):
     grid.get_node_ids()
     sent = {0: Message(RecordDict(), grid.node(0), "query.describe", ttl=5.0)}
     grid.push_messages = lambda messages: [None]
-    assert server.exchange(grid, sent, deadline=1.0, poll=0.1, sleep=grid.sleep, clock=grid.clock) == {}
+    assert federation.exchange(grid, sent, deadline=1.0, poll=0.1, sleep=grid.sleep, clock=grid.clock) == {}
 
 
 def test_names_of_messages_are_the_methods_own():

@@ -18,7 +18,8 @@ from support import methods, quadratic, uneven
 import fedpage as fp
 from fedpage import checkpoint, rundir, settings
 from fedpage.engine import prepare
-from fedpage.rundir import RunDirectory, code_digest
+from fedpage.identity import code_digest
+from fedpage.rundir import RunDirectory
 from fedpage.running import Interrupted
 
 ALL = methods(4, 3, 0.1)

@@ -3,7 +3,8 @@
     wire.py       messages and replies as Flower's records, decoded without trusting a byte
     site.py       what a node knows: its own rows, its number, its memory
     client.py     the ClientApp
-    server.py     the engine, the Strategy and the ServerApp
+    engine.py     rounds over Flower's Grid
+    server.py     the Strategy and the ServerApp
     keys.py       certificates and keys
     check.py      what is missing before a round is run
     loopback.py   a whole federation on this machine, for trying and for tests

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from fedpage._version import __version__
 from fedpage.flower import wire
 from fedpage.flower.site import NodeDraws, Recall, Site, checked, method_of, site_of
-from fedpage.rundir import code_digest
+from fedpage.identity import code_digest
 from fedpage.types import InputError
 
 app = ClientApp()
