@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.files import put
 from fedpage.types import InputError
 
 COSTS = (
@@ -134,7 +135,7 @@ class History:
             return [{name: value for name, value in row.items() if name != "seconds"} for row in history.rows]
 
         def bits(history: History) -> bytes | None:
-            return None if history.x is None else np.ascontiguousarray(history.x).tobytes()
+            return None if history.x is None else np.asarray(history.x, dtype=np.float64).tobytes()
 
         return (
             json.dumps(bare(self), sort_keys=True) == json.dumps(bare(other), sort_keys=True)
@@ -150,19 +151,15 @@ class History:
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the columns; provenance and model go into JSON lines only."""
         path = Path(path)
-        with _replacing(path) as stream:
-            writer = csv.DictWriter(stream, fieldnames=self.columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows)
-        return path
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows)
+        return _written(path, text.getvalue())
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write everything: a line of provenance, a line a record, a line with the end and the model."""
-        path = Path(path)
-        with _replacing(path) as stream:
-            for line in self._lines():
-                stream.write(json.dumps(line, allow_nan=False) + "\n")
-        return path
+        return _written(Path(path), "".join(json.dumps(line, allow_nan=False) + "\n" for line in self._lines()))
 
     def _lines(self) -> Iterable[dict[str, Any]]:
         yield {"format": self.FORMAT, "meta": self.meta}
@@ -306,24 +303,10 @@ def _number(text: str) -> float:
     return number
 
 
-class _replacing:
-    """A text file that appears under its name only when it is complete."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-    def __enter__(self) -> Any:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.stream = open(self.scratch, "w", encoding="utf-8", newline="")
-        return self.stream
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        self.stream.close()
-        if kind is None:
-            os.replace(self.scratch, self.path)
-        else:
-            self.scratch.unlink(missing_ok=True)
+def _written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    put(path, text.encode("utf-8"))
+    return path
 
 
 def by_method(histories: Iterable[History]) -> dict[str, list[History]]:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from fedpage import settings
 from fedpage.checkpoint import pack, unpack
+from fedpage.files import put
 from fedpage.history import History, encoded
 from fedpage.identity import digest_of, identity, refuse
 from fedpage.running import Interrupted, Run
@@ -264,26 +265,6 @@ class _Failing:
             where, saved = self.directory.path, self.directory._saved_round
             hint = f"the run is safe up to round {saved}: `fedpage resume {where}` goes on from there"
             raise OSError(error.errno, f"{error.strerror or error}; {hint}", str(where)) from None
-
-
-def put(path: Path, data: bytes) -> None:
-    """The file is there whole, on the disk, or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(scratch, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    if sys.platform != "win32":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the name, too
-        finally:
-            os.close(folder)
 
 
 def _locked(stream: Any) -> bool:

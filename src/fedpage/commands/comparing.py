@@ -94,7 +94,7 @@ def _compare(
 ) -> None:
     from fedpage import faults, settings, specs
     from fedpage.engine import run_names
-    from fedpage.rundir import put
+    from fedpage.files import put
     from fedpage.types import InputError
 
     S, K, step, seeds, rounds = (command[name] for name in ("S", "K", "step", "seeds", "rounds"))

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedpage.data import bundled, libsvm, synthetic
 from fedpage.data.dataset import Dataset, signed
+from fedpage.files import put
 from fedpage.types import InputError
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
@@ -262,9 +263,5 @@ def _parsed(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:
     np.savez(box, **parsed._asdict())
     with contextlib.suppress(OSError):  # a read-only home costs speed, nothing else
         stored.parent.mkdir(parents=True, exist_ok=True)
-        scratch = stored.with_name(f"{key}.{os.getpid()}.tmp")
-        with open(scratch, "wb") as target:
-            target.write(hashlib.sha256(box.getbuffer()).digest())
-            target.write(box.getbuffer())
-        os.replace(scratch, stored)
+        put(stored, hashlib.sha256(box.getbuffer()).digest() + box.getbuffer())
     return parsed
