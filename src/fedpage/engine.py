@@ -22,10 +22,10 @@ from fedpage.faults import Faults, Weather, spoiled
 from fedpage.history import History
 from fedpage.rounds import Memories, as_letters
 from fedpage.rundir import RunDirectory
-from fedpage.running import Progress, Run, check_whole
+from fedpage.running import Progress, Run, Watcher, check_whole
 from fedpage.serving import Server, mean_measures
 from fedpage.stopping import Stop
-from fedpage.types import Draws, InputError, Ints, Method, Problem, Vector
+from fedpage.types import Draws, InputError, Ints, Method, Problem, Vector, dtype_of
 
 _CHUNK = 512
 """Clients whose replies exist at the same time, at the most (and that many again for each thread) ..."""
@@ -59,11 +59,11 @@ class Simulation(Server):
         if chunk is None:
             chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
         check_whole("chunk", chunk, 1)
-        start = np.zeros(problem.d) if x0 is None else _start(x0, problem.d)
+        start = start_of(problem, x0)
         super().__init__(method, problem.N, start, seed=seed, policy=policy)
         self.problem, self.measured = problem, measured
         self.threads, self.chunk = int(threads), int(chunk)
-        self.memories = Memories(method.memory, problem.N, problem.d)
+        self.memories = Memories(method.memory, problem.N, problem.d, start.dtype)
         self._weather = None if faults is None else Weather(faults, problem, self.seed)
         self._late: list[Letter] = []
         self._draws: Draws | None = None
@@ -71,7 +71,7 @@ class Simulation(Server):
     @property
     def code(self) -> dict[str, type[Any]]:
         """The classes whose code decides what a round computes."""
-        return {**super().code, "problem": type(self.problem)}
+        return {**super().code, "problem": type(self.problem), **getattr(self.problem, "code", {})}
 
     def step(self) -> None:
         """One round."""
@@ -177,7 +177,7 @@ class Simulation(Server):
                 shape = (len(clients), self.problem.d)
                 if clients.dtype != np.int64 or clients.ndim != 1:
                     raise TypeError
-                if any(part.shape != shape or part.dtype != np.float64 for part in parts):
+                if any(part.shape != shape or part.dtype != dtype_of(self.problem) for part in parts):
                     raise TypeError
                 if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < self.N:
                     raise TypeError
@@ -197,13 +197,18 @@ def _replied(kind: str, parts: Any) -> Any:
     return namedtuple(kind, [f"part{i}" for i in range(len(parts))])(*parts)
 
 
-def _start(x0: Any, d: int) -> Vector:
-    """(d,) a copy of the given start."""
+def start_of(problem: Problem, x0: Any = None) -> Vector:
+    """(d,) a copy of the given start; else the problem's own, such as a network's first parameters; else zero."""
+    d, dtype = problem.d, dtype_of(problem)
+    if x0 is None:
+        x0 = getattr(problem, "x0", None)
+    if x0 is None:
+        return np.zeros(d, dtype)
     try:
         start = np.array(x0)
         if start.dtype.kind not in "fiu":
             raise ValueError
-        start = start.astype(np.float64)
+        start = start.astype(dtype)
     except (TypeError, ValueError):
         raise InputError(f"x0 must be {d} finite numbers, not {type(x0).__name__}") from None
     if start.shape != (d,):
@@ -223,6 +228,7 @@ def simulate(
     record: int = 10,
     stop: Stop | Callable[[Mapping[str, float]], str | None] | None = None,
     progress: Progress | None = None,
+    callbacks: Sequence[Watcher] = (),
     threads: int = 1,
     chunk: int | None = None,
     faults: Faults | None = None,
@@ -235,10 +241,12 @@ def simulate(
     """Run `rounds` rounds of a method on a problem and return its history.
 
     The same seed gives the same history, bit for bit, for any `threads` and `chunk`. Loss and gradient norm are
-    measured every `record` rounds, outside the clock (0: only at the end). x0 (d,) is zero by default. `stop` ends
-    a run early: a Stop, or a function of the newest record that returns a reason or None. A run that diverges stops
-    and says so in `history.stopped`. The model of the last round is `history.x`; the theorems bound the average
-    over rounds, or a random one.
+    measured every `record` rounds, outside the clock (0: only at the end). x0 (d,) is the problem's own start if it has
+    one (a network's), or else zero. `stop` ends a run early: a Stop, or a function of the newest record that returns a
+    reason or None. A run that diverges stops and says so in `history.stopped`. The model of the last round is
+    `history.x`; the theorems bound the average over rounds, or a random one.
+
+    callbacks: who watches, such as fp.Track("tensorboard") or fp.Best(problem, "best.npz"); `fp.Callback` says how.
 
     faults: clients that fail, and policy: what is done about it (docs/faults.md).
 
@@ -261,7 +269,7 @@ def simulate(
     if out is None:
         if resume:
             raise InputError("resume=True needs out=, the directory of the run")
-        return run.go(progress)
+        return run.go(progress, None, callbacks)
     with RunDirectory(out, every=checkpoint_every) as directory:
         if resume and directory.exists():
             ended = directory.take_up(run)
@@ -269,7 +277,7 @@ def simulate(
                 return ended
         else:
             directory.begin(run)
-        return directory.finish(run.go(progress, directory))
+        return directory.finish(run.go(progress, directory, callbacks))
 
 
 def prepare(
@@ -299,7 +307,6 @@ def provenance(
     problem: Problem, method: Method, *, seed: int, rounds: int, record: int, x0: Vector | None, stop: Any = None
 ) -> dict[str, Any]:
     """Plain values that say which run this is: method, problem with digests, seed, start, versions."""
-    start = "zeros" if x0 is None else "sha256:" + hashlib.sha256(_start(x0, problem.d).tobytes()).hexdigest()
     named = stop is None or isinstance(stop, Stop)
     ending = {k: v for k, v in vars(stop).items() if v is not None} if isinstance(stop, Stop) else {}
     return {
@@ -308,10 +315,17 @@ def provenance(
         "seed": int(seed),
         "rounds": int(rounds),
         "record": int(record),
-        "x0": start,
+        **start_described(problem, x0),
         "stop": ending if named else "a function",
         "versions": versions(),
     }
+
+
+def start_described(problem: Problem, x0: Vector | None = None) -> dict[str, str]:
+    """{"x0": what provenance says of where a run starts}."""
+    if x0 is None and getattr(problem, "x0", None) is None:
+        return {"x0": "zeros"}
+    return {"x0": "sha256:" + hashlib.sha256(start_of(problem, x0).tobytes()).hexdigest()}
 
 
 @cache

@@ -45,10 +45,10 @@ class Memories:
     cost a thousand rows.
     """
 
-    def __init__(self, kind: type[Any] | None, N: int, d: int) -> None:
+    def __init__(self, kind: type[Any] | None, N: int, d: int, dtype: Any = np.float64) -> None:
         self._kind = kind
         try:
-            self._tables = [np.zeros((N, d)) for _ in getattr(kind, "_fields", ())]
+            self._tables = [np.zeros((N, d), dtype) for _ in getattr(kind, "_fields", ())]
             self._written = np.zeros(N if kind is not None else 0, dtype=bool)
         except (MemoryError, ValueError):
             raise InputError(f"{N} clients cannot each remember {d} numbers on this machine; use fewer") from None

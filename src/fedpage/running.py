@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -79,6 +79,26 @@ class Keeper(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Who watches a run without changing it: `fedpage.callbacks.Callback`."""
+
+    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
+        """The run begins, or is taken up after `done` rounds."""
+        ...
+
+    def record(self, row: Mapping[str, float], x: Vector) -> None:
+        """A record was made."""
+        ...
+
+    def after_round(self, done: int) -> None:
+        """A round is over."""
+        ...
+
+    def end(self, history: History) -> None:
+        """The run is over; `history.stopped` is empty where it was interrupted."""
+        ...
+
+
 class Interrupted(Exception):
     """The run was asked to stop, and has been written down so that it can go on."""
 
@@ -99,6 +119,7 @@ class Run:
         self.seconds = 0.0
         self.watch: Watch | None = None
         self._keeper: Keeper | None = None
+        self._watchers: Sequence[Watcher] = ()
 
     def happened(self, round: int, event: str, text: str) -> None:
         """Note what a round has to tell; of what may come every round, the first thousand are kept."""
@@ -108,10 +129,25 @@ class Run:
             if self._keeper is not None:
                 self._keeper.event(entry)
 
-    def go(self, progress: Progress | None = None, keeper: Keeper | None = None) -> History:
-        """Rounds until the end; the history says why it ended. What a keeper raises goes through."""
+    def go(
+        self, progress: Progress | None = None, keeper: Keeper | None = None, watchers: Sequence[Watcher] = ()
+    ) -> History:
+        """Rounds until the end; the history says why it ended. What a keeper or a watcher raises goes through."""
         if progress is not None and not callable(progress):
             raise InputError(f"progress must be a function, not {progress!r}")
+        check_watchers(watchers)
+        self._watchers = tuple(watchers)
+        begun: list[Watcher] = []
+        try:
+            for one in self._watchers:
+                one.begin(self.history.meta, self.rounds, self.engine.tally.round)
+                begun.append(one)
+            return self._go(progress, keeper)
+        finally:
+            for one in begun:
+                one.end(self.history)
+
+    def _go(self, progress: Progress | None, keeper: Keeper | None) -> History:
         engine, history = self.engine, self.history
         self._keeper = keeper
         limit = self.stop if isinstance(self.stop, Stop) else Stop()
@@ -145,6 +181,8 @@ class Run:
                 engine.step()
                 self.seconds += time.perf_counter() - began
                 done, x = tally.round, engine.x
+                for one in self._watchers:
+                    one.after_round(done)
                 if not math.isfinite(x.dot(x)):
                     history.diverged = True
                     step = engine.effective_step
@@ -174,6 +212,8 @@ class Run:
         self.history.append(row)
         if keeper is not None:
             keeper.record(self.history.rows[-1])
+        for one in self._watchers:
+            one.record(self.history.rows[-1], self.engine.x)
 
     def _reason(self, row: Mapping[str, float], last: bool = False) -> str | None:
         """Why the run should end at this record, if it should."""
@@ -218,6 +258,16 @@ class Run:
         self.watch = Watch(first, self.engine.effective_step)
         self.watch.above = above
         self.history.first_loss = first
+
+
+def check_watchers(watchers: object) -> None:
+    """Refuse what cannot watch a run."""
+    sound = isinstance(watchers, (list, tuple)) and all(
+        callable(getattr(one, name, None)) and not isinstance(one, type)
+        for one in watchers for name in ("begin", "record", "after_round", "end")
+    )  # fmt: skip
+    if not sound:
+        raise InputError(f"callbacks must be a list of callbacks such as [fp.Track()], not {watchers!r:.80}")
 
 
 def check_whole(name: str, value: object, least: int) -> None:

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 _fast: Any = njit(cache=True, nogil=True, error_model="numpy")
-_FLOAT64 = np.dtype(np.float64)
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 @_fast
@@ -41,8 +41,8 @@ def mean_rows(rows: Any) -> Any:
     >>> mean_rows(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [2.0, 3.0]
     """
-    if type(rows) is np.ndarray and rows.dtype == _FLOAT64 and rows.flags.c_contiguous:
-        out = np.empty(rows.shape[1])
+    if type(rows) is np.ndarray and rows.dtype in _FLOATS and rows.flags.c_contiguous:
+        out = np.empty(rows.shape[1], rows.dtype)
         _mean_rows(rows, out)
         return out
     return add_rows(None, rows) / len(rows)
@@ -54,14 +54,14 @@ def add_rows(total: Any, rows: Any) -> Any:
     >>> add_rows(None, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
-    if type(rows) is np.ndarray and rows.dtype == _FLOAT64:
+    if type(rows) is np.ndarray and rows.dtype in _FLOATS:
         if total is None:
-            total = np.zeros(rows.shape[1])
+            total = np.zeros(rows.shape[1], rows.dtype)
         _add_rows(total, rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
         return total
     if total is None:
         total = 0 * rows[0]
         total[:] = 0  # also where the first row is not finite, or -0.0
-    for row in rows:  # tensors of another library, another precision
+    for row in rows:  # tensors of another library
         total = total + row
     return total

@@ -25,7 +25,7 @@ from fedpage.history import History
 from fedpage.plan import Costs
 from fedpage.running import check_whole
 from fedpage.stopping import Stop
-from fedpage.types import InputError, Method, Problem
+from fedpage.types import InputError, Method, Problem, dtype_of
 
 COSTS = ("rounds", "clients", "bytes", "bytes_up", "bytes_down", "gradients", "seconds")
 
@@ -261,7 +261,7 @@ def checked(
         check_whole(name, value, 1)
     made = candidates(method, default_grid(method, problem) if grid is None else grid)
     for candidate in made:
-        candidate.init(np.zeros(problem.d), problem.N)
+        candidate.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
     return made
 
 

@@ -19,10 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector: TypeAlias = NDArray[np.float64]
-"""(d,) is one model or gradient; (n, d) one of them for each called client, a row each."""
+"""(d,) is one model or gradient; (n, d) one of them for each called client, a row each. A problem whose `dtype` is
+float32 makes all of them float32."""
 
 Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
+
+
+def dtype_of(problem: Any) -> np.dtype[Any]:
+    """The type of a problem's numbers: what it says in `dtype`, or float64."""
+    return np.dtype(getattr(problem, "dtype", np.float64))
 
 
 class InputError(ValueError):
@@ -36,6 +42,8 @@ class Batch(NamedTuple):
     """(n, w), of which client i's first sizes[i] count; None means every row of every client."""
     sizes: Ints
     """(n,) rows in each client's batch."""
+    asked: int | None = None
+    """The size that was asked for, which a client with fewer rows falls short of; None: every row."""
 
 
 class Call(NamedTuple):

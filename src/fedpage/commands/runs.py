@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -66,6 +66,9 @@ def run(
     ] = None,
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="tensorboard, mlflow or wandb, or e.g. tensorboard:DIRECTORY.")
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Run one method. Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`)."""
@@ -83,7 +86,18 @@ def run(
     }  # fmt: skip
     made = _made(command, threads, "--faults" if faults is None else str(faults))
     writable(out, force, report)
-    _do(made, command, out, checkpoint_every, report, resuming=False)
+    _do(made, command, out, checkpoint_every, report, resuming=False, watchers=_trackers(track or []))
+
+
+def _trackers(words: list[str]) -> list[Any]:
+    """One callback for all trackers that are named; the command has a bar of its own."""
+    from fedpage.trackers import Track
+    from fedpage.types import InputError
+
+    try:
+        return [Track(*words, bar=False)] if words else []
+    except (ImportError, InputError) as error:
+        raise InputError(f"--track: {error}") from None
 
 
 class _Made(NamedTuple):
@@ -123,8 +137,9 @@ def _made(command: Mapping[str, Any], threads: int, faults_from: str) -> _Made:
 
 
 def _do(
-    made: _Made, command: Mapping[str, Any], out: Path | None, every: str, report: Path | None, resuming: bool
-) -> None:
+    made: _Made, command: Mapping[str, Any], out: Path | None, every: str, report: Path | None, resuming: bool,
+    watchers: Sequence[Any] = (),
+) -> None:  # fmt: skip
     """Run it, or go on with it, and show what came of it."""
     from fedpage.engine import prepare
     from fedpage.rundir import RunDirectory
@@ -138,7 +153,7 @@ def _do(
             shown.update(task, completed=done, note=note(row))
 
         if out is None:
-            history = prepared.go(progress)
+            history = prepared.go(progress, None, watchers)
         else:
             with interruptible(out), RunDirectory(out, every=every, command=command, say=say) as directory:
                 ended = None
@@ -148,7 +163,7 @@ def _do(
                     ended = directory.take_up(prepared)
                     where = "the run had ended" if ended else f"going on after round {prepared.engine.tally.round}"
                     say(f"{out}: {where}")
-                history = ended or directory.finish(prepared.go(progress, directory))
+                history = ended or directory.finish(prepared.go(progress, directory, watchers))
             shown.update(task, completed=int(history.last("round")))
     show([history], target)
     for event in ("fallback", "rejected", "lost", "back"):

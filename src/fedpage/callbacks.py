@@ -1,0 +1,73 @@
+"""What watches a run while it goes on: `Callback`, and `Best`, which keeps the best model."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpage.types import InputError, Vector
+
+if TYPE_CHECKING:
+    from fedpage.history import History
+
+
+class Callback:
+    """Give `simulate(callbacks=[...])` anything with these four methods; what they do must not change the run."""
+
+    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
+        """The run is about to do rounds `done`..`rounds`; meta says which run it is (done > 0: it is taken up)."""
+
+    def record(self, row: Mapping[str, float], x: Vector) -> None:
+        """A record was made at the model x (d,)."""
+
+    def after_round(self, done: int) -> None:
+        """A round is over."""
+
+    def end(self, history: History) -> None:
+        """The run is over, or was interrupted: then `history.stopped` is empty."""
+
+
+class Best(Callback):
+    """Saves the model with the best value of a column, whenever there is a better one.
+
+    save(path, x, about): writes the parameters x; a `TorchProblem` has it (`problem.save`). about says which value of
+    which column, in which round. A run that is taken up goes on from the value that `load` finds in the file.
+
+    highest: whether large values are good; None: for everything but losses and norms.
+    """
+
+    def __init__(self, problem: Any, path: str | os.PathLike[str], column: str = "loss", *,
+                 highest: bool | None = None) -> None:  # fmt: skip
+        self.save: Callable[..., Any] | None = getattr(problem, "save", None)
+        if self.save is None:
+            raise InputError(f"Best: {type(problem).__name__} cannot save models; it has no save(path, x, about)")
+        self.problem, self.path, self.column = problem, Path(path), column
+        self.highest = not column.endswith(("loss", "norm")) if highest is None else highest
+        self.value, self.round = math.nan, -1
+        check = getattr(problem, "check_model_path", None)
+        if check is not None:
+            check(self.path)
+
+    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
+        """A new run knows no best; one that is taken up reads which it was."""
+        self.value, self.round = math.nan, -1
+        if done and self.path.is_file():
+            about = self.problem.about(self.path)
+            if about.get("column") == self.column:
+                self.value, self.round = float(about["value"]), int(about["round"])
+            if self.round > done:  # the run went back to an older checkpoint
+                self.value, self.round = math.nan, -1
+
+    def record(self, row: Mapping[str, float], x: Vector) -> None:
+        """Save, if it is better."""
+        if self.column not in row:
+            raise InputError(f"Best: there is no column {self.column!r}; there are {', '.join(row)}")
+        value = float(row[self.column])
+        better = value > self.value if self.highest else value < self.value
+        if math.isfinite(value) and (better or math.isnan(self.value)):
+            self.value, self.round = value, int(row["round"])
+            assert self.save is not None
+            self.save(self.path, x, {"column": self.column, "value": repr(value), "round": str(self.round)})
