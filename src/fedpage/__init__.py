@@ -19,6 +19,7 @@ from fedpage._version import __version__
 if TYPE_CHECKING:
     from fedpage import arrivals, data, draws, engine, faults, history, methods, plot, problems, theory, types
     from fedpage.arrivals import Policy
+    from fedpage.callbacks import Best, Callback
     from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
     from fedpage.engine import Simulation, simulate, sweep
     from fedpage.faults import Faults
@@ -37,11 +38,15 @@ if TYPE_CHECKING:
         SLocalSVRG,
     )  # fmt: skip
     from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression, RowProblem
+    from fedpage.problems.torch_files import load_model, save_model
+    from fedpage.problems.torch_model import TorchProblem
     from fedpage.stopping import Stop
+    from fedpage.trackers import Track
     from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
 
 _HOME = {
     "fedpage.arrivals": "Policy",
+    "fedpage.callbacks": "Best Callback",
     "fedpage.faults": "Faults",
     "fedpage.data": "Dataset Partition blocks by_label census dirichlet load power_law shuffled",
     "fedpage.engine": "Simulation simulate sweep",
@@ -49,7 +54,10 @@ _HOME = {
     "fedpage.methods": "METHODS FedAvg FedAvgFull FedPAGE FedPAGEFull FedProx PAGE SCAFFOLD SCAFFOLDFull SLocalSVRG "
     "VRLSGD",
     "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
+    "fedpage.problems.torch_files": "load_model save_model",
+    "fedpage.problems.torch_model": "TorchProblem",
     "fedpage.stopping": "Stop",
+    "fedpage.trackers": "Track",
     "fedpage.types": "InputError Method Oracle Problem Smoothness",
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names.split()}
@@ -58,11 +66,12 @@ _ROOMS = ("arrivals", "data", "draws", "engine", "faults", "history", "methods",
 __all__ = [  # noqa: RUF022 - in the order of the table above
     "__version__",
     "Dataset", "Partition", "blocks", "by_label", "census", "dirichlet", "load", "power_law", "shuffled",
-    "Faults", "Policy", "Simulation", "Stop", "simulate", "sweep",
+    "Best", "Callback", "Faults", "Policy", "Simulation", "Stop", "Track", "simulate", "sweep",
     "History",
     "METHODS", "FedAvg", "FedAvgFull", "FedPAGE", "FedPAGEFull", "FedProx", "PAGE", "SCAFFOLD", "SCAFFOLDFull",
     "SLocalSVRG", "VRLSGD",
-    "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem",
+    "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem", "TorchProblem",
+    "load_model", "save_model",
     "InputError", "Method", "Oracle", "Problem", "Smoothness",
     "arrivals", "data", "draws", "engine", "faults", "history", "methods", "plot", "problems", "theory", "types",
 ]  # fmt: skip

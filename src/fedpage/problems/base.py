@@ -31,8 +31,8 @@ class RowOracle:
         """A fresh minibatch at each client; its number within the round makes it fresh, not a generator's state."""
         rows, b = self._batches(size, 1)
         if rows is None:
-            return Batch(None, self.sizes)
-        return Batch(rows[:, 0], np.minimum(self.sizes, b))
+            return Batch(None, self.sizes, size)
+        return Batch(rows[:, 0], np.minimum(self.sizes, b), size)
 
     def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
         """The next `count` minibatches: (n, count, w) row numbers, or None for every row; and their largest size."""

@@ -1,0 +1,454 @@
+"""`TorchProblem`: any differentiable torch module as a problem that every method and engine takes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("TorchProblem needs torch: pip install 'fedpage[torch]'") from error
+from torch import Tensor, nn
+from torch.func import grad_and_value
+
+from fedpage.problems import torch_checks, torch_files
+from fedpage.problems.base import RowOracle, client_scale, equal_size, norm, weights_described
+from fedpage.problems.torch_grads import BatchedGradients, FlatModel, LoopGradients
+from fedpage.problems.torch_rows import Metric, Table, device_of, joined, listed, metrics_of, precision_of, table_of
+from fedpage.problems.torch_steady import guard
+from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
+
+_BLOCK = 1024
+"""Rows of a client that are in memory at once; a gradient over more is added up block by block, in order."""
+
+
+class TorchProblem:
+    """f(x) = mean over clients of f_i(x), f_i the mean loss over client i's rows of a torch module with parameters x.
+
+    model: any `torch.nn.Module` with plain parameters; those that need no gradient, and buffers, are constants. It is
+    copied, and its parameters are where runs start (`x0`). loss_fn(outputs, targets): the mean over a batch's rows.
+    client_datasets: for each client a pair (inputs, targets) of tensors or arrays with a row each, or a
+    `torch.utils.data.Dataset` of such pairs; inputs may be a tuple, then the model is called with all of them.
+
+    metrics: names ("accuracy") or a table of name -> function(outputs, targets), in every record of a History:
+    over all clients' rows under its own name, over `held_out` (a data set no client has) as held_out_NAME, and
+    averaged over `held_out_clients` (clients that are never called) as held_out_clients_NAME; losses there likewise.
+
+    weights: the clients', as for every problem. device, dtype: where and in what precision; "cpu" and the model's own
+    by default; vectors stay numpy's outside. batched: False computes clients one after the other.
+
+    On a CPU runs repeat bit for bit, whatever the chunks, threads and engine. That costs large models half of their
+    speed or more; steady=False leaves products to torch's libraries, and the last bits to chance. Other devices promise
+    no bits.
+    """
+
+    title = "torch model"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Tensor], Tensor],
+        client_datasets: Sequence[Any],
+        *,
+        metrics: Sequence[str] | Mapping[str, Metric] = (),
+        held_out: Any = None,
+        held_out_clients: Sequence[Any] = (),
+        weights: Any = "uniform",
+        device: Any = "cpu",
+        dtype: Any = None,
+        batched: bool = True,
+        steady: bool = True,
+        name: str | None = None,
+    ) -> None:
+        torch_checks.check_module(model)
+        if not callable(loss_fn):
+            raise InputError(f"TorchProblem: loss_fn must be a function of outputs and targets, not {loss_fn!r:.80}")
+        self.device = device_of(device)
+        self.steady = bool(steady) and self.device.type == "cpu"
+        self._type = precision_of(model, dtype)
+        self.dtype = np.dtype(np.float32 if self._type == torch.float32 else np.float64)
+        self.name = name or type(model).__name__
+        module = copy.deepcopy(model).to(self.device, self._type)
+        self._flat = FlatModel(module, loss_fn)
+        self.metrics = metrics_of(metrics)
+        tables = [self._table(one, f"client {i}") for i, one in enumerate(listed(client_datasets, "client_datasets"))]
+        self._sizes = np.array([len(table.targets) for table in tables], dtype=np.int64)
+        self._rows = joined(tables, [f"client {i}" for i in range(len(tables))])
+        self._start = np.concatenate([[0], np.cumsum(self._sizes)])
+        self._held_out = None if held_out is None else self._table(held_out, "held_out")
+        few = listed(held_out_clients, "held_out_clients", least=0)
+        self._others = [self._table(one, f"held-out client {i}") for i, one in enumerate(few)]
+        self._equal = equal_size(self._sizes)
+        self.weights = weights if isinstance(weights, str) else "given"
+        self._scale = client_scale(weights, self._sizes)
+        self.x0: Vector = _array(self._flat.vector(self._flat.module))
+        probe = self._rows.take(torch.arange(min(3, len(self._rows.targets)), device=self.device))
+        start = self._tensor(self.x0)
+        with self._guard():
+            torch_checks.check_rows(self._flat, start, *probe)
+            self.batched = bool(batched) and torch_checks.can_be_batched(self._flat, start, *probe, self.steady)
+        self._gradients: Any = self._made_gradients()
+
+    # What every problem has
+
+    @property
+    def N(self) -> int:
+        """Clients."""
+        return len(self._sizes)
+
+    @property
+    def d(self) -> int:
+        """Trainable parameters."""
+        return self._flat.d
+
+    @property
+    def sizes(self) -> Ints:
+        """(N,) rows of each client."""
+        return self._sizes
+
+    @property
+    def code(self) -> dict[str, type[Any]]:
+        """The classes beside this one whose code decides what is computed: the model's and the loss's."""
+        kinds = {type(part) for part in self._flat.module.modules()}
+        if isinstance(self._flat.loss_fn, nn.Module):
+            kinds.add(type(self._flat.loss_fn))
+        return {kind.__qualname__: kind for kind in kinds if not kind.__module__.startswith("torch.")}
+
+    def oracle(self, clients: Ints, draws: Draws) -> TorchOracle:
+        """What the called clients may ask of their rows in this round."""
+        return TorchOracle(self, clients, draws)
+
+    def loss(self, x: Vector) -> float:
+        """f(x)."""
+        return self.measure(x)["loss"]
+
+    def grad(self, x: Vector) -> Vector:
+        """(d,): the gradient of f at x."""
+        gradient, _, _ = self._whole(x, 1)
+        return gradient.astype(self.dtype)
+
+    def measure(self, x: Vector, threads: int = 1) -> dict[str, float]:
+        """{"loss", "grad_norm"} at x, the metrics, and those on what is held out. The same bits for any `threads`."""
+        gradient, loss, outputs = self._whole(x, threads)
+        row = {"loss": loss, "grad_norm": norm(gradient)}
+        row |= {name: float(metric(outputs, self._rows.targets)) for name, metric in self.metrics.items()}
+        if self._held_out is not None:
+            row |= {f"held_out_{name}": value for name, value in self._evaluated(x, self._held_out).items()}
+        if self._others:
+            each = [self._evaluated(x, table) for table in self._others]
+            row |= {f"held_out_clients_{n}": math.fsum(one[n] for one in each) / len(each) for n in each[0]}
+        return row
+
+    def evaluate(self, x: Vector, data: Any) -> dict[str, float]:
+        """{"loss", and the metrics} of parameters x (d,) on (inputs, targets) or a Dataset."""
+        return self._evaluated(x, self._table(data, "data"))
+
+    def client_measures(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
+        """Each client's own N w_i f_i(x), (n,), and its gradient, (n, d)."""
+        point = self._tensor(x).expand(len(clients), self.d)
+        with self._guard():
+            gradients, losses = self._client_gradients(point, clients, None, self._sizes[clients], None)
+        return _array(losses).astype(np.float64), _array(gradients)
+
+    def scaled(self, factor: float) -> TorchProblem:
+        """The same with every client's objective times a factor."""
+        other = copy.copy(self)
+        other._scale = self._scale * factor
+        return other
+
+    def mean_labels(self) -> Vector:
+        """(N,) each client's mean target, for faults that are tied to it."""
+        means = np.asarray(_array(self._rows.targets.reshape(len(self._rows.targets), -1).double().mean(1)))
+        return np.add.reduceat(means, self._start[:-1]) / self._sizes
+
+    def smoothness(self) -> Smoothness:
+        """A network has none that is known."""
+        raise InputError(
+            f"{self.name}: no smoothness is known for a torch model, so theory gives no step sizes; choose them by tune"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Which model on which rows, with digests."""
+        loss = self._flat.loss_fn
+        about = {
+            "objective": f"{self.title} {self.name}", "loss": getattr(loss, "__name__", type(loss).__name__),
+            "data_digest": self._digest(self._rows), "model_digest": self._model_digest(), "N": self.N, "d": self.d,
+            "rows": int(self._sizes.sum()), "dtype": str(self.dtype), "device": self.device.type, "steady": self.steady,
+            "metrics": list(self.metrics),
+        }  # fmt: skip
+        if self._held_out is not None:
+            about["held_out"] = self._digest(self._held_out)
+        if self._others:
+            about["held_out_clients"] = self._digest(*self._others)
+        return about | weights_described(self.weights, self._scale)
+
+    # Between vectors and modules
+
+    def to_module(self, x: Vector) -> nn.Module:
+        """A copy of the model with parameters x (d,), ready to be called."""
+        module = copy.deepcopy(self._flat.module)
+        with torch.no_grad():
+            parameters = dict(module.named_parameters())
+            for name, part in self._flat.parts(self._tensor(x)).items():
+                parameters[name].copy_(part)
+        return module
+
+    def from_module(self, module: nn.Module) -> Vector:
+        """(d,) the trainable parameters of a module of this architecture."""
+        own = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        wanted = {name: tuple(shape) for name, shape in zip(self._flat.names, self._flat.shapes, strict=True)}
+        wrong = [name for name, shape in wanted.items() if own.get(name) != shape]
+        if wrong:
+            raise InputError(f"TorchProblem: {type(module).__name__} has no {wrong[0]} of shape {wanted[wrong[0]]}")
+        return _array(self._flat.vector(module).to(self._type))
+
+    def save(self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None) -> None:
+        """Write the model with parameters x (d,) to a .safetensors or .npz file; `load_model` reads it."""
+        torch_files.save_model(path, self.to_module(x), about)
+
+    def about(self, path: str | os.PathLike[str]) -> dict[str, str]:
+        """What was said of a saved model."""
+        return torch_files.read(Path(path))[1]
+
+    def check_model_path(self, path: Path) -> None:
+        """Refuse a name that no model can be saved under."""
+        torch_files.check_path(path)
+
+    # The arithmetic
+
+    def _guard(self) -> Any:
+        return guard(self.device, self.steady)
+
+    def _made_gradients(self) -> Any:
+        return (BatchedGradients if self.batched else LoopGradients)(self._flat, self.steady)
+
+    def _tensor(self, x: Any) -> Tensor:
+        """A tensor on the device of numpy's numbers, in memory of torch's: where numbers lie decides bits, too."""
+        values = np.ascontiguousarray(x, dtype=self.dtype)
+        if values.shape[-1] != self.d:
+            raise ValueError(f"points of shape {values.shape} for {self.d} parameters")
+        return torch.tensor(values, device=self.device)
+
+    def _client_gradients(
+        self, v: Tensor, clients: Ints, rows: Rows | None, sizes: Ints, asked: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients (n, d) and losses (n,) of each client over its batch; rows (n, w) or None for all, sizes (n,).
+
+        Clients are grouped by the width that their batch is padded to, which depends on nobody else.
+        """
+        v = v.contiguous()
+        widths = padded(sizes)
+        if asked is not None:
+            widths = np.where(asked < 2 * sizes, asked, widths)
+        first = int(widths[0])
+        if len(clients) == 1 or bool((widths == first).all()):
+            return self._group(v, clients, rows, sizes, first)
+        gradients, losses = torch.empty_like(v), torch.empty(len(v), dtype=v.dtype, device=v.device)
+        for width in np.unique(widths):
+            those = np.flatnonzero(widths == width)
+            some = None if rows is None else rows[those]
+            gradients[those], losses[those] = self._group(v[those], clients[those], some, sizes[those], int(width))
+        return gradients, losses
+
+    def _group(
+        self, v: Tensor, clients: Ints, rows: Rows | None, sizes: Ints, width: int
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        gradients: Any = None
+        losses: Any = None
+        shares = self._scale[clients] / sizes
+        for start in range(0, width, _BLOCK):
+            places = np.arange(start, min(start + _BLOCK, width))
+            inside = places < sizes[:, None]
+            if rows is None:
+                numbers = np.where(inside, places, 0)  # beyond a client's rows its first, with weight 0
+            else:
+                numbers = np.where(inside, rows[:, np.minimum(places, rows.shape[1] - 1)], 0)
+            chosen = torch.from_numpy(self._start[clients][:, None] + numbers).to(self.device)
+            weights = torch.from_numpy((inside * shares[:, None]).astype(self.dtype)).to(self.device)
+            part, value = self._gradients(v, *self._rows.take(chosen), weights)
+            gradients = part if gradients is None else gradients + part
+            losses = value if losses is None else losses + value
+        return gradients, losses
+
+    def _whole(self, x: Vector, threads: int) -> tuple[Vector, float, Any]:
+        """The gradient of f in float64, f(x), and the outputs of all rows: blocks of rows, added in order."""
+        v = self._tensor(x)
+        if not self.batched:
+            each = [self.client_measures(np.array([i], dtype=np.int64), x) for i in range(self.N)]
+            gradient = np.sum([g[0].astype(np.float64) for _, g in each], axis=0) / self.N
+            outputs = self._outputs(v, self._rows) if self.metrics else None
+            return gradient, math.fsum(float(value[0]) for value, _ in each) / self.N, outputs
+        weights = torch.from_numpy(np.repeat(self._scale / (self.N * self._sizes), self._sizes).astype(self.dtype))
+
+        def f(point: Tensor, rows: Table, share: Tensor) -> tuple[Tensor, Any]:
+            outputs = self._flat.outputs(point, rows.inputs)
+            return (self._flat.row_losses(outputs, rows.targets) * share).sum(), outputs
+
+        def block(start: int) -> tuple[Vector, float, Any]:
+            those = torch.arange(start, min(start + _BLOCK, len(weights)), device=self.device)
+            share = weights[start : start + _BLOCK].to(self.device)
+            with self._guard():
+                gradient, (value, outputs) = grad_and_value(f, has_aux=True)(v, self._rows.take(those), share)
+            return _array(gradient).astype(np.float64), float(value), outputs if self.metrics else None
+
+        starts = range(0, len(weights), _BLOCK)
+        if threads > 1 and len(starts) > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                done = list(pool.map(block, starts))
+        else:
+            done = [block(start) for start in starts]
+        gradient, loss = np.zeros(self.d), 0.0
+        for one, value, _ in done:
+            gradient += one
+            loss += value
+        return gradient, loss, _cat([outputs for _, _, outputs in done]) if self.metrics else None
+
+    def _outputs(self, v: Tensor, rows: Table) -> Any:
+        """The model's outputs for all rows of a table, block by block."""
+        with torch.no_grad(), self._guard():
+            return _cat([
+                self._flat.outputs(v, tuple(x[i : i + _BLOCK] for x in rows.inputs))
+                for i in range(0, len(rows.targets), _BLOCK)
+            ])  # fmt: skip
+
+    def _evaluated(self, x: Vector, rows: Table) -> dict[str, float]:
+        outputs = self._outputs(self._tensor(x), rows)
+        with torch.no_grad():
+            found = {"loss": float(self._flat.loss_fn(outputs, rows.targets))}
+        return found | {name: float(metric(outputs, rows.targets)) for name, metric in self.metrics.items()}
+
+    def _table(self, data: Any, where: str) -> Table:
+        return table_of(data, where, self.device, self._type)
+
+    # What a run is known by
+
+    def _digest(self, *tables: Table) -> str:
+        digest = hashlib.sha256(self._sizes.tobytes())
+        for table in tables:
+            for x in (*table.inputs, table.targets):
+                digest.update(f"{x.dtype} {tuple(x.shape)} ".encode() + _array(x).tobytes())
+        return digest.hexdigest()
+
+    def _model_digest(self) -> str:
+        """Of its architecture as it prints itself, and of what does not change in a run."""
+        fixed = dict(self._flat.module.state_dict())
+        digest = hashlib.sha256(
+            f"{self._flat.module!r} {self._flat.loss_fn if _has_repr(self._flat.loss_fn) else ''}".encode()
+        )
+        for name, value in fixed.items():
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+            if name not in self._flat.names:
+                digest.update(_array(value).tobytes())
+        return digest.hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._flat.free.clear()
+        return {**vars(self), "_gradients": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._gradients = self._made_gradients()
+
+
+class TorchOracle(RowOracle):
+    """The called clients' rows of a torch model. Its walks stay on the device for all K steps."""
+
+    def __init__(self, problem: TorchProblem, clients: Ints, draws: Draws) -> None:
+        super().__init__(clients, problem._sizes[clients], draws, problem._equal)
+        self._problem = problem
+
+    def grad(self, y: Vector, batch: Batch) -> Vector:
+        """(n, d): mean gradient over each client's batch at y (n, d), or at one y (d,)."""
+        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
+        with self._problem._guard():
+            return _array(self._at(self._points(y), *batch))
+
+    def descend(
+        self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None = None, mu: float = 0.0
+    ) -> Vector:
+        """The walk of the same name, on the device."""
+        with self._problem._guard():
+            start = y = self._points(x)
+            constant = None if shift is None else self._points(shift)
+            total = torch.zeros_like(y)
+            for batch in self._steps(b, K):
+                direction = self._at(y, *batch)
+                if constant is not None:
+                    direction = direction + constant
+                if mu != 0.0:
+                    direction = direction + mu * (y - start)
+                y, total = y - eta * direction, total + direction
+            return _array(total / K)
+
+    def anchor(self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None) -> Vector:
+        """The walk of the same name, on the device."""
+        with self._problem._guard():
+            y, round_about, constant = self._points(x), self._points(w), self._points(h)
+            total = torch.zeros_like(y)
+            for batch in self._steps(b, K, 2):
+                direction = self._at(y, *batch) - self._at(round_about, *batch) + constant
+                y, total = y - eta * direction, total + direction
+            return _array(total / K)
+
+    def recurse(
+        self, x: Vector, x_prev: Vector, g: Vector, *, K: int, eta: float, first: int | None, rest: int | None
+    ) -> Vector:
+        """The walk of the same name, on the device."""
+        with self._problem._guard():
+            y, y_prev, estimate = self._points(x), self._points(x_prev), self._points(g)
+            total = torch.zeros_like(y)
+            for batch in [*self._steps(first, 1, 2), *self._steps(rest, K - 1, 2)]:
+                estimate = estimate + self._at(y, *batch) - self._at(y_prev, *batch)
+                y, y_prev, total = y - eta * estimate, y, total + estimate
+            return _array(total / K)
+
+    def _at(self, v: Tensor, rows: Rows | None, sizes: Ints, asked: int | None) -> Tensor:
+        return self._problem._client_gradients(v, self.clients, rows, sizes, asked)[0]
+
+    def _points(self, y: Vector) -> Tensor:
+        """(n, d) on the device, contiguous, so that a shared point gives the bits that n copies of it do."""
+        points = self._problem._tensor(y)
+        return (points if points.ndim == 2 else points[None, :]).expand(len(self.clients), self._problem.d).contiguous()
+
+    def _steps(self, b: int | None, count: int, times: int = 1) -> list[Batch]:
+        """The next minibatches, each to be used for `times` gradients."""
+        if not count:
+            return []
+        rows, largest = self._batches(b, count)
+        self._count(self._size(b), times * count)
+        sizes = self.sizes if rows is None else np.minimum(self.sizes, largest)
+        return [Batch(None if rows is None else rows[:, k], sizes, b) for k in range(count)]
+
+
+def padded(sizes: Ints) -> Ints:
+    """Widths of batches of all rows: at least 8, and rounded up to three binary digits; few widths serve many sizes.
+
+    >>> padded(np.array([1, 9, 17, 100, 1000])).tolist()
+    [8, 10, 20, 112, 1024]
+    """
+    few = np.maximum(sizes, 8)
+    unit = 2 ** (np.frexp(few)[1] - 3).astype(np.int64)
+    return np.asarray(-(-few // unit) * unit)
+
+
+def _array(values: Tensor) -> Any:
+    return values.detach().cpu().numpy()
+
+
+def _cat(parts: list[Any]) -> Any:
+    if isinstance(parts[0], Tensor):
+        return torch.cat([part.detach() for part in parts])
+    return type(parts[0])(torch.cat([part[i].detach() for part in parts]) for i in range(len(parts[0])))
+
+
+def _has_repr(thing: object) -> bool:
+    return isinstance(thing, nn.Module)
