@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 try:
     import flwr  # noqa: F401
 except ImportError:
-    collect_ignore_glob = ["localgrid.py", "test_grid.py", "test_security.py", "test_processes.py"]
+    collect_ignore_glob = ["localgrid.py", "test_grid.py", "test_security.py", "test_processes.py", "test_networks.py"]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.flower import keys
-from fedpage.flower.loopback import Loopback, _descendants, _free_ports, _listens
+from fedpage.flower.loopback import Loopback, Simulated, _descendants, _free_ports
 
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
 QUICK = """
@@ -145,27 +144,11 @@ def _alive(pid):
 
 def test_flowers_own_simulation(tmp_path, simulated_runs):
     pytest.importorskip("ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'")
-    home = tmp_path / "home"
-    home.mkdir()
-    federation = Loopback(home, [])
-    federation.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")  # where clients remember, if nobody says where
-    (port,) = _free_ports(1)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
-    words = [str(federation.bin / "flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port",
-             str(port), "--disable-runtime-dependency-installation"]  # fmt: skip
-    try:
-        federation.spawn("superlink", words)
-        until(lambda: _listens(f"127.0.0.1:{port}"), 60)
+    with Simulated(tmp_path / "home", 2) as federation:
         for name in METHODS:
-            given = " ".join(f"{key}={json.dumps(value)}" for key, value in settings(name, tmp_path).items())
-            nodes = "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"
-            federation.flwr("run", str(APP), "here", "--run-config", given, "--federation-config", nodes)
+            federation.submit(APP, **settings(name, tmp_path))
         for name in METHODS:
             until(lambda name=name: ended(tmp_path / name))
-    finally:
-        federation.stop()
     for name, whole in simulated_runs.items():
         assert fp.History.load(tmp_path / name / "history.jsonl").same(whole)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from functools import lru_cache
 from types import FrameType
@@ -15,7 +16,7 @@ from fedpage._version import __version__
 from fedpage.flower import wire
 from fedpage.flower.site import NodeDraws, Recall, Site, checked, method_of, site_of
 from fedpage.identity import code_digest
-from fedpage.types import InputError
+from fedpage.types import InputError, dtype_of
 
 app = ClientApp()
 _LARGEST = 1 << 28
@@ -35,7 +36,7 @@ def describe(message: Message, context: Context) -> Message:
     about = {
         "client": site.client, "rows": int(site.problem.sizes[0]), "features": site.problem.d, "digest": site.digest,
         "labels": site.labels, "fedpage": __version__, "code": code_digest(type(method_of(config))),
-        "problem": code_digest(type(site.problem)),
+        "problem": problem_digest(site.problem),
     }  # fmt: skip
     return Message(wire.words(about), reply_to=message)
 
@@ -50,11 +51,11 @@ def work(message: Message, context: Context) -> Message:
     kinds = wire.kinds(method)
     if say["kind"] not in kinds:
         raise wire.Unsound(f"{method.title} has no message {say['kind'][:40]!r}")
-    parts = wire.unpacked(message.content, wire.vectors(kinds[say["kind"]], say["d"]))
+    parts = wire.unpacked(message.content, wire.vectors(kinds[say["kind"]], say["d"], dtype_of(site.problem)))
     recall, memory = None, None
     if method.memory is not None:
         folder = str(context.node_config.get("memory", ""))
-        recall = Recall(folder, say["run"], site.client, method.memory, say["d"])
+        recall = Recall(folder, say["run"], site.client, method.memory, say["d"], dtype_of(site.problem))
         memory = recall.get(say["dated"])
     problem = site.problem if say["scale"] == 1.0 else site.problem.scaled(say["scale"])
     oracle = problem.oracle(np.zeros(1, dtype=np.int64), NodeDraws(say["seed"], say["round"], site.client))
@@ -75,11 +76,17 @@ def measure(message: Message, context: Context) -> Message:
     _alone(sys._getframe(1))
     say = wire.said(message.content, MEASURE)
     site = _asked(context, say)
-    (x,) = wire.unpacked(message.content, wire.vectors(wire.Point, say["d"]))
+    (x,) = wire.unpacked(message.content, wire.vectors(wire.Point, say["d"], dtype_of(site.problem)))
     problem = site.problem if say["scale"] == 1.0 else site.problem.scaled(say["scale"])
     losses, gradients = problem.client_measures(np.zeros(1, dtype=np.int64), x)
     answer = {"client": site.client, "round": say["round"]}
     return Message(wire.packed(wire.Measures(losses, gradients[0]), answer), reply_to=message)
+
+
+def problem_digest(problem: Any) -> str:
+    """Of a problem's code: its class's, and that of a model's that it is about."""
+    kinds = [type(problem), *(kind for _, kind in sorted(getattr(problem, "code", {}).items()))]
+    return hashlib.sha256(" ".join(map(code_digest, kinds)).encode()).hexdigest()
 
 
 def _asked(context: Context, say: dict[str, Any]) -> Site:

@@ -16,7 +16,7 @@ from fedpage.flower import wire
 from fedpage.identity import code_digest
 from fedpage.problems.base import client_scale
 from fedpage.serving import Server, mean_measures
-from fedpage.types import InputError, Ints
+from fedpage.types import InputError, Ints, Vector
 
 DESCRIBED: dict[str, type] = {
     "client": int, "rows": int, "features": int, "digest": str, "labels": str, "fedpage": str, "code": str,
@@ -44,15 +44,19 @@ class Federation(Server):
     """An engine whose clients are Flower's nodes.
 
     nodes: by client number 0..N-1. d: parameters. deadline: seconds after which a reply is late. poll: seconds between
-    looks for replies. sleep, clock: for tests. Replies that come after their deadline are never looked at.
+    looks for replies. x0: zero by default. held_out: what else the server says of a model, such as its accuracy on
+    rows of its own. sleep, clock: for tests. Replies that come after their deadline are never looked at.
     """
 
     def __init__(
         self, grid: Grid, nodes: Mapping[int, Node], method: Any, d: int, *, seed: int, policy: Policy | None = None,
-        deadline: float = 600.0, poll: float = 0.2, weights: str = "uniform",
+        deadline: float = 600.0, poll: float = 0.2, weights: str = "uniform", x0: Vector | None = None,
+        held_out: Callable[[Vector], Mapping[str, float]] | None = None,
         sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        super().__init__(method, len(nodes), np.zeros(d), seed=seed, policy=policy)
+        start = np.zeros(d) if x0 is None else x0
+        super().__init__(method, len(nodes), start, seed=seed, policy=policy)
+        self._held_out = held_out
         self.grid, self.nodes, self.d = grid, dict(nodes), d
         self.deadline, self.poll, self.sleep, self.clock = deadline, poll, sleep, clock
         self._scale = client_scale(weights, np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64))
@@ -101,7 +105,7 @@ class Federation(Server):
 
     def measure(self) -> Mapping[str, float]:
         """Loss and gradient norm of x: every client's own, added in client order. It is no part of the costs."""
-        form, now = wire.measures(self.d), self.tally.round
+        form, now = wire.measures(self.d, self.x.dtype), self.tally.round
         found: dict[int, wire.Measures] = {}
         strange: dict[int, wire.Measures] = {}
         for wave in range(self.rounds.policy.full_retries + 1):
@@ -138,7 +142,8 @@ class Federation(Server):
         if len(found) < self.N:
             self.rounds.tell(now, "measured", f"loss and gradient over {len(found)} of {self.N} clients")
         there = [found[client] for client in sorted(found)]
-        return mean_measures((one.loss for one in there), (one.grad[None, :] for one in there))
+        found_out = mean_measures((one.loss for one in there), (one.grad[None, :] for one in there))
+        return found_out if self._held_out is None else {**found_out, **self._held_out(self.x)}
 
     def _mine(self, client: int, say: Mapping[str, Any]) -> None:
         if say["client"] != client:

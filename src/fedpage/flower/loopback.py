@@ -34,6 +34,9 @@ class Loopback:
     database: a file in which the SuperLink keeps its runs and registered keys.
     """
 
+    run_words: tuple[str, ...] = ()
+    """What else `flwr run` is told."""
+
     def __init__(self, home: Path, nodes: Sequence[Mapping[str, Any]], *, database: Path | None = None) -> None:
         self.home, self.nodes, self.database = home.resolve(), list(nodes), database
         self.bin = Path(sys.executable).parent
@@ -149,7 +152,7 @@ class Loopback:
     def submit(self, app: Path, **config: Any) -> str:
         """Start a run of an app with some of its configuration changed; its number."""
         words = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        return str(self.flwr("run", str(app.resolve()), "here", "--run-config", words)["run-id"])
+        return str(self.flwr("run", str(app.resolve()), "here", "--run-config", words, *self.run_words)["run-id"])
 
     def status(self, run: str) -> tuple[str, str]:
         """A run's status, and details if there are any."""
@@ -172,6 +175,34 @@ class Loopback:
         for one in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 one.wait(5)
+
+
+class Simulated(Loopback):
+    """Flower's own simulation: its engine in one process, the nodes in workers of ray's. Without keys, on loopback."""
+
+    def __init__(self, home: Path, nodes: int) -> None:
+        super().__init__(home, [])
+        home.mkdir(parents=True, exist_ok=True)
+        self.environment["XDG_CACHE_HOME"] = str(home / "cache")  # where clients remember, if nobody says where
+        workers = max(1, min(nodes, os.cpu_count() or 1))
+        federation = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}"
+        self.run_words = ("--federation-config", federation)
+
+    def __enter__(self) -> Self:
+        (port,) = _free_ports(1)
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        try:
+            self.spawn("superlink", [
+                str(self.bin / "flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port",
+                str(port), "--disable-runtime-dependency-installation",
+            ])  # fmt: skip
+            self.wait_until(lambda: _listens(f"127.0.0.1:{port}"), "superlink", 60.0)
+        except BaseException:
+            self.stop()
+            raise
+        return self
 
 
 def _free_ports(count: int) -> list[int]:

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,15 +17,16 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedpage.arrivals import Policy
-from fedpage.engine import describe, versions
+from fedpage.engine import describe, start_described, start_of, versions
+from fedpage.files import put
 from fedpage.flower.engine import Federation, Node, described, one_federation
-from fedpage.flower.site import checked, method_of
+from fedpage.flower.site import checked, method_of, own_problem
 from fedpage.history import History
 from fedpage.identity import code_digest
-from fedpage.rundir import RunDirectory, put
+from fedpage.rundir import RunDirectory
 from fedpage.running import Run
 from fedpage.stopping import Stop
-from fedpage.types import InputError
+from fedpage.types import InputError, Vector
 
 log = logging.getLogger("flwr")
 
@@ -50,7 +52,10 @@ class FedpageStrategy(Strategy):
         """Wait for the nodes, run the rounds or go on with them, write the run down. Only `grid` is used."""
         config = self.config
         nodes = self._gather(grid)
-        d = int(config["features"]) or max(node.features for node in nodes.values())
+        own = own_problem(config["objective"], None, len(nodes)) if ":" in config["objective"] else None
+        d = own.d if own is not None else int(config["features"]) or max(node.features for node in nodes.values())
+        if own is not None and {node.features for node in nodes.values()} != {d}:
+            raise InputError(f"{config['objective']} has {d} parameters on the server, and another number on a node")
         policy = Policy(
             retries=config["retries"], full_retries=config["full-retries"], patience=config["patience"],
             lost_after=config["lost-after"],
@@ -58,9 +63,12 @@ class FedpageStrategy(Strategy):
         engine = Federation(
             grid, nodes, self.method, d, seed=config["seed"], policy=policy, deadline=config["deadline"],
             poll=config["poll"], weights=config["weights"], sleep=self._sleep, clock=self._clock,
+            x0=None if own is None else start_of(own), held_out=None if own is None else partial(_held_out, own),
         )  # fmt: skip
         stop = Stop(grad_norm=config["target"]) if config["target"] > 0 else None
         history = History(self._meta(nodes, d, stop))
+        if own is not None:
+            history.meta |= start_described(own)
         run = Run(engine, history, rounds=config["rounds"], record=config["record"], stop=stop)
         engine.rounds.tell = self._tell(run)
         name = json.dumps([history.meta[key] for key in ("method", "problem", "seed", "federation")], sort_keys=True)
@@ -167,6 +175,11 @@ class FedpageStrategy(Strategy):
     def summary(self) -> None:
         """What is about to run."""
         log.info("fedpage: %s", self.method)
+
+
+def _held_out(problem: Any, x: Vector) -> dict[str, float]:
+    """What the server's own rows say of a model."""
+    return {f"held_out_{name}": value for name, value in problem.measure(x).items() if name != "grad_norm"}
 
 
 app = ServerApp()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -19,7 +20,7 @@ from fedpage.data.dataset import signed
 from fedpage.data.partition import Partition, by_name
 from fedpage.data.registry import known, platform_cache
 from fedpage.draws import RoundDraws
-from fedpage.rundir import put
+from fedpage.files import put
 from fedpage.types import InputError, Ints, Rows, Vector
 
 CONFIG: dict[str, type] = {
@@ -93,6 +94,9 @@ def _site(node: tuple[tuple[str, Any], ...], run: tuple[tuple[str, Any], ...], f
             f"node config: partition-id must say which of the {clients} clients this is, 0 to {clients - 1}, "
             f"not {settings.shown(client)}"
         )
+    if ":" in str(config["objective"]):
+        mine = own_problem(str(config["objective"]), client, clients)
+        return Site(client, mine, str(mine.describe().get("data_digest", "")), "")
     width = features or int(config["features"]) or None
     path, kinds = own.get("data"), ""
     if path:
@@ -112,6 +116,30 @@ def _site(node: tuple[tuple[str, Any], ...], run: tuple[tuple[str, Any], ...], f
     problem = specs.objective_over(data, alone, str(config["objective"]), alpha)
     digest = hashlib.sha256(f"{data.digest} {alone.digest}".encode()).hexdigest()
     return Site(client, problem, digest, kinds)
+
+
+@lru_cache(maxsize=256)
+def own_problem(objective: str, client: int | None, clients: int) -> Any:
+    """The problem that `module:function` of the app makes for one client; for the server where client is None.
+
+    The function is called as function(client, clients) and returns a problem with one client: the rows of this node,
+    or on the server those to hold out. Its start x0, its d and its dtype must be the same everywhere.
+    """
+    module, _, name = objective.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"run config: objective {settings.shown(objective)} cannot be imported ({error})") from None
+    problem = make(client, clients)
+    lacking = [
+        word for word in ("oracle", "measure", "client_measures", "scaled", "describe") if not hasattr(problem, word)
+    ]
+    if lacking or problem.N != 1:
+        why = f"it lacks {', '.join(lacking)}" if lacking else f"it has {problem.N} clients"
+        raise InputError(
+            f"{objective}: must return a problem with the rows of one client, such as a TorchProblem; {why}"
+        )
+    return problem
 
 
 def read(path: Path, features: int | None, labels: str, label: str) -> tuple[Dataset, str]:
@@ -208,15 +236,15 @@ class Recall:
     went back to a checkpoint all find the memory that belongs to them, and a call that comes twice gets the same reply.
     """
 
-    def __init__(self, folder: str, run: str, client: int, kind: type[Any], d: int) -> None:
+    def __init__(self, folder: str, run: str, client: int, kind: type[Any], d: int, dtype: Any = np.float64) -> None:
         base = Path(folder) if folder else platform_cache() / "memory"
         self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
-        self._kind, self._d = kind, d
+        self._kind, self._d, self._dtype = kind, d, np.dtype(dtype)
 
     def get(self, dated: str) -> Any:
         """(1, d) the memory after the client's reply to `dated`, such as "4 Walk"; all zero for ""."""
         if not dated:
-            return self._kind(*(np.zeros((1, self._d)) for _ in self._kind._fields))
+            return self._kind(*(np.zeros((1, self._d), self._dtype) for _ in self._kind._fields))
         rounds = self._rounds()
         if dated not in rounds:
             raise InputError(f"this node has no memory of round {dated.split()[0]}; it has been lost ({self._path})")
@@ -239,7 +267,9 @@ class Recall:
         rounds = tree.get("rounds")
         n = len(self._kind._fields)
         sound = isinstance(rounds, dict) and all(
-            isinstance(key, str) and len(parts) == n and all(part.shape == (self._d,) for part in parts)
+            isinstance(key, str)
+            and len(parts) == n
+            and all(part.shape == (self._d,) and part.dtype == self._dtype for part in parts)
             for key, parts in rounds.items()
         )
         if not sound:

@@ -100,15 +100,15 @@ def decoded(array: Array, name: str, shape: tuple[int, ...], dtype: Any) -> np.n
     return np.frombuffer(array.data, dtype=dtype, offset=stream.tell()).reshape(shape).copy()
 
 
-def vectors(kind: type[Any], d: int) -> Form:
-    """The form of a message: every field a float64 vector of d numbers."""
+def vectors(kind: type[Any], d: int, dtype: Any = np.float64) -> Form:
+    """The form of a message: every field a vector of d numbers."""
     n = len(kind._fields)
-    return Form(kind, ((d,),) * n, (np.dtype(np.float64),) * n)
+    return Form(kind, ((d,),) * n, (np.dtype(dtype),) * n)
 
 
-def measures(d: int) -> Form:
+def measures(d: int, dtype: Any = np.float64) -> Form:
     """The form of `Measures`."""
-    return Form(Measures, ((1,), (d,)), (np.dtype(np.float64),) * 2)
+    return Form(Measures, ((1,), (d,)), (np.dtype(np.float64), np.dtype(dtype)))
 
 
 def kinds(method: Any) -> dict[str, type[Any]]:
