@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench flower-demo clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench docs flower-demo clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -42,6 +42,12 @@ faults: $(TESTS)
 bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py
 
+# The site in site/, and a check of its links. Nothing of it is loaded from another host.
+docs:
+	$(MAKE) EXTRAS=docs $(VENV)/.extras-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/docs/links.py site
+
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedpage needs Python 3.11 or newer; this is `$(PYTHON) --version`. Try: make PYTHON=python3.12"; exit 1; }
@@ -61,4 +67,4 @@ flower-demo:
 	$(BIN)/fedpage deploy demo
 
 clean:
-	rm -rf $(VENV) build dist demo-report flower-demo
+	rm -rf $(VENV) build dist site demo-report flower-demo
