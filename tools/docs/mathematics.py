@@ -10,8 +10,8 @@ from latex2mathml.converter import convert
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', flags=re.DOTALL)
 
 
-_TIGHT = {"/": "&#x0002F;", "|": "&#x0007C;"}
-"""Signs that stand close to what they divide or enclose; as operators browsers would set them apart."""
+_TIGHT = re.compile(r'<mo(?: stretchy="false")?>(&#x0002F;|&#x0007C;)</mo>')
+"""/ and |, which stand close to what they divide or enclose; as operators browsers would set them apart."""
 
 
 def rendered(page: str) -> str:
@@ -22,7 +22,5 @@ def rendered(page: str) -> str:
 def _mathml(match: re.Match[str]) -> str:
     display = "inline" if match[2] == "(" else "block"
     formula = convert(html.unescape(match[3]).strip(), display=display)
-    for sign, code in _TIGHT.items():
-        for written in (sign, code):
-            formula = formula.replace(f"<mo>{written}</mo>", f'<mo stretchy="false" lspace="0" rspace="0">{sign}</mo>')
+    formula = _TIGHT.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', formula)
     return formula if display == "inline" else f'<div class="formula">{formula}</div>'
