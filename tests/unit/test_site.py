@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import functools
 import html
 import http.server
@@ -60,6 +61,12 @@ def test_what_is_wrong_with_a_site_is_noticed(tmp_path):
         assert any(fault in line for line in wrong), fault
     assert len(wrong) == 7
     assert others == ["https://x.org/fine"]
+
+
+def test_doctests_in_docstrings_become_code(site):
+    import docstrings
+
+    assert doctest.testmod(docstrings) == (0, 1)
 
 
 def test_formulas_are_mathml(pages):

@@ -8,10 +8,8 @@ import re
 from latex2mathml.converter import convert
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', flags=re.DOTALL)
-
-
-_TIGHT = re.compile(r'<mo(?: stretchy="false")?>(&#x0002F;|&#x0007C;)</mo>')
-"""/ and |, which stand close to what they divide or enclose; as operators browsers would set them apart."""
+_TIGHT = re.compile(r'<mo(?: stretchy="false")?>(&#x0002F;|&#x0007C;|&#x02016;)</mo>')
+"""/ and the bars of sizes and norms; browsers would set them apart from what they enclose, or stretch them."""
 
 
 def rendered(page: str) -> str:

@@ -35,7 +35,8 @@ def included(markdown: str) -> str:
 
 def wanted(markdown: str) -> list[str]:
     """What a page asks for."""
-    return [name for match in re.finditer(r"<!-- (?:beside|code): (.*?) -->", markdown) for name in match[1].split()]
+    asked = re.findall(r"^<!-- (?:beside|code): (.*?) -->$", markdown, flags=re.MULTILINE)
+    return [name for names in asked for name in names.split()]
 
 
 def fenced(names: str) -> str:
