@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import html
 import http.server
@@ -64,9 +63,10 @@ def test_what_is_wrong_with_a_site_is_noticed(tmp_path):
 
 
 def test_doctests_in_docstrings_become_code(site):
-    import docstrings
+    from docstrings import fenced
 
-    assert doctest.testmod(docstrings) == (0, 1)
+    assert fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert fenced("None.\n") == "None.\n"
 
 
 def test_formulas_are_mathml(pages):

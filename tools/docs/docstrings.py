@@ -11,17 +11,7 @@ _DOCTEST = re.compile(r"(?:^[ ]*>>> .*\n?(?:^[ ]*\S.*\n?)*)(?:\n?^[ ]*>>> .*\n?(
 
 
 def fenced(text: str) -> str:
-    """A docstring with its doctests in fences, so that `>>>` is no quotation.
-
-    >>> print(fenced("Adds.\\n\\n>>> 1 + 1\\n2\\n"))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    """
+    """A docstring with its doctests in fences, so that three angles are no quotation."""
     return _DOCTEST.sub(lambda match: f"```pycon\n{match[0].rstrip()}\n```\n", text)
 
 

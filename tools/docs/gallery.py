@@ -91,7 +91,7 @@ def _value(text: str) -> float:
 
 def page() -> str:
     """The gallery as Markdown."""
-    parts = ["# Gallery\n\nEvery file in `examples/`, as it is, with what it printed. A test runs each of them.\n"]
+    parts = ["# Gallery\n\nEvery file in `examples/`, as it is, with what it printed. A test runs each and compares.\n"]
     for example in everything():
         heading, _, rest = example.about.partition("\n\n")
         parts.append(f"## {example.name} {{ #{example.name} }}\n\n{heading}\n\n{rest}\n")
@@ -102,6 +102,9 @@ def page() -> str:
             parts.append(f"![What {example.path.name} draws](img/{example.image.name})\n")
         code = example.path.read_text(encoding="utf-8").rstrip()
         parts.append(f'```python title="examples/{example.path.name}"\n{code}\n```\n')
+    for readme in sorted((ROOT / "examples").glob("*/README.md")):
+        text = readme.read_text(encoding="utf-8").replace("](../../docs/", "](")
+        parts.append(re.sub(r"^# .*$", f"## {readme.parent.name}", text, count=1, flags=re.MULTILINE))
     return "\n".join(parts)
 
 

@@ -51,6 +51,7 @@ def on_page_content(html: str, **_: Any) -> str:
 def _inwards(markdown: str, up: str) -> str:
     for there, here in OUTSIDE.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(there)}(#[^)]*)?\)", rf"]({up}{here}\1)", markdown)
+    markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+src/[^)]*\)", r"\1", markdown)  # the site has no copy of the source
     return re.sub(r"\]\((?:\.\./)+examples/(\w+)\.py\)", rf"]({up}gallery.md#\1)", markdown)
 
 
