@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fedpage as fp
+
 PAGES: dict[str, tuple[str, str, list[str]]] = {
     "running": (
         "Running", "One run, many runs, and when they end.",
@@ -60,9 +62,18 @@ def pages() -> dict[str, str]:
 
 
 def _contents() -> str:
-    lines = ["# API reference\n", "`import fedpage as fp`; what is listed by one name is `fp.name` too.\n"]
+    lines = [
+        "# API reference\n",
+        "`import fedpage as fp` gives what is written with `fp.`; the rest is in its module.\n",
+    ]
     lines += ["| page | what is on it |", "|---|---|"]
     for name, (title, about, things) in PAGES.items():
-        shown = ", ".join(f"[`{thing.split('.')[-1]}`][fedpage.{thing}]" for thing in things)
+        shown = ", ".join(f"[`{_called(thing)}`][fedpage.{thing}]" for thing in things)
         lines.append(f"| [{title}]({name}.md) | {about} {shown} |")
     return "\n".join(lines) + "\n"
+
+
+def _called(thing: str) -> str:
+    """What people write for it."""
+    name = thing.rpartition(".")[2]
+    return f"fp.{name}" if name in fp.__all__ else thing
