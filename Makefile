@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch flower-demo clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch docs flower-demo clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -46,6 +46,12 @@ bench-torch:
 	$(MAKE) EXTRAS=torch $(VENV)/.extras-torch
 	$(BIN)/python benchmarks/torch_speed.py
 
+# The site in site/, and a check of its links. Nothing of it is loaded from another host.
+docs:
+	$(MAKE) EXTRAS=docs $(VENV)/.extras-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/docs/links.py site
+
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedpage needs Python 3.11 or newer; this is `$(PYTHON) --version`. Try: make PYTHON=python3.12"; exit 1; }
@@ -65,4 +71,4 @@ flower-demo:
 	$(BIN)/fedpage deploy demo
 
 clean:
-	rm -rf $(VENV) build dist demo-report flower-demo
+	rm -rf $(VENV) build dist site demo-report flower-demo

@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
+import doctest
 import re
 import runpy
+import shlex
+import sys
 from pathlib import Path
 
+import gallery
+import links
 import numpy as np
 import pytest
+import reference
+import sources
+import typer
 
 import fedpage as fp
+from fedpage import cli, specs
 from fedpage.draws import RoundDraws
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def blocks(name: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in links.documents()}
+
+
+def blocks(name: str, language: str = "python") -> list[str]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def ran(name: str, real) -> dict:
+    """The names that a document's snippets leave behind, run one after the other; long runs are cut short."""
+    names: dict = {"__name__": name}
+    for number, code in enumerate(blocks(name)):
+        for data in re.findall(r'load\("(\w+)"', code):
+            if data != "census":
+                real(data)
+        code = re.sub(r"\brounds=\d{4,}", "rounds=100", code)
+        try:
+            exec(compile(code, f"{name}, snippet {number}", "exec"), names)
+        except ImportError as error:
+            missing = (error.name or str(error)).partition(".")[0]
+            pytest.skip(f"{name} needs an extra: {missing}")
+    return names
+
+
+SHOWN = {"CONTRIBUTING.md": "compared with the examples below", "README.md": "run below", "docs/runs.md": "run below"}
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if blocks(name) and name not in SHOWN])
+def test_snippets(name, real, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ran(name, real)
 
 
 def test_the_readmes_snippet(real, tmp_path, monkeypatch):
-    real("a9a")
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("README.md")
-    names: dict = {}
-    exec(code.replace("rounds=2000", "rounds=200"), names)
-    assert names["history"].last("round") == 200
+    assert ran("README.md", real)["history"].last("round") == 100
     assert (tmp_path / "run.csv").exists()
 
 
@@ -36,10 +71,9 @@ def test_the_readme_names_every_method_and_the_two_commands():
     assert "make test" in text
 
 
-def test_the_runs_of_the_documentation(tmp_path, monkeypatch):
+def test_the_runs_of_the_documentation(real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("docs/runs.md")
-    exec(code.replace("1000", "60").replace("checkpoint_every=100", "checkpoint_every=10"), {"fp": fp})
+    ran("docs/runs.md", real)
     assert {path.name for path in (tmp_path / "runs" / "long").iterdir()} >= {
         "run.toml",
         "history.jsonl",
@@ -48,9 +82,125 @@ def test_the_runs_of_the_documentation(tmp_path, monkeypatch):
 
 
 def test_links_between_documents_lead_somewhere():
-    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    wrong, _ = links.check_markdown(DOCUMENTS.values())
+    assert not wrong
+
+
+def commands(name: str) -> list[tuple[str, bool]]:
+    """The command lines of a document without their comments, and whether each is whole, or a mention in a sentence."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    found = re.findall(r"^```(?:sh|bash|console|text)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [
+        (line.removeprefix("Run it: "), True) for block in found for line in re.sub(r"\\\n", "", block).splitlines()
+    ]
+    lines += [(line, False) for line in re.findall(r"`((?:fedpage|make) [^`\n]+)`", text)]
+    lines = [(line.partition(" # ")[0].partition("  #")[0].strip(), whole) for line, whole in lines]
+    return [(line, whole) for line, whole in lines if line.startswith(("fedpage ", "make "))]
+
+
+def accepted(line: str, whole: bool) -> None:
+    """Parses a command line as `fedpage` does, and runs nothing; of a mention only the names."""
+    words = shlex.split(line)[1:]
+    command = typer.main.get_command(cli.app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        name, *words = words
+        if name == "|":
+            return  # fedpage data list | fetch | ...
+        assert name in command.commands, f"{line}: there is no command {name}"
+        command = command.commands[name]
+    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    if command.name in ("run", "tune") and words and not words[0].startswith("-"):
+        kind = specs.method_class(words[0].replace("examples/", f"{ROOT}/examples/"))
+        names = [field.name for field in dataclasses.fields(kind)]
+        known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
+    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    assert not unknown, f"{line}: there is no option {unknown[0]}"
+    if whole:
+        command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if commands(name)])
+def test_command_lines_are_understood(name):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for line, whole in commands(name):
+        if line.startswith("make "):
+            assert {word for word in line.split()[1:] if "=" not in word} <= targets, f"{name}: {line}"
+        else:
+            accepted(line, whole)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("fedpage walk", "no command walk"),
+        ("fedpage data lift", "no command lift"),
+        ("fedpage compare --etag 1", "no option --etag"),
+        ("fedpage run fedpage --eta-x 1", "no option --eta-x"),
+        ("fedpage plan --epsilon x", "number|float"),
+        ("fedpage plan", "(?i)missing .*epsilon"),
+        ("fedpage run fedpoge", "unknown method"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_noticed(line, why):
+    with pytest.raises(Exception, match=why):
+        accepted(line, True)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_formulas_are_right_on_github_too(name):
+    """Before GitHub looks for formulas, Markdown takes some signs away: a backslash before punctuation, emphasis."""
+    text = links.prose((ROOT / name).read_text(encoding="utf-8"))
+    inline = re.findall(r"(?<![$\\])\$(?!\$)([^$\n]+)\$(?!\$)", text)
+    for formula in inline + re.findall(r"\$\$(.*?)\$\$", text, flags=re.DOTALL):
+        assert not re.search(r"\\[^a-zA-Z]|[})\]]_|\*|<|~", formula), formula
+    for formula in inline:
+        assert formula == formula.strip(), formula
+
+
+def test_code_that_pages_ask_for_is_there():
+    wanted = {name for path in DOCUMENTS.values() for name in sources.wanted(path.read_text(encoding="utf-8"))}
+    assert len(wanted) > 15
+    for name in wanted:
+        path, text = sources.source(name)
+        assert (ROOT / path).is_file()
+        assert text.strip()
+
+
+def test_every_method_has_a_page_that_shows_it():
+    pages = {path: (ROOT / path).read_text(encoding="utf-8") for path in DOCUMENTS if path.startswith("docs/methods/")}
+    shown = {name for text in pages.values() for name in sources.wanted(text)}
+    for kind in fp.METHODS.values():
+        assert any(name.startswith(f"{kind.__module__}.{kind.__name__}") for name in shown), kind
+    for text in pages.values():
+        assert "emember" in text
+        assert "When to choose" in text
+
+
+def test_the_reference_has_every_public_name():
+    listed = {thing for _, _, things in reference.PAGES.values() for thing in things}
+    for name, home in fp._WHERE.items():
+        room = home.removeprefix("fedpage.")
+        assert {room, f"{room}.{name}"} & listed, f"{home}.{name} is on no page of tools/docs/reference.py"
+
+
+@pytest.mark.parametrize("tool", [gallery, links])
+def test_the_tools_doctests(tool):
+    assert doctest.testmod(tool).failed == 0
+
+
+@pytest.mark.parametrize("example", gallery.everything(), ids=lambda example: example.name)
+def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
+    for package in sorted(example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"}):
+        pytest.importorskip(package)
+    if example.name == "quickstart":
+        real("a9a")
+    monkeypatch.chdir(tmp_path)
+    said = gallery.run(example)
+    assert example.output.exists(), f"write it down: python tools/docs/gallery.py {example.name}"
+    assert gallery.alike(said, example.output.read_text(encoding="utf-8")), said
+    drawn = list(tmp_path.glob("*.png"))
+    assert example.image.exists() == bool(drawn)
+    assert all(picture.stat().st_size > 10_000 for picture in drawn)
 
 
 def test_contributing_shows_the_examples_as_they_are():
@@ -60,18 +210,16 @@ def test_contributing_shows_the_examples_as_they_are():
         assert shown.strip() == text.split("\n\nif __name__")[0].strip()
 
 
-def test_the_own_method_works_and_obeys(capsys):
-    kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"), run_name="__main__")["MomentumSGD"]
-    assert "History(MomentumSGD, 500 rounds" in capsys.readouterr().out
+def test_the_own_method_works_and_obeys():
+    kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["MomentumSGD"]
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
     history = fp.simulate(problem, kind(S=8, eta=0.1), rounds=200, seed=0)
     np.testing.assert_allclose(history.x, problem.x_star, atol=1e-8)
     assert kind().with_step(0.3).step == pytest.approx(0.3)
 
 
-def test_the_own_problem_works_and_obeys(capsys):
-    module = runpy.run_path(str(ROOT / "examples" / "own_problem.py"), run_name="__main__")
-    assert "FedPAGE, 300 rounds" in capsys.readouterr().out
+def test_the_own_problem_works_and_obeys():
+    module = runpy.run_path(str(ROOT / "examples" / "own_problem.py"))
     rng = np.random.default_rng(1)
     problem = module["RobustCentre"]([rng.normal(size=(m, 3)) for m in (1, 4, 9)])
     x, h = rng.normal(size=3), 1e-6
@@ -85,11 +233,16 @@ def test_the_own_problem_works_and_obeys(capsys):
     assert oracle.gradients == 1 + 3 + 3
 
 
-def test_quickstart(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples" / "quickstart.py"))
-    assert "History(FedPAGE, 500 rounds" in capsys.readouterr().out
-    assert (tmp_path / "quickstart.png").stat().st_size > 10_000
+def test_the_own_engine_survives_clients_that_fail():
+    """Its letters face the policy of every engine: an error is rejected, asked again, and the round goes on."""
+    module = runpy.run_path(str(ROOT / "examples" / "own_engine.py"))
+    problem = fp.Quadratic.random(8, 5, 4, seed=3)
+    engine = module["Threads"](problem, fp.SCAFFOLD(S=8, K=2, eta_l=0.1), seed=0)
+    work = engine.sites[3].work
+    engine.sites[3].work = lambda round, message: work(round, message) if round else 1 / 0
+    engine.step()
+    engine.step()
+    assert (engine.tally.round, engine.tally.missing, engine.tally.rejected) == (2, 3, 3)
 
 
 def test_every_public_thing_has_a_docstring_and_is_listed():

@@ -62,7 +62,7 @@ class FedPAGE:
     """FedPAGE (Algorithm 1). With probability p everyone sends a gradient; otherwise S clients walk K steps.
 
     S: sampled clients. K: local steps. eta_g: the server's step, which is the effective one. eta_l: the local step;
-    None means eta_g/(100 K), at which local steps do not damp g (docs/methods.md says when to raise it).
+    None means eta_g/(100 K), at which local steps do not damp g (docs/methods/fedpage.md says when to raise it).
     p: probability of a full round; None means S/N. b1, b2, b3: minibatches of full rounds, of a walk's first step
     and of its other steps; None means all rows.
 

@@ -1,0 +1,189 @@
+"""The documentation's site as it is built: whole, linked, and without a word from another host."""
+
+from __future__ import annotations
+
+import functools
+import html
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import links
+import pytest
+import reference
+
+import fedpage as fp
+
+ROOT = Path(__file__).resolve().parents[2]
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The built site; once."""
+    for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package, reason="pip install 'fedpage[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def pages(site):
+    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+
+
+def test_no_link_is_broken_and_nothing_is_loaded_from_another_host(site):
+    wrong, others = links.check_site(site)
+    assert not wrong
+    assert all(link.startswith("https://") for link in others)
+
+
+def test_what_is_wrong_with_a_site_is_noticed(tmp_path):
+    (tmp_path / "other.html").write_text('<h1 id="here"></h1>', encoding="utf-8")
+    (tmp_path / "style.css").write_text("a { background: url(//x.org/a.png) }", encoding="utf-8")
+    page = """<a href="other.html#here"></a><a href="other.html#gone"></a><a href="gone.html"></a><a href="#up"></a>
+    <script src="https://x.org/a.js"></script><link rel="stylesheet" href="http://x.org/a.css"><img src="gone.png">
+    <a href="https://x.org/fine"></a>"""
+    (tmp_path / "index.html").write_text(page, encoding="utf-8")
+    wrong, others = links.check_site(tmp_path)
+    for fault in ("#gone", "gone.html", "#up", "a.js", "a.css", "gone.png", "//x.org/a.png"):
+        assert any(fault in line for line in wrong), fault
+    assert len(wrong) == 7
+    assert others == ["https://x.org/fine"]
+
+
+def test_doctests_in_docstrings_become_code(site):
+    from docstrings import fenced
+
+    assert fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert fenced("None.\n") == "None.\n"
+
+
+def test_formulas_are_mathml(pages):
+    assert pages["methods/fedpage.html"].count("<math") > 40
+    for name, page in pages.items():
+        assert "arithmatex" not in page, name
+        prose = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+        assert "$$" not in prose, name
+        assert not re.search(r"\\(frac|nabla|eta|sum|quad)\b", prose), name
+
+
+def test_code_stands_beside_the_mathematics(pages):
+    for name in ("fedpage", "page", "fedavg", "fedprox", "scaffold", "vrl-sgd", "s-local-svrg"):
+        assert 'class="beside"' in pages[f"methods/{name}.html"], name
+    shown = html.unescape(re.sub(r"<[^>]+>", "", pages["methods/scaffold.html"]))
+    assert "c_new = direction - shift" in shown
+    assert "<!-- beside" not in "".join(pages.values())
+
+
+def test_the_reference_says_what_docstrings_say(pages):
+    anchors = links.Page("".join(pages[f"api/{name}.html"] for name in reference.PAGES)).anchors
+    for name, home in fp._WHERE.items():
+        assert f"{home}.{name}" in anchors, name
+    text = re.sub(r"<[^>]+>", "", pages["api/running.html"])
+    assert "for any threads and chunk" in text
+    assert "&gt;&gt;&gt; import fedpage as fp" in text
+    assert "<blockquote>" not in pages["api/running.html"]
+
+
+PROBE = """<script>
+const seen = {wide: {}, loaded: [], dark: null};
+const done = () => { document.getElementById("probe").textContent = JSON.stringify(seen); };
+let waiting = 0;
+for (const page of PAGES) {
+  const frame = document.createElement("iframe");
+  frame.style = "width: WIDTHpx; height: 800px; border: 0";
+  frame.src = page;
+  waiting += 1;
+  frame.onload = () => setTimeout(() => {
+    const inside = frame.contentDocument, root = inside.documentElement;
+    seen.wide[page] = root.scrollWidth - root.clientWidth;
+    seen.loaded.push(...frame.contentWindow.performance.getEntriesByType("resource").map(entry => entry.name));
+    seen.paper = getComputedStyle(inside.body).backgroundColor;
+    if (--waiting === 0) done();
+  }, 300);
+  document.body.appendChild(frame);
+}
+</script>"""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves the site, and the probe beside it."""
+
+    probe = ""
+
+    def do_GET(self):
+        if self.path != "/probe":
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(f'<!doctype html><body><pre id="probe"></pre>{self.probe}</body>'.encode())
+
+    def log_message(self, *words):
+        pass
+
+
+def browse(address, tmp_path, *options):
+    if BROWSER is None:
+        pytest.skip("no chromium here; Debian's package `chromium` has it")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1500,900",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom", *options, address,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    (found,) = re.findall(r'<pre id="probe"[^>]*>(.*?)</pre>', done.stdout, flags=re.DOTALL)
+    return json.loads(html.unescape(found))
+
+
+WIDE = ["methods/scaffold.html", "paper.html", "deploy.html", "gallery.html", "theory.html", "api/methods.html"]
+"""Pages with the widest tables, formulas, pictures and code."""
+
+
+@pytest.mark.parametrize(("names", "width", "dark"), [(WIDE, 400, False), (["index.html"], 1400, True)])
+def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width, dark):
+    handler = type(
+        "Handler", (Quiet,), {"probe": PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))}
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"http://127.0.0.1:{server.server_port}"
+        seen = browse(f"{host}/probe", tmp_path, *(["--blink-settings=preferredColorScheme=0"] if dark else []))
+        server.shutdown()
+    assert set(seen["wide"]) == set(names)
+    assert {name: much for name, much in seen["wide"].items() if much > 0} == {}
+    assert len(seen["loaded"]) > len(names)
+    assert all(name.startswith((host, "data:")) for name in seen["loaded"])
+    brightness = sum(int(v) for v in re.findall(r"\d+", seen["paper"])[:3]) / 3
+    assert brightness < 60 if dark else brightness > 240
+
+
+def test_search_works_in_a_page_that_is_opened_from_the_file_system(site, tmp_path):
+    probe = """<pre id="probe"></pre><script>
+    window.addEventListener("load", () => setTimeout(() => {
+      const field = document.querySelector("[data-md-component=search-query]");
+      field.focus(); field.value = "leak_free"; field.dispatchEvent(new Event("keyup", {bubbles: true}));
+      const wait = setInterval(() => {
+        const hits = [...document.querySelectorAll(".md-search-result__link")].map(link => link.getAttribute("href"));
+        if (hits.length) { clearInterval(wait); document.getElementById("probe").textContent = JSON.stringify(hits); }
+      }, 200);
+    }, 500));</script></body>"""
+    copy = site / "probed.html"
+    copy.write_text((site / "index.html").read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
+    try:
+        hits = browse(copy.as_uri(), tmp_path)
+    finally:
+        copy.unlink()
+    assert any("methods/fedpage.html" in hit for hit in hits)
