@@ -190,8 +190,11 @@ def test_the_tools_doctests(tool):
 
 @pytest.mark.parametrize("example", gallery.everything(), ids=lambda example: example.name)
 def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
-    for package in sorted(example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"}):
-        pytest.importorskip(package)
+    beside = {path.stem for path in example.path.parent.glob("*/*.py")}
+    for package in sorted(example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"} - beside):
+        pytest.importorskip(package, reason=f"{example.path.name} needs {package}")
+    if "flower" in example.name:
+        pytest.importorskip("ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'")
     if example.name == "quickstart":
         real("a9a")
     monkeypatch.chdir(tmp_path)

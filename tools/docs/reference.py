@@ -25,6 +25,17 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "problems.RowProblem",
         ],
     ),
+    "torch": (
+        "Torch models", "Any torch module as a problem, and its files (`pip install 'fedpage[torch]'`).",
+        [
+            "problems.torch_model.TorchProblem", "problems.torch_files.save_model", "problems.torch_files.load_model",
+            "problems.torch_rows.accuracy",
+        ],
+    ),
+    "callbacks": (
+        "Callbacks", "What watches a run: the best model, a progress bar, trackers.",
+        ["callbacks.Callback", "callbacks.Best", "trackers.Track"],
+    ),
     "data": (
         "Data", "Reading, generating and dividing data.",
         [
