@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench flower-demo clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench communication flower-demo clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -41,6 +41,9 @@ faults: $(TESTS)
 
 bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py
+
+communication: $(TESTS)
+	$(BIN)/python benchmarks/communication.py
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
