@@ -57,7 +57,7 @@ CASES = tuple(
 class Terms:
     """The same for every method. Budgets are in vectors of d numbers, up and down together, as the library sends."""
 
-    multiples: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
+    multiples: tuple[float, ...] = (1 / 256, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
     """Effective steps to search, in units of 1/L, L that of f."""
     rho: tuple[float, ...] = (0.01, 1.0)
     """K eta_l/eta_g, for FedPAGE with local steps."""
@@ -174,7 +174,8 @@ def main() -> None:
     began, terms, tables = time.perf_counter(), Terms(), {}
     for case in CASES:
         tables[case], _ = measure(case, list(fp.METHODS), terms, out)
-    text = "\n\n".join(report.table(case.name, lines, terms) for case, lines in tables.items())
+    text = "\n\n".join(report.table(report.title(case), lines, terms) for case, lines in tables.items())
+    text += f"\n\n{report.steps(tables)}"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
     (out / "tuned.json").write_text(json.dumps(report.tuned(tables), indent=1) + "\n", encoding="utf-8")
     report.draw(tables, terms, report.IMAGE)

@@ -108,13 +108,13 @@ def _norm(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def table(title: str, lines: Sequence[Line], terms: Any) -> str:
+def table(heading: str, lines: Sequence[Line], terms: Any) -> str:
     """Markdown: a line a method, a cell's numbers by target."""
     targets = [target for _, aims in terms.tuned_for for target in aims]
     shown = " / ".join(_norm(target).replace(".0", "") for target in targets)
     heads = ["method", "rounds", "clients called", "MB up", "MB down, three vectors", "MB down, two vectors",
              "gradients per client", f"seeds of {terms.seeds}", "best norm"]  # fmt: skip
-    rows = [f"**{title}**, to {shown}:", "", f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    rows = [f"**{heading}**, to {shown}:", "", f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for line in lines:
         costs = [line.costs[target] for target in targets]
         mega = [_cells(costs, what, 1e6) for what in ("up", "down_paper", "down")]
@@ -123,6 +123,29 @@ def table(title: str, lines: Sequence[Line], terms: Any) -> str:
         cells += ["" if costs[-1].reached == terms.seeds else _norm(costs[-1].best)]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _winner(found: Mapping[str, Any]) -> str:
+    """Effective step and second parameter; * where no candidate reached the target in half of its search's seeds."""
+    method = found["method"]
+    if isinstance(method, fp.FedPAGE):
+        second = f", rho {method.K * method.local_step / method.eta_g:g}" if method.K > 1 else ""
+    else:
+        second = f", eta_g {method.eta_g:g}" if hasattr(method, "eta_g") else ""
+    return f"{method.step:g}{second}{'' if found['reached'] else '*'}{' (edge)' if found['edge'] else ''}"
+
+
+def steps(tables: Mapping[Any, Sequence[Line]]) -> str:
+    """Markdown: the winners of the searches, a line a method, a cell's entries by the target of the search."""
+    rows = ["| method | " + " | ".join(title(case) for case in tables) + " |", "|---" + "|---" * len(tables) + "|"]
+    for lines in zip(*tables.values(), strict=True):
+        cells = ["; ".join(_winner(found) for found in line.chosen.values()) for line in lines]
+        rows.append(f"| {' | '.join([lines[0].title, *cells])} |")
+    return "\n".join(rows)
+
+
+def title(case: Any) -> str:
+    return f"{case.data}, {TITLES.get(case.objective, case.objective)}"
 
 
 def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
@@ -156,7 +179,7 @@ def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
         ax.set_axisbelow(True)
         for row in range(1, len(lines)):
             ax.axhline(row - 0.5, color="0.92", lw=0.6)
-        ax.set_title(f"{case.data}, {TITLES.get(case.objective, case.objective)}", fontsize=11)
+        ax.set_title(title(case), fontsize=11)
         ax.set_xlabel("MB up and down")
     handles = [
         plt.Line2D(
