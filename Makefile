@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch docs flower-demo clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch communication docs flower-demo clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -51,6 +51,9 @@ docs:
 	$(MAKE) EXTRAS=docs $(VENV)/.extras-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python tools/docs/links.py site
+
+communication: $(TESTS)
+	$(BIN)/python benchmarks/communication.py
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

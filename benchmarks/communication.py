@@ -1,0 +1,186 @@
+"""What every method of the library pays to reach a gradient norm of 1e-2, 1e-3 and 1e-4: `make communication`.
+
+a9a and w8a, the paper's two objectives, its clients and minibatches. Every method's steps are searched by
+`fedpage.tune`, within the same budget of communication; the winners then run on seeds that chose nothing. Trials and
+runs are files below --out: finished ones are never run twice, so a benchmark that was killed goes on. Tables and the
+plot are made from those files by communication_report.py, and are part of docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import communication_report as report
+
+import fedpage as fp
+from fedpage import specs
+from fedpage.engine import provenance
+from fedpage.tune import tune
+
+FRESH = 20_000
+"""The first seed of the final runs; the tuner uses 0, 1, ... and 10,000, 10,001, ..."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, in the command line's words."""
+
+    data: str
+    clients: int
+    objective: str
+
+    @property
+    def name(self) -> str:
+        return "".join(c if c.isalnum() else "-" for c in f"{self.data}-{self.objective}")
+
+    def problem(self) -> Any:
+        return specs.problem(specs.dataset(self.data), self.clients, self.objective, "blocks")
+
+
+CASES = tuple(
+    Case(data, clients, objective)
+    for data, clients in (("a9a", 3250), ("w8a", 4800))
+    for objective in ("robust", "logistic-nonconvex")
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The same for every method. Budgets are in vectors of d numbers, up and down together, as the library sends."""
+
+    multiples: tuple[float, ...] = (1 / 256, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
+    """Effective steps to search, in units of 1/L, L that of f."""
+    rho: tuple[float, ...] = (0.01, 1.0)
+    """K eta_l/eta_g, for FedPAGE with local steps."""
+    eta_g: tuple[float, ...] = (1.0, 4.0)
+    """For FedAvg, FedProx and SCAFFOLD, at the same effective step."""
+    search: int = 240_000
+    """What a run of the search may send."""
+    search_seeds: int = 3
+    run: int = 1_200_000
+    """What a final run may send."""
+    seeds: int = 5
+    tuned_for: tuple[tuple[float, tuple[float, ...]], ...] = ((1e-2, (1e-2,)), (1e-3, (1e-3, 1e-4)))
+    """Which target a search aims at, and which targets its winner is then judged by."""
+    between: int = 1_000
+    """What is sent between two records of a final run, as far as whole rounds allow; in a search 2.5 times that."""
+
+
+def vectors_a_round(method: Any, N: int, M: int) -> float:
+    """Vectors sent in an average round, up and down: how a budget becomes a number of rounds."""
+    if isinstance(method, fp.FedPAGE):
+        p = method.S / N
+        return p * N * 2 + (1 - p) * method.S * 3
+    if isinstance(method, fp.SLocalSVRG):  # a refresh, a walk with h, then walks without
+        walks = 1 / min(1.0, method.K / M)
+        return N * (2 + 3 + (walks - 1) * 2) / (1 + walks)
+    if isinstance(method, fp.VRLSGD):
+        return 2 * N
+    return method.S * (4 if isinstance(method, fp.SCAFFOLD) else 2)
+
+
+def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
+    """The values to search: the same steps for every method, and two of a second parameter where there is one."""
+    L = problem.smoothness().whole
+    values = {"step": [float(f"{multiple / L:.3g}") for multiple in terms.multiples]}
+    if isinstance(method, fp.FedPAGE):
+        return values if method.K == 1 else values | {"rho": list(terms.rho)}
+    return values if isinstance(method, fp.VRLSGD | fp.SLocalSVRG) else values | {"eta_g": list(terms.eta_g)}
+
+
+def search(case: Case, problem: Any, name: str, target: float, terms: Terms, out: Path) -> dict[str, Any]:
+    """The method's best steps for a target, and the command line that finds the same in the same file."""
+    base = specs.method_like(specs.method_class(name), {}, problem)
+    values, each = grid(base, problem, terms), vectors_a_round(base, problem.N, specs.typical_size(problem))
+    rounds, record = math.ceil(terms.search / each), max(1, round(2.5 * terms.between / each))
+    folder = out / "tuning" / case.name / name
+    found = tune(
+        problem, base, target=target, cost="bytes", grid=values, rounds=rounds, record=record,
+        seeds=terms.search_seeds, fresh=1, store=folder / "trials.jsonl",
+    )  # fmt: skip
+    words = ["fedpage", "tune", name, "--data", case.data, "--clients", case.clients, "--objective", case.objective]
+    words += ["--target", f"{target:g}", "--cost", "bytes", "--rounds", rounds, "--record", record]
+    words += ["--seeds", terms.search_seeds, "--fresh", 1, "--out", folder]
+    for key, numbers in values.items():
+        words += ["--search", f"{key}={','.join(f'{number:g}' for number in numbers)}"]
+    return {
+        "method": found.method,
+        "reached": math.isfinite(found.scores[0][1].cost),
+        "edge": found.method.step in (min(values["step"]), max(values["step"])),
+        "command": shlex.join(map(str, words)),
+        "runs": found.runs,
+    }
+
+
+def final(problem: Any, method: Any, seed: int, least: float, terms: Terms, path: Path) -> tuple[fp.History, bool]:
+    """A run until the least target or the end of the budget, and whether it was done now and not before."""
+    stop = fp.Stop(grad_norm=least, bytes=8 * problem.d * terms.run)
+    record = max(1, round(terms.between / vectors_a_round(method, problem.N, specs.typical_size(problem))))
+    options: dict[str, Any] = {"rounds": terms.run, "seed": seed, "record": record, "stop": stop}
+    if path.is_file():
+        try:
+            kept = fp.History.load(path)
+        except fp.InputError:
+            kept = fp.History()
+        same = json.loads(json.dumps(provenance(problem, method, x0=None, **options)))
+        if kept.meta == same and kept.ended:
+            return kept, False
+    history = fp.simulate(problem, method, **options)
+    history.to_jsonl(path)
+    return history, True
+
+
+def measure(case: Case, names: Sequence[str], terms: Terms, out: Path) -> tuple[list[report.Line], int]:
+    """Every method's line of the case's table, and how many runs were done for it now."""
+    problem, lines, done = case.problem(), [], 0
+    for name in names:
+        costs: dict[float, report.Cost] = {}
+        chosen: dict[float, dict[str, Any]] = {}
+        for aim, targets in terms.tuned_for:
+            began = time.perf_counter()
+            found = chosen[aim] = search(case, problem, name, aim, terms, out)
+            histories, new = [], found["runs"]
+            for seed in range(FRESH, FRESH + terms.seeds):
+                path = out / "runs" / case.name / f"{name}-{aim:g}-seed{seed}.jsonl"
+                history, fresh = final(problem, found["method"], seed, min(targets), terms, path)
+                histories.append(history)
+                new += fresh
+            costs |= {target: report.cost(histories, target) for target in targets}
+            done += new
+            spent = time.perf_counter() - began
+            print(
+                f"{case.name} {name} for {aim:g}: step {found['method'].step:g}, {new} runs, {spent:.0f} s", flush=True
+            )
+        lines.append(report.Line(name, chosen[aim]["method"].title, costs, chosen))
+    return lines, done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("communication-runs"), help="trials and runs; goes on there")
+    out = parser.parse_args().out
+    missing = {case.data for case in CASES if fp.data.registry.find(fp.data.registry.REGISTRY[case.data]) is None}
+    if missing:
+        raise SystemExit(f"not here: {', '.join(missing)}; `fedpage data fetch {' '.join(missing)}`")
+    began, terms, tables = time.perf_counter(), Terms(), {}
+    for case in CASES:
+        tables[case], _ = measure(case, list(fp.METHODS), terms, out)
+    text = "\n\n".join(report.table(report.title(case), lines, terms) for case, lines in tables.items())
+    text += f"\n\n{report.steps(tables)}"
+    (out / "tables.md").write_text(text + "\n", encoding="utf-8")
+    (out / "tuned.json").write_text(json.dumps(report.tuned(tables), indent=1) + "\n", encoding="utf-8")
+    report.draw(tables, terms, report.IMAGE)
+    print(f"\n{text}\n\n{report.versions()}; {time.perf_counter() - began:.0f} seconds\n{report.IMAGE}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
