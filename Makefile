@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch communication docs flower-demo clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch communication docs flower-demo wheels clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -72,6 +72,9 @@ $(TESTS): $(VENV)/.core
 flower-demo:
 	$(MAKE) EXTRAS=flower $(VENV)/.extras-flower
 	$(BIN)/fedpage deploy demo
+
+wheels: $(TESTS)
+	$(BIN)/python tools/wheels.py
 
 clean:
 	rm -rf $(VENV) build dist site demo-report flower-demo

@@ -14,11 +14,44 @@ import typer
 if TYPE_CHECKING:
     from fedpage.history import History
 
-DataOption = Annotated[str, typer.Option("--data", help="Name or file; census:skew=1 sets an embedded one's knobs.")]
+
+def _method_names() -> list[str]:
+    """For the shell's completion, as the next two."""
+    from fedpage.methods import METHODS
+
+    return list(METHODS)
+
+
+def _data_names() -> list[str]:
+    from fedpage.data.registry import known
+
+    return list(known())
+
+
+def _objective_names() -> list[str]:
+    from fedpage.specs import OBJECTIVES
+
+    return list(OBJECTIVES)
+
+
+MethodArgument = Annotated[
+    str,
+    typer.Argument(help="A method's name (see `fedpage methods`), or file.py@Class.", autocompletion=_method_names),
+]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data", help="Name or file; census:skew=1 sets an embedded one's knobs.", autocompletion=_data_names
+    ),
+]
 ClientsOption = Annotated[int, typer.Option("--clients", help="N, the number of clients.")]
 ObjectiveOption = Annotated[
-    str, typer.Option("--objective", help="robust, logistic, logistic-l2, logistic-nonconvex, squares, squares-l2.")
-]
+    str,
+    typer.Option(
+        "--objective", help="robust, logistic, logistic-l2, logistic-nonconvex, squares, squares-l2.",
+        autocompletion=_objective_names,
+    ),
+]  # fmt: skip
 PartitionOption = Annotated[
     str, typer.Option("--partition", help="blocks, shuffled, by-label[:shards], dirichlet:alpha, power-law[:exponent].")
 ]

@@ -13,6 +13,7 @@ from fedpage.commands.common import (
     ClientsOption,
     DataOption,
     ForceOption,
+    MethodArgument,
     ObjectiveOption,
     PartitionOption,
     PartitionSeedOption,
@@ -172,7 +173,7 @@ def _print_plan(setting: Any, d: int, convex: bool, origin: dict[str, str], tabl
 
 def tune(
     context: typer.Context,
-    method: Annotated[str, typer.Argument(help="A method's name, or file.py@Class.")],
+    method: MethodArgument,
     data: DataOption = "census",
     clients: ClientsOption = 3250,
     objective: ObjectiveOption = "robust",

@@ -15,6 +15,7 @@ from fedpage.commands.common import (
     DataOption,
     FaultsOption,
     ForceOption,
+    MethodArgument,
     ObjectiveOption,
     PartitionOption,
     PartitionSeedOption,
@@ -45,7 +46,7 @@ from fedpage.commands.comparing import again
 
 def run(
     context: typer.Context,
-    method: Annotated[str, typer.Argument(help="A method's name (see `fedpage methods`), or file.py@Class.")],
+    method: MethodArgument,
     data: DataOption = "census",
     clients: ClientsOption = 3250,
     objective: ObjectiveOption = "robust",

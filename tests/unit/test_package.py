@@ -1,0 +1,84 @@
+"""What is shipped: the wheel's contents, versions that agree, the shell's completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fedpage as fp
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
+    pytest.importorskip("setuptools", reason="building a wheel without a network needs setuptools here")
+    pytest.importorskip("build", reason="needs build: pip install 'fedpage[test]'")
+    source = tmp_path / "source"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [name for name in listed.stdout.split("\0") if name] if listed.returncode == 0 else []
+    if not names:
+        pytest.skip("not a checkout of git's: what belongs to the package is not known")
+    for name in names:
+        if name.startswith("src/") or "/" not in name:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    words = ["--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", str(tmp_path / "dist"), str(source)]
+    done = subprocess.run([sys.executable, "-m", "build", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name == f"fedpage-{fp.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = set(archive.namelist())
+        about = f"fedpage-{fp.__version__}.dist-info"
+        metadata = archive.read(f"{about}/METADATA").decode()
+        assert archive.read(f"{about}/entry_points.txt").decode().split() == [
+            "[console_scripts]", "fedpage", "=", "fedpage.cli:main",
+        ]  # fmt: skip
+    wanted = {
+        name.removeprefix("src/") for name in names
+        if name.startswith("src/") and name.endswith((".py", ".toml", "py.typed"))
+    }  # fmt: skip
+    assert wanted <= shipped
+    assert {"fedpage/py.typed", f"{about}/licenses/LICENSE"} <= shipped
+    assert {name.partition("/")[0] for name in shipped} == {"fedpage", about}
+    core = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
+    assert core == ["numpy", "scipy", "numba", "scikit-learn", "matplotlib", "typer", "rich"]
+    assert "Classifier: Typing :: Typed" in metadata
+
+
+def test_versions_agree(run):
+    version = fp.__version__
+    assert run("--version")[:2] == (0, f"fedpage {version}\n")
+    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    assert (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1].startswith(version)
+
+
+def test_the_citation_can_be_read():
+    yaml = pytest.importorskip("yaml", reason="needs pyyaml, which comes with 'fedpage[docs]'")
+    about = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert about["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "license"} <= set(about)
+    assert [author["family-names"] for author in about["preferred-citation"]["authors"]] == ["Zhao", "Li", "Richtárik"]
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "expected"),
+    [
+        ("fedpage re", 1, {"resume", "reproduce"}),
+        ("fedpage run fedpage", 2, {"fedpage", "fedpage-full"}),
+        ("fedpage run fedavg --data w", 4, {"w8a"}),
+        ("fedpage run fedavg --objective logistic-", 4, {"logistic-l2", "logistic-nonconvex"}),
+    ],
+)
+def test_the_shell_completes(words, place, expected):
+    environment = {**os.environ, "_FEDPAGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedpage"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert set(done.stdout.split()) == expected, done.stderr
