@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench flower-demo clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-peers flower-demo clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -41,6 +41,10 @@ faults: $(TESTS)
 
 bench: $(TESTS)
 	$(BIN)/python benchmarks/speed.py
+
+REPETITIONS ?= 3
+bench-peers: $(TESTS)
+	$(BIN)/python benchmarks/peers/run.py --repetitions $(REPETITIONS) $(if $(INTO),--into $(INTO))
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
