@@ -124,7 +124,7 @@ def exact_table(results: dict[str, Any], problem: str) -> str:
                     far = distance(one["to_reference"])
                     cells += [far if meets or far.startswith("**") else f"**{far}**", distance(one["to_star"])]
                 else:
-                    cells += excused(one, 2)
+                    cells += excused(one, 2) if one is row or "none" not in one else ["", ""]
             rows.append(cells)
     head = ["method", "peer", "all called: to the reference", "to x*", "half called: to the reference", "to x*"]
     return table(head, rows)

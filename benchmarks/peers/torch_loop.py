@@ -14,7 +14,8 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     torch.manual_seed(job["seed"])
     dtype = getattr(torch, job["dtype"])
     first, second = tensors(clients, dtype)
-    K, eta, b, controlled, mu = job["K"], job["eta"], job["b"], job["method"] == "scaffold", job.get("mu", 0.0)
+    K, eta, b, controlled = job["K"], job["eta"], job["b"], job["method"] == "scaffold"
+    mu = job["mu"] if job["method"] == "fedprox" else 0.0
     model = Model(clients, dtype)
     x, c = torch.zeros(clients.d, dtype=dtype), torch.zeros(clients.d, dtype=dtype)
     own = torch.zeros((clients.N, clients.d), dtype=dtype) if controlled else None

@@ -102,7 +102,7 @@ def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
 
 @pytest.mark.parametrize("kind", ["quadratic", "logistic"])
 @pytest.mark.parametrize("S", [10, 5])
-@pytest.mark.parametrize("method", [{"method": "scaffold"}, {"method": "fedprox", "mu": 0.5}])
+@pytest.mark.parametrize("method", [{"method": "scaffold", "mu": 0.5}, {"method": "fedprox", "mu": 0.5}])
 def test_ours_and_the_numpy_loop_meet_the_reference(peers, do, kind, S, method):
     problem = getattr(peers.plain, kind)()
     variants = [("ours", {}), ("numpy_loop", {})] + [("ours", {"option": "I"})] * (method["method"] == "scaffold")
