@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch communication docs flower-demo wheels clean
+.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch bench-peers communication docs flower-demo wheels clean
 
 demo: $(VENV)/.core
 	$(BIN)/fedpage demo
@@ -54,6 +54,10 @@ docs:
 
 communication: $(TESTS)
 	$(BIN)/python benchmarks/communication.py
+
+REPETITIONS ?= 3
+bench-peers: $(TESTS)
+	$(BIN)/python benchmarks/peers/run.py --repetitions $(REPETITIONS) $(if $(INTO),--into $(INTO))
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

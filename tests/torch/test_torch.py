@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from joblib.externals import cloudpickle
 from nets import SIZES, convolution, network, rows
 from support import Unfused, methods, uneven
 from torch import nn
@@ -257,7 +257,7 @@ def test_faults_take_it():
 def test_a_worker_process_gets_the_same_problem():
     made, method = problem("float32"), fp.SCAFFOLD(S=4, K=2, eta_l=0.1)
     first = fp.simulate(made, method, rounds=3, seed=0)
-    sent = cloudpickle.loads(cloudpickle.dumps(made))  # as joblib sends it
+    sent = pickle.loads(pickle.dumps(made))
     assert fp.simulate(sent, method, rounds=3, seed=0).same(first)
     assert sent.describe() == made.describe()
 

@@ -1,0 +1,133 @@
+"""Flower's simulation (run_simulation on ray): its strategies FedAvg and FedProx, clients in numpy. float64.
+
+The strategies of the package have no SCAFFOLD; `Scaffold` below is one as users write it: a strategy that keeps c, and
+clients that keep c_i in their context's state. Flower draws the clients itself; they are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}  # fmt: skip
+
+import numpy as np
+from common import Clients, Clock, main, slope, versions
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, FedProx
+from flwr.simulation import run_simulation
+
+client_app = ClientApp()
+
+
+@cache
+def site(data: str) -> tuple[Clients, dict[str, np.ndarray]]:
+    """The rows, loaded once a process."""
+    clients = Clients.load(data)
+    return clients, clients.dense(np.float64)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """K local steps."""
+    settings, arrays, i = message.content["config"], message.content["arrays"], int(context.node_config["partition-id"])
+    clients, held = site(str(settings["data"]))
+    K, eta, b, mu = (
+        int(settings["K"]),
+        float(settings["eta"]),
+        int(settings["b"]),
+        float(settings.get("proximal-mu", 0)),
+    )
+    x = arrays["x"].numpy()
+    y, shift = x.copy(), 0.0
+    if "c" in arrays:
+        own = context.state["scaffold"]["c"].numpy() if "scaffold" in context.state else np.zeros_like(x)
+        shift = arrays["c"].numpy() - own
+    rng = np.random.default_rng([int(settings["seed"]), int(settings["server-round"]), i])
+    rows = {name: array[i] for name, array in held.items()}
+    for _ in range(K):
+        if b:
+            drawn = rng.permutation(held["y"].shape[1])[:b]
+            rows = {name: array[i, drawn] for name, array in held.items()}
+        g = slope(clients.kind, clients.alpha, rows, y) + shift
+        if mu:
+            away = y - x
+            if settings["snippet"]:  # the gradient of (mu/2) |y - x|, 0 at x, as autograd has it
+                length = np.linalg.norm(away)
+                g = g + (0.5 * mu / length * away if length else 0.0)
+            else:
+                g = g + mu * away
+        y = y - eta * g
+    reply = {"x": Array(y)}
+    if "c" in arrays:
+        new = (x - y) / (K * eta) - shift
+        context.state["scaffold"] = ArrayRecord({"c": Array(new)})
+        reply["c"] = Array(new - own)
+    told = MetricRecord({"num-examples": 1, "client": i})
+    return Message(RecordDict({"arrays": ArrayRecord(reply), "metrics": told}), reply_to=message)
+
+
+class Scaffold(FedAvg):
+    """x is the mean of the clients' models; c moves by S/N times the mean change of the c_i."""
+
+    share = 1.0
+    c: np.ndarray
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.c = self.c + self.share * arrays["c"].numpy()
+        arrays["c"] = Array(self.c)
+        return arrays, metrics
+
+
+def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
+    S, N, called = job["S"], clients.N, []
+
+    def note(replies: list[RecordDict], key: str) -> MetricRecord:
+        called.append(sorted(int(reply["metrics"]["client"]) for reply in replies))
+        return MetricRecord()
+
+    common = {
+        "fraction_train": 1.0 if S == N else 0.5 * S / N, "min_train_nodes": S, "min_available_nodes": N,
+        "fraction_evaluate": 0.0, "train_metrics_aggr_fn": note,
+    }  # fmt: skip
+    start, zero = {"x": Array(np.zeros(clients.d))}, np.zeros(clients.d)
+    if job["method"] == "scaffold":
+        strategy: Any = Scaffold(**common)
+        strategy.c, strategy.share, start["c"] = zero, S / N, Array(zero)
+    else:
+        strategy = FedProx(**common, proximal_mu=job["mu"]) if job["method"] == "fedprox" else FedAvg(**common)
+    settings = {"data": job["data"], "K": job["K"], "eta": job["eta"], "b": job["b"] or 0, "seed": job["seed"]}
+    settings["snippet"] = job.get("variant") == "snippet"
+    server_app = ServerApp()
+
+    def tick(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round:
+            clock.tick(lambda: arrays["x"].numpy().copy())
+
+    @server_app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        strategy.start(grid, ArrayRecord(start), job["rounds"], train_config=ConfigRecord(settings), evaluate_fn=tick)
+
+    clock.loaded()
+    run_simulation(server_app, client_app, N, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+    if any(len(round_) != S for round_ in called) or len(called) != job["rounds"]:
+        raise RuntimeError("Flower lost replies: " + json.dumps([len(round_) for round_ in called][:20]))
+    found = versions("flwr", "ray", "numpy")
+    return {"versions": found, "label": found["flwr"], "called": called if job.get("tell") else None}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import flower_sim  # so that ray's workers find the client by its module's name
+
+    main(flower_sim.run)

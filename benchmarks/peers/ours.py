@@ -1,0 +1,48 @@
+"""fedpage itself: Simulation.step(), the round that simulate() repeats. float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from common import Clients, Clock, main, versions
+
+import fedpage as fp
+from fedpage.draws import RoundDraws
+
+
+def problem_of(clients: Clients) -> Any:
+    arrays = clients.arrays
+    if clients.kind == "quadratic":
+        return fp.Quadratic(arrays["A"], np.einsum("nij,nj->ni", arrays["A"], arrays["b"])[:, None, :])
+    if clients.kind == "logistic":
+        data = fp.Dataset.from_arrays(arrays["X"].reshape(-1, clients.d), arrays["y"].ravel())
+        return fp.LogisticRegression(data, clients=clients.N, reg="l2", alpha=clients.alpha)
+    ones = np.ones(len(arrays["indices"]))
+    data = fp.Dataset("rows", arrays["indptr"], arrays["indices"], ones, arrays["y"], clients.d)
+    return fp.RobustRegression(data, clients=clients.N)
+
+
+def method_of(job: dict[str, Any]) -> Any:
+    common = {"S": job["S"], "K": job["K"], "eta_l": job["eta"], "b": job["b"]}
+    if job["method"] == "scaffold":
+        return fp.SCAFFOLD(**common, option=job.get("option", "II"))
+    return fp.FedProx(**common, mu=job["mu"]) if job["method"] == "fedprox" else fp.FedAvg(**common)
+
+
+def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
+    simulation = fp.Simulation(problem_of(clients), method_of(job), seed=job["seed"])
+    clock.loaded()
+    for _ in range(job["rounds"]):
+        simulation.step()
+        clock.tick(lambda: simulation.x)
+    said: dict[str, Any] = {"versions": versions("numpy", "numba"), "label": fp.__version__}
+    if job.get("tell"):
+        said["called"] = [
+            RoundDraws(job["seed"], r).clients(clients.N, job["S"]).tolist() for r in range(job["rounds"])
+        ]
+    return said
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,166 @@
+"""The Markdown tables of a run of run.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+NAMES = {
+    "ours": "fedpage", "numpy_loop": "numpy loop", "torch_loop": "PyTorch loop", "pfl_peer": "pfl",
+    "fedjax_peer": "FedJAX", "flower_sim": "Flower simulation",
+}  # fmt: skip
+METHODS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedprox": "FedProx"}
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+MISSED = 1e-6  # beyond it a result is no longer the reference's in float32
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, all but the first two columns to the right."""
+    rule = ["---" if i < 2 else "---:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows]) + "\n"
+
+
+def span(seconds: float) -> str:
+    """1.2 s, 34 ms, 56.7 us."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def megabytes(bytes_: float) -> str:
+    return f"{bytes_ / 1e6:,.0f} MB"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:,.1f}x" if ratio < 10 else f"{ratio:,.0f}x"
+
+
+def distance(value: float | None) -> str:
+    """A null is what was not finite: the run diverged."""
+    if value is None:
+        return "**diverges**"
+    if value > 1e6:
+        return f"**diverges** ({value:.0e})"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def named(row: dict[str, Any]) -> str:
+    name = NAMES[row["peer"]]
+    if row["peer"] == "flower_sim" and row["method"] == "scaffold":
+        name += ", SCAFFOLD as written by users"
+    if row.get("variant"):
+        name += f", {row['variant']}"
+    return name
+
+
+def excused(row: dict[str, Any], columns: int) -> list[str]:
+    """The reason, and nothing in the other columns."""
+    reason = row.get("none") or f"failed: {row['failed']}"
+    return [reason.replace("|", "/"), *[""] * (columns - 1)]
+
+
+def work(row: dict[str, Any]) -> str:
+    """The loss after the rounds before timing, and whether that is the numpy loop's, up to sampling."""
+    value = "not finite" if row["check_loss"] is None else f"{row['check_loss']:.4f}"
+    return value if row.get("same", True) else f"{value} (differs)"
+
+
+def speed_table(results: dict[str, Any], case: str) -> str:
+    rows, ours = [], {}
+    for row in results["speed"]:
+        if row["case"] == case and row["peer"] == "ours" and "cpu" in row:
+            ours[row["method"]] = row["cpu"]
+    for method in ("fedavg", "scaffold"):
+        for row in results["speed"]:
+            if row["case"] != case or row["method"] != method:
+                continue
+            cells = [METHODS[method], named(row)]
+            if "cpu" not in row:
+                rows.append(cells + excused(row, 7))
+                continue
+            ratio = times(row["cpu"] / ours[method]) if method in ours else ""
+            rows.append([
+                *cells, span(row["cpu"]), ratio, span(row["wall"]), span(row["first"]), megabytes(row["peak"]),
+                megabytes(row["beyond"]), work(row),
+            ])  # fmt: skip
+    head = ["method", "peer", "CPU a round", "of ours", "wall a round", "first round after", "peak memory"]
+    return table([*head, "beyond libraries and data", f"loss after {results['cases'][case]['check']} rounds"], rows)
+
+
+def growth_table(results: dict[str, Any]) -> str:
+    found = {(row["peer"], row["method"], row["case"]): row for row in results["speed"]}
+    rows = []
+    for (peer, method, case), large in found.items():
+        small = found.get((peer, method, "small"), {})
+        if case != "large":
+            continue
+        cells = [METHODS[method], named(large)]
+        if "cpu" not in large or "cpu" not in small:
+            rows.append(cells + excused(large if "cpu" not in large else small, 6))
+            continue
+        pairs: list[tuple[str, Callable[[float], str]]] = [("cpu", span), ("first", span), ("peak", megabytes)]
+        for key, form in pairs:
+            cells += [form(large[key]), times(large[key] / small[key])]
+        rows.append(cells)
+    rows.sort(key=lambda cells: cells[0])
+    head = ["method", "peer", "CPU a round", "growth", "first round after", "growth", "peak memory", "growth"]
+    return table(head, rows)
+
+
+def exact_table(results: dict[str, Any], problem: str) -> str:
+    rows = []
+    found = {
+        (r["method"], r["peer"], r["variant"], r["S"] == r["N"]): r for r in results["exact"] if r["problem"] == problem
+    }
+    for method in ("scaffold", "fedprox"):
+        for (which, _peer, _variant, everyone), row in found.items():
+            if which != method or not everyone:
+                continue
+            cells = [METHODS[method], named(row)]
+            for one in (row, found[(which, row["peer"], row["variant"], False)]):
+                if "label" in one:
+                    meets = one["to_reference"] is not None and one["to_reference"] <= MISSED
+                    far = distance(one["to_reference"])
+                    cells += [far if meets or far.startswith("**") else f"**{far}**", distance(one["to_star"])]
+                else:
+                    cells += excused(one, 2) if one is row or "none" not in one else ["", ""]
+            rows.append(cells)
+    head = ["method", "peer", "all called: to the reference", "to x*", "half called: to the reference", "to x*"]
+    return table(head, rows)
+
+
+def versions(results: dict[str, Any]) -> str:
+    seen: dict[str, str] = {}
+    for row in results["speed"]:
+        if "versions" in row:
+            own = [] if row["peer"] != "ours" else [f"fedpage {row['label']}"]
+            said = ", ".join([*own, *(f"{name} {version}" for name, version in row["versions"].items())])
+            seen[NAMES[row["peer"]]] = said
+    return "".join(f"- {name}: {said}\n" for name, said in seen.items())
+
+
+def page(results: dict[str, Any]) -> str:
+    """All that a run found."""
+    parts = [f"Machine: {results['machine']}.\n"]
+    if "speed" in results:
+        cases = results["cases"]
+        parts += [versions(results)]
+        for name in ("small", "few"):
+            case = cases[name]
+            title = f"N = {case['N']:,}, S = {case['S']}, K = {case['K']}, batch {case['b']}"
+            parts += [f"**{title}**\n", speed_table(results, name)]
+        parts += [f"**Growth from N = {cases['small']['N']:,} to {cases['large']['N']:,}**\n", growth_table(results)]
+    if "exact" in results:
+        for problem in ("quadratic", "logistic"):
+            parts += [f"**Correctness: {problem}**\n", exact_table(results, problem)]
+    return "\n".join(parts)
+
+
+def put(text: str, what: str) -> str:
+    """The text with `what` between its markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no {BEGIN} and {END} in it")
+    return f"{before}{BEGIN}\n\n{what.strip()}\n\n{END}{after}"

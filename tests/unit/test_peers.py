@@ -1,0 +1,211 @@
+"""`make bench-peers`: its yardsticks are right, ours meets them through the same script, failures are rows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks" / "peers"
+MODULES = ("common", "plain", "tables", "run", "ours", "numpy_loop")
+
+
+@pytest.fixture(scope="module")
+def peers():
+    """The benchmark's modules, which are scripts beside each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        for name in MODULES:
+            patch.delitem(sys.modules, name, raising=False)
+        patch.setenv("FEDPAGE_DATA", os.environ.get("FEDPAGE_DATA", ""))  # run.py may set it; so that it is put back
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def do(peers, tmp_path, monkeypatch, capsys):
+    """A job, done by a peer's script as the driver has it done, but in this process."""
+
+    def call(peer, problem, **job):
+        problem.save(tmp_path / "data.npz")
+        job = {"check": 1, "seed": 0, "b": None, "tell": True, "data": str(tmp_path / "data.npz"), **job}
+        job["schedule"] = peers.run.schedule(problem.N, job["S"], job["rounds"], 0)
+        (tmp_path / "job.json").write_text(json.dumps({**job, "spawned": time.time()}))
+        monkeypatch.setattr(sys, "argv", [peer, str(tmp_path / "job.json")])
+        peers.common.main(getattr(peers, peer).run)
+        return job, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return call
+
+
+def mean_gradient(peers, problem, x):
+    return np.mean([peers.plain.gradient(problem, i, x) for i in range(problem.N)], axis=0)
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
+def test_the_optimum_is_one(peers, kind):
+    problem = getattr(peers.plain, kind)()
+    star = peers.plain.optimum(problem)
+    np.testing.assert_allclose(mean_gradient(peers, problem, star), 0.0, atol=1e-14)
+    assert max(np.abs(peers.plain.gradient(problem, i, star)).max() for i in range(problem.N)) > 0.1  # they disagree
+
+
+def test_the_slopes_are_those_of_the_losses(peers):
+    rng = np.random.default_rng(0)
+    X, y, A, x, h = (
+        rng.normal(size=(5, 4)),
+        np.array([1.0, -1, 1, 1, -1]),
+        np.diag([1.0, 2, 3, 4]),
+        rng.normal(size=4),
+        1e-6,
+    )
+    rows = {"X": X, "y": y, "A": A, "b": y[:4]}
+    losses = {
+        "robust": lambda v: np.log1p(0.5 * (X @ v - y) ** 2).mean(),
+        "logistic": lambda v: np.log1p(np.exp(-y * (X @ v))).mean() + 0.15 * v @ v,
+        "quadratic": lambda v: 0.5 * (v - y[:4]) @ A @ (v - y[:4]),
+    }
+    for kind, f in losses.items():
+        wanted = [(f(x + h * e) - f(x - h * e)) / (2 * h) for e in np.eye(4)]
+        np.testing.assert_allclose(peers.common.slope(kind, 0.3, rows, x), wanted, atol=1e-8)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("S", [10, 5])
+def test_the_references_scaffold_reaches_the_optimum(peers, S, option):
+    problem = peers.plain.quadratic()
+    x = peers.plain.scaffold(problem, peers.run.schedule(10, S, 150, 0), 5, 0.1, option)
+    np.testing.assert_allclose(x, peers.plain.optimum(problem), atol=1e-10)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
+    problem, K, eta = peers.plain.quadratic(), 5, 0.1
+    A, b, one = problem.arrays["A"], problem.arrays["b"], np.eye(problem.d)
+    B = A + mu * one
+    pull = [(one - np.linalg.matrix_power(one - eta * B[i], K)) @ np.linalg.solve(B[i], A[i]) for i in range(10)]
+    rest = np.linalg.solve(np.mean(pull, axis=0), np.mean([p @ c for p, c in zip(pull, b, strict=True)], axis=0))
+    x = peers.plain.fedprox(problem, peers.run.schedule(10, 10, 150, 0), K, eta, mu)
+    np.testing.assert_allclose(x, rest, atol=1e-12)
+    assert np.abs(x - peers.plain.optimum(problem)).max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
+@pytest.mark.parametrize("S", [10, 5])
+@pytest.mark.parametrize("method", [{"method": "scaffold", "mu": 0.5}, {"method": "fedprox", "mu": 0.5}])
+def test_ours_and_the_numpy_loop_meet_the_reference(peers, do, kind, S, method):
+    problem = getattr(peers.plain, kind)()
+    variants = [("ours", {}), ("numpy_loop", {})] + [("ours", {"option": "I"})] * (method["method"] == "scaffold")
+    for peer, more in variants:
+        job, answer = do(peer, problem, **method, **more, S=S, K=5, eta=0.1, rounds=40)
+        told = peers.run.judged(problem, job, answer, peers.plain.optimum(problem))
+        assert told["to_reference"] < 1e-10, (peer, more)
+        assert answer["first"] > 0
+        assert answer["timed"] == 39
+
+
+def test_the_speed_jobs_rows_are_the_same_for_the_sparse_and_the_dense(peers, do, tmp_path):
+    rng = np.random.default_rng(0)
+    indices = np.concatenate([np.sort(rng.choice(9, 3, replace=False)) for _ in range(40)]).astype(np.int32)
+    arrays = {"indptr": 3 * np.arange(41), "indices": indices, "y": np.where(rng.random(40) < 0.5, 1.0, -1.0)}
+    problem = peers.common.Clients("robust", 8, 9, 0.0, arrays)
+    for method in ("fedavg", "scaffold"):
+        answers = [do(peer, problem, method=method, S=8, K=3, eta=0.1, rounds=6)[1] for peer in ("ours", "numpy_loop")]
+        np.testing.assert_allclose(answers[0]["x"], answers[1]["x"], atol=1e-12)
+    dense, x = problem.dense(np.float64), np.array(answers[0]["x"])
+    t = dense["X"] @ x - dense["y"]
+    value, norm = peers.run.loss(tmp_path / "data.npz", x.tolist())
+    assert value == pytest.approx(np.log1p(0.5 * t * t).mean())
+    assert norm == pytest.approx(
+        np.linalg.norm(peers.common.slope("robust", 0.0, {"X": dense["X"].reshape(40, 9), "y": arrays["y"]}, x))
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are counted from /proc, which is not here")
+def test_the_time_of_children_counts(peers):
+    before = peers.common.cpu_seconds()
+    burn = "import time, sys\nwhile time.process_time() < 0.3: pass\nprint(); sys.stdout.flush(); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=-1, stdout=-1) as child:
+        child.stdout.readline()
+        running = peers.common.cpu_seconds()
+        child.stdin.close()
+    assert running - before > 0.25
+    assert peers.common.cpu_seconds() - before > 0.25
+
+
+def made_up(peers):
+    row = {
+        "wall": 2e-3, "cpu": 1e-3, "first": 1.5, "peak": 5e8, "beyond": 1e8, "versions": {"numpy": "2"}, "label": "7",
+        "start_loss": 0.4, "check_loss": 0.3, "loss": 0.2, "grad_norm": 0.1, "timed": 10,
+    }  # fmt: skip
+    speed = []
+    for case, grown in (("small", 1), ("few", 1), ("large", 3)):
+        for method in ("fedavg", "scaffold"):
+            about = {"method": method, "case": case}
+            speed.append({"peer": "ours", **about, **row, "cpu": grown * 1e-4})
+            speed.append({"peer": "numpy_loop", **about, **row, "cpu": grown * 2e-3})
+            speed.append({"peer": "torch_loop", **about, **row, "check_loss": 0.9})
+            speed.append({"peer": "fedjax_peer", **about, "none": "has none"})
+            speed.append({"peer": "pfl_peer", **about, "failed": "could not be installed: no such version"})
+    peers.run.compare({(one["peer"], one["method"], one["case"]): one for one in speed})
+    exact = [
+        {"peer": peer, "method": method, "variant": "", "problem": problem, "S": S, "N": 10, "label": "7",
+         "to_reference": far, "to_star": 0.02, "reference_to_star": 0.02}
+        for peer, far in (("ours", 1e-16), ("pfl_peer", 0.5), ("torch_loop", float("nan")))
+        for method in ("scaffold", "fedprox") for problem in ("quadratic", "logistic") for S in (10, 5)
+    ]  # fmt: skip
+    return peers.run.finite({"machine": "a CPU, 2 cores", "cases": peers.run.CASES, "speed": speed, "exact": exact})
+
+
+def test_the_tables_say_what_the_results_say(peers):
+    page = peers.tables.page(json.loads(json.dumps(made_up(peers), allow_nan=False)))
+    lines = page.splitlines()
+    assert "| FedAvg | fedpage | 100 us | 1.0x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.3000 |" in lines
+    assert "| SCAFFOLD | numpy loop | 2 ms | 20x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.3000 |" in lines
+    assert "| FedAvg | PyTorch loop | 1 ms | 10x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.9000 (differs) |" in lines
+    assert "| FedAvg | pfl | failed: could not be installed: no such version |  |  |  |  |  |  |" in lines
+    assert "| SCAFFOLD | FedJAX | has none |  |  |  |  |  |  |" in lines
+    assert "| FedAvg | numpy loop | 6 ms | 3.0x | 1.5 s | 1.0x | 500 MB | 1.0x |" in lines
+    assert "| SCAFFOLD | fedpage | 1.0e-16 | 2.0e-02 | 1.0e-16 | 2.0e-02 |" in lines
+    assert "| SCAFFOLD | pfl | **5.0e-01** | 2.0e-02 | **5.0e-01** | 2.0e-02 |" in lines
+    assert "| FedProx | PyTorch loop | **diverges** | 2.0e-02 | **diverges** | 2.0e-02 |" in lines
+    widths = [line.count("|") for line in lines if line.startswith("|")]
+    assert set(widths) == {10, 9, 7}
+
+
+def test_tables_go_between_the_markers_which_the_document_has(peers):
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    once = peers.tables.put(text, "new\n")
+    assert (
+        once.count("new")
+        == text.split(peers.tables.BEGIN)[0].count("new") + text.split(peers.tables.END)[1].count("new") + 1
+    )
+    assert peers.tables.put(once, "new\n") == once
+    with pytest.raises(ValueError, match="peers: begin"):
+        peers.tables.put("nothing", "new")
+
+
+def test_a_peer_that_fails_is_a_row(peers, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("print('{}')\nraise ValueError('no such thing')\n")
+    (tmp_path / "requirements-none.txt").write_text("numpy\n")
+    monkeypatch.setattr(peers.run, "HERE", tmp_path)
+    with pytest.raises(peers.run.Failed, match=r"^ValueError: no such thing$"):
+        peers.run.do(sys.executable, "broken", {}, tmp_path)
+    with pytest.raises(peers.run.Failed, match=r"could not be installed: .*no-such-python"):
+        peers.run.interpreter(tmp_path, "none", "no-such-python")
+    monkeypatch.setattr(peers.run, "PEERS", {"ours": (None, "float64", 1), "broken": ("none", "float64", 1)})
+    monkeypatch.setattr(peers.run, "VARIANTS", [])
+    rows = peers.run.exact({"ours": peers.run.Failed("could not be installed: x"), "broken": sys.executable}, tmp_path)
+    assert {(row["peer"], row["failed"]) for row in rows} == {
+        ("ours", "could not be installed: x"), ("broken", "ValueError: no such thing"),
+    }  # fmt: skip
