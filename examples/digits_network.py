@@ -23,9 +23,9 @@ problem = fp.TorchProblem(
     network(), torch.nn.CrossEntropyLoss(), clients, metrics=["accuracy"], held_out=held_out, dtype="float64"
 )
 runs = {
-    fp.FedAvg(S=5, K=5, eta_l=0.6, b=16): 120,
-    fp.SCAFFOLD(S=5, K=5, eta_l=0.3, b=16): 60,  # two vectors each way
-    fp.FedPAGE(S=5, K=2, eta_g=0.7, b3=16): 60,  # a quarter of its rounds ask everyone
+    fp.FedAvg(S=5, K=5, eta_l=0.6, b=16): 160,
+    fp.SCAFFOLD(S=5, K=5, eta_l=0.3, b=16): 80,  # two vectors each way
+    fp.FedPAGE(S=5, K=2, eta_g=0.7, b3=16): 75,  # a quarter of its rounds ask everyone
 }
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for method, rounds in runs.items():

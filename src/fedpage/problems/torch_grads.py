@@ -1,7 +1,7 @@
 """Gradients of a torch module for many clients at once: parameters as one vector, `torch.func.vmap` over clients.
 
 - `vmap` interprets its transformations anew at each call. Traced once into plain operations (`make_fx`), the same
-  gradient, with the same bits, takes a third of the time. A trace costs as much as some hundred calls gain, so
+  gradient, with the same bits, takes a fifth of the time. A trace costs as much as some fifty calls gain, so
   a shape is traced when it has been asked for often enough.
 - Large models gain nothing from being batched, and lose the cache; so clients are taken in pieces that fit it.
 """
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from fedpage.problems.torch_steady import Unfolded, own_products, with_own_products
 
-_OFTEN = 128
+_OFTEN = 40
 """Calls of one shape after which it is traced."""
 _TRACES = 64
 """Shapes that are traced, at the most."""
