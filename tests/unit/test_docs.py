@@ -176,6 +176,11 @@ def test_every_method_has_a_page_that_shows_it():
         assert "When to choose" in text
 
 
+def test_the_navigation_has_every_page_of_the_reference():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f": api/{name}.md\n" in navigation for name in reference.PAGES)
+
+
 def test_the_reference_has_every_public_name():
     listed = {thing for _, _, things in reference.PAGES.values() for thing in things}
     for name, home in fp._WHERE.items():
