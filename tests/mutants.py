@@ -114,7 +114,7 @@ def caught(mutant: Mutant) -> tuple[bool, float, str]:
             "--no-header",
             "--tb=no",
         ]
-        environment = {**os.environ, "PYTHONPATH": str(source), "FEDPAGE_MUTANT": str(source)}
+        environment = {**os.environ, "PYTHONPATH": str(source), "FEDPAGE_MUTANT": str(source), "PYTEST_ADDOPTS": ""}
         began = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     law = next((line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if "FAILED" in line), "")

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from fedpage.history import History
 
 
+LOW = ("loss", "norm", "error", "mse", "mae", "rmse", "perplexity")
+HIGH = ("accuracy", "r2", "f1", "auc", "precision", "recall")
+
+
 class Callback:
     """Give `simulate(callbacks=[...])` anything with these four methods; what they do must not change the run."""
 
@@ -36,7 +40,8 @@ class Best(Callback):
     save(path, x, about): writes the parameters x; a `TorchProblem` has it (`problem.save`). about says which value of
     which column, in which round. A run that is taken up goes on from the value that `load` finds in the file.
 
-    highest: whether large values are good; None: for everything but losses and norms.
+    highest: whether large values are good; it need not be said of columns that end like LOW and HIGH. One file is for
+    one run: a new run with the same path begins it anew.
     """
 
     def __init__(self, problem: Any, path: str | os.PathLike[str], column: str = "loss", *,
@@ -45,7 +50,11 @@ class Best(Callback):
         if self.save is None:
             raise InputError(f"Best: {type(problem).__name__} cannot save models; it has no save(path, x, about)")
         self.problem, self.path, self.column = problem, Path(path), column
-        self.highest = not column.endswith(("loss", "norm")) if highest is None else highest
+        if not isinstance(column, str) or not column:
+            raise InputError(f"Best: column must be the name of a column such as 'loss', not {column!r}")
+        if highest is None and not column.endswith(LOW + HIGH):
+            raise InputError(f"Best: is {column} good when it is high, or low? Give highest=True or highest=False")
+        self.highest = column.endswith(HIGH) if highest is None else bool(highest)
         self.value, self.round = math.nan, -1
         check = getattr(problem, "check_model_path", None)
         if check is not None:
@@ -56,10 +65,12 @@ class Best(Callback):
         self.value, self.round = math.nan, -1
         if done and self.path.is_file():
             about = self.problem.about(self.path)
-            if about.get("column") == self.column:
-                self.value, self.round = float(about["value"]), int(about["round"])
-            if self.round > done:  # the run went back to an older checkpoint
-                self.value, self.round = math.nan, -1
+            try:
+                value, found = float(about["value"]), int(about["round"])
+            except (KeyError, ValueError):
+                raise InputError(f"{self.path}: does not say whose best model it is; give another path") from None
+            if about.get("column") == self.column and found <= done:  # else the run went back to an older checkpoint
+                self.value, self.round = value, found
 
     def record(self, row: Mapping[str, float], x: Vector) -> None:
         """Save, if it is better."""

@@ -359,6 +359,8 @@ def sweep(
     comparisons are paired. progress: called with runs done, runs in all, and the run. out: a directory with one for
     each run in it, so that the same call with resume=True goes on where this one died. Other options: `simulate`'s.
     """
+    if options.get("callbacks"):
+        raise InputError("sweep: callbacks watch one run each; give them to simulate")
     if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list of methods, not {methods!r}")
     if isinstance(seeds, (bool, str)) or not isinstance(seeds, (int, np.integer, Iterable)):

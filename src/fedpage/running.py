@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,12 +140,17 @@ class Run:
         begun: list[Watcher] = []
         try:
             for one in self._watchers:
-                one.begin(self.history.meta, self.rounds, self.engine.tally.round)
                 begun.append(one)
+                one.begin(self.history.meta, self.rounds, self.engine.tally.round)
             return self._go(progress, keeper)
         finally:
-            for one in begun:
-                one.end(self.history)
+            self._end(begun)
+
+    def _end(self, watchers: Sequence[Watcher]) -> None:
+        """End every one of them, whatever another does; an error goes on when all have ended."""
+        with ExitStack() as ends:
+            for one in reversed(watchers):
+                ends.callback(one.end, self.history)
 
     def _go(self, progress: Progress | None, keeper: Keeper | None) -> History:
         engine, history = self.engine, self.history
@@ -213,7 +218,9 @@ class Run:
         if keeper is not None:
             keeper.record(self.history.rows[-1])
         for one in self._watchers:
-            one.record(self.history.rows[-1], self.engine.x)
+            seen = self.engine.x.view()
+            seen.flags.writeable = False  # whoever watches does not steer
+            one.record(dict(self.history.rows[-1]), seen)
 
     def _reason(self, row: Mapping[str, float], last: bool = False) -> str | None:
         """Why the run should end at this record, if it should."""

@@ -99,23 +99,40 @@ class TensorBoard:
         self._writer: Any = None
 
     def begin(self, name: str, about: Mapping[str, str]) -> None:
-        """A directory of its own for the run."""
+        """A directory of its own for the run, with its settings as text."""
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        place = self.folder / "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+        plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+        place, number = self.folder / plain, 1
+        while place.exists():
+            number += 1
+            place = self.folder / f"{plain}-{number}"
         self._writer = EventFileWriter(str(place))
+        table = "\n".join(
+            ["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in about.items())]
+        )
+        text = TensorProto(dtype="DT_STRING", string_val=[table.encode("utf-8")])
+        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        self._add(0, [Summary.Value(tag="run/text_summary", tensor=text, metadata=kind)])
 
     def log(self, round: int, row: Mapping[str, float]) -> None:
         """A scalar for each column."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(round, [Summary.Value(tag=name, simple_value=value) for name, value in row.items()])
+
+    def _add(self, round: int, values: list[Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=round, summary=Summary(value=values)))
 
     def end(self, why: str) -> None:
         """Everything is on the disk."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class MLflow:
@@ -149,6 +166,8 @@ class MLflow:
 
     def end(self, why: str) -> None:
         """The run is finished, or has failed."""
+        if not self._run:
+            return
         failed = why.startswith(("interrupted", "gave up"))
         self._client.set_tag(self._run, "stopped", why)
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
@@ -179,6 +198,8 @@ class WandB:
 
     def end(self, why: str) -> None:
         """Close it."""
+        if self._run is None:
+            return
         self._run.summary["stopped"] = why
         self._run.finish(exit_code=1 if why.startswith(("interrupted", "gave up")) else 0)
 

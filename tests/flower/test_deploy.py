@@ -212,4 +212,5 @@ def test_nothing_is_insecure_unless_the_user_types_it():
         if path.is_file() and path.suffix in (".py", ".toml", ".md", ".sh"):
             text = path.read_text(encoding="utf-8")
             where = text.count("--insecure")
-            assert where == (1 if path.name == "loopback.py" else 0), path  # there only where a caller leaves TLS out
+            # there only where a caller leaves TLS out, and for Flower's simulation, whose nodes are in its own process
+            assert where == (2 if path.name == "loopback.py" else 0), path

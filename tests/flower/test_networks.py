@@ -40,7 +40,17 @@ def two(client, clients):
 def wider(client, clients):
     if client is None:
         return problem(client, clients)
+    torch.manual_seed(0)
     return fp.TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), [rows(client)])
+
+def elsewhere(client, clients):
+    made = network()
+    if client is None:
+        made[0].bias.data[0] += 1
+    return fp.TorchProblem(made, nn.CrossEntropyLoss(), [rows(client or 90)])
+
+def broken(client, clients):
+    return [][client]
 """
 
 
@@ -91,9 +101,11 @@ def test_the_example_is_such_a_problem(monkeypatch):
     [
         ("nowhere:problem", "'nowhere:problem' cannot be imported"),
         ("nodes_of_mine:nothing", "cannot be imported"),
-        ("nodes_of_mine:rows", "does not say which client it is|takes 1 positional"),
+        ("nodes_of_mine:rows", "takes 1 positional"),
         ("nodes_of_mine:two", "it has 2 clients"),
         ("nodes_of_mine:wider", "another number on a node"),
+        ("nodes_of_mine:elsewhere", "is another model on a node than on the server, or starts elsewhere"),
+        ("nodes_of_mine:broken", "nodes_of_mine:broken failed: IndexError"),
     ],
 )
 def test_problems_that_are_none(federate, nodes, objective, words):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -170,6 +171,42 @@ def test_a_small_clients_minibatch_depends_on_nobody_else():
     for i in range(8):
         alone = made.oracle(np.array([i]), draws).descend(made.x0, K=3, eta=0.1, b=method.b)
         assert alone[0].tobytes() == together[i].tobytes()
+
+
+class Smooth(nn.Module):
+    """Every function that torch computes by one formula for whole vectors and by another for the rest of an array."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.last = nn.Linear(6, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = torch.sigmoid(h) + F.silu(h) + F.gelu(h) + F.elu(h) + F.softplus(h) + F.mish(h) + F.selu(h)
+        h = h + F.logsigmoid(h) + torch.exp(-h * h) + torch.log1p(h * h) + torch.sin(h) + (1 + h * h) ** 0.3
+        return self.last(h)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_smooth_functions_have_the_same_bits_in_any_company(dtype, monkeypatch):
+    made = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
+    assert made.way == "together"
+    method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
+    first = fp.simulate(made, method, rounds=4, seed=0, measured="clients")
+    for chunk in (1, 3):
+        assert fp.simulate(made, method, rounds=4, seed=0, chunk=chunk, measured="clients").same(first)
+    monkeypatch.setattr(torch_grads, "_OFTEN", 0)
+    again = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
+    assert fp.simulate(again, method, rounds=4, seed=0, measured="clients").same(first)
+    x = torch.tensor(made.x0)
+    assert np.abs(made.grad(made.x0)).max() > 0
+    module = made.to_module(made.x0)
+    inputs, targets = (np.concatenate(parts) for parts in zip(*rows([9]), strict=True))
+    F.cross_entropy(module(torch.tensor(inputs, dtype=x.dtype)), torch.tensor(targets)).backward()
+    flat = np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
+    one = fp.TorchProblem(Smooth(), F.cross_entropy, rows([9]), dtype=dtype)
+    np.testing.assert_allclose(everyone(one, one.x0)[0], flat, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14)
 
 
 def test_traced_gradients_have_the_same_bits(monkeypatch):
@@ -381,7 +418,12 @@ def frozen_norm():
 
 
 def test_a_frozen_batchnorm_and_a_sleeping_dropout_are_taken():
-    fp.TorchProblem(frozen_norm(), F.cross_entropy, rows(SIZES))
+    with pytest.warns(UserWarning, match="other bits in company"):
+        made = fp.TorchProblem(frozen_norm(), F.cross_entropy, rows(SIZES))
+    assert made.way == "alone"
+    method = fp.SCAFFOLD(S=4, K=2, eta_l=0.1, b=3)
+    first = fp.simulate(made, method, rounds=3, seed=0)
+    assert fp.simulate(made, method, rounds=3, seed=0, chunk=1).same(first)
     fp.TorchProblem(nn.Sequential(nn.Dropout(0.5).eval(), nn.Linear(6, 3)), F.cross_entropy, rows(SIZES))
     fp.TorchProblem(nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 3)), F.cross_entropy, rows(SIZES))
 
@@ -424,6 +466,71 @@ def nothing_to_train():
 
 
 HUNDRED = rows([30, 2])
+SORTED = [(HUNDRED[0][0], np.sort(HUNDRED[0][1])), HUNDRED[1]]
+
+
+class Frequent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 3, scale_grad_by_freq=True)
+
+    def forward(self, x):
+        return self.table(x)
+
+
+def seldom(p):
+    class Seldom(nn.Linear):
+        def forward(self, x):
+            return super().forward(x * (torch.rand_like(x) > p))
+
+    return Seldom(6, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "data", "words"),
+    [
+        (nn.Linear(6, 3), weighted, SORTED, "mean of their own losses"),
+        (nn.Linear(6, 1), nn.MSELoss(), [(x, y.astype("float32")) for x, y in SORTED], "mean of their own losses"),
+        (Frequent(), F.cross_entropy, [(np.array([0, 0, 1, 2, 0]), np.array([0, 1, 2, 1, 0]))], "scale_grad_by_freq"),
+        (seldom(1e-3), F.cross_entropy, HUNDRED, "draws random numbers"),
+        (nn.Linear(6, 3), nn.CrossEntropyLoss(ignore_index=1), HUNDRED, "the loss of a row is nan"),
+        (nn.Linear(6, 2), F.cross_entropy, HUNDRED, "cannot be computed on rows of the clients"),
+        (nn.Embedding(5, 3, max_norm=1.0), F.cross_entropy, HUNDRED, "max_norm"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_only_some_rows_show(model, loss, data, words):
+    with pytest.raises(fp.InputError, match=words) as error:
+        fp.TorchProblem(model, loss, data)
+    assert "\n" not in str(error.value)
+
+
+def test_another_loss_is_another_run():
+    def told(loss, model=None):
+        return fp.TorchProblem(model or nn.Linear(6, 3), loss, HUNDRED, dtype="float64").describe()
+
+    def smoothed(a):
+        return lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=a)
+
+    losses = [
+        partial(F.cross_entropy, label_smoothing=0.1), partial(F.cross_entropy, label_smoothing=0.2), smoothed(0.1),
+        smoothed(0.2), nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), F.cross_entropy,
+    ]  # fmt: skip
+    assert len({told(loss)["loss_digest"] for loss in losses}) == len(losses)
+    assert told(smoothed(0.1))["loss_digest"] == told(smoothed(0.1))["loss_digest"]
+
+    class Scaled(nn.Linear):
+        def __init__(self, k):
+            super().__init__(6, 3)
+            self.k = k
+
+        def forward(self, x):
+            return self.k * super().forward(x)
+
+    digests = [told(F.cross_entropy, Scaled(k))["model_digest"] for k in (1.0, 2.0, 1.0)]
+    assert digests[0] == digests[2] != digests[1]
+
+
 REFUSED = {
     "a class": (lambda: nn.Linear, F.cross_entropy, "must be a torch.nn.Module"),
     "batch norm": (
@@ -442,7 +549,7 @@ REFUSED = {
     "no reduction": (lambda: nn.Linear(6, 3), nn.CrossEntropyLoss(reduction="none"), "reduction='mean'"),
     "no loss": (lambda: nn.Linear(6, 3), "mse", "loss_fn must be a function"),
     "lazy": (lambda: nn.LazyLinear(3), F.cross_entropy, "has no shape yet"),
-    "wrong width": (lambda: nn.Linear(7, 3), F.cross_entropy, r"cannot be computed .* shape \(3, 6\)"),
+    "wrong width": (lambda: nn.Linear(7, 3), F.cross_entropy, r"cannot be computed .* shape \(32, 6\)"),
     "nothing to train": (nothing_to_train, F.cross_entropy, "nothing to train"),
     "not finite": (lambda: Infinite(6, 3), F.cross_entropy, "bias has a NaN"),
     "complex": (lambda: nn.Linear(6, 3, dtype=torch.complex64), F.cross_entropy, "complex64"),
@@ -489,6 +596,15 @@ def test_rows_that_are_refused(case):
         ({"dtype": "int8"}, "dtype must be"),
         ({"metrics": ["f1"]}, "metric 'f1' must be a function"),
         ({"metrics": {"loss": F.mse_loss}}, "cannot be called 'loss'"),
+        ({"metrics": {"bytes_up": F.mse_loss}}, "cannot be called 'bytes_up'"),
+        ({"metrics": {"held_out_loss": F.mse_loss}}, "cannot be called 'held_out_loss'"),
+        ({"metrics": None}, "metrics must be names"),
+        (
+            {"metrics": {"broken": lambda outputs, targets: outputs}},
+            "metric 'broken' cannot be computed on the clients",
+        ),
+        ({"held_out": (X[:, :4], Y)}, "cannot be computed on rows of held_out"),
+        ({"device": "meta"}, "meta"),
         ({"weights": [1.0]}, "weights must be"),
         ({"held_out": X}, "held_out must be"),
     ],

@@ -112,8 +112,11 @@ def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
 
 def test_losses_and_norms_are_best_when_small(tmp_path):
     made = problem(metrics=["accuracy"])
-    names = {"loss": False, "held_out_loss": False, "grad_norm": False, "accuracy": True, "r2": True}
+    names = {"loss": False, "held_out_loss": False, "grad_norm": False, "accuracy": True, "r2": True, "rmse": False}
     assert {name: fp.Best(made, tmp_path / "b.npz", name).highest for name in names} == names
+    with pytest.raises(fp.InputError, match="is score good when it is high, or low"):
+        fp.Best(made, tmp_path / "b.npz", "score")
+    assert fp.Best(made, tmp_path / "b.npz", "score", highest=True).highest
 
 
 def test_files_that_are_no_models(tmp_path):
@@ -143,3 +146,35 @@ def test_a_column_that_is_not_there(tmp_path):
     made = problem()
     with pytest.raises(fp.InputError, match="no column 'accuracy'; there are"):
         fp.simulate(made, FEDAVG, rounds=2, seed=0, callbacks=[fp.Best(made, tmp_path / "b.npz", "accuracy")])
+
+
+class Pieces(nn.Module):
+    """Outputs in a table, and a parameter with a name that np.savez would trip over."""
+
+    def __init__(self):
+        super().__init__()
+        self.file = nn.Parameter(torch.zeros(3))
+        self.inner = network()
+
+    def forward(self, x):
+        return {"scores": self.inner(x) + self.file, "also": x.sum(1)}
+
+
+def test_outputs_of_several_parts_have_metrics_and_files(tmp_path):
+    made = fp.TorchProblem(
+        Pieces(), lambda outputs, targets: F.cross_entropy(outputs["scores"], targets), rows(SIZES),
+        metrics={"share": lambda outputs, targets: (outputs["scores"].argmax(1) == targets).double().mean()},
+    )  # fmt: skip
+    history = fp.simulate(made, FEDAVG, rounds=2, seed=0)
+    made.save(tmp_path / "b.npz", history.x)
+    assert 0 <= history.last("share") <= 1
+    again = fp.load_model(tmp_path / "b.npz", Pieces())
+    assert torch.equal(again.file, made.to_module(history.x).file)
+
+
+def test_what_the_user_changes_later_changes_nothing():
+    X, y = (torch.tensor(part) for part in rows([13], seed=9)[0])
+    made = problem(held_out=(X, y))
+    before = made.measure(made.x0)["held_out_loss"]
+    X += 100
+    assert made.measure(made.x0)["held_out_loss"] == before

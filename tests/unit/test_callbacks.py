@@ -43,6 +43,31 @@ def test_callbacks_see_everything_and_change_nothing():
     assert history.same(fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, record=2))
 
 
+def test_who_watches_does_not_steer():
+    class Steering(fp.Callback):
+        def record(self, row, x):
+            row["loss"] = -5.0
+            with pytest.raises(ValueError, match="read-only"):
+                x += 1
+
+    made = linear()
+    history = fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, callbacks=[Steering()])
+    assert history.same(fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4))
+    with pytest.raises(fp.InputError, match="callbacks watch one run each"):
+        fp.sweep(made, [fp.FedPAGE(S=2)], rounds=2, seeds=1, callbacks=[fp.Track()])
+
+
+def test_everyone_is_ended_whatever_another_does():
+    class Bad(Noting):
+        def end(self, history):
+            raise RuntimeError("no")
+
+    good = Noting()
+    with pytest.raises(RuntimeError, match="no"):
+        fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=4, callbacks=[Bad(), good])
+    assert good.calls[-1] == ("end", "finished")
+
+
 def test_what_is_no_callback():
     for bad in ("bar", [fp.Track], [print], fp.Track()):
         with pytest.raises(fp.InputError, match="callbacks must be a list"):
@@ -70,6 +95,10 @@ def test_tensorboard(tmp_path):
     found = EventAccumulator(str(tmp_path / "FedPAGE-seed-1"))
     found.Reload()
     assert set(found.Tags()["scalars"]) == set(history.columns) - {"round"}
+    (settings,) = found.Tensors("run/text_summary")
+    assert b"| method.S | 2 |" in settings.tensor_proto.string_val[0]
+    fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=1, callbacks=[fp.Track(f"tensorboard:{tmp_path}")])
+    assert (tmp_path / "FedPAGE-seed-1-2").is_dir()  # a second run has a place of its own
     events = found.Scalars("loss")
     assert [event.step for event in events] == [0, 3, 6]
     np.testing.assert_allclose([event.value for event in events], history["loss"], rtol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from functools import lru_cache
 from types import FrameType
@@ -14,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.flower import wire
-from fedpage.flower.site import NodeDraws, Recall, Site, checked, method_of, site_of
+from fedpage.flower.site import NodeDraws, Recall, Site, checked, method_of, problem_digest, site_of
 from fedpage.identity import code_digest
 from fedpage.types import InputError, dtype_of
 
@@ -81,12 +80,6 @@ def measure(message: Message, context: Context) -> Message:
     losses, gradients = problem.client_measures(np.zeros(1, dtype=np.int64), x)
     answer = {"client": site.client, "round": say["round"]}
     return Message(wire.packed(wire.Measures(losses, gradients[0]), answer), reply_to=message)
-
-
-def problem_digest(problem: Any) -> str:
-    """Of a problem's code: its class's, and that of a model's that it is about."""
-    kinds = [type(problem), *(kind for _, kind in sorted(getattr(problem, "code", {}).items()))]
-    return hashlib.sha256(" ".join(map(code_digest, kinds)).encode()).hexdigest()
 
 
 def _asked(context: Context, say: dict[str, Any]) -> Site:

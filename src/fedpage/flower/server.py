@@ -20,7 +20,7 @@ from fedpage.arrivals import Policy
 from fedpage.engine import describe, start_described, start_of, versions
 from fedpage.files import put
 from fedpage.flower.engine import Federation, Node, described, one_federation
-from fedpage.flower.site import checked, method_of, own_problem
+from fedpage.flower.site import checked, method_of, own_problem, problem_digest
 from fedpage.history import History
 from fedpage.identity import code_digest
 from fedpage.rundir import RunDirectory
@@ -56,6 +56,10 @@ class FedpageStrategy(Strategy):
         d = own.d if own is not None else int(config["features"]) or max(node.features for node in nodes.values())
         if own is not None and {node.features for node in nodes.values()} != {d}:
             raise InputError(f"{config['objective']} has {d} parameters on the server, and another number on a node")
+        if own is not None and any(not node.code.endswith(f" {problem_digest(own)}") for node in nodes.values()):
+            raise InputError(
+                f"{config['objective']} is another model on a node than on the server, or starts elsewhere"
+            )
         policy = Policy(
             retries=config["retries"], full_retries=config["full-retries"], patience=config["patience"],
             lost_after=config["lost-after"],

@@ -21,6 +21,7 @@ from fedpage.data.partition import Partition, by_name
 from fedpage.data.registry import known, platform_cache
 from fedpage.draws import RoundDraws
 from fedpage.files import put
+from fedpage.identity import code_digest
 from fedpage.types import InputError, Ints, Rows, Vector
 
 CONFIG: dict[str, type] = {
@@ -118,6 +119,13 @@ def _site(node: tuple[tuple[str, Any], ...], run: tuple[tuple[str, Any], ...], f
     return Site(client, problem, digest, kinds)
 
 
+def problem_digest(problem: Any) -> str:
+    """Of what must be the same everywhere: a problem's code, and a model's code and start."""
+    kinds = [type(problem), *(kind for _, kind in sorted(getattr(problem, "code", {}).items()))]
+    start = getattr(problem, "start_digest", "")  # of a model, where it starts
+    return hashlib.sha256(" ".join([start, *map(code_digest, kinds)]).encode()).hexdigest()
+
+
 @lru_cache(maxsize=256)
 def own_problem(objective: str, client: int | None, clients: int) -> Any:
     """The problem that `module:function` of the app makes for one client; for the server where client is None.
@@ -130,7 +138,12 @@ def own_problem(objective: str, client: int | None, clients: int) -> Any:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"run config: objective {settings.shown(objective)} cannot be imported ({error})") from None
-    problem = make(client, clients)
+    try:
+        problem = make(client, clients)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{objective} failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     lacking = [
         word for word in ("oracle", "measure", "client_measures", "scaled", "describe") if not hasattr(problem, word)
     ]

@@ -85,12 +85,12 @@ class FlatModel:
 
 
 class BatchedGradients:
-    """(gradients (n, d), losses (n,)) of sum_j w_ij f_ij at v (n, d) for n clients at once."""
+    """(gradients (n, d), losses (n,)) of sum_j w_ij f_ij at v (n, d) for n clients at once; alone: one at a time."""
 
-    def __init__(self, model: FlatModel, own: bool) -> None:
+    def __init__(self, model: FlatModel, own: bool, alone: bool = False) -> None:
         self._plain = vmap(grad_and_value(model.weighted))
         self._own = own
-        self._limit = max(1, _PIECE // (4 * max(model.d, 1)))
+        self._limit = 1 if alone else max(1, _PIECE // (4 * max(model.d, 1)))
         self._asked: dict[tuple[Any, ...], int] = {}
         self._traced: dict[tuple[Any, ...], Any] = {}
         self._tracing = threading.Lock()
@@ -105,7 +105,8 @@ class BatchedGradients:
         done = []
         for i in range(0, n, most):
             some = slice(i, i + most)
-            done.append(self._piece(v[some], tuple(x[some] for x in inputs), targets[some], weights[some]))
+            mine = tuple(x[some].clone() for x in inputs)  # where in memory rows lie may decide bits, too
+            done.append(self._piece(v[some].clone(), mine, targets[some].clone(), weights[some].clone()))
         return torch.cat([g for g, _ in done]), torch.cat([loss for _, loss in done])
 
     def _piece(self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

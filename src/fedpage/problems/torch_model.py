@@ -19,10 +19,12 @@ except ImportError as error:
     raise ImportError("TorchProblem needs torch: pip install 'fedpage[torch]'") from error
 from torch import Tensor, nn
 from torch.func import grad_and_value
+from torch.utils._pytree import tree_map
 
 from fedpage.problems import torch_checks, torch_files
 from fedpage.problems.base import RowOracle, client_scale, equal_size, norm, weights_described
 from fedpage.problems.torch_grads import BatchedGradients, FlatModel, LoopGradients
+from fedpage.problems.torch_identity import function_digest, module_digest
 from fedpage.problems.torch_rows import Metric, Table, device_of, joined, listed, metrics_of, precision_of, table_of
 from fedpage.problems.torch_steady import guard
 from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
@@ -77,7 +79,11 @@ class TorchProblem:
         self._type = precision_of(model, dtype)
         self.dtype = np.dtype(np.float32 if self._type == torch.float32 else np.float64)
         self.name = name or type(model).__name__
-        module = copy.deepcopy(model).to(self.device, self._type)
+        try:
+            module = copy.deepcopy(model).to(self.device, self._type)
+        except Exception as error:  # old weight_norm and others keep tensors that cannot be copied
+            why = " ".join(str(error).split())[:160]
+            raise InputError(f"TorchProblem: {self.name} cannot be copied to {self.device} ({why})") from error
         self._flat = FlatModel(module, loss_fn)
         self.metrics = metrics_of(metrics)
         tables = [self._table(one, f"client {i}") for i, one in enumerate(listed(client_datasets, "client_datasets"))]
@@ -91,11 +97,15 @@ class TorchProblem:
         self.weights = weights if isinstance(weights, str) else "given"
         self._scale = client_scale(weights, self._sizes)
         self.x0: Vector = _array(self._flat.vector(self._flat.module))
-        probe = self._rows.take(torch.arange(min(3, len(self._rows.targets)), device=self.device))
-        start = self._tensor(self.x0)
+        self._check()
+        probe = self._rows.take(self._probe_rows())
         with self._guard():
-            torch_checks.check_rows(self._flat, start, *probe)
-            self.batched = bool(batched) and torch_checks.can_be_batched(self._flat, start, *probe, self.steady)
+            torch_checks.check_gradients(self._flat, torch_checks.nudged(self._tensor(self.x0)), *probe)
+            way = "plain"
+            if batched:
+                way = torch_checks.way_to_compute(self._flat, self._tensor(self.x0), *probe, self.steady)
+        self.way = way
+        """How gradients are computed: clients "together", "alone" one at a time, or "plain", without vmap."""
         self._gradients: Any = self._made_gradients()
 
     # What every problem has
@@ -114,6 +124,18 @@ class TorchProblem:
     def sizes(self) -> Ints:
         """(N,) rows of each client."""
         return self._sizes
+
+    @property
+    def batched(self) -> bool:
+        """Whether clients are computed together."""
+        return self.way == "together"
+
+    @property
+    def start_digest(self) -> str:
+        """Of everything that must be the same at every node: where runs start, the model, the loss, the precision."""
+        about = self.describe()
+        words = [self.dtype, about["model_digest"], about["loss_digest"]]
+        return hashlib.sha256(self.x0.tobytes() + " ".join(map(str, words)).encode()).hexdigest()
 
     @property
     def code(self) -> dict[str, type[Any]]:
@@ -178,12 +200,13 @@ class TorchProblem:
 
     def describe(self) -> dict[str, Any]:
         """Which model on which rows, with digests."""
-        loss = self._flat.loss_fn
+        loss, model = self._flat.loss_fn, self._flat
         about = {
             "objective": f"{self.title} {self.name}", "loss": getattr(loss, "__name__", type(loss).__name__),
-            "data_digest": self._digest(self._rows), "model_digest": self._model_digest(), "N": self.N, "d": self.d,
-            "rows": int(self._sizes.sum()), "dtype": str(self.dtype), "device": self.device.type, "steady": self.steady,
-            "metrics": list(self.metrics),
+            "data_digest": self._digest(self._rows), "model_digest": module_digest(model.module, model.names),
+            "loss_digest": function_digest(loss), "N": self.N, "d": self.d, "rows": int(self._sizes.sum()),
+            "dtype": str(self.dtype), "device": self.device.type, "steady": self.steady,
+            "metrics": {name: function_digest(metric) for name, metric in self.metrics.items()},
         }  # fmt: skip
         if self._held_out is not None:
             about["held_out"] = self._digest(self._held_out)
@@ -229,7 +252,39 @@ class TorchProblem:
         return guard(self.device, self.steady)
 
     def _made_gradients(self) -> Any:
-        return (BatchedGradients if self.batched else LoopGradients)(self._flat, self.steady)
+        if self.way == "plain":
+            return LoopGradients(self._flat, self.steady)
+        return BatchedGradients(self._flat, self.steady, alone=self.way == "alone")
+
+    def _probe_rows(self) -> Tensor:
+        """A few row numbers, spread over all rows and over all targets."""
+        count = len(self._rows.targets)
+        spread = np.linspace(0, count - 1, min(8, count)).astype(np.int64)
+        if self._rows.targets.ndim == 1:
+            _, first = np.unique(_array(self._rows.targets), return_index=True)
+            spread = np.concatenate([first[:8], spread])
+        chosen = list(dict.fromkeys(spread.tolist()))[:8]
+        return torch.tensor(chosen, device=self.device)
+
+    def _check(self) -> None:
+        """Refuse, before a run begins, what would stop one: of every row, what is held out, and the metrics."""
+        tables = [("the clients", self._rows)]
+        tables += [] if self._held_out is None else [("held_out", self._held_out)]
+        tables += [(f"held-out client {i}", table) for i, table in enumerate(self._others)]
+        point = torch_checks.nudged(self._tensor(self.x0))
+        for where, table in tables:
+            outputs = []
+            for i in range(0, len(table.targets), _BLOCK):
+                inputs = tuple(x[i : i + _BLOCK] for x in table.inputs)
+                with self._guard():
+                    found = torch_checks.check_rows(self._flat, point, inputs, table.targets[i : i + _BLOCK], where)
+                outputs.append(found if self.metrics else None)
+            for name, metric in self.metrics.items():
+                try:
+                    float(metric(_cat(outputs), table.targets))
+                except Exception as error:
+                    why = " ".join(str(error).split())[:160]
+                    raise InputError(f"TorchProblem: metric {name!r} cannot be computed on {where}: {why}") from error
 
     def _tensor(self, x: Any) -> Tensor:
         """A tensor on the device of numpy's numbers, in memory of torch's: where numbers lie decides bits, too."""
@@ -282,11 +337,13 @@ class TorchProblem:
     def _whole(self, x: Vector, threads: int) -> tuple[Vector, float, Any]:
         """The gradient of f in float64, f(x), and the outputs of all rows: blocks of rows, added in order."""
         v = self._tensor(x)
-        if not self.batched:
-            each = [self.client_measures(np.array([i], dtype=np.int64), x) for i in range(self.N)]
-            gradient = np.sum([g[0].astype(np.float64) for _, g in each], axis=0) / self.N
-            outputs = self._outputs(v, self._rows) if self.metrics else None
-            return gradient, math.fsum(float(value[0]) for value, _ in each) / self.N, outputs
+        if self.way == "plain":
+            total, losses = np.zeros(self.d), 0.0
+            for i in range(self.N):
+                own, gradients = self.client_measures(np.array([i], dtype=np.int64), x)
+                total += gradients[0]
+                losses += float(own[0])
+            return total / self.N, losses / self.N, self._outputs(v, self._rows) if self.metrics else None
         weights = torch.from_numpy(np.repeat(self._scale / (self.N * self._sizes), self._sizes).astype(self.dtype))
 
         def f(point: Tensor, rows: Table, share: Tensor) -> tuple[Tensor, Any]:
@@ -336,18 +393,6 @@ class TorchProblem:
         for table in tables:
             for x in (*table.inputs, table.targets):
                 digest.update(f"{x.dtype} {tuple(x.shape)} ".encode() + _array(x).tobytes())
-        return digest.hexdigest()
-
-    def _model_digest(self) -> str:
-        """Of its architecture as it prints itself, and of what does not change in a run."""
-        fixed = dict(self._flat.module.state_dict())
-        digest = hashlib.sha256(
-            f"{self._flat.module!r} {self._flat.loss_fn if _has_repr(self._flat.loss_fn) else ''}".encode()
-        )
-        for name, value in fixed.items():
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-            if name not in self._flat.names:
-                digest.update(_array(value).tobytes())
         return digest.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -445,10 +490,5 @@ def _array(values: Tensor) -> Any:
 
 
 def _cat(parts: list[Any]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat([part.detach() for part in parts])
-    return type(parts[0])(torch.cat([part[i].detach() for part in parts]) for i in range(len(parts[0])))
-
-
-def _has_repr(thing: object) -> bool:
-    return isinstance(thing, nn.Module)
+    """Outputs of blocks as one, whatever they are made of."""
+    return tree_map(lambda *some: torch.cat([one.detach() for one in some]), parts[0], *parts[1:])

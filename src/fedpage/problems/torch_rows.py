@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedpage.rounds import Tally
 from fedpage.types import InputError
 
 Metric = Callable[[Any, Tensor], Any]
+TAKEN = {"loss", "grad_norm", "seconds", *vars(Tally())}
+"""Columns that a history has anyway."""
 
 
 class Table(NamedTuple):
@@ -64,14 +67,14 @@ def _values(values: Any, where: str, device: torch.device, dtype: torch.dtype) -
             f"TorchProblem: {where}: inputs and targets must be tensors or arrays of numbers, not "
             f"{type(values).__name__}"
         ) from None
-    return made.detach().to(device, dtype if made.is_floating_point() else None)
+    return made.detach().clone().to(device, dtype if made.is_floating_point() else None)
 
 
 def device_of(device: Any) -> torch.device:
     """The device, if it can be used."""
     try:
         made = torch.device(device)
-        torch.empty(1, device=made)
+        float(torch.ones(1, device=made))
     except (RuntimeError, TypeError, AssertionError) as error:
         why = " ".join(str(error).split())[:120]
         raise InputError(f"TorchProblem: device {device!r} cannot be used here ({why}); give 'cpu'") from None
@@ -100,6 +103,8 @@ def metrics_of(metrics: Any) -> dict[str, Metric]:
     known = {"accuracy": accuracy}
     if isinstance(metrics, str):
         metrics = (metrics,)
+    if metrics is None or not isinstance(metrics, Iterable):
+        raise InputError(f"TorchProblem: metrics must be names or a table of functions, not {metrics!r:.60}")
     table: dict[str, Metric] = {}
     for name in metrics:
         one = metrics[name] if isinstance(metrics, Mapping) else known.get(name)
@@ -107,7 +112,8 @@ def metrics_of(metrics: Any) -> dict[str, Metric]:
             raise InputError(
                 f"TorchProblem: metric {name!r:.40} must be a function of outputs and targets, or 'accuracy'"
             )
-        if name in ("loss", "grad_norm") or not str(name).isidentifier():
+        taken = name in TAKEN or str(name).startswith("held_out")
+        if taken or not str(name).isidentifier():
             raise InputError(f"TorchProblem: a metric cannot be called {name!r:.40}; use a word that is not taken")
         table[str(name)] = one
     return table

@@ -4,7 +4,8 @@ The products of matrices that torch leaves to MKL depend, in the last bits, on h
 where in memory they lie; those of oneDNN on the number of threads as well; and `vmap` makes one grouped convolution of
 all clients' convolutions, whose bits depend on their number. (All of it measured.) So products are computed by a kernel
 of ours that adds in one order, at about half of MKL's speed; convolutions become such products; and torch has one
-thread.
+thread. Functions such as the sigmoid are computed in whole vectors of the processor's, and the rest of an array by
+another formula, so that a number's bits depend on its place; those arrays are filled up to whole vectors.
 """
 
 from __future__ import annotations
@@ -142,14 +143,61 @@ _OWN: dict[Any, Any] = {
     torch.ops.aten.dot.default: _dot,
 }
 _KINDS = (torch.float32, torch.float64)
+_VECTOR = 64
+"""Numbers that fill any processor's vectors, unrolled as torch unrolls them."""
+_BY_ELEMENT = (
+    "sigmoid", "sigmoid_backward", "silu", "silu_backward", "gelu", "gelu_backward", "elu", "elu_backward",
+    "softplus", "softplus_backward", "mish", "mish_backward", "log_sigmoid_forward", "log_sigmoid_backward", "tanh",
+    "tanh_backward", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "rsqrt",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "atan2", "hypot", "logaddexp", "sinc",
+)  # fmt: skip
+"""Operations whose whole vectors and rests are computed by different formulas."""
+
+
+def _filled(operation: Any) -> Any:
+    """An operation by element, on arrays that are filled up to whole vectors."""
+
+    def whole_vectors(*args: Any, **kwargs: Any) -> Any:
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        if not tensors or tensors[0].dtype not in _KINDS:
+            return operation(*args, **kwargs)
+        shape = torch.broadcast_shapes(*(one.shape for one in tensors))
+        count = shape.numel()
+        if count % _VECTOR == 0 and all(one.shape == shape and one.is_contiguous() for one in tensors):
+            return operation(*args, **kwargs)
+        room = -(-max(count, 1) // _VECTOR) * _VECTOR
+
+        def fill(one: Any) -> Any:
+            if not isinstance(one, Tensor):
+                return one
+            wide = torch.ones(room, dtype=one.dtype)
+            wide[:count] = one.expand(shape).reshape(-1)
+            return wide
+
+        made = operation(*(fill(one) for one in args), **kwargs)
+        if isinstance(made, Tensor):
+            return made[:count].reshape(shape)
+        return type(made)(one[:count].reshape(shape) if one.numel() == room else one for one in made)
+
+    return whole_vectors
+
+
+for _name in _BY_ELEMENT:
+    _packet, _, _overload = _name.partition(".")
+    if hasattr(torch.ops.aten, _packet):
+        _operation = getattr(getattr(torch.ops.aten, _packet), _overload or "default", None)
+        if _operation is not None:
+            _OWN[_operation] = _filled(_operation)
 
 
 class _OwnProducts(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own = _OWN.get(func)
-        if own is not None and args[0].dtype in _KINDS:
-            return own(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        if own is None:
+            return func(*args, **(kwargs or {}))
+        kinds = {one.dtype for one in args if isinstance(one, Tensor)}
+        return (own if kinds <= set(_KINDS) else func)(*args, **(kwargs or {}))
 
 
 def own_products(wanted: bool) -> Any:
@@ -160,8 +208,10 @@ def own_products(wanted: bool) -> Any:
 def with_own_products(graph: Any) -> None:
     """The same for a traced function."""
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in _OWN and node.meta["val"].dtype in _KINDS:
-            node.target = _OWN[node.target]
+        if node.op == "call_function" and node.target in _OWN:
+            given = [one.meta["val"].dtype for one in node.args if hasattr(one, "meta") and "val" in one.meta]
+            if all(dtype in _KINDS for dtype in given):
+                node.target = _OWN[node.target]
 
 
 def guard(device: torch.device, wanted: bool) -> Any:
