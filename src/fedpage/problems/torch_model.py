@@ -71,6 +71,7 @@ class TorchProblem:
         steady: bool = True,
         name: str | None = None,
     ) -> None:
+        model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped; it is traced here anyway
         torch_checks.check_module(model)
         if not callable(loss_fn):
             raise InputError(f"TorchProblem: loss_fn must be a function of outputs and targets, not {loss_fn!r:.80}")
@@ -218,6 +219,8 @@ class TorchProblem:
 
     def to_module(self, x: Vector) -> nn.Module:
         """A copy of the model with parameters x (d,), ready to be called."""
+        if np.shape(x) != (self.d,):
+            raise InputError(f"to_module: {self.d} parameters are wanted, not an array of shape {np.shape(x)}")
         module = copy.deepcopy(self._flat.module)
         with torch.no_grad():
             parameters = dict(module.named_parameters())
@@ -289,7 +292,7 @@ class TorchProblem:
     def _tensor(self, x: Any) -> Tensor:
         """A tensor on the device of numpy's numbers, in memory of torch's: where numbers lie decides bits, too."""
         values = np.ascontiguousarray(x, dtype=self.dtype)
-        if values.shape[-1] != self.d:
+        if values.ndim not in (1, 2) or values.shape[-1] != self.d:
             raise ValueError(f"points of shape {values.shape} for {self.d} parameters")
         return torch.tensor(values, device=self.device)
 
