@@ -184,6 +184,7 @@ class Smooth(nn.Module):
     def forward(self, x):
         h = self.first(x)
         h = torch.sigmoid(h) + F.silu(h) + F.gelu(h) + F.elu(h) + F.softplus(h) + F.mish(h) + F.selu(h)
+        h = h / (h.std(1, keepdim=True) + h.var(1, keepdim=True, correction=0).sqrt() + 1)
         h = h + F.logsigmoid(h) + torch.exp(-h * h) + torch.log1p(h * h) + torch.sin(h) + (1 + h * h) ** 0.3
         return self.last(h)
 

@@ -134,7 +134,30 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return _mm(a[None, :], b[:, None])[0, 0]
 
 
+def _var_mean(x: Tensor, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """By sums, whose order is a row's own; torch's variance in one pass has another for each place."""
+    dims = [dim] if isinstance(dim, int) else list(range(x.dim())) if not dim else list(dim)
+    count = 1
+    for one in dims:
+        count *= x.shape[one]
+    mean = x.sum(dims, keepdim=True) / count
+    away = x - mean
+    var = (away * away).sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
+    return var, mean if keepdim else mean.squeeze(dims)
+
+
+def _var(x: Tensor, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def _std(x: Tensor, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    return torch.sqrt(_var(x, dim, correction=correction, keepdim=keepdim))
+
+
 _OWN: dict[Any, Any] = {
+    torch.ops.aten.var_mean.correction: _var_mean,
+    torch.ops.aten.var.correction: _var,
+    torch.ops.aten.std.correction: _std,
     torch.ops.aten.bmm.default: _bmm,
     torch.ops.aten.mm.default: _mm,
     torch.ops.aten.addmm.default: _addmm,
@@ -149,7 +172,7 @@ _BY_ELEMENT = (
     "sigmoid", "sigmoid_backward", "silu", "silu_backward", "gelu", "gelu_backward", "elu", "elu_backward",
     "softplus", "softplus_backward", "mish", "mish_backward", "log_sigmoid_forward", "log_sigmoid_backward", "tanh",
     "tanh_backward", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "rsqrt",
+    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "rsqrt", "sqrt",
     "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "atan2", "hypot", "logaddexp", "sinc",
 )  # fmt: skip
 """Operations whose whole vectors and rests are computed by different formulas."""
