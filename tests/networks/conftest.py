@@ -1,4 +1,4 @@
-"""These tests need torch; without it they are skipped, and say so. (A folder named torch would pass for the package.)"""
+"""These tests need torch; without it they are skipped, and say so. A folder named torch would pass for the package."""
 
 from __future__ import annotations
 
