@@ -164,15 +164,10 @@ def speed(pythons: dict[str, Any], home: Path, repetitions: int, keep: Callable[
                         "dtype": dtype, "seed": repetition, "rounds": rounds,
                         "schedule": schedule(case["N"], case["S"], 0 if peer == "ours" else rounds, repetition),
                     }  # fmt: skip
-                    try:
-                        answer = do(python_of(pythons, peer), peer, job, home)
-                    except Failed as reason:
-                        row["failed"] = str(reason)
+                    answer = asked(row, pythons, job, home)
+                    if answer is None:
                         continue
-                    print(f"{repetition} {name} {method} {peer}: {answer.get('cpu', answer.get('none'))}", flush=True)
-                    if "none" in answer:
-                        row["none"] = answer["none"]
-                        continue
+                    print(f"{repetition} {name} {method} {peer}: {answer['cpu']}", flush=True)
                     for key in ("wall", "cpu", "first", "peak"):
                         row[key] = min(row.get(key, math.inf), answer[key])
                     row["beyond"] = min(row.get("beyond", math.inf), answer["peak"] - answer["loaded"])
@@ -191,6 +186,19 @@ def compare(found: dict[Any, dict[str, Any]]) -> None:
         if "check_loss" in row and "check_loss" in yardstick:
             ours, theirs = (one["start_loss"] - one["check_loss"] for one in (yardstick, row))
             row["same"] = bool(abs(theirs - ours) <= 0.25 * ours)
+
+
+def asked(row: dict[str, Any], pythons: dict[str, Any], job: dict[str, Any], home: Path) -> dict[str, Any] | None:
+    """What the row's peer answers; None where it fails or has no such method, which the row then says."""
+    try:
+        answer = do(python_of(pythons, row["peer"]), row["peer"], job, home)
+    except Failed as reason:
+        row["failed"] = str(reason)
+        return None
+    if "none" in answer:
+        row["none"] = answer["none"]
+        return None
+    return answer
 
 
 def python_of(pythons: dict[str, Any], peer: str) -> str:
@@ -215,16 +223,10 @@ def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
                     **EXACT, "S": S, "b": None, "method": method, "data": str(path), "dtype": "float64", "seed": 0,
                     "check": 1, "schedule": calls, "tell": True, **more,
                 }  # fmt: skip
-                try:
-                    answer = do(python_of(pythons, peer), peer, job, home)
-                except Failed as reason:
-                    row["failed"] = str(reason)
-                    continue
-                if "none" in answer:
-                    row["none"] = answer["none"]
-                    continue
-                row |= judged(problem, job, answer, star)
-                print(row, flush=True)
+                answer = asked(row, pythons, job, home)
+                if answer is not None:
+                    row |= judged(problem, job, answer, star)
+                    print(row, flush=True)
     return rows
 
 
