@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,8 @@ class Callback:
 class Best(Callback):
     """Saves the model with the best value of a column, whenever there is a better one.
 
-    save(path, x, about): writes the parameters x; a `TorchProblem` has it (`problem.save`). about says which value of
-    which column, in which round. A run that is taken up goes on from the value that `load` finds in the file.
+    problem: one that can save a model, `save(path, x, about)`, and say what it said of it, `about(path)`, such as a
+    `TorchProblem`: which value of which column, in which round. A run that is taken up goes on from that value.
 
     highest: whether large values are good; it need not be said of columns that end like LOW and HIGH. One file is for
     one run: a new run with the same path begins it anew.
@@ -46,8 +46,7 @@ class Best(Callback):
 
     def __init__(self, problem: Any, path: str | os.PathLike[str], column: str = "loss", *,
                  highest: bool | None = None) -> None:  # fmt: skip
-        self.save: Callable[..., Any] | None = getattr(problem, "save", None)
-        if self.save is None:
+        if not hasattr(problem, "save"):
             raise InputError(f"Best: {type(problem).__name__} cannot save models; it has no save(path, x, about)")
         self.problem, self.path, self.column = problem, Path(path), column
         if not isinstance(column, str) or not column:
@@ -80,5 +79,4 @@ class Best(Callback):
         better = value > self.value if self.highest else value < self.value
         if math.isfinite(value) and (better or math.isnan(self.value)):
             self.value, self.round = value, int(row["round"])
-            assert self.save is not None
-            self.save(self.path, x, {"column": self.column, "value": repr(value), "round": str(self.round)})
+            self.problem.save(self.path, x, {"column": self.column, "value": repr(value), "round": str(self.round)})

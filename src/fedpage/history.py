@@ -15,15 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.files import put
+from fedpage.types import COSTS as COSTS
 from fedpage.types import InputError
-
-COSTS = (
-    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients", "gradients_per_client",
-    "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
-)  # fmt: skip
-"""Cumulative costs at each record. gradients counts single rows' gradients (f_ij) over all clients;
-gradients_per_client adds up, over rounds, the mean work of a called client. missing, rejected and fallbacks say how
-often a called client gave no sound reply in time, a reply did not count, and a full round became a sampled one."""
 
 
 class History:

@@ -35,6 +35,15 @@ class InputError(ValueError):
     """Something the user gave cannot be used. The message is one line: what was wrong, where, and what to do."""
 
 
+COSTS = (
+    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients", "gradients_per_client",
+    "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
+)  # fmt: skip
+"""Cumulative costs at each record. gradients counts single rows' gradients (f_ij) over all clients;
+gradients_per_client adds up, over rounds, the mean work of a called client. missing, rejected and fallbacks say how
+often a called client gave no sound reply in time, a reply did not count, and a full round became a sampled one."""
+
+
 class Batch(NamedTuple):
     """One minibatch at each of n called clients, in that client's own row numbers 0..M_i-1."""
 

@@ -134,8 +134,7 @@ class TorchProblem:
     @property
     def start_digest(self) -> str:
         """Of everything that must be the same at every node: where runs start, the model, the loss, the precision."""
-        about = self.describe()
-        words = [self.dtype, about["model_digest"], about["loss_digest"]]
+        words = [self.dtype, module_digest(self._flat.module, self._flat.names), function_digest(self._flat.loss_fn)]
         return hashlib.sha256(self.x0.tobytes() + " ".join(map(str, words)).encode()).hexdigest()
 
     @property

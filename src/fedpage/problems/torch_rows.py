@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpage.rounds import Tally
-from fedpage.types import InputError
+from fedpage.types import COSTS, InputError
 
 Metric = Callable[[Any, Tensor], Any]
-TAKEN = {"loss", "grad_norm", "seconds", *vars(Tally())}
+TAKEN = {"loss", "grad_norm", "seconds", *COSTS}
 """Columns that a history has anyway."""
 
 
