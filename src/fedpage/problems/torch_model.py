@@ -22,12 +22,23 @@ from torch.func import grad_and_value
 from torch.utils._pytree import tree_map
 
 from fedpage.problems import torch_checks, torch_files
-from fedpage.problems.base import RowOracle, client_scale, equal_size, norm, weights_described
+from fedpage.problems.base import client_scale, equal_size, norm, weights_described
 from fedpage.problems.torch_grads import BatchedGradients, FlatModel, LoopGradients
 from fedpage.problems.torch_identity import function_digest, module_digest
-from fedpage.problems.torch_rows import Metric, Table, device_of, joined, listed, metrics_of, precision_of, table_of
+from fedpage.problems.torch_oracle import TorchOracle
+from fedpage.problems.torch_rows import (
+    Metric,
+    Table,
+    array_of,
+    device_of,
+    joined,
+    listed,
+    metrics_of,
+    precision_of,
+    table_of,
+)
 from fedpage.problems.torch_steady import guard
-from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
+from fedpage.types import Draws, InputError, Ints, Rows, Smoothness, Vector
 
 _BLOCK = 1024
 """Rows of a client that are in memory at once; a gradient over more is added up block by block, in order."""
@@ -97,14 +108,14 @@ class TorchProblem:
         self._equal = equal_size(self._sizes)
         self.weights = weights if isinstance(weights, str) else "given"
         self._scale = client_scale(weights, self._sizes)
-        self.x0: Vector = _array(self._flat.vector(self._flat.module))
+        self.x0: Vector = array_of(self._flat.vector(self._flat.module))
         self._check()
         probe = self._rows.take(self._probe_rows())
-        with self._guard():
-            torch_checks.check_gradients(self._flat, torch_checks.nudged(self._tensor(self.x0)), *probe)
+        with self.guarded():
+            torch_checks.check_gradients(self._flat, torch_checks.nudged(self.tensor(self.x0)), *probe)
             way = "plain"
             if batched:
-                way = torch_checks.way_to_compute(self._flat, self._tensor(self.x0), *probe, self.steady)
+                way = torch_checks.way_to_compute(self._flat, self.tensor(self.x0), *probe, self.steady)
         self.way = way
         """How gradients are computed: clients "together", "alone" one at a time, or "plain", without vmap."""
         self._gradients: Any = self._made_gradients()
@@ -176,10 +187,10 @@ class TorchProblem:
 
     def client_measures(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
         """Each client's own N w_i f_i(x), (n,), and its gradient, (n, d)."""
-        point = self._tensor(x).expand(len(clients), self.d)
-        with self._guard():
-            gradients, losses = self._client_gradients(point, clients, None, self._sizes[clients], None)
-        return _array(losses).astype(np.float64), _array(gradients)
+        point = self.tensor(x).expand(len(clients), self.d)
+        with self.guarded():
+            gradients, losses = self.client_gradients(point, clients, None, self._sizes[clients], None)
+        return array_of(losses).astype(np.float64), array_of(gradients)
 
     def scaled(self, factor: float) -> TorchProblem:
         """The same with every client's objective times a factor."""
@@ -189,7 +200,7 @@ class TorchProblem:
 
     def mean_labels(self) -> Vector:
         """(N,) each client's mean target, for faults that are tied to it."""
-        means = np.asarray(_array(self._rows.targets.reshape(len(self._rows.targets), -1).double().mean(1)))
+        means = np.asarray(array_of(self._rows.targets.reshape(len(self._rows.targets), -1).double().mean(1)))
         return np.add.reduceat(means, self._start[:-1]) / self._sizes
 
     def smoothness(self) -> Smoothness:
@@ -223,7 +234,7 @@ class TorchProblem:
         module = copy.deepcopy(self._flat.module)
         with torch.no_grad():
             parameters = dict(module.named_parameters())
-            for name, part in self._flat.parts(self._tensor(x)).items():
+            for name, part in self._flat.parts(self.tensor(x)).items():
                 parameters[name].copy_(part)
         return module
 
@@ -234,7 +245,7 @@ class TorchProblem:
         wrong = [name for name, shape in wanted.items() if own.get(name) != shape]
         if wrong:
             raise InputError(f"TorchProblem: {type(module).__name__} has no {wrong[0]} of shape {wanted[wrong[0]]}")
-        return _array(self._flat.vector(module).to(self._type))
+        return array_of(self._flat.vector(module).to(self._type))
 
     def save(self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None) -> None:
         """Write the model with parameters x (d,) to a .safetensors or .npz file; `load_model` reads it."""
@@ -250,7 +261,8 @@ class TorchProblem:
 
     # The arithmetic
 
-    def _guard(self) -> Any:
+    def guarded(self) -> Any:
+        """A context in which bits are steady, where that is wanted."""
         return guard(self.device, self.steady)
 
     def _made_gradients(self) -> Any:
@@ -263,7 +275,7 @@ class TorchProblem:
         count = len(self._rows.targets)
         spread = np.linspace(0, count - 1, min(8, count)).astype(np.int64)
         if self._rows.targets.ndim == 1:
-            _, first = np.unique(_array(self._rows.targets), return_index=True)
+            _, first = np.unique(array_of(self._rows.targets), return_index=True)
             spread = np.concatenate([first[:8], spread])
         chosen = list(dict.fromkeys(spread.tolist()))[:8]
         return torch.tensor(chosen, device=self.device)
@@ -273,12 +285,12 @@ class TorchProblem:
         tables = [("the clients", self._rows)]
         tables += [] if self._held_out is None else [("held_out", self._held_out)]
         tables += [(f"held-out client {i}", table) for i, table in enumerate(self._others)]
-        point = torch_checks.nudged(self._tensor(self.x0))
+        point = torch_checks.nudged(self.tensor(self.x0))
         for where, table in tables:
             outputs = []
             for i in range(0, len(table.targets), _BLOCK):
                 inputs = tuple(x[i : i + _BLOCK] for x in table.inputs)
-                with self._guard():
+                with self.guarded():
                     found = torch_checks.check_rows(self._flat, point, inputs, table.targets[i : i + _BLOCK], where)
                 outputs.append(found if self.metrics else None)
             for name, metric in self.metrics.items():
@@ -288,14 +300,14 @@ class TorchProblem:
                     why = " ".join(str(error).split())[:160]
                     raise InputError(f"TorchProblem: metric {name!r} cannot be computed on {where}: {why}") from error
 
-    def _tensor(self, x: Any) -> Tensor:
+    def tensor(self, x: Any) -> Tensor:
         """A tensor on the device of numpy's numbers, in memory of torch's: where numbers lie decides bits, too."""
         values = np.ascontiguousarray(x, dtype=self.dtype)
         if values.ndim not in (1, 2) or values.shape[-1] != self.d:
             raise ValueError(f"points of shape {values.shape} for {self.d} parameters")
         return torch.tensor(values, device=self.device)
 
-    def _client_gradients(
+    def client_gradients(
         self, v: Tensor, clients: Ints, rows: Rows | None, sizes: Ints, asked: int | None
     ) -> tuple[Tensor, Tensor]:
         """Gradients (n, d) and losses (n,) of each client over its batch; rows (n, w) or None for all, sizes (n,).
@@ -338,7 +350,7 @@ class TorchProblem:
 
     def _whole(self, x: Vector, threads: int) -> tuple[Vector, float, Any]:
         """The gradient of f in float64, f(x), and the outputs of all rows: blocks of rows, added in order."""
-        v = self._tensor(x)
+        v = self.tensor(x)
         if self.way == "plain":
             total, losses = np.zeros(self.d), 0.0
             for i in range(self.N):
@@ -355,9 +367,9 @@ class TorchProblem:
         def block(start: int) -> tuple[Vector, float, Any]:
             those = torch.arange(start, min(start + _BLOCK, len(weights)), device=self.device)
             share = weights[start : start + _BLOCK].to(self.device)
-            with self._guard():
+            with self.guarded():
                 gradient, (value, outputs) = grad_and_value(f, has_aux=True)(v, self._rows.take(those), share)
-            return _array(gradient).astype(np.float64), float(value), outputs if self.metrics else None
+            return array_of(gradient).astype(np.float64), float(value), outputs if self.metrics else None
 
         starts = range(0, len(weights), _BLOCK)
         if threads > 1 and len(starts) > 1:
@@ -373,14 +385,14 @@ class TorchProblem:
 
     def _outputs(self, v: Tensor, rows: Table) -> Any:
         """The model's outputs for all rows of a table, block by block."""
-        with torch.no_grad(), self._guard():
+        with torch.no_grad(), self.guarded():
             return _cat([
                 self._flat.outputs(v, tuple(x[i : i + _BLOCK] for x in rows.inputs))
                 for i in range(0, len(rows.targets), _BLOCK)
             ])  # fmt: skip
 
     def _evaluated(self, x: Vector, rows: Table) -> dict[str, float]:
-        outputs = self._outputs(self._tensor(x), rows)
+        outputs = self._outputs(self.tensor(x), rows)
         with torch.no_grad():
             found = {"loss": float(self._flat.loss_fn(outputs, rows.targets))}
         return found | {name: float(metric(outputs, rows.targets)) for name, metric in self.metrics.items()}
@@ -394,7 +406,7 @@ class TorchProblem:
         digest = hashlib.sha256(self._sizes.tobytes())
         for table in tables:
             for x in (*table.inputs, table.targets):
-                digest.update(f"{x.dtype} {tuple(x.shape)} ".encode() + _array(x).tobytes())
+                digest.update(f"{x.dtype} {tuple(x.shape)} ".encode() + array_of(x).tobytes())
         return digest.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -406,76 +418,6 @@ class TorchProblem:
         self._gradients = self._made_gradients()
 
 
-class TorchOracle(RowOracle):
-    """The called clients' rows of a torch model. Its walks stay on the device for all K steps."""
-
-    def __init__(self, problem: TorchProblem, clients: Ints, draws: Draws) -> None:
-        super().__init__(clients, problem._sizes[clients], draws, problem._equal)
-        self._problem = problem
-
-    def grad(self, y: Vector, batch: Batch) -> Vector:
-        """(n, d): mean gradient over each client's batch at y (n, d), or at one y (d,)."""
-        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
-        with self._problem._guard():
-            return _array(self._at(self._points(y), *batch))
-
-    def descend(
-        self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None = None, mu: float = 0.0
-    ) -> Vector:
-        """The walk of the same name, on the device."""
-        with self._problem._guard():
-            start = y = self._points(x)
-            constant = None if shift is None else self._points(shift)
-            total = torch.zeros_like(y)
-            for batch in self._steps(b, K):
-                direction = self._at(y, *batch)
-                if constant is not None:
-                    direction = direction + constant
-                if mu != 0.0:
-                    direction = direction + mu * (y - start)
-                y, total = y - eta * direction, total + direction
-            return _array(total / K)
-
-    def anchor(self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None) -> Vector:
-        """The walk of the same name, on the device."""
-        with self._problem._guard():
-            y, round_about, constant = self._points(x), self._points(w), self._points(h)
-            total = torch.zeros_like(y)
-            for batch in self._steps(b, K, 2):
-                direction = self._at(y, *batch) - self._at(round_about, *batch) + constant
-                y, total = y - eta * direction, total + direction
-            return _array(total / K)
-
-    def recurse(
-        self, x: Vector, x_prev: Vector, g: Vector, *, K: int, eta: float, first: int | None, rest: int | None
-    ) -> Vector:
-        """The walk of the same name, on the device."""
-        with self._problem._guard():
-            y, y_prev, estimate = self._points(x), self._points(x_prev), self._points(g)
-            total = torch.zeros_like(y)
-            for batch in [*self._steps(first, 1, 2), *self._steps(rest, K - 1, 2)]:
-                estimate = estimate + self._at(y, *batch) - self._at(y_prev, *batch)
-                y, y_prev, total = y - eta * estimate, y, total + estimate
-            return _array(total / K)
-
-    def _at(self, v: Tensor, rows: Rows | None, sizes: Ints, asked: int | None) -> Tensor:
-        return self._problem._client_gradients(v, self.clients, rows, sizes, asked)[0]
-
-    def _points(self, y: Vector) -> Tensor:
-        """(n, d) on the device, contiguous, so that a shared point gives the bits that n copies of it do."""
-        points = self._problem._tensor(y)
-        return (points if points.ndim == 2 else points[None, :]).expand(len(self.clients), self._problem.d).contiguous()
-
-    def _steps(self, b: int | None, count: int, times: int = 1) -> list[Batch]:
-        """The next minibatches, each to be used for `times` gradients."""
-        if not count:
-            return []
-        rows, largest = self._batches(b, count)
-        self._count(self._size(b), times * count)
-        sizes = self.sizes if rows is None else np.minimum(self.sizes, largest)
-        return [Batch(None if rows is None else rows[:, k], sizes, b) for k in range(count)]
-
-
 def padded(sizes: Ints) -> Ints:
     """Widths of batches of all rows: at least 8, and rounded up to three binary digits; few widths serve many sizes.
 
@@ -485,10 +427,6 @@ def padded(sizes: Ints) -> Ints:
     few = np.maximum(sizes, 8)
     unit = 2 ** (np.frexp(few)[1] - 3).astype(np.int64)
     return np.asarray(-(-few // unit) * unit)
-
-
-def _array(values: Tensor) -> Any:
-    return values.detach().cpu().numpy()
 
 
 def _cat(parts: list[Any]) -> Any:

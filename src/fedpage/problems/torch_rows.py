@@ -32,6 +32,11 @@ def _picked(values: Tensor, rows: Tensor, shape: Any) -> Tensor:
     return values.index_select(0, rows).reshape(*shape, *values.shape[1:])
 
 
+def array_of(values: Tensor) -> Any:
+    """The same numbers as numpy's."""
+    return values.detach().cpu().numpy()
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     """The share of rows whose largest output is the target's; of a single output, whose sign is (targets 0/1 or -1/1).
 
