@@ -4,4 +4,4 @@ from importlib.util import find_spec
 
 collect_ignore_glob = [] if find_spec("flwr") else ["src/fedpage/flower/*"]
 if not find_spec("torch"):
-    collect_ignore_glob.append("src/fedpage/problems/torch_*.py")
+    collect_ignore_glob.append("src/fedpage/problems/torch/*")

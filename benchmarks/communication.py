@@ -1,7 +1,7 @@
 """What every method of the library pays to reach a gradient norm of 1e-2, 1e-3 and 1e-4: `make communication`.
 
 a9a and w8a, the paper's two objectives, its clients and minibatches. Every method's steps are searched by
-`fedpage.tune`, within the same budget of communication; the winners then run on seeds that chose nothing. Trials and
+`fedpage.studies.tune`, within the same budget of communication; the winners then run on seeds that chose nothing. Trials and
 runs are files below --out: finished ones are never run twice, so a benchmark that was killed goes on. Tables and the
 plot are made from those files by communication_report.py, and are part of docs/benchmarks.md.
 """
@@ -22,9 +22,9 @@ from typing import Any
 import communication_report as report
 
 import fedpage as fp
-from fedpage import specs
-from fedpage.engine import provenance
-from fedpage.tune import tune
+from fedpage.engine.simulation import provenance
+from fedpage.runs import config as specs
+from fedpage.studies.tune import tune
 
 FRESH = 20_000
 """The first seed of the final runs; the tuner uses 0, 1, ... and 10,000, 10,001, ..."""
@@ -94,38 +94,75 @@ def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
     values = {"step": [float(f"{multiple / L:.3g}") for multiple in terms.multiples]}
     if isinstance(method, fp.FedPAGE):
         return values if method.K == 1 else values | {"rho": list(terms.rho)}
-    return values if isinstance(method, fp.VRLSGD | fp.SLocalSVRG) else values | {"eta_g": list(terms.eta_g)}
+    return (
+        values
+        if isinstance(method, fp.VRLSGD | fp.SLocalSVRG)
+        else values | {"eta_g": list(terms.eta_g)}
+    )
 
 
-def search(case: Case, problem: Any, name: str, target: float, terms: Terms, out: Path) -> dict[str, Any]:
+def search(
+    case: Case, problem: Any, name: str, target: float, terms: Terms, out: Path
+) -> dict[str, Any]:
     """The method's best steps for a target, and the command line that finds the same in the same file."""
     base = specs.method_like(specs.method_class(name), {}, problem)
-    values, each = grid(base, problem, terms), vectors_a_round(base, problem.N, specs.typical_size(problem))
-    rounds, record = math.ceil(terms.search / each), max(1, round(2.5 * terms.between / each))
+    values, each = (
+        grid(base, problem, terms),
+        vectors_a_round(base, problem.N, specs.typical_size(problem)),
+    )
+    rounds, record_every = math.ceil(terms.search / each), max(1, round(2.5 * terms.between / each))
     folder = out / "tuning" / case.name / name
     found = tune(
-        problem, base, target=target, cost="bytes", grid=values, rounds=rounds, record=record,
+        problem, base, target=target, cost="bytes", grid=values, rounds=rounds, record_every=record_every,
         seeds=terms.search_seeds, fresh=1, store=folder / "trials.jsonl",
     )  # fmt: skip
-    words = ["fedpage", "tune", name, "--data", case.data, "--clients", case.clients, "--objective", case.objective]
-    words += ["--target", f"{target:g}", "--cost", "bytes", "--rounds", rounds, "--record", record]
+    words = [
+        "fedpage",
+        "tune",
+        name,
+        "--data",
+        case.data,
+        "--clients",
+        case.clients,
+        "--objective",
+        case.objective,
+    ]
+    words += [
+        "--target",
+        f"{target:g}",
+        "--cost",
+        "bytes",
+        "--rounds",
+        rounds,
+        "--record-every",
+        record_every,
+    ]
     words += ["--seeds", terms.search_seeds, "--fresh", 1, "--out", folder]
     for key, numbers in values.items():
         words += ["--search", f"{key}={','.join(f'{number:g}' for number in numbers)}"]
     return {
         "method": found.method,
         "reached": math.isfinite(found.scores[0][1].cost),
-        "edge": found.method.step in (min(values["step"]), max(values["step"])),
+        "edge": found.method.effective_step in (min(values["step"]), max(values["step"])),
         "command": shlex.join(map(str, words)),
         "runs": found.runs,
     }
 
 
-def final(problem: Any, method: Any, seed: int, least: float, terms: Terms, path: Path) -> tuple[fp.History, bool]:
+def final(
+    problem: Any, method: Any, seed: int, least: float, terms: Terms, path: Path
+) -> tuple[fp.History, bool]:
     """A run until the least target or the end of the budget, and whether it was done now and not before."""
     stop = fp.Stop(grad_norm=least, bytes=8 * problem.d * terms.run)
-    record = max(1, round(terms.between / vectors_a_round(method, problem.N, specs.typical_size(problem))))
-    options: dict[str, Any] = {"rounds": terms.run, "seed": seed, "record": record, "stop": stop}
+    record_every = max(
+        1, round(terms.between / vectors_a_round(method, problem.N, specs.typical_size(problem)))
+    )
+    options: dict[str, Any] = {
+        "rounds": terms.run,
+        "seed": seed,
+        "record_every": record_every,
+        "stop": stop,
+    }
     if path.is_file():
         try:
             kept = fp.History.load(path)
@@ -139,7 +176,9 @@ def final(problem: Any, method: Any, seed: int, least: float, terms: Terms, path
     return history, True
 
 
-def measure(case: Case, names: Sequence[str], terms: Terms, out: Path) -> tuple[list[report.Line], int]:
+def evaluate(
+    case: Case, names: Sequence[str], terms: Terms, out: Path
+) -> tuple[list[report.Line], int]:
     """Every method's line of the case's table, and how many runs were done for it now."""
     problem, lines, done = case.problem(), [], 0
     for name in names:
@@ -158,28 +197,46 @@ def measure(case: Case, names: Sequence[str], terms: Terms, out: Path) -> tuple[
             done += new
             spent = time.perf_counter() - began
             print(
-                f"{case.name} {name} for {aim:g}: step {found['method'].step:g}, {new} runs, {spent:.0f} s", flush=True
+                f"{case.name} {name} for {aim:g}: step {found['method'].step:g}, {new} runs, {spent:.0f} s",
+                flush=True,
             )
-        lines.append(report.Line(name, chosen[aim]["method"].title, costs, chosen))
+        lines.append(report.Line(name, chosen[aim]["method"].name, costs, chosen))
     return lines, done
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("communication-runs"), help="trials and runs; goes on there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("communication-runs"),
+        help="trials and runs; goes on there",
+    )
     out = parser.parse_args().out
-    missing = {case.data for case in CASES if fp.data.registry.find(fp.data.registry.REGISTRY[case.data]) is None}
+    missing = {
+        case.data
+        for case in CASES
+        if fp.data.registry.find(fp.data.registry.REGISTRY[case.data]) is None
+    }
     if missing:
-        raise SystemExit(f"not here: {', '.join(missing)}; `fedpage data fetch {' '.join(missing)}`")
+        raise SystemExit(
+            f"not here: {', '.join(missing)}; `fedpage data fetch {' '.join(missing)}`"
+        )
     began, terms, tables = time.perf_counter(), Terms(), {}
     for case in CASES:
-        tables[case], _ = measure(case, list(fp.METHODS), terms, out)
-    text = "\n\n".join(report.table(report.title(case), lines, terms) for case, lines in tables.items())
+        tables[case], _ = evaluate(case, list(fp.METHODS), terms, out)
+    text = "\n\n".join(
+        report.table(report.title(case), lines, terms) for case, lines in tables.items()
+    )
     text += f"\n\n{report.steps(tables)}"
     (out / "tables.md").write_text(text + "\n", encoding="utf-8")
-    (out / "tuned.json").write_text(json.dumps(report.tuned(tables), indent=1) + "\n", encoding="utf-8")
+    (out / "tuned.json").write_text(
+        json.dumps(report.tuned(tables), indent=1) + "\n", encoding="utf-8"
+    )
     report.draw(tables, terms, report.IMAGE)
-    print(f"\n{text}\n\n{report.versions()}; {time.perf_counter() - began:.0f} seconds\n{report.IMAGE}")
+    print(
+        f"\n{text}\n\n{report.versions()}; {time.perf_counter() - began:.0f} seconds\n{report.IMAGE}"
+    )
 
 
 if __name__ == "__main__":

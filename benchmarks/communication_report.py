@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedpage as fp
-from fedpage.engine import versions as provenance_versions
-from fedpage.plot import COLOURS, MARKERS
+from fedpage.engine.simulation import versions as provenance_versions
+from fedpage.report.plots import COLOURS, MARKERS
 
 IMAGE = Path(__file__).parents[1] / "docs" / "img" / "communication.png"
 TITLES = {"robust": "robust regression", "logistic-nonconvex": "logistic, nonconvex regulariser"}
@@ -74,7 +74,9 @@ def _middle(values: Iterable[float]) -> float:
 
 def cost(histories: Sequence[fp.History], target: float) -> Cost:
     """What the runs paid for a gradient norm of `target`, while f(x) <= f(x0)."""
-    paid: dict[str, list[float]] = {name: [] for name in ("rounds", "clients", "up", "down", "down_paper", "gradients")}
+    paid: dict[str, list[float]] = {
+        name: [] for name in ("rounds", "clients", "up", "down", "down_paper", "gradients")
+    }
     for history in histories:
         hit = np.flatnonzero((history["grad_norm"] <= target) & history.progress())
         columns = {
@@ -114,11 +116,22 @@ def table(heading: str, lines: Sequence[Line], terms: Any) -> str:
     shown = " / ".join(_norm(target).replace(".0", "") for target in targets)
     heads = ["method", "rounds", "clients called", "MB up", "MB down, three vectors", "MB down, two vectors",
              "gradients per client", f"seeds of {terms.seeds}", "best norm"]  # fmt: skip
-    rows = [f"**{heading}**, to {shown}:", "", f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    rows = [
+        f"**{heading}**, to {shown}:",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" + "|---:" * (len(heads) - 1) + "|",
+    ]
     for line in lines:
         costs = [line.costs[target] for target in targets]
         mega = [_cells(costs, what, 1e6) for what in ("up", "down_paper", "down")]
-        cells = [line.title, _cells(costs, "rounds"), _cells(costs, "clients"), *mega, _cells(costs, "gradients")]
+        cells = [
+            line.title,
+            _cells(costs, "rounds"),
+            _cells(costs, "clients"),
+            *mega,
+            _cells(costs, "gradients"),
+        ]
         cells += [" / ".join(str(each.reached) for each in costs)]
         cells += ["" if costs[-1].reached == terms.seeds else _norm(costs[-1].best)]
         rows.append(f"| {' | '.join(cells)} |")
@@ -132,12 +145,15 @@ def _winner(found: Mapping[str, Any]) -> str:
         second = f", rho {method.K * method.local_step / method.eta_g:g}" if method.K > 1 else ""
     else:
         second = f", eta_g {method.eta_g:g}" if hasattr(method, "eta_g") else ""
-    return f"{method.step:g}{second}{'' if found['reached'] else '*'}{' (edge)' if found['edge'] else ''}"
+    return f"{method.effective_step:g}{second}{'' if found['reached'] else '*'}{' (edge)' if found['edge'] else ''}"
 
 
 def steps(tables: Mapping[Any, Sequence[Line]]) -> str:
     """Markdown: the winners of the searches, a line a method, a cell's entries by the target of the search."""
-    rows = ["| method | " + " | ".join(title(case) for case in tables) + " |", "|---" + "|---" * len(tables) + "|"]
+    rows = [
+        "| method | " + " | ".join(title(case) for case in tables) + " |",
+        "|---" + "|---" * len(tables) + "|",
+    ]
     for lines in zip(*tables.values(), strict=True):
         cells = ["; ".join(_winner(found) for found in line.chosen.values()) for line in lines]
         rows.append(f"| {' | '.join([lines[0].title, *cells])} |")
@@ -151,7 +167,12 @@ def title(case: Any) -> str:
 def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
     """Every search: its winner, whether the target was reached, and the command line."""
     return [
-        {"case": case.name, "target": aim, **found, "method": {"name": line.name, **asdict(found["method"])}}
+        {
+            "case": case.name,
+            "target": aim,
+            **found,
+            "method": {"name": line.name, **asdict(found["method"])},
+        }
         for case, lines in tables.items()
         for line in lines
         for aim, found in line.chosen.items()
@@ -183,12 +204,23 @@ def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
         ax.set_xlabel("MB up and down")
     handles = [
         plt.Line2D(
-            [], [], color=COLOURS[i], marker=MARKERS[i], ls="", label=f"gradient norm {_norm(t).replace('.0', '')}"
+            [],
+            [],
+            color=COLOURS[i],
+            marker=MARKERS[i],
+            ls="",
+            label=f"gradient norm {_norm(t).replace('.0', '')}",
         )
         for i, t in enumerate(targets)
     ]
-    handles.append(plt.Line2D([], [], color="0.3", lw=2, label="the third vector of FedPAGE's downlink"))
-    handles.append(plt.Line2D([], [], color="0.6", ls=":", label="the budget; no marker: not reached within it"))
+    handles.append(
+        plt.Line2D([], [], color="0.3", lw=2, label="the third vector of FedPAGE's downlink")
+    )
+    handles.append(
+        plt.Line2D(
+            [], [], color="0.6", ls=":", label="the budget; no marker: not reached within it"
+        )
+    )
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)

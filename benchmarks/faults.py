@@ -37,26 +37,38 @@ IMAGE = Path(__file__).parents[1] / "docs" / "img" / "faults.png"
 
 def few() -> fp.RobustRegression:
     data = fp.load("a9a")
-    return fp.RobustRegression(data, fp.by_label(data.y[:32_500], 10, shards=2))
+    return fp.RobustRegression(data, fp.label_shards(data.y[:32_500], 10, shards=2))
 
 
 def many() -> fp.RobustRegression:
     return fp.RobustRegression(fp.load("a9a"), fp.blocks(32_500, 3_250))
 
 
-def run(problem, method, rounds, record, faults, policy, seed):
-    return fp.simulate(problem, method, rounds=rounds, seed=seed, record=record, faults=faults, policy=policy)
+def run(problem, method, rounds, record_every, faults, policy, seed):
+    return fp.simulate(
+        problem,
+        method,
+        rounds=rounds,
+        seed=seed,
+        record_every=record_every,
+        faults=faults,
+        policy=policy,
+    )
 
 
-def runs(problem, method, rounds, record, faults, policy):
+def runs(problem, method, rounds, record_every, faults, policy):
     return Parallel(n_jobs=JOBS)(
-        delayed(run)(problem, method, rounds, record, faults, policy, seed) for seed in range(SEEDS)
+        delayed(run)(problem, method, rounds, record_every, faults, policy, seed)
+        for seed in range(SEEDS)
     )
 
 
 def end(histories) -> float:
     """The median over seeds of the end; NaN counts as worse than any number."""
-    tails = [np.median(h["grad_norm"][-max(1, len(h) // 10) :]) if not h.diverged else np.inf for h in histories]
+    tails = [
+        np.median(h["grad_norm"][-max(1, len(h) // 10) :]) if not h.diverged else np.inf
+        for h in histories
+    ]
     return statistics.median(tails)
 
 
@@ -67,7 +79,9 @@ def shown(value: float) -> str:
 def table_of_few() -> dict[tuple[str, str, str], list[fp.History]]:
     problem, found = few(), {}
     methods = [matched(kind, N=10, M=3_250, S=3, K=10, step=0.1) for kind in KINDS]
-    print("| what fails | " + " | ".join(f"{m.title}, policy | {m.title}, none" for m in methods) + " |")
+    print(
+        "| what fails | " + " | ".join(f"{m.name}, policy | {m.name}, none" for m in methods) + " |"
+    )
     print("|---|" + "---|" * (2 * len(methods)))
     for what, faults in FAULTS.items():
         cells = []
@@ -77,7 +91,7 @@ def table_of_few() -> dict[tuple[str, str, str], list[fp.History]]:
                     cells.append("")
                     continue
                 both = runs(problem, method, 600, 10, faults, policy if faults else None)
-                found[what, method.title, name] = both
+                found[what, method.name, name] = both
                 cells.append(shown(end(both)))
         print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
     return found
@@ -86,7 +100,11 @@ def table_of_few() -> dict[tuple[str, str, str], list[fp.History]]:
 def table_of_many() -> None:
     problem = many()
     methods = [matched(kind, N=3_250, M=10, S=10, K=10, step=0.1) for kind in KINDS]
-    print("\n| 20 % drop out, N = 3,250 | " + " | ".join(m.title for m in methods) + " | FedPAGE's full rounds |")
+    print(
+        "\n| 20 % drop out, N = 3,250 | "
+        + " | ".join(m.name for m in methods)
+        + " | FedPAGE's full rounds |"
+    )
     print("|---|" + "---|" * (len(methods) + 1))
     policies = {"nothing fails": None, "no policy": fp.Policy.naive()}
     for n in (2, 4, 6):
@@ -96,31 +114,47 @@ def table_of_many() -> None:
         faults = None if policy is None else fp.Faults(dropout=0.2)
         each = [runs(problem, method, 3_000, 50, faults, policy) for method in methods]
         full = statistics.median(h.last("full_rounds") for h in each[0])
-        print(f"| {name} | " + " | ".join(shown(end(both)) for both in each) + f" | {full:g} |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(shown(end(both)) for both in each) + f" | {full:g} |",
+            flush=True,
+        )
 
 
 def draw(found) -> None:
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
     styles = {"policy": "-", "none": ":"}
     for ax, kind in zip(axes, KINDS, strict=True):
-        for number, what in enumerate(("nothing fails", "20 % drop out, tied to labels", "20 % of replies lost")):
+        for number, what in enumerate(
+            ("nothing fails", "20 % drop out, tied to labels", "20 % of replies lost")
+        ):
             for name, style in styles.items():
-                both = found.get((what, kind.title, name))
+                both = found.get((what, kind.name, name))
                 if both is None:
                     continue
                 middle = np.median([h["grad_norm"] for h in both], axis=0)
-                label = what if number == 0 else f"{what}, {'with' if name == 'policy' else 'without'} the policy"
-                ax.semilogy(both[0]["round"], middle, style, color=f"C{number}", label=label, lw=1.4)
-        ax.set_title(kind.title)
+                label = (
+                    what
+                    if number == 0
+                    else f"{what}, {'with' if name == 'policy' else 'without'} the policy"
+                )
+                ax.semilogy(
+                    both[0]["round"], middle, style, color=f"C{number}", label=label, lw=1.4
+                )
+        ax.set_title(kind.name)
         ax.set_xlabel("rounds")
     axes[0].set_ylabel("gradient norm, median of 5 seeds")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    fig.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+    )
     fig.savefig(IMAGE, dpi=150)
     print(f"\n{IMAGE}")
 
 
 if __name__ == "__main__":
-    if "a9a" not in sys.argv[1:] and fp.data.registry.find(fp.data.registry.REGISTRY["a9a"]) is None:
+    if (
+        "a9a" not in sys.argv[1:]
+        and fp.data.registry.find(fp.data.registry.REGISTRY["a9a"]) is None
+    ):
         raise SystemExit("a9a is not here: `fedpage data fetch a9a`")
     draw(table_of_few())
     table_of_many()

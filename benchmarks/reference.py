@@ -12,7 +12,9 @@ import numpy as np
 class Loop:
     """Robust linear regression over N equal clients, as dense arrays (N, M, d) and (N, M)."""
 
-    def __init__(self, X: np.ndarray, y: np.ndarray, clients: int, seed: int = 0, *, shuffle: bool = False) -> None:
+    def __init__(
+        self, X: np.ndarray, y: np.ndarray, clients: int, seed: int = 0, *, shuffle: bool = False
+    ) -> None:
         """shuffle: minibatches by permutation(M)[:b], not choice(M, b, replace=False); the same law, and faster."""
         self.shuffle = shuffle
         M = len(y) // clients
@@ -31,7 +33,11 @@ class Loop:
             return None
         if b == 1:
             return self.rng.integers(self.M, size=1)
-        return self.rng.permutation(self.M)[:b] if self.shuffle else self.rng.choice(self.M, b, replace=False)
+        return (
+            self.rng.permutation(self.M)[:b]
+            if self.shuffle
+            else self.rng.choice(self.M, b, replace=False)
+        )
 
     def full_grad(self, x: np.ndarray) -> np.ndarray:
         A, b = self.A.reshape(-1, self.d), self.b.ravel()
@@ -40,7 +46,13 @@ class Loop:
 
 
 def fedpage(
-    loop: Loop, rounds: int, S: int = 10, K: int = 10, eta_g: float = 0.1, b3: int = 1, p: float | None = None
+    loop: Loop,
+    rounds: int,
+    S: int = 10,
+    K: int = 10,
+    eta_g: float = 0.1,
+    b3: int = 1,
+    p: float | None = None,
 ) -> np.ndarray:
     eta_l, p = eta_g / (100 * K), S / loop.N if p is None else p
     x = x_prev = np.zeros(loop.d)
@@ -62,7 +74,9 @@ def fedpage(
     return x
 
 
-def fedavg(loop: Loop, rounds: int, S: int = 20, K: int = 10, eta_l: float = 0.01, b: int = 4) -> np.ndarray:
+def fedavg(
+    loop: Loop, rounds: int, S: int = 20, K: int = 10, eta_l: float = 0.01, b: int = 4
+) -> np.ndarray:
     x = np.zeros(loop.d)
     for _ in range(rounds):
         total = np.zeros(loop.d)
@@ -75,7 +89,9 @@ def fedavg(loop: Loop, rounds: int, S: int = 20, K: int = 10, eta_l: float = 0.0
     return x
 
 
-def scaffold(loop: Loop, rounds: int, S: int = 20, K: int = 10, eta_l: float = 0.01, b: int = 4) -> np.ndarray:
+def scaffold(
+    loop: Loop, rounds: int, S: int = 20, K: int = 10, eta_l: float = 0.01, b: int = 4
+) -> np.ndarray:
     x, c, memory = np.zeros(loop.d), np.zeros(loop.d), np.zeros((loop.N, loop.d))
     for _ in range(rounds):
         dx, dc = np.zeros(loop.d), np.zeros(loop.d)

@@ -66,16 +66,31 @@ def rounds(data: fp.Dataset) -> None:
         quick = reference.Loop(dense, data.y, 3250, shuffle=True)
         best = in_turns(
             {
-                "ours": lambda m=method: fp.simulate(problem, m, rounds=650, seed=0, record=0).last("seconds") / 650,
+                "ours": lambda m=method: (
+                    fp.simulate(problem, m, rounds=650, seed=0, record_every=0).last("seconds")
+                    / 650
+                ),
                 "loop": lambda f=loop, t=theirs: timed(lambda: f(t, 65)) / 65,
                 "quick": lambda f=loop, t=quick: timed(lambda: f(t, 65)) / 65,
             },
             15,
         )
         ours, slow, quick_one = best["ours"], best["loop"], best["quick"]
-        line(f"a round of {name}", f"{ours * 1e6:.1f} us", f"{slow * 1e6:.0f} us", slow / ours, "wanted: 60 or more")
+        line(
+            f"a round of {name}",
+            f"{ours * 1e6:.1f} us",
+            f"{slow * 1e6:.0f} us",
+            slow / ours,
+            "wanted: 60 or more",
+        )
         if slow > 1.1 * quick_one:
-            line("  against a loop that permutes instead", "", f"{quick_one * 1e6:.0f} us", quick_one / ours, "")
+            line(
+                "  against a loop that permutes instead",
+                "",
+                f"{quick_one * 1e6:.0f} us",
+                quick_one / ours,
+                "",
+            )
 
 
 def agree(data: fp.Dataset) -> None:
@@ -84,7 +99,9 @@ def agree(data: fp.Dataset) -> None:
     problem = fp.RobustRegression(fp.Dataset.from_arrays(dense, b), clients=100)
 
     def close(x: np.ndarray, method) -> None:
-        assert np.allclose(x, fp.simulate(problem, method, rounds=6, seed=0).x, atol=1e-9), method.title
+        assert np.allclose(x, fp.simulate(problem, method, rounds=6, seed=0).x, atol=1e-9), (
+            method.name
+        )
 
     loop = reference.Loop(dense, b, 100)
     close(reference.fedavg(loop, 6, S=100, b=10), fp.FedAvg(S=100, b=None))
@@ -115,7 +132,13 @@ def gradient(data: fp.Dataset) -> None:
     ours = f"{best['ours'] * 1e6:.0f} us"
     for name, wanted in (("scipy", "1.2"), ("dense", "6")):
         ratio = best[name] / best["ours"]
-        line(f"full gradient, against {name}", ours, f"{best[name] * 1e6:.0f} us", ratio, f"wanted: {wanted} or more")
+        line(
+            f"full gradient, against {name}",
+            ours,
+            f"{best[name] * 1e6:.0f} us",
+            ratio,
+            f"wanted: {wanted} or more",
+        )
 
 
 def generated(clients: int) -> fp.RobustRegression:
@@ -129,36 +152,50 @@ def generated(clients: int) -> fp.RobustRegression:
     y = np.where(rng.random(rows) < 0.25, 1.0, -1.0)
     ptr = np.arange(rows + 1, dtype=np.int64) * len(fields)
     ones = np.broadcast_to(np.float64(1.0), (rows * len(fields),))
-    return fp.RobustRegression(fp.Dataset("generated", ptr, indices.ravel(), ones, y, 123), clients=clients)
+    return fp.RobustRegression(
+        fp.Dataset("generated", ptr, indices.ravel(), ones, y, 123), clients=clients
+    )
 
 
 def growth() -> None:
     small, large = generated(3_250), generated(1_000_000)
     never = 1e-12  # sampled rounds only: a full one costs N by definition
     for method in (fp.FedPAGE(S=10, K=10, p=never), fp.SCAFFOLD(S=20), fp.FedAvg(S=20)):
-        runs = {"small": fp.Simulation(small, method, seed=0), "large": fp.Simulation(large, method, seed=0)}
+        runs = {
+            "small": fp.Simulation(small, method, seed=0),
+            "large": fp.Simulation(large, method, seed=0),
+        }
         for run in runs.values():
             for _ in range(3):
                 run.step()
         best = in_turns(
-            {k: lambda r=r: timed(lambda: [r.step() for _ in range(200)]) / 200 for k, r in runs.items()}, 15
+            {
+                k: lambda r=r: timed(lambda: [r.step() for _ in range(200)]) / 200
+                for k, r in runs.items()
+            },
+            15,
         )
         a, b = best["small"], best["large"]
-        what = f"sampled round of {method.title}: N = 1,000,000 against 3,250"
+        what = f"sampled round of {method.name}: N = 1,000,000 against 3,250"
         line(what[:44], f"{b * 1e6:.1f} us", f"{a * 1e6:.1f} us", b / a, "wanted: at most 1.5")
     for problem in (small, large):
         for method in (fp.FedPAGE(S=10, K=10, p=never), fp.FedAvg(S=20)):
-            for what, first, count in (("sampled rounds", 1, 20), ("a full round (8 N bytes name the called)", 0, 1)):
-                if first == 0 and method.title != "FedPAGE":
+            for what, first, count in (
+                ("sampled rounds", 1, 20),
+                ("a full round (8 N bytes name the called)", 0, 1),
+            ):
+                if first == 0 and method.name != "FedPAGE":
                     continue
                 tracemalloc.start()
                 run = fp.Simulation(problem, method, seed=0)
-                run.tally.round = first
+                run.costs.round = first
                 for _ in range(count):
                     run.step()
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
-                print(f"  memory beyond the data, {method.title}, N = {problem.N:,}, {what}: {peak:,} bytes")
+                print(
+                    f"  memory beyond the data, {method.name}, N = {problem.N:,}, {what}: {peak:,} bytes"
+                )
 
 
 def starts() -> None:
@@ -171,7 +208,10 @@ def starts() -> None:
     def command(words: list[str], environment: dict[str, str] | None = None) -> float:
         return timed(
             lambda: subprocess.run(
-                words, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+                words,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
             )
         )
 
@@ -187,13 +227,19 @@ def starts() -> None:
         seconds = min(command(words) for _ in range(7))
         print(f"{what:44s} {seconds:9.2f} s   wanted: at most {limit} s")
     with tempfile.TemporaryDirectory() as empty:
-        seconds = command([sys.executable, "-c", code.format(data="census")], {"NUMBA_CACHE_DIR": empty})
-    print(f"{'first result on census, nothing compiled yet':44s} {seconds:9.2f} s   wanted: at most 20 s")
+        seconds = command(
+            [sys.executable, "-c", code.format(data="census")], {"NUMBA_CACHE_DIR": empty}
+        )
+    print(
+        f"{'first result on census, nothing compiled yet':44s} {seconds:9.2f} s   wanted: at most 20 s"
+    )
 
 
 def main() -> None:
     data = data_set()
-    print(f"data: {data}, one thread, float64\n{'':44s} {'ours':>12s} {'theirs':>12s} {'ratio':>10s}")
+    print(
+        f"data: {data}, one thread, float64\n{'':44s} {'ours':>12s} {'theirs':>12s} {'ratio':>10s}"
+    )
     rounds(data)
     gradient(data)
     growth()

@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
-from fedpage.draws import RoundDraws
-from fedpage.engine import Simulation
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulation import Simulation
 
 N, S, K, B, ETA = 100, 10, 10, 16, 0.1
 
@@ -31,7 +31,9 @@ N, S, K, B, ETA = 100, 10, 10, 16, 0.1
 class Loop:
     """FedAvg as it is usually written: a copy of the model and an optimiser for each client, then the mean."""
 
-    def __init__(self, model: nn.Module, clients: list[tuple[torch.Tensor, torch.Tensor]], seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, clients: list[tuple[torch.Tensor, torch.Tensor]], seed: int
+    ) -> None:
         self.model, self.clients, self.seed, self.round = model, clients, seed, 0
 
     def step(self) -> None:
@@ -55,11 +57,15 @@ class Loop:
         self.round += 1
 
 
-def same_work(model: nn.Module, clients: list[tuple[np.ndarray, np.ndarray]], method: fp.FedAvg) -> None:
+def same_work(
+    model: nn.Module, clients: list[tuple[np.ndarray, np.ndarray]], method: fp.FedAvg
+) -> None:
     """In float64, where rounding cannot hide a difference, both must end at the same model."""
     tensors = [(torch.from_numpy(X).double(), torch.from_numpy(y)) for X, y in clients]
     loop = Loop(copy.deepcopy(model).double(), tensors, seed=1)
-    ours = Simulation(fp.TorchProblem(model, F.cross_entropy, clients, dtype="float64"), method, seed=1)
+    ours = Simulation(
+        fp.TorchProblem(model, F.cross_entropy, clients, dtype="float64"), method, seed=1
+    )
     for _ in range(5):
         loop.step()
         ours.step()
@@ -78,10 +84,14 @@ def main() -> None:
     X = (X / 16).astype(np.float32)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    print(f"torch {torch.__version__}; FedAvg, N={N} S={S} K={K} b={B}, one thread; min of {words.turns} turns")
-    print(f"{'clients':<28}{'loop, ms a round':>18}{'fedpage':>10}{'ratio':>8}{'steady=False':>14}{'ratio':>8}")
+    print(
+        f"torch {torch.__version__}; FedAvg, N={N} S={S} K={K} b={B}, one thread; min of {words.turns} turns"
+    )
+    print(
+        f"{'clients':<28}{'loop, ms a round':>18}{'fedpage':>10}{'ratio':>8}{'steady=False':>14}{'ratio':>8}"
+    )
     splits = {
-        "equal sizes (shuffled)": fp.shuffled(len(y), N, seed=0),
+        "equal sizes (shuffled)": fp.iid(len(y), N, seed=0),
         "Dirichlet(0.5) over labels": fp.dirichlet(y, N, alpha=0.5, seed=0),
     }
     for title, division in splits.items():

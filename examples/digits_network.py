@@ -20,7 +20,12 @@ from digits import network, rows
 
 clients, held_out = rows(20)
 problem = fp.TorchProblem(
-    network(), torch.nn.CrossEntropyLoss(), clients, metrics=["accuracy"], held_out=held_out, dtype="float64"
+    network(),
+    torch.nn.CrossEntropyLoss(),
+    clients,
+    metrics=["accuracy"],
+    held_out=held_out,
+    dtype="float64",
 )
 runs = {
     fp.FedAvg(S=5, K=5, eta_l=0.6, b=16): 160,
@@ -29,21 +34,29 @@ runs = {
 }
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for method, rounds in runs.items():
-    best = fp.Best(problem, f"{method.title}.npz", "held_out_accuracy")
-    history = fp.simulate(problem, method, rounds=rounds, seed=0, record=5, callbacks=[fp.Track(), best])
+    best = fp.Best(problem, f"{method.name}.npz", "held_out_accuracy")
+    history = fp.simulate(
+        problem, method, rounds=rounds, seed=0, record_every=5, callbacks=[fp.Track(), best]
+    )
     reached = [row for row in history.rows if row["held_out_accuracy"] >= 0.9]
-    soon = f"{(reached[0]['bytes_up'] + reached[0]['bytes_down']) / 1e6:.1f} MB" if reached else "never"
+    soon = (
+        f"{(reached[0]['bytes_up'] + reached[0]['bytes_down']) / 1e6:.1f} MB"
+        if reached
+        else "never"
+    )
     print(
-        f"{method.title:9} {history['bytes'][-1] / 1e6:5.1f} MB: 90 % held-out accuracy after {soon}, at the end "
+        f"{method.name:9} {history['bytes'][-1] / 1e6:5.1f} MB: 90 % held-out accuracy after {soon}, at the end "
         f"{history.last('held_out_accuracy'):.2f}, gradient norm {history.last('grad_norm'):.3f}"
     )
     for axis, column in zip(axes, ("held_out_accuracy", "grad_norm"), strict=True):
-        axis.plot(history["bytes"] / 1e6, history[column], label=method.title)
+        axis.plot(history["bytes"] / 1e6, history[column], label=method.name)
 axes[0].set(xlabel="MB up and down", ylabel="accuracy on digits that no client has")
 axes[1].set(xlabel="MB up and down", ylabel="gradient norm", yscale="log")
 axes[0].legend(frameon=False)
 figure.savefig("digits_network.png", dpi=150)
 
-model = fp.load_model("FedAvg.npz", network().double())  # the best model of a run, in a file without pickle
+model = fp.load_model(
+    "FedAvg.npz", network().double()
+)  # the best model of a run, in a file without pickle
 images, digits = held_out
 print("seen:", model(torch.tensor(images[:8])).argmax(1).tolist(), "true:", digits[:8].tolist())

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import fedpage as fp
-from fedpage.flower.loopback import Simulated
+from fedpage.flower.deploy.local_federation import Simulated
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "flower_digits"))
@@ -25,20 +25,28 @@ from digits import network, rows  # noqa: E402
 ROUNDS = 20
 with tempfile.TemporaryDirectory() as scratch, Simulated(Path(scratch) / "home", 4) as federation:
     out = Path(scratch) / "run"
-    federation.submit(HERE / "flower_digits", rounds=ROUNDS, record=4, out=str(out), poll=0.02)
+    federation.submit(
+        HERE / "flower_digits", rounds=ROUNDS, record_every=4, out=str(out), poll=0.02
+    )
     while not ((out / "history.jsonl").exists() and '"end"' in (out / "history.jsonl").read_text()):
         time.sleep(0.2)
     deployed = fp.History.load(out / "history.jsonl")
 
 clients, held_out = rows(4)
 problem = fp.TorchProblem(
-    network(), torch.nn.CrossEntropyLoss(), clients, metrics=["accuracy"], held_out=held_out, dtype="float64"
+    network(),
+    torch.nn.CrossEntropyLoss(),
+    clients,
+    metrics=["accuracy"],
+    held_out=held_out,
+    dtype="float64",
 )
 options = {"rounds": ROUNDS, "seed": 0, "record": 4}
 fedpage = fp.simulate(problem, fp.FedPAGE(S=2, K=2, eta_g=1.0, b3=16), **options)
 fedavg = fp.simulate(problem, fp.FedAvg(S=2, K=5, eta_l=0.6, b=16), **options)
 print(
-    "FedPAGE's model on Flower and in the simulator:", "the same" if (deployed.x == fedpage.x).all() else "NOT THE SAME"
+    "FedPAGE's model on Flower and in the simulator:",
+    "the same" if (deployed.x == fedpage.x).all() else "NOT THE SAME",
 )
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from fedpage.types import Call, Vector
+from fedpage.core.types import Call, Vector
 
 State = NamedTuple("State", [("x", Vector), ("v", Vector), ("N", int)])  # what the server knows
 Ask = NamedTuple("Ask", [("x", Vector)])  # what is sent; its fields are counted
@@ -14,14 +14,14 @@ Reply = NamedTuple("Reply", [("g", Vector)])  # what comes back, (n, d); the ser
 class MomentumSGD:
     """v = beta v + mean gradient of S clients over b rows each; x -= eta v."""
 
-    title: ClassVar[str] = "MomentumSGD"
+    name: ClassVar[str] = "MomentumSGD"
     paper: ClassVar[str] = "Polyak 1964"
-    memory: ClassVar[None] = None  # clients remember nothing
+    client_state: ClassVar[None] = None  # clients remember nothing
     S: int = 20
     eta: float = 0.02
     beta: float = 0.8
     b: int | None = None
-    step = property(lambda self: self.eta / (1 - self.beta))  # the effective one
+    effective_step = property(lambda self: self.eta / (1 - self.beta))  # the effective one
 
     def with_step(self, step):
         return replace(self, eta=step * (1 - self.beta))
@@ -32,8 +32,8 @@ class MomentumSGD:
     def call(self, state, draws):
         return Call(draws.clients(state.N, self.S), Ask(state.x))
 
-    def client(self, message, oracle, memory):
-        return Reply(oracle.grad(message.x, oracle.batch(self.b))), memory
+    def client(self, message, oracle, client_state):
+        return Reply(oracle.grad(message.x, oracle.batch(self.b))), client_state
 
     def server(self, state, replies):
         v = self.beta * state.v + replies.mean.g

@@ -8,7 +8,7 @@ import fedpage as fp
 class RobustCentre(fp.RowProblem):
     """points: one (M_i, d) array a client."""
 
-    title = "robust centre"
+    name = "robust centre"
 
     def __init__(self, points: list[np.ndarray]) -> None:
         super().__init__(sizes=[len(p) for p in points], d=points[0].shape[1])

@@ -41,14 +41,14 @@ def real():
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Calls the command line in an empty directory: exit code, stdout, stderr."""
-    from fedpage import cli
+    from fedpage.cli import main
 
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["fedpage", *words])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            main.main()
         out, err = capsys.readouterr()
         return end.value.code or 0, out, err
 
@@ -75,4 +75,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     where = os.environ.get("FEDPAGE_MUTANT")
     if where and not str(Path(fedpage.__file__)).startswith(where):
-        pytest.exit(f"the mutant in {where} is not what was imported: {fedpage.__file__}", returncode=4)
+        pytest.exit(
+            f"the mutant in {where} is not what was imported: {fedpage.__file__}", returncode=4
+        )

@@ -42,20 +42,21 @@ from typing import Any
 
 import numpy as np
 
-from fedpage import checkpoint, faults, settings
-from fedpage.arrivals import GaveUp
-from fedpage.commands.common import command_of
-from fedpage.commands.runs import RUN
+from fedpage.cli.common import command_of
+from fedpage.cli.run import RUN
+from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
-from fedpage.engine import describe, prepare
-from fedpage.faults import Faults, Weather
-from fedpage.history import History
+from fedpage.engine import faults
+from fedpage.engine.faults import Faults, FaultSampler
+from fedpage.engine.policy import RoundFailed
+from fedpage.engine.simulation import describe, prepare
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
-from fedpage.paper import claims, figures
 from fedpage.problems import Quadratic
-from fedpage.rundir import RunDirectory
-from fedpage.tune import Store, Trial
-from fedpage.types import InputError
+from fedpage.runs import checkpoint, toml
+from fedpage.runs.history import History
+from fedpage.runs.store import RunDirectory
+from fedpage.studies.paper import claims, figures
+from fedpage.studies.tune import Store, Trial
 
 SECONDS = 10.0
 MEMORY = 1 << 30
@@ -91,7 +92,9 @@ class Refused(Exception):
         self.line = line
 
 
-def agree(read: Callable[[], Any], slow: Callable[[], Any], same: Callable[[Any, Any], bool]) -> None:
+def agree(
+    read: Callable[[], Any], slow: Callable[[], Any], same: Callable[[Any, Any], bool]
+) -> None:
     """Both accept and give the same, or both refuse, and at the same line."""
     try:
         expected = slow()
@@ -242,7 +245,9 @@ def make_libsvm(rng: random.Random) -> bytes:
         if rng.random() < 0.05:
             tokens.append(b"#" + rng.choice(LIBSVM_WORDS))
         lines.append((rng.choice(SPACES) if rng.random() < 0.1 else b" ").join(tokens))
-    return rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b" \n")).join(lines) + rng.choice((b"\n", b""))
+    return rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b" \n")).join(lines) + rng.choice(
+        (b"\n", b"")
+    )
 
 
 # --- archives --------------------------------------------------------------------------------------------------------
@@ -269,7 +274,9 @@ def check_archive(data: bytes, suffix: str) -> None:
             if not rest:
                 return text
 
-    agree(lambda: libsvm.unpack(data, suffix, SOURCE), slow, lambda found, expected: found == expected)
+    agree(
+        lambda: libsvm.unpack(data, suffix, SOURCE), slow, lambda found, expected: found == expected
+    )
 
 
 def greedy_xz() -> bytes:
@@ -290,7 +297,11 @@ def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> T
     return Target(
         partial(check_archive, suffix=suffix),
         seeds=(*small, small[0] + small[2], small[0] + bytes(8), small[0] + b"junk"),
-        once=(*bombs, *((greedy_xz(),) if suffix == ".xz" else ()), *(small[2][:i] for i in range(len(small[2])))),
+        once=(
+            *bombs,
+            *((greedy_xz(),) if suffix == ".xz" else ()),
+            *(small[2][:i] for i in range(len(small[2]))),
+        ),
         share=share,
     )
 
@@ -302,20 +313,24 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
     """What must be true of a figure that was accepted."""
     for field in ("name", "title", "paper", "data", "objective"):
         assert type(getattr(figure, field)) is str
-    for field in ("rows", "rounds", "record", "seeds"):
+    for field in ("rows", "rounds", "record_every", "seeds"):
         assert type(getattr(figure, field)) is int
         assert getattr(figure, field) == table[field]
-        assert (0 if field == "record" else 1) <= getattr(figure, field) < 2**31
+        assert (0 if field == "record_every" else 1) <= getattr(figure, field) < 2**31
     assert len(figure.panels) == len(table["panel"]) > 0
     assert figure.columns >= 1
     for panel, given in zip(figure.panels, table["panel"], strict=True):
         assert 1 <= panel.clients == given["clients"] <= figure.rows
         assert panel.key.startswith("N")
-        assert [variant.label for variant in panel.variants] == [method["label"] for method in table["method"]]
-        for number, (variant, method) in enumerate(zip(panel.variants, table["method"], strict=True)):
+        assert [variant.label for variant in panel.variants] == [
+            method["label"] for method in table["method"]
+        ]
+        for number, (variant, method) in enumerate(
+            zip(panel.variants, table["method"], strict=True)
+        ):
             made = variant.method
             assert type(made) is METHODS[method["name"]]
-            assert 0 < made.step < math.inf
+            assert 0 < made.effective_step < math.inf
             for field in fields(made):
                 value = getattr(made, field.name)
                 assert value is None or type(value) is str or math.isfinite(value)
@@ -323,7 +338,9 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
             if "K" in method:
                 assert method["K"] == made.K
             step = given["eta_g"][number] if "eta_g" in given else given["step"]
-            assert math.isclose(made.eta_g if "eta_g" in given else made.step, step, rel_tol=1e-9)
+            assert math.isclose(
+                made.eta_g if "eta_g" in given else made.effective_step, step, rel_tol=1e-9
+            )
 
 
 def check_figure(data: bytes) -> None:
@@ -370,7 +387,7 @@ data = "census"
 rows = 60
 objective = "robust"
 rounds = 40
-record = 5
+record_every = 5
 seeds = 2
 
 [[panel]]
@@ -414,8 +431,12 @@ at = 300
 
 
 def shipped(pattern: str) -> tuple[bytes, ...]:
-    folder = files("fedpage.paper")
-    places = folder.joinpath("figures").iterdir() if pattern == "figures" else [folder.joinpath("claims.toml")]
+    folder = files("fedpage.studies.paper")
+    places = (
+        folder.joinpath("figures").iterdir()
+        if pattern == "figures"
+        else [folder.joinpath("claims.toml")]
+    )
     return tuple(place.read_bytes() for place in sorted(places, key=lambda place: place.name))
 
 
@@ -468,10 +489,16 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
             if meta is None:
                 meta = entry["meta"]
                 tables = (meta, meta.get("method", {}), meta.get("problem", {}))
-                if entry["format"] != "fedpage-history-1" or any(type(table) is not dict for table in tables):
+                if entry["format"] != "fedpage-history-1" or any(
+                    type(table) is not dict for table in tables
+                ):
                     raise ValueError
             elif "event" in entry:
-                if type(entry["event"]) is not str or type(entry["text"]) is not str or type(entry["round"]) is not int:
+                if (
+                    type(entry["event"]) is not str
+                    or type(entry["text"]) is not str
+                    or type(entry["round"]) is not int
+                ):
                     raise ValueError
                 events.append(entry)
             elif "end" in entry:
@@ -481,7 +508,12 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
                 if (x is not None and type(x) is not list) or entry["records"] != len(rows):
                     raise ValueError
                 x = None if x is None else [float(slow_number(value)) for value in x]
-                end = (entry["end"], entry["diverged"], x, None if first is None else float(slow_number(first)))
+                end = (
+                    entry["end"],
+                    entry["diverged"],
+                    x,
+                    None if first is None else float(slow_number(first)),
+                )
             else:
                 later(rows, {name: slow_number(value) for name, value in entry.items()})
         except (ValueError, KeyError, AttributeError, RecursionError):
@@ -489,14 +521,21 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
     if not meta and not rows:
         raise Refused
     stopped, *rest = end or ("", False, None, None)
-    return {"meta": meta, "rows": rows, "end": (stopped or "cut off: the file has no end", *rest), "events": events}
+    return {
+        "meta": meta,
+        "rows": rows,
+        "end": (stopped or "cut off: the file has no end", *rest),
+        "events": events,
+    }
 
 
 def same_history(found: History, expected: dict[str, Any]) -> bool:
     x = None if found.x is None else found.x.tolist()
     end = (found.stopped, found.diverged, x, found.first_loss)
     assert isinstance(found.label, str)
-    for name in set(found.columns) - {"bytes"}:  # that is up and down together, and no column of its own
+    for name in set(found.columns) - {
+        "bytes"
+    }:  # that is up and down together, and no column of its own
         assert found[name].shape == (len(found),)
     told = expected.get("events", [])
     return repr((found.meta, found.rows, end, found.events)) == repr(
@@ -513,12 +552,18 @@ def check_jsonl(data: bytes) -> None:
 def slow_csv_number(text: str) -> float:
     if text in ("inf", "-inf", "nan"):
         return float(text)
-    if not re.fullmatch(r"[\s]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[\s]*", text, re.ASCII):
+    if not re.fullmatch(
+        r"[\s]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[\s]*", text, re.ASCII
+    ):
         raise ValueError
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
-    return int(text) if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text, re.ASCII) and len(text) < 4000 else value
+    return (
+        int(text)
+        if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text, re.ASCII) and len(text) < 4000
+        else value
+    )
 
 
 def slow_csv(data: bytes) -> dict[str, Any]:
@@ -547,9 +592,20 @@ def check_csv(data: bytes) -> None:
 def history_seeds(kind: str) -> tuple[bytes, ...]:
     history = History({"seed": 0, "method": {"title": "FedAvg"}, "problem": {"rows": 3}})
     for number in range(3):
-        history.append({"round": 5 * number, "loss": 1.0 / (1 + number), "grad_norm": 0.1, "bytes_up": 10**9 * number})
+        history.append(
+            {
+                "round": 5 * number,
+                "loss": 1.0 / (1 + number),
+                "grad_norm": 0.1,
+                "bytes_up": 10**9 * number,
+            }
+        )
     history.append({"round": 20, "loss": math.inf, "grad_norm": math.nan, "bytes_up": 10**10})
-    history.stopped, history.x, history.first_loss = "finished", np.array([0.5, -1e-300, math.nan]), 1.0
+    history.stopped, history.x, history.first_loss = (
+        "finished",
+        np.array([0.5, -1e-300, math.nan]),
+        1.0,
+    )
     path = scratch(f"seed{kind}")
     whole = (history.to_jsonl(path) if kind == ".jsonl" else history.to_csv(path)).read_bytes()
     path.unlink()
@@ -581,7 +637,9 @@ METHOD = FedAvg(S=2)
 
 def slow_store(data: bytes, key: str) -> dict[str, tuple[float, float, bool]]:
     known = {}
-    for line in data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+    for line in (
+        data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    ):
         try:
             entry = json.loads(line)
             if type(entry) is not dict or entry["search"] != key:
@@ -593,7 +651,12 @@ def slow_store(data: bytes, key: str) -> dict[str, tuple[float, float, bool]]:
             ):
                 continue
             cost, best = entry["cost"], entry["best"]
-            if type(cost) is str or type(best) is str or not slow_number(cost) >= 0 or not slow_number(best) >= 0:
+            if (
+                type(cost) is str
+                or type(best) is str
+                or not slow_number(cost) >= 0
+                or not slow_number(best) >= 0
+            ):
                 continue
             about = json.dumps(entry["method"], sort_keys=True)
             known[f"{about} {entry['seed']}"] = (float(cost), float(best), entry["diverged"])
@@ -654,13 +717,15 @@ def cache_seeds() -> tuple[bytes, ...]:
     (place,) = set(folder.glob("*.npz")) - before or before
     whole = place.read_bytes()
     bare = io.BytesIO()
-    np.savez(bare, y=np.zeros(3), indptr=np.zeros(4), indices=np.zeros(1), values=np.zeros(1), features=3)
+    np.savez(
+        bare, y=np.zeros(3), indptr=np.zeros(4), indices=np.zeros(1), values=np.zeros(1), features=3
+    )
     return whole, whole[:-40], bare.getvalue(), bytes(32) + bare.getvalue()
 
 
 # --- runs on disk ----------------------------------------------------------------------------------------------------
 
-STOPS = {"rounds": 9, "seed": 0, "record": 2, "faults": Faults(late=0.3, dropout=0.2)}
+STOPS = {"rounds": 9, "seed": 0, "record_every": 2, "faults": Faults(late=0.3, dropout=0.2)}
 
 
 def prepared() -> Any:
@@ -697,14 +762,14 @@ def check_checkpoint(data: bytes) -> None:
     if not isinstance(tree.get("run"), dict):
         return
     run.restore(tree["run"], SOURCE)
-    with np.errstate(all="ignore"), contextlib.suppress(GaveUp):
+    with np.errstate(all="ignore"), contextlib.suppress(RoundFailed):
         run.engine.step()
 
 
 RUN_COMMAND = {
     "method": "scaffold", "hyper": {"S": "2"}, "data": "census", "clients": 20, "objective": "robust",
     "partition": "blocks", "partition_seed": 0, "alpha": 0.1, "weights": "uniform", "rounds": 9, "seed": 0,
-    "record": 2, "target": 0.01,
+    "record_every": 2, "target": 0.01,
     "stop": False, "steps": "given", "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
 }  # fmt: skip
 
@@ -713,7 +778,7 @@ def check_run(data: bytes) -> None:
     """A run's settings, edited by anybody: sound or refused, and the run goes on only if it is the same."""
     path = scratch("run.toml")
     path.write_bytes(data)
-    table = settings.read(path)
+    table = toml.read(path)
     command = command_of(table, path, RUN)
     if "faults" in command:
         faults.parse(command["faults"], SOURCE)
@@ -724,8 +789,8 @@ def check_run(data: bytes) -> None:
         (out / "run.toml").write_bytes(data)
         run = prepared()
         with RunDirectory(out, say=lambda text: None) as directory:
-            directory.take_up(run)
-            assert run.engine.tally.round in (0, 5)
+            directory.resume(run)
+            assert run.engine.costs.round in (0, 5)
 
 
 def check_faults(data: bytes) -> None:
@@ -733,10 +798,12 @@ def check_faults(data: bytes) -> None:
     path.write_bytes(data)
     made, _ = faults.read(path)
     try:
-        weather = Weather(made, Quadratic.random(4, 2, 3, seed=0), 0)
+        weather = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
     except InputError as error:
-        raise InputError(f"{SOURCE}: {error}") from None  # what does not fit the problem is no fault of the file
-    weather.fates(np.arange(4), 3, 1)
+        raise InputError(
+            f"{SOURCE}: {error}"
+        ) from None  # what does not fit the problem is no fault of the file
+    weather.outcomes(np.arange(4), 3, 1)
 
 
 def checkpoint_seeds() -> tuple[bytes, ...]:
@@ -744,7 +811,12 @@ def checkpoint_seeds() -> tuple[bytes, ...]:
     whole = place.read_bytes()
     small = checkpoint.pack({"a": np.arange(3), "b": [1.5, None, "x"], "run": {"round": 1}})
     big = io.BytesIO()
-    np.savez(big, outline=np.frombuffer(b'{"format": "fedpage-checkpoint-1", "tree": {"table": {}}}', dtype=np.uint8))
+    np.savez(
+        big,
+        outline=np.frombuffer(
+            b'{"format": "fedpage-checkpoint-1", "tree": {"table": {}}}', dtype=np.uint8
+        ),
+    )
     one = io.BytesIO()
     np.save(one, np.arange(3))
     greedy = io.BytesIO()
@@ -766,7 +838,9 @@ def targets(folder: Path) -> dict[str, Target]:
     """Every reader; files are written below the folder."""
     global _scratch
     _scratch = folder
-    text = partial(Target, seeds=LIBSVM_SEEDS, words=LIBSVM_WORDS, make=make_libsvm, once=LIBSVM_ONCE)
+    text = partial(
+        Target, seeds=LIBSVM_SEEDS, words=LIBSVM_WORDS, make=make_libsvm, once=LIBSVM_ONCE
+    )
     toml = partial(Target, words=TOML_WORDS, once=TOML_ONCE, share=25)
     return {
         "libsvm": text(partial(check_libsvm, features=None, one_based=True), share=280),
@@ -801,7 +875,9 @@ def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
         if kind < 4 and target.words and data:
             tokens = _TOKENS.findall(data)
             at = rng.randrange(len(tokens))
-            tokens[at] = rng.choice(target.words) if kind < 3 else tokens[rng.randrange(len(tokens))]
+            tokens[at] = (
+                rng.choice(target.words) if kind < 3 else tokens[rng.randrange(len(tokens))]
+            )
             data = b"".join(tokens)
         elif kind == 4 and target.words:
             data = data[:at] + rng.choice(target.words) + data[at:]
@@ -816,7 +892,11 @@ def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
             data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
         else:
             other = rng.choice(target.seeds)
-            data = data[:at] + other[rng.randrange(len(other) + 1) :] if rng.random() < 0.5 else data[:at]
+            data = (
+                data[:at] + other[rng.randrange(len(other) + 1) :]
+                if rng.random() < 0.5
+                else data[:at]
+            )
     return data[: max(LONGEST, max(map(len, target.seeds)))]
 
 
@@ -855,7 +935,9 @@ def _hang(*_: object) -> None:
 
 def _limit_memory() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1])
+    )
 
 
 def _memory() -> str | None:
@@ -884,9 +966,13 @@ def cases(target: Target, seed: int, count: int) -> Iterator[bytes]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", help="only this reader")
-    parser.add_argument("--cases", type=int, default=1_000_000, help="cases in all, shared among the readers")
+    parser.add_argument(
+        "--cases", type=int, default=1_000_000, help="cases in all, shared among the readers"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replay", type=Path, help="one case again, from its file")
     asked = parser.parse_args()
@@ -902,7 +988,11 @@ def main() -> int:
         _warm(chosen)
         _limit_memory()
         if asked.replay:
-            print("accepted" if judged(next(iter(chosen.values())), asked.replay.read_bytes()) else "refused")
+            print(
+                "accepted"
+                if judged(next(iter(chosen.values())), asked.replay.read_bytes())
+                else "refused"
+            )
             return 0
         return _all(chosen, asked.cases, asked.seed)
 
@@ -921,14 +1011,22 @@ def _all(chosen: dict[str, Target], count: int, seed: int) -> int:
                 place = Path(f"fuzz-{name}.case")
                 place.write_bytes(data)
                 print(f"{name}: {data[:300]!r}{'...' * (len(data) > 300)}", file=sys.stderr)
-                print(f"replay: python tests/fuzz.py --target {name} --replay {place}", file=sys.stderr)
+                print(
+                    f"replay: python tests/fuzz.py --target {name} --replay {place}",
+                    file=sys.stderr,
+                )
                 return 1
         spent = time.perf_counter() - start
         done += share
         rate = f"{share / spent:,.0f} a second"
-        print(f"{name:<15} {share:>9,} cases  {spent:6.1f} s  {rate:>15}  {accepted:>8,} accepted", flush=True)
+        print(
+            f"{name:<15} {share:>9,} cases  {spent:6.1f} s  {rate:>15}  {accepted:>8,} accepted",
+            flush=True,
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{done:,} cases in {time.perf_counter() - began:.0f} s, seed {seed}; no failure; peak {peak:.0f} MiB")
+    print(
+        f"{done:,} cases in {time.perf_counter() - began:.0f} s, seed {seed}; no failure; peak {peak:.0f} MiB"
+    )
     return 0
 
 

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 import fedpage as fp
-from fedpage.engine import Simulation
+from fedpage.engine.simulation import Simulation
 
 
 class ScriptedDraws:
     """A round whose coin, clients and minibatches are written down."""
 
-    def __init__(self, round: int, coin: bool, clients: list[int], batches: dict[int, list[list[int]]]) -> None:
+    def __init__(
+        self, round: int, coin: bool, clients: list[int], batches: dict[int, list[list[int]]]
+    ) -> None:
         self.round = round
         self._coin, self._clients, self._batches = coin, clients, batches
 
@@ -27,7 +29,9 @@ class ScriptedDraws:
         assert len(self._clients) == S
         return np.array(sorted(self._clients), dtype=np.int64)
 
-    def rows(self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int) -> np.ndarray:
+    def rows(
+        self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int
+    ) -> np.ndarray:
         chosen = [self._batches[int(c)][first : first + count] for c in clients]
         return np.array(chosen, dtype=np.uint32)
 
@@ -40,7 +44,7 @@ class Replay(Simulation):
         self.script = script
 
     def draws(self) -> ScriptedDraws:
-        return self.script[self.tally.round]
+        return self.script[self.costs.round]
 
 
 class WalksOnly:
@@ -80,7 +84,7 @@ def quadratic(noise: float = 0.0, **options: Any) -> fp.Quadratic:
 def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") -> Any:
     """A linear model over clients of very different sizes, some with a single row, values other than 1."""
     data = fp.load("census", rows=240, skew=1.0)
-    values = 0.5 + fp.draws.uniforms(5, size=data.nonzeros)
+    values = 0.5 + fp.core.random.uniforms(5, size=data.nonzeros)
     data = fp.Dataset("scaled", data.indptr, data.indices, values, data.y, data.features)
     division = fp.power_law(240, clients, exponent=1.6, seed=1)
     if kind == "robust":
@@ -108,7 +112,9 @@ def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
         "FedProx": fp.FedProx(**local, mu=0.2).with_step(step),
         "VRL-SGD": fp.VRLSGD(K=K, b=b).with_step(step),
         "S-Local-SVRG": fp.SLocalSVRG(K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(step),
-        "S-Local-SVRG-sampled": fp.SLocalSVRG(S=S, K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(step),
+        "S-Local-SVRG-sampled": fp.SLocalSVRG(S=S, K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(
+            step
+        ),
         "FedPAGE-Full": fp.FedPAGEFull(S=S, K=K, p=0.3).with_step(step),
         "SCAFFOLD-Full": fp.SCAFFOLDFull(S=S, K=K).with_step(step),
         "FedAvg-Full": fp.FedAvgFull(S=S, K=K).with_step(step),

@@ -70,10 +70,10 @@ def killed_until_done(problem, method, options, whole, chance, out, longest):
             left = scratch
             longest *= 1.15  # it must get through some day
             continue
-        assert life.exitcode == 0, f"{method.title}: exit code {life.exitcode}"
+        assert life.exitcode == 0, f"{method.name}: exit code {life.exitcode}"
         break
     history = fp.History.load(out / "history.jsonl")
-    assert history.same(whole), f"{method.title}: resumed {kills} times, and the result differs"
+    assert history.same(whole), f"{method.name}: resumed {kills} times, and the result differs"
     return kills, within
 
 
@@ -85,10 +85,12 @@ def kill_runs(seed, runs_wanted=1, kills_wanted=1, say=print):
     while done < kills_wanted or runs < runs_wanted:
         name, method = every[runs % len(every)]
         faults = FAULTS if runs % 3 == 2 and name != "VRL-SGD" else None
-        options = {"rounds": ROUNDS, "seed": runs, "record": 4, "faults": faults}
+        options = {"rounds": ROUNDS, "seed": runs, "record_every": 4, "faults": faults}
         whole = fp.simulate(problem, method, **options)
         with tempfile.TemporaryDirectory() as folder:
-            some, torn = killed_until_done(problem, method, options, whole, chance, Path(folder) / "run", 0.05)
+            some, torn = killed_until_done(
+                problem, method, options, whole, chance, Path(folder) / "run", 0.05
+            )
         if not some:
             continue  # it got through at once
         done, within, runs = done + some, within + torn, runs + 1
@@ -97,11 +99,13 @@ def kill_runs(seed, runs_wanted=1, kills_wanted=1, say=print):
 
 
 COMMAND = [sys.executable, "-m", "fedpage", "run", "scaffold", "--data", "census:rows=2000", "--clients", "200",
-           "--rounds", "6000", "--record", "100", "--checkpoint-every", "200"]  # fmt: skip
+           "--rounds", "6000", "--record-every", "100", "--checkpoint-every", "200"]  # fmt: skip
 
 
 def command(*words, **options):
-    return subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options
+    )
 
 
 def resumed(out):
@@ -142,7 +146,7 @@ def interrupt_command(folder, signals=(signal.SIGKILL, signal.SIGTERM, signal.SI
         assert history.same(whole)
         say(f"{signal.Signals(number).name}: exit {process.returncode}, resumed: {history.stopped}")
     problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
-    assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record=100))
+    assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record_every=100))
 
 
 def limited(problem, method, options, out, limit, answer):
@@ -158,7 +162,7 @@ def limited(problem, method, options, out, limit, answer):
 def fill_disk(folder, limits=range(0, 40_000, 2_500), say=print):
     """Files that cannot grow, at every size from nothing to enough; then room again: the same bits."""
     problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
-    options = {"rounds": ROUNDS, "seed": 1, "record": 2}
+    options = {"rounds": ROUNDS, "seed": 1, "record_every": 2}
     whole = fp.simulate(problem, method, **options)
     refused = 0
     for limit in limits:
@@ -173,12 +177,16 @@ def fill_disk(folder, limits=range(0, 40_000, 2_500), say=print):
         assert fp.simulate(problem, method, out=out, resume=True, **options).same(whole)
         shutil.rmtree(out)
     assert refused > len(limits) // 4
-    say(f"files that cannot grow: {refused} runs ended with one line each, and went on: the same bits")
+    say(
+        f"files that cannot grow: {refused} runs ended with one line each, and went on: the same bits"
+    )
 
 
 def fill_tmpfs(folder, say=print):
     """A real file system that is full, where we may mount one."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
+    ).returncode:
         say("no tmpfs may be mounted here: that part is left to the file size limit")
         return
     try:
@@ -193,7 +201,7 @@ def fill_tmpfs(folder, say=print):
         done = resumed(out)
         assert done.returncode == 0, done.stderr
         problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
-        whole = fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record=100)
+        whole = fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record_every=100)
         assert fp.History.load(out / "history.jsonl").same(whole)
         say(f"a full tmpfs: {last}; with room again: the same bits")
     finally:
@@ -231,7 +239,9 @@ def no_permission(folder, say=print):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100, help="runs that are killed, each until it gets through")
+    parser.add_argument(
+        "--runs", type=int, default=100, help="runs that are killed, each until it gets through"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     began = time.perf_counter()

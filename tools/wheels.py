@@ -31,7 +31,11 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "build", "--outdir", folder, ROOT],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (wheel,) = folder.glob("*.whl")
         print(wheel.name, *(path.name for path in folder.glob("*.tar.gz")))
         for version in VERSIONS:
@@ -41,16 +45,28 @@ def main() -> int:
                 continue
             place, began = folder / version, time.monotonic()
             subprocess.run([found, "-m", "venv", place], check=True)
-            pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
+            pip = [
+                place / "bin" / "python",
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                wheel,
+            ]
             subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
             installed, began = time.monotonic() - began, time.monotonic()
-            done = subprocess.run([place / "bin" / "fedpage", "demo"], cwd=folder, capture_output=True, text=True)
+            done = subprocess.run(
+                [place / "bin" / "fedpage", "demo"], cwd=folder, capture_output=True, text=True
+            )
             good = done.returncode == 0 and (folder / "demo-report").is_dir()
             shutil.rmtree(folder / "demo-report", ignore_errors=True)
             failed += not good
             verdict = "passed" if good else f"FAILED: {done.stderr.strip()[-300:]}"
             seconds = time.monotonic() - began
-            print(f"Python {version}: installed in {installed:.0f} s, fedpage demo {verdict} in {seconds:.0f} s")
+            print(
+                f"Python {version}: installed in {installed:.0f} s, fedpage demo {verdict} in {seconds:.0f} s"
+            )
     return failed
 
 

@@ -89,8 +89,17 @@ class Clock:
             self.told["x_check"] = x().tolist()
             self._cpu, self._wall = cpu_seconds(), time.perf_counter()
         elif self.round == self.rounds:
-            wall, cpu, timed = time.perf_counter() - self._wall, cpu_seconds() - self._cpu, self.rounds - self.check
-            self.told |= {"wall": wall / timed, "cpu": cpu / timed, "timed": timed, "peak": memory(peak=True)}
+            wall, cpu, timed = (
+                time.perf_counter() - self._wall,
+                cpu_seconds() - self._cpu,
+                self.rounds - self.check,
+            )
+            self.told |= {
+                "wall": wall / timed,
+                "cpu": cpu / timed,
+                "timed": timed,
+                "peak": memory(peak=True),
+            }
             self.told["x"] = x().tolist()
 
 

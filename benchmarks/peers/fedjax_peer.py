@@ -35,13 +35,20 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     arrays = clients.dense(np.dtype(job["dtype"]))
     if clients.kind == "quadratic":
         arrays = {name: array[:, None] for name, array in arrays.items()}  # a client is one row
-    sets = [fedjax.ClientDataset({name: array[i] for name, array in arrays.items()}) for i in range(clients.N)]
+    sets = [
+        fedjax.ClientDataset({name: array[i] for name, array in arrays.items()})
+        for i in range(clients.N)
+    ]
     whole = job["b"] is None
     batches = fedjax.ShuffleRepeatBatchHParams(
         batch_size=len(sets[0]) if whole else job["b"], num_epochs=None, num_steps=job["K"], seed=None,
         skip_shuffle=whole,
     )  # fmt: skip
-    per_row, local, server = losses(clients), fedjax.optimizers.sgd(job["eta"]), fedjax.optimizers.sgd(1.0)
+    per_row, local, server = (
+        losses(clients),
+        fedjax.optimizers.sgd(job["eta"]),
+        fedjax.optimizers.sgd(1.0),
+    )
     if job["method"] == "fedprox":
         algorithm = fed_prox.fed_prox(per_row, local, server, batches, job["mu"])
     else:
@@ -53,11 +60,17 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     clock.loaded()
     for called in job["schedule"]:
         key, *keys = jax.random.split(key, len(called) + 1)
-        state, _ = algorithm.apply(state, [(i, sets[i], k) for i, k in zip(called, keys, strict=True)])
+        state, _ = algorithm.apply(
+            state, [(i, sets[i], k) for i, k in zip(called, keys, strict=True)]
+        )
         jax.block_until_ready(state.params)
         clock.tick(lambda: np.asarray(state.params["x"]))  # noqa: B023
     found = versions("fedjax", "jax", "jaxlib", "numpy")
-    return {"versions": found, "label": found["fedjax"], "called": job["schedule"] if job.get("tell") else None}
+    return {
+        "versions": found,
+        "label": found["fedjax"],
+        "called": job["schedule"] if job.get("tell") else None,
+    }
 
 
 if __name__ == "__main__":

@@ -39,7 +39,11 @@ def site(data: str) -> tuple[Clients, dict[str, np.ndarray]]:
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """K local steps."""
-    settings, arrays, i = message.content["config"], message.content["arrays"], int(context.node_config["partition-id"])
+    settings, arrays, i = (
+        message.content["config"],
+        message.content["arrays"],
+        int(context.node_config["partition-id"]),
+    )
     clients, held = site(str(settings["data"]))
     K, eta, b, mu = (
         int(settings["K"]),
@@ -50,7 +54,11 @@ def train(message: Message, context: Context) -> Message:
     x = arrays["x"].numpy()
     y, shift = x.copy(), 0.0
     if "c" in arrays:
-        own = context.state["scaffold"]["c"].numpy() if "scaffold" in context.state else np.zeros_like(x)
+        own = (
+            context.state["scaffold"]["c"].numpy()
+            if "scaffold" in context.state
+            else np.zeros_like(x)
+        )
         shift = arrays["c"].numpy() - own
     rng = np.random.default_rng([int(settings["seed"]), int(settings["server-round"]), i])
     rows = {name: array[i] for name, array in held.items()}
@@ -105,8 +113,18 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
         strategy: Any = Scaffold(**common)
         strategy.c, strategy.share, start["c"] = zero, S / N, Array(zero)
     else:
-        strategy = FedProx(**common, proximal_mu=job["mu"]) if job["method"] == "fedprox" else FedAvg(**common)
-    settings = {"data": job["data"], "K": job["K"], "eta": job["eta"], "b": job["b"] or 0, "seed": job["seed"]}
+        strategy = (
+            FedProx(**common, proximal_mu=job["mu"])
+            if job["method"] == "fedprox"
+            else FedAvg(**common)
+        )
+    settings = {
+        "data": job["data"],
+        "K": job["K"],
+        "eta": job["eta"],
+        "b": job["b"] or 0,
+        "seed": job["seed"],
+    }
     settings["snippet"] = job.get("variant") == "snippet"
     server_app = ServerApp()
 
@@ -116,14 +134,31 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
-        strategy.start(grid, ArrayRecord(start), job["rounds"], train_config=ConfigRecord(settings), evaluate_fn=tick)
+        strategy.start(
+            grid,
+            ArrayRecord(start),
+            job["rounds"],
+            train_config=ConfigRecord(settings),
+            evaluate_fn=tick,
+        )
 
     clock.loaded()
-    run_simulation(server_app, client_app, N, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+    run_simulation(
+        server_app,
+        client_app,
+        N,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
     if any(len(round_) != S for round_ in called) or len(called) != job["rounds"]:
-        raise RuntimeError("Flower lost replies: " + json.dumps([len(round_) for round_ in called][:20]))
+        raise RuntimeError(
+            "Flower lost replies: " + json.dumps([len(round_) for round_ in called][:20])
+        )
     found = versions("flwr", "ray", "numpy")
-    return {"versions": found, "label": found["flwr"], "called": called if job.get("tell") else None}
+    return {
+        "versions": found,
+        "label": found["flwr"],
+        "called": called if job.get("tell") else None,
+    }
 
 
 if __name__ == "__main__":

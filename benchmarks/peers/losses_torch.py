@@ -32,7 +32,10 @@ class Model(torch.nn.Module):
         margins = first @ self.x
         if self.kind == "robust":
             return torch.log1p(0.5 * (margins - second) ** 2).mean()
-        return torch.nn.functional.softplus(-second * margins).mean() + 0.5 * self.alpha * self.x @ self.x
+        return (
+            torch.nn.functional.softplus(-second * margins).mean()
+            + 0.5 * self.alpha * self.x @ self.x
+        )
 
     def metrics(self, first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
         return {}  # pfl asks for it, and no metric is wanted

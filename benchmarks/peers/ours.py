@@ -8,13 +8,15 @@ import numpy as np
 from common import Clients, Clock, main, versions
 
 import fedpage as fp
-from fedpage.draws import RoundDraws
+from fedpage.core.random import RoundDraws
 
 
 def problem_of(clients: Clients) -> Any:
     arrays = clients.arrays
     if clients.kind == "quadratic":
-        return fp.Quadratic(arrays["A"], np.einsum("nij,nj->ni", arrays["A"], arrays["b"])[:, None, :])
+        return fp.Quadratic(
+            arrays["A"], np.einsum("nij,nj->ni", arrays["A"], arrays["b"])[:, None, :]
+        )
     if clients.kind == "logistic":
         data = fp.Dataset.from_arrays(arrays["X"].reshape(-1, clients.d), arrays["y"].ravel())
         return fp.LogisticRegression(data, clients=clients.N, reg="l2", alpha=clients.alpha)
@@ -39,7 +41,8 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     said: dict[str, Any] = {"versions": versions("numpy", "numba"), "label": fp.__version__}
     if job.get("tell"):
         said["called"] = [
-            RoundDraws(job["seed"], r).clients(clients.N, job["S"]).tolist() for r in range(job["rounds"])
+            RoundDraws(job["seed"], r).clients(clients.N, job["S"]).tolist()
+            for r in range(job["rounds"])
         ]
     return said
 

@@ -42,7 +42,9 @@ class Tick(TrainingProcessCallback):
     def __init__(self, clock: Clock, module: Model) -> None:
         self.clock, self.module = clock, module
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> Any:
         self.clock.tick(lambda: self.module.x.detach().numpy().copy())
         return False, Metrics()
 
@@ -58,7 +60,9 @@ def exchange_control_variates() -> None:
     """The step grad - c + c_i instead of grad + c - c_i, which is right for control variates of the other sign."""
     right = PyTorchSCAFFOLDBridge.do_control_variate_sgd
 
-    def exchanged(model: Any, user_dataset: Any, train_params: Any, local_c: Any, server_c: Any) -> None:
+    def exchanged(
+        model: Any, user_dataset: Any, train_params: Any, local_c: Any, server_c: Any
+    ) -> None:
         right(model, user_dataset, train_params, local_c=server_c, server_c=local_c)
 
     PyTorchSCAFFOLDBridge.do_control_variate_sgd = staticmethod(exchanged)
@@ -75,7 +79,10 @@ def algorithm_of(job: dict[str, Any], N: int) -> tuple[Any, Any]:
         option = job.get("option", "II") == "I"
         states = CopiedStates() if option else InMemoryUserStateStorage()
         return SCAFFOLD(), SCAFFOLDParams(
-            **common, population=N, use_gradient_as_control_variate=option, user_state_storage=states
+            **common,
+            population=N,
+            use_gradient_as_control_variate=option,
+            user_state_storage=states,
         )
     if job["method"] == "fedprox":
         return FedProx(), FedProxParams(**common, mu=job["mu"])
@@ -109,7 +116,11 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
         callbacks=[Tick(clock, module)], send_metrics_to_platform=False,
     )  # fmt: skip
     found = versions("pfl", "torch", "numpy")
-    return {"versions": found, "label": found["pfl"], "called": job["schedule"] if job.get("tell") else None}
+    return {
+        "versions": found,
+        "label": found["pfl"],
+        "called": job["schedule"] if job.get("tell") else None,
+    }
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ def quadratic(N: int = 10, d: int = 8, seed: int = 1) -> Clients:
     for i in range(N):
         Q, _ = np.linalg.qr(rng.normal(size=(d, d)))
         A[i] = (Q * rng.uniform(0.5, 2.0, size=d)) @ Q.T
-    return Clients("quadratic", N, d, 0.0, {"A": 0.5 * (A + A.transpose(0, 2, 1)), "b": rng.normal(size=(N, d))})
+    return Clients(
+        "quadratic",
+        N,
+        d,
+        0.0,
+        {"A": 0.5 * (A + A.transpose(0, 2, 1)), "b": rng.normal(size=(N, d))},
+    )
 
 
 def logistic(N: int = 10, M: int = 12, d: int = 6, alpha: float = 0.1, seed: int = 2) -> Clients:
@@ -30,7 +36,9 @@ def logistic(N: int = 10, M: int = 12, d: int = 6, alpha: float = 0.1, seed: int
 
 
 def gradient(problem: Clients, i: int, x: np.ndarray) -> np.ndarray:
-    return slope(problem.kind, problem.alpha, {name: array[i] for name, array in problem.arrays.items()}, x)
+    return slope(
+        problem.kind, problem.alpha, {name: array[i] for name, array in problem.arrays.items()}, x
+    )
 
 
 def optimum(problem: Clients) -> np.ndarray:
@@ -61,7 +69,9 @@ def fedprox(problem: Clients, called: list[list[int]], K: int, eta: float, mu: f
     return x
 
 
-def scaffold(problem: Clients, called: list[list[int]], K: int, eta: float, option: str = "II") -> np.ndarray:
+def scaffold(
+    problem: Clients, called: list[list[int]], K: int, eta: float, option: str = "II"
+) -> np.ndarray:
     """Karimireddy et al. 2020, Algorithm 1 with a global step of 1; all control variates begin at 0."""
     x, c, own = np.zeros(problem.d), np.zeros(problem.d), np.zeros((problem.N, problem.d))
     for clients in called:

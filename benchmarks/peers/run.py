@@ -53,7 +53,9 @@ VARIANTS = [  # (peer, method, what is different, whose row)
 
 
 ONE_THREAD = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"),
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    ),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
 }
 
@@ -71,7 +73,16 @@ def interpreter(home: Path, environment: str | None, python: str) -> str:
     done, inside = folder / ".installed", folder / "bin" / "python"
     if not (done.exists() and done.read_text() == mark):
         print(f"making the environment {environment} ...", flush=True)
-        words = [str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(wanted)]
+        words = [
+            str(inside),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-r",
+            str(wanted),
+        ]
         for step in ([python, "-m", "venv", "--clear", str(folder)], words):
             try:
                 ended = subprocess.run(step, capture_output=True, text=True, check=False)
@@ -86,12 +97,16 @@ def interpreter(home: Path, environment: str | None, python: str) -> str:
 def last_line(text: str) -> str:
     """The last line that says something."""
     lines = [
-        line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("WARNING", "[notice]"))
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not line.startswith(("WARNING", "[notice]"))
     ]
     return lines[-1][:200] if lines else "no message"
 
 
-def do(python: str, peer: str, job: dict[str, Any], home: Path, seconds: float = 900.0) -> dict[str, Any]:
+def do(
+    python: str, peer: str, job: dict[str, Any], home: Path, seconds: float = 900.0
+) -> dict[str, Any]:
     """One job in a process of its own; Failed with the reason if nothing comes of it."""
     path = home / "job.json"
     path.write_text(json.dumps({**job, "spawned": time.time()}))
@@ -124,7 +139,11 @@ def speed_data(home: Path) -> dict[str, Path]:
         if name == "large":
             rows = np.concatenate([rng.permutation(10 * CASES["small"]["N"]) for _ in range(10)])
         X = data.X[rows]
-        arrays = {"indptr": X.indptr.astype(np.int64), "indices": X.indices.astype(np.int32), "y": data.y[rows]}
+        arrays = {
+            "indptr": X.indptr.astype(np.int64),
+            "indices": X.indices.astype(np.int32),
+            "y": data.y[rows],
+        }
         paths[name] = home / f"{name}.npz"
         Clients("robust", case["N"], data.features, 0.0, arrays).save(paths[name])
     return paths
@@ -135,7 +154,9 @@ def loss(path: Path, x: list[float]) -> tuple[float, float]:
     clients = Clients.load(str(path))
     a, y, v = clients.arrays, clients.arrays["y"], np.array(x, dtype=np.float64)
     with np.errstate(all="ignore"):
-        t = np.add.reduceat(v[a["indices"]], a["indptr"][:-1]) - y  # every row of such data has an entry
+        t = (
+            np.add.reduceat(v[a["indices"]], a["indptr"][:-1]) - y
+        )  # every row of such data has an entry
         slopes = np.repeat(t / (1 + 0.5 * t * t), np.diff(a["indptr"]))
         gradient = np.bincount(a["indices"], weights=slopes, minlength=clients.d) / len(y)
         return float(np.log1p(0.5 * t * t).mean()), float(np.linalg.norm(gradient))
@@ -155,7 +176,9 @@ def speed(pythons: dict[str, Any], home: Path, repetitions: int, keep: Callable[
         for name, case in CASES.items():
             for method in ("fedavg", "scaffold"):
                 for peer, (_, dtype, timed) in PEERS.items():
-                    row = found.setdefault((peer, method, name), {"peer": peer, "method": method, "case": name})
+                    row = found.setdefault(
+                        (peer, method, name), {"peer": peer, "method": method, "case": name}
+                    )
                     if "failed" in row or "none" in row:
                         continue
                     rounds = case["check"] + (4 * timed if case["S"] == 2 else timed)
@@ -170,8 +193,14 @@ def speed(pythons: dict[str, Any], home: Path, repetitions: int, keep: Callable[
                     print(f"{repetition} {name} {method} {peer}: {answer['cpu']}", flush=True)
                     for key in ("wall", "cpu", "first", "peak"):
                         row[key] = min(row.get(key, math.inf), answer[key])
-                    row["beyond"] = min(row.get("beyond", math.inf), answer["peak"] - answer["loaded"])
-                    row |= {"versions": answer["versions"], "label": answer["label"], "timed": answer["timed"]}
+                    row["beyond"] = min(
+                        row.get("beyond", math.inf), answer["peak"] - answer["loaded"]
+                    )
+                    row |= {
+                        "versions": answer["versions"],
+                        "label": answer["label"],
+                        "timed": answer["timed"],
+                    }
                     row["start_loss"] = loss(paths[name], [0.0] * len(answer["x"]))[0]
                     row["check_loss"] = loss(paths[name], answer["x_check"])[0]
                     row["loss"], row["grad_norm"] = loss(paths[name], answer["x"])
@@ -188,7 +217,9 @@ def compare(found: dict[Any, dict[str, Any]]) -> None:
             row["same"] = bool(abs(theirs - ours) <= 0.25 * ours)
 
 
-def asked(row: dict[str, Any], pythons: dict[str, Any], job: dict[str, Any], home: Path) -> dict[str, Any] | None:
+def asked(
+    row: dict[str, Any], pythons: dict[str, Any], job: dict[str, Any], home: Path
+) -> dict[str, Any] | None:
     """What the row's peer answers; None where it fails or has no such method, which the row then says."""
     try:
         answer = do(python_of(pythons, row["peer"]), row["peer"], job, home)
@@ -217,7 +248,14 @@ def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
         for S in (problem.N, problem.N // 2):
             calls = schedule(problem.N, S, EXACT["rounds"], 0)
             for peer, method, more, what in plans + VARIANTS:
-                row = {"peer": peer, "method": method, "variant": what, "problem": problem.kind, "S": S, "N": problem.N}
+                row = {
+                    "peer": peer,
+                    "method": method,
+                    "variant": what,
+                    "problem": problem.kind,
+                    "S": S,
+                    "N": problem.N,
+                }
                 rows.append(row)
                 job = {
                     **EXACT, "S": S, "b": None, "method": method, "data": str(path), "dtype": "float64", "seed": 0,
@@ -230,18 +268,32 @@ def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def judged(problem: Clients, job: dict[str, Any], answer: dict[str, Any], star: np.ndarray) -> dict[str, Any]:
+def judged(
+    problem: Clients, job: dict[str, Any], answer: dict[str, Any], star: np.ndarray
+) -> dict[str, Any]:
     """Largest distances of a peer's x to the reference's, over the clients that it called, and to x*."""
-    x, wanted = np.array(answer["x"], dtype=np.float64), plain.reference(problem, job, answer["called"])
-    far = {"to_reference": float(np.abs(x - wanted).max()), "to_star": float(np.abs(x - star).max())}
-    return {**far, "reference_to_star": float(np.abs(wanted - star).max()), "label": answer["label"]}
+    x, wanted = (
+        np.array(answer["x"], dtype=np.float64),
+        plain.reference(problem, job, answer["called"]),
+    )
+    far = {
+        "to_reference": float(np.abs(x - wanted).max()),
+        "to_star": float(np.abs(x - star).max()),
+    }
+    return {
+        **far,
+        "reference_to_star": float(np.abs(wanted - star).max()),
+        "label": answer["label"],
+    }
 
 
 def machine() -> str:
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         pass
     return f"{model}, {os.cpu_count()} cores, {platform.system()}"
@@ -258,8 +310,12 @@ def finite(tree: Any) -> Any:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--home", type=Path, default=ROOT / ".peers", help="where environments and results go")
-    words.add_argument("--python", default=sys.executable, help="the interpreter that makes the environments")
+    words.add_argument(
+        "--home", type=Path, default=ROOT / ".peers", help="where environments and results go"
+    )
+    words.add_argument(
+        "--python", default=sys.executable, help="the interpreter that makes the environments"
+    )
     words.add_argument("--repetitions", type=int, default=3)
     words.add_argument("--only", choices=("speed", "exact"), help="one half of it")
     words.add_argument("--into", type=Path, help="a Markdown file with markers for the tables")
@@ -284,7 +340,9 @@ def main() -> None:
         (home / "peers.md").write_text(page)
         print(page)
         if asked.into:
-            asked.into.write_text(tables.put(asked.into.read_text(encoding="utf-8"), page), encoding="utf-8")
+            asked.into.write_text(
+                tables.put(asked.into.read_text(encoding="utf-8"), page), encoding="utf-8"
+            )
 
     if asked.only != "speed":
         keep(exact=exact(pythons, home))

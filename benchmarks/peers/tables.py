@@ -84,8 +84,23 @@ def speed_table(results: dict[str, Any], case: str) -> str:
                 *cells, span(row["cpu"]), ratio, span(row["wall"]), span(row["first"]), megabytes(row["peak"]),
                 megabytes(row["beyond"]), work(row),
             ])  # fmt: skip
-    head = ["method", "peer", "CPU a round", "of ours", "wall a round", "first round after", "peak memory"]
-    return table([*head, "beyond libraries and data", f"loss after {results['cases'][case]['check']} rounds"], rows)
+    head = [
+        "method",
+        "peer",
+        "CPU a round",
+        "of ours",
+        "wall a round",
+        "first round after",
+        "peak memory",
+    ]
+    return table(
+        [
+            *head,
+            "beyond libraries and data",
+            f"loss after {results['cases'][case]['check']} rounds",
+        ],
+        rows,
+    )
 
 
 def growth_table(results: dict[str, Any]) -> str:
@@ -99,19 +114,34 @@ def growth_table(results: dict[str, Any]) -> str:
         if "cpu" not in large or "cpu" not in small:
             rows.append(cells + excused(large if "cpu" not in large else small, 6))
             continue
-        pairs: list[tuple[str, Callable[[float], str]]] = [("cpu", span), ("first", span), ("peak", megabytes)]
+        pairs: list[tuple[str, Callable[[float], str]]] = [
+            ("cpu", span),
+            ("first", span),
+            ("peak", megabytes),
+        ]
         for key, form in pairs:
             cells += [form(large[key]), times(large[key] / small[key])]
         rows.append(cells)
     rows.sort(key=lambda cells: cells[0])
-    head = ["method", "peer", "CPU a round", "growth", "first round after", "growth", "peak memory", "growth"]
+    head = [
+        "method",
+        "peer",
+        "CPU a round",
+        "growth",
+        "first round after",
+        "growth",
+        "peak memory",
+        "growth",
+    ]
     return table(head, rows)
 
 
 def exact_table(results: dict[str, Any], problem: str) -> str:
     rows = []
     found = {
-        (r["method"], r["peer"], r["variant"], r["S"] == r["N"]): r for r in results["exact"] if r["problem"] == problem
+        (r["method"], r["peer"], r["variant"], r["S"] == r["N"]): r
+        for r in results["exact"]
+        if r["problem"] == problem
     }
     for method in ("scaffold", "fedprox"):
         for (which, _peer, _variant, everyone), row in found.items():
@@ -122,11 +152,21 @@ def exact_table(results: dict[str, Any], problem: str) -> str:
                 if "label" in one:
                     meets = one["to_reference"] is not None and one["to_reference"] <= MISSED
                     far = distance(one["to_reference"])
-                    cells += [far if meets or far.startswith("**") else f"**{far}**", distance(one["to_star"])]
+                    cells += [
+                        far if meets or far.startswith("**") else f"**{far}**",
+                        distance(one["to_star"]),
+                    ]
                 else:
                     cells += excused(one, 2) if one is row or "none" not in one else ["", ""]
             rows.append(cells)
-    head = ["method", "peer", "all called: to the reference", "to x*", "half called: to the reference", "to x*"]
+    head = [
+        "method",
+        "peer",
+        "all called: to the reference",
+        "to x*",
+        "half called: to the reference",
+        "to x*",
+    ]
     return table(head, rows)
 
 
@@ -135,7 +175,9 @@ def versions(results: dict[str, Any]) -> str:
     for row in results["speed"]:
         if "versions" in row:
             own = [] if row["peer"] != "ours" else [f"fedpage {row['label']}"]
-            said = ", ".join([*own, *(f"{name} {version}" for name, version in row["versions"].items())])
+            said = ", ".join(
+                [*own, *(f"{name} {version}" for name, version in row["versions"].items())]
+            )
             seen[NAMES[row["peer"]]] = said
     return "".join(f"- {name}: {said}\n" for name, said in seen.items())
 
@@ -150,7 +192,10 @@ def page(results: dict[str, Any]) -> str:
             case = cases[name]
             title = f"N = {case['N']:,}, S = {case['S']}, K = {case['K']}, batch {case['b']}"
             parts += [f"**{title}**\n", speed_table(results, name)]
-        parts += [f"**Growth from N = {cases['small']['N']:,} to {cases['large']['N']:,}**\n", growth_table(results)]
+        parts += [
+            f"**Growth from N = {cases['small']['N']:,} to {cases['large']['N']:,}**\n",
+            growth_table(results),
+        ]
     if "exact" in results:
         for problem in ("quadratic", "logistic"):
             parts += [f"**Correctness: {problem}**\n", exact_table(results, problem)]

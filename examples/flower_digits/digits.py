@@ -39,4 +39,6 @@ def problem(client, clients):
     """The problem of one client, or of the server (None)."""
     everyone, held_out = rows(clients)
     mine = held_out if client is None else everyone[client]
-    return fp.TorchProblem(network(), nn.CrossEntropyLoss(), [mine], metrics=["accuracy"], dtype="float64")
+    return fp.TorchProblem(
+        network(), nn.CrossEntropyLoss(), [mine], metrics=["accuracy"], dtype="float64"
+    )

@@ -17,13 +17,37 @@ from typing import TYPE_CHECKING, Any
 from fedpage._version import __version__
 
 if TYPE_CHECKING:
-    from fedpage import arrivals, data, draws, engine, faults, history, methods, plot, problems, theory, types
-    from fedpage.arrivals import Policy
-    from fedpage.callbacks import Best, Callback
-    from fedpage.data import Dataset, Partition, blocks, by_label, census, dirichlet, load, power_law, shuffled
-    from fedpage.engine import Simulation, simulate, sweep
-    from fedpage.faults import Faults
-    from fedpage.history import History
+    from fedpage import (
+        callbacks,
+        core,
+        data,
+        engine,
+        methods,
+        problems,
+        report,
+        runs,
+        studies,
+        theory,
+    )
+    from fedpage.callbacks.base import Best, Callback
+    from fedpage.callbacks.trackers import Track
+    from fedpage.core.errors import InputError
+    from fedpage.core.types import Method, Oracle, Problem, Smoothness
+    from fedpage.data import (
+        Dataset,
+        Partition,
+        blocks,
+        census,
+        dirichlet,
+        iid,
+        label_shards,
+        load,
+        power_law,
+    )
+    from fedpage.engine.faults import Faults
+    from fedpage.engine.policy import Policy
+    from fedpage.engine.simulation import Simulation, simulate, sweep
+    from fedpage.engine.stopping import Stop
     from fedpage.methods import (
         METHODS,
         PAGE,
@@ -36,51 +60,102 @@ if TYPE_CHECKING:
         FedProx,
         SCAFFOLDFull,
         SLocalSVRG,
-    )  # fmt: skip
-    from fedpage.problems import LeastSquares, LogisticRegression, Quadratic, RobustRegression, RowProblem
-    from fedpage.problems.torch_files import load_model, save_model
-    from fedpage.problems.torch_model import TorchProblem
-    from fedpage.stopping import Stop
-    from fedpage.trackers import Track
-    from fedpage.types import InputError, Method, Oracle, Problem, Smoothness
+    )
+    from fedpage.problems import (
+        LeastSquares,
+        LogisticRegression,
+        Quadratic,
+        RobustRegression,
+        RowProblem,
+    )
+    from fedpage.problems.torch.files import load_model, save_model
+    from fedpage.problems.torch.problem import TorchProblem
+    from fedpage.runs.history import History
 
-_HOME = {
-    "fedpage.arrivals": "Policy",
-    "fedpage.callbacks": "Best Callback",
-    "fedpage.faults": "Faults",
-    "fedpage.data": "Dataset Partition blocks by_label census dirichlet load power_law shuffled",
-    "fedpage.engine": "Simulation simulate sweep",
-    "fedpage.history": "History",
+_EXPORTS = {
+    "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
+    "fedpage.callbacks.base": "Best Callback",
+    "fedpage.callbacks.trackers": "Track",
+    "fedpage.engine.faults": "Faults",
+    "fedpage.engine.policy": "Policy",
+    "fedpage.engine.simulation": "Simulation simulate sweep",
+    "fedpage.engine.stopping": "Stop",
+    "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedAvgFull FedPAGE FedPAGEFull FedProx PAGE SCAFFOLD SCAFFOLDFull SLocalSVRG "
     "VRLSGD",
     "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
-    "fedpage.problems.torch_files": "load_model save_model",
-    "fedpage.problems.torch_model": "TorchProblem",
-    "fedpage.stopping": "Stop",
-    "fedpage.trackers": "Track",
-    "fedpage.types": "InputError Method Oracle Problem Smoothness",
+    "fedpage.problems.torch.problem": "TorchProblem",
+    "fedpage.problems.torch.files": "load_model save_model",
+    "fedpage.core.errors": "InputError",
+    "fedpage.core.types": "Method Oracle Problem Smoothness",
 }
-_WHERE = {name: home for home, names in _HOME.items() for name in names.split()}
-_ROOMS = ("arrivals", "data", "draws", "engine", "faults", "history", "methods", "plot", "problems", "theory", "types")
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+_PACKAGES = (
+    "callbacks", "core", "data", "engine", "methods", "problems", "report", "runs", "studies", "theory",
+)  # fmt: skip
 
-__all__ = [  # noqa: RUF022 - in the order of the table above
-    "__version__",
-    "Dataset", "Partition", "blocks", "by_label", "census", "dirichlet", "load", "power_law", "shuffled",
-    "Best", "Callback", "Faults", "Policy", "Simulation", "Stop", "Track", "simulate", "sweep",
+__all__ = [
+    "METHODS",
+    "PAGE",
+    "SCAFFOLD",
+    "VRLSGD",
+    "Best",
+    "Callback",
+    "Dataset",
+    "Faults",
+    "FedAvg",
+    "FedAvgFull",
+    "FedPAGE",
+    "FedPAGEFull",
+    "FedProx",
     "History",
-    "METHODS", "FedAvg", "FedAvgFull", "FedPAGE", "FedPAGEFull", "FedProx", "PAGE", "SCAFFOLD", "SCAFFOLDFull",
-    "SLocalSVRG", "VRLSGD",
-    "LeastSquares", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem", "TorchProblem",
-    "load_model", "save_model",
-    "InputError", "Method", "Oracle", "Problem", "Smoothness",
-    "arrivals", "data", "draws", "engine", "faults", "history", "methods", "plot", "problems", "theory", "types",
-]  # fmt: skip
+    "InputError",
+    "LeastSquares",
+    "LogisticRegression",
+    "Method",
+    "Oracle",
+    "Partition",
+    "Policy",
+    "Problem",
+    "Quadratic",
+    "RobustRegression",
+    "RowProblem",
+    "SCAFFOLDFull",
+    "SLocalSVRG",
+    "Simulation",
+    "Smoothness",
+    "Stop",
+    "TorchProblem",
+    "Track",
+    "__version__",
+    "blocks",
+    "callbacks",
+    "census",
+    "core",
+    "data",
+    "dirichlet",
+    "engine",
+    "iid",
+    "label_shards",
+    "load",
+    "load_model",
+    "methods",
+    "power_law",
+    "problems",
+    "report",
+    "runs",
+    "save_model",
+    "simulate",
+    "studies",
+    "sweep",
+    "theory",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(import_module(_WHERE[name]), name)
-    elif name in _ROOMS:
+    if name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    elif name in _PACKAGES:
         value = import_module(f"fedpage.{name}")
     else:
         raise AttributeError(f"module 'fedpage' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """`python -m fedpage`."""
 
-from fedpage.cli import main
+from fedpage.cli.main import main
 
 main()

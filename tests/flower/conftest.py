@@ -13,7 +13,13 @@ HERE = Path(__file__).parent
 try:
     import flwr  # noqa: F401
 except ImportError:
-    collect_ignore_glob = ["localgrid.py", "test_grid.py", "test_security.py", "test_processes.py", "test_networks.py"]
+    collect_ignore_glob = [
+        "localgrid.py",
+        "test_grid.py",
+        "test_security.py",
+        "test_processes.py",
+        "test_networks.py",
+    ]
 
 
 @pytest.fixture
@@ -22,7 +28,7 @@ def config(tmp_path):
     return {
         "method": "fedpage", "hyper": "S=3 K=3 eta_g=0.2 p=0.4", "data": "census:rows=300", "partition": "power-law",
         "partition-seed": 0, "objective": "robust", "alpha": 0.1, "weights": "uniform", "labels": "", "label": "",
-        "features": 0, "clients": 8, "rounds": 10, "seed": 3, "record": 4, "target": 0.0, "deadline": 60.0,
+        "features": 0, "clients": 8, "rounds": 10, "seed": 3, "record-every": 4, "target": 0.0, "deadline": 60.0,
         "wait": 10.0, "poll": 0.1, "retries": 2, "full-retries": 6, "patience": 10, "lost-after": 3,
         "out": str(tmp_path / "run"), "checkpoint-every": "1",
     }  # fmt: skip
@@ -33,12 +39,15 @@ def federate(config, tmp_path):
     """Runs a federation in this process; the strategy, with its history and its grid."""
     from localgrid import LocalGrid
 
-    from fedpage.flower.client import app
-    from fedpage.flower.server import FedpageStrategy
+    from fedpage.flower.client_app import app
+    from fedpage.flower.server_app import FedpageStrategy
 
     def run(fault=None, nodes=None, progress=None, prepare=None, **changes):
         settings = config | changes
-        own = nodes or [{"partition-id": i, "memory": str(tmp_path / "memory")} for i in range(settings["clients"])]
+        own = nodes or [
+            {"partition-id": i, "memory": str(tmp_path / "memory")}
+            for i in range(settings["clients"])
+        ]
         grid = LocalGrid(app, own, settings, fault=fault)
         strategy = FedpageStrategy(settings, sleep=grid.sleep, clock=grid.clock)
         strategy.grid = grid
@@ -56,8 +65,8 @@ def federate(config, tmp_path):
 def simulated(config):
     """The same run in the simulator."""
     import fedpage as fp
-    from fedpage import specs
-    from fedpage.flower.site import method_of
+    from fedpage.flower.node import method_of
+    from fedpage.runs import config as specs
 
     def run(problem=None, **changes):
         settings = config | changes
@@ -68,8 +77,8 @@ def simulated(config):
                 alpha, settings["weights"], settings["partition-seed"],
             )  # fmt: skip
         return fp.simulate(
-            problem, method_of(settings), rounds=settings["rounds"], seed=settings["seed"], record=settings["record"],
-            measured="clients",
+            problem, method_of(settings), rounds=settings["rounds"], seed=settings["seed"], record_every=settings["record-every"],
+            evaluate="per_client",
         )  # fmt: skip
 
     return run

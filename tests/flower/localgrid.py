@@ -16,7 +16,10 @@ from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -30,7 +33,9 @@ def wire(message: Message) -> Message:
     """The message as it arrives: its objects as bytes, and back."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = name = message.object_id
-        contents = {key: bytes(thing.deflate()) for key, thing in get_all_nested_objects(message).items()}
+        contents = {
+            key: bytes(thing.deflate()) for key, thing in get_all_nested_objects(message).items()
+        }
     arrived = inflate_object_from_contents(name, contents)
     arrived.metadata.__dict__["_message_id"] = name
     return arrived
@@ -39,7 +44,16 @@ def wire(message: Message) -> Message:
 class LocalGrid(Grid):
     """Nodes 0..clients-1 with random numbers, each with its own configuration and context."""
 
-    def __init__(self, app, node_configs, run_config, *, fault: Fault | None = None, tick: float = 1.0, seed: int = 0):
+    def __init__(
+        self,
+        app,
+        node_configs,
+        run_config,
+        *,
+        fault: Fault | None = None,
+        tick: float = 1.0,
+        seed: int = 0,
+    ):
         rng = random.Random(seed)
         self.app, self.tick, self.now = app, tick, 0.0
         self.fault: Fault = fault or (lambda client, message: None)
@@ -54,11 +68,15 @@ class LocalGrid(Grid):
         self.sent: list[tuple[int, str]] = []
 
     def add(self, node_id: int, client: int, own: dict, run_config: dict) -> None:
-        self.contexts[node_id] = Context(self._run_id, node_id, dict(own), RecordDict(), dict(run_config))
+        self.contexts[node_id] = Context(
+            self._run_id, node_id, dict(own), RecordDict(), dict(run_config)
+        )
         self.client_of[node_id] = client
 
     def node(self, client: int) -> int:
-        return next(node for node, one in self.client_of.items() if one == client and node in self.online)
+        return next(
+            node for node, one in self.client_of.items() if one == client and node in self.online
+        )
 
     def clock(self) -> float:
         return self.now
@@ -82,7 +100,11 @@ class LocalGrid(Grid):
 
     def _identify(self):
         """Outside a running app Flower does not know who sends."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run_id, SUPERLINK_NODE_ID, 11
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
+            self._run_id,
+            SUPERLINK_NODE_ID,
+            11,
+        )
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(wire(message)) for message in messages]
@@ -91,7 +113,12 @@ class LocalGrid(Grid):
         meta, name = message.metadata, message.metadata.message_id
         self._expires[name] = self.now + meta.ttl
         if meta.dst_node_id not in self.online:
-            self._answer(name, self._from_superlink(message, ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable"))
+            self._answer(
+                name,
+                self._from_superlink(
+                    message, ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable"
+                ),
+            )
             return name
         client = self.client_of[meta.dst_node_id]
         self.sent.append((client, meta.message_type))
@@ -116,8 +143,20 @@ class LocalGrid(Grid):
         self.now += self.tick
         arrived = []
         for name in list(message_ids):
-            if self._expires.get(name, -1.0) < self.now:  # the SuperLink answers for it, under its own number
-                meta = Metadata(self._run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, name, "", 0.0, 0, "system")
+            if (
+                self._expires.get(name, -1.0) < self.now
+            ):  # the SuperLink answers for it, under its own number
+                meta = Metadata(
+                    self._run_id,
+                    "",
+                    SUPERLINK_NODE_ID,
+                    SUPERLINK_NODE_ID,
+                    name,
+                    "",
+                    0.0,
+                    0,
+                    "system",
+                )
                 error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Error: Message Unavailable")
                 arrived.append(make_message(meta, error=error))
                 self._expires.pop(name, None)
@@ -149,4 +188,6 @@ class LocalGrid(Grid):
 
 
 def _copied(context: Context) -> Context:
-    return context_from_proto(ProtoContext.FromString(context_to_proto(context).SerializeToString()))
+    return context_from_proto(
+        ProtoContext.FromString(context_to_proto(context).SerializeToString())
+    )

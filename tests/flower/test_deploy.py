@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="these need Flower: pip install 'fedpage[flower]'")
 
 import fedpage as fp
-from fedpage.flower import check, keys
+from fedpage.flower.deploy import keys, preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ def made(tmp_path, monkeypatch):
 
 def found(**options):
     """What is missing."""
-    return [f"{one.what}; {one.advice}" for one in check.look(**options) if not one.ok]
+    return [f"{one.what}; {one.advice}" for one in preflight.look(**options) if not one.ok]
 
 
 class Listening:
@@ -74,7 +74,7 @@ def test_nothing_is_missing(made, tmp_path):
             f'[superlink.here]\naddress = "{server.address}"\nroot-certificates = "{made / "ca.pem"}"\n'
         )
         (tmp_path / "site.svm").write_text("1 1:2\n-1 3:1\n")
-        everything = list(check.look(
+        everything = list(preflight.look(
             app=ROOT / "examples" / "flower", ca=made / "ca.pem", cert=made / "server.pem", key=made / "server.key",
             node_key=made / "node1", address=server.address, superlink="here", data=tmp_path / "site.svm",
         ))  # fmt: skip
@@ -109,13 +109,14 @@ def test_certificates_that_do_not_fit(made, tmp_path):
     address = "10.1.2.3:8000"
     assert (
         "made for 127.0.0.1, localhost, not for 10.1.2.3"
-        in check._try(lambda: check._server(made / "server.pem", None, None, address)).what
+        in preflight._try(lambda: preflight._server(made / "server.pem", None, None, address)).what
     )
     assert "cannot be read" in found(ca=tmp_path / "nothing.pem")[0]
     (tmp_path / "junk.pem").write_text("junk")
     assert "not a PEM certificate" in found(cert=tmp_path / "junk.pem")[0]
     assert (
-        "not a private key without a password" in found(cert=made / "server.pem", key=_copy(tmp_path / "junk.pem"))[0]
+        "not a private key without a password"
+        in found(cert=made / "server.pem", key=_copy(tmp_path / "junk.pem"))[0]
     )
 
 
@@ -154,7 +155,7 @@ def test_an_environment_that_does_not_fit(made, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("PATH", "/usr/bin")
     assert "is not in PATH, and Flower starts its programs by name" in found()[0]
-    monkeypatch.setattr(check, "WANTED", ((2, 0), (3, 0)))
+    monkeypatch.setattr(preflight, "WANTED", ((2, 0), (3, 0)))
     assert "is installed; install 'fedpage[flower]'" in found()[0]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
@@ -180,7 +181,7 @@ def test_apps_and_data_that_do_not_fit(made, tmp_path, run):
     text = path.read_text()
     path.write_text(text.replace('method = "fedpage"', 'method = "fedpag"'))
     assert "did you mean 'fedpage'" in found(app=path.parent)[0]
-    path.write_text(text.replace("fedpage.flower.client:app", "mine:app"))
+    path.write_text(text.replace("fedpage.flower.client_app:app", "mine:app"))
     assert "clientapp is not fedpage's" in found(app=path.parent)[0]
     path.write_text(text + "[")
     assert "not TOML" in found(app=path.parent)[0]
@@ -213,4 +214,4 @@ def test_nothing_is_insecure_unless_the_user_types_it():
             text = path.read_text(encoding="utf-8")
             where = text.count("--insecure")
             # there only where a caller leaves TLS out, and for Flower's simulation, whose nodes are in its own process
-            assert where == (2 if path.name == "loopback.py" else 0), path
+            assert where == (2 if path.name == "local_federation.py" else 0), path

@@ -11,9 +11,9 @@ from localgrid import LocalGrid
 
 import fedpage as fp
 from fedpage.flower import engine as federation
-from fedpage.flower import wire
-from fedpage.flower.client import app
-from fedpage.flower.server import FedpageStrategy
+from fedpage.flower import messages
+from fedpage.flower.client_app import app
+from fedpage.flower.server_app import FedpageStrategy
 
 HYPER = {
     "fedpage": "S=3 K=3 eta_g=0.2 p=0.4", "page": "S=3 eta_g=0.2 p=0.4", "fedavg": "S=3 K=3", "fedprox": "S=3 K=3",
@@ -30,10 +30,19 @@ def test_the_same_history_as_in_the_simulator(federate, simulated, method, tmp_p
     assert fp.History.load(tmp_path / "run" / "history.jsonl").same(history)
 
 
-@pytest.mark.parametrize("objective", ["logistic", "logistic-l2", "logistic-nonconvex", "squares-l2"])
+@pytest.mark.parametrize(
+    "objective", ["logistic", "logistic-l2", "logistic-nonconvex", "squares-l2"]
+)
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-def test_the_same_history_for_every_objective_and_weighting(federate, simulated, objective, weights):
-    changes = {"objective": objective, "weights": weights, "method": "scaffold", "hyper": "S=3 K=2 eta_l=0.1"}
+def test_the_same_history_for_every_objective_and_weighting(
+    federate, simulated, objective, weights
+):
+    changes = {
+        "objective": objective,
+        "weights": weights,
+        "method": "scaffold",
+        "hyper": "S=3 K=2 eta_l=0.1",
+    }
     assert federate(**changes).history.same(simulated(**changes))
 
 
@@ -52,7 +61,12 @@ class Once:
     def __call__(self, client, message):
         key = (client, message.metadata.group_id)
         other = self.client is not None and client != self.client
-        if message.metadata.message_type != self.kind or other or key in self.seen or int(key[1]) < 2:
+        if (
+            message.metadata.message_type != self.kind
+            or other
+            or key in self.seen
+            or int(key[1]) < 2
+        ):
             return None
         self.seen.add(key)
         return self.what
@@ -66,7 +80,10 @@ def tampered(change):
         arrays = {name: array.numpy() for name, array in content["parts"].items()}
         say = dict(content["say"])
         made = change(arrays, say) or arrays
-        records = {"parts": ArrayRecord({k: Array(v) for k, v in made.items()}), "say": ConfigRecord(say)}
+        records = {
+            "parts": ArrayRecord({k: Array(v) for k, v in made.items()}),
+            "say": ConfigRecord(say),
+        }
         reply.content = RecordDict(records)
         return reply
 
@@ -83,8 +100,12 @@ FAULTS = {
     "its node is not there": ("error", 5, "Error: Node Unavailable"),
     "no reply in time": ("late", 1000.0),
     "not finite": tampered(lambda a, s: a[first(a)].__setitem__(0, np.nan)),
-    "of shape (1,) instead of (123,)": tampered(lambda a, s: {name: part[:1] for name, part in a.items()}),
-    "of type float32 instead of float64": tampered(lambda a, s: {n: p.astype(np.float32) for n, p in a.items()}),
+    "of shape (1,) instead of (123,)": tampered(
+        lambda a, s: {name: part[:1] for name, part in a.items()}
+    ),
+    "of type float32 instead of float64": tampered(
+        lambda a, s: {n: p.astype(np.float32) for n, p in a.items()}
+    ),
     "bytes, where 984 were expected": tampered(lambda a, s: {n: np.zeros(10**6) for n in a}),
     "instead of dy": tampered(lambda a, s: {"other": a[first(a)]}),
     "late: it belongs to round": tampered(lambda a, s: s.__setitem__("round", s["round"] - 1)),
@@ -121,7 +142,10 @@ def test_a_reply_that_never_counts_does_not_move_a_memory(federate, simulated, t
     lost = []
 
     def fault(client, message):
-        if message.metadata.message_type == "train.work" and message.metadata.group_id in ("2", "3"):
+        if message.metadata.message_type == "train.work" and message.metadata.group_id in (
+            "2",
+            "3",
+        ):
             lost.append(client)
             return "lost" if client % 2 else None
         return None
@@ -137,13 +161,16 @@ def test_a_reply_that_never_counts_does_not_move_a_memory(federate, simulated, t
 
     def ask(clients, message, wave):
         (answer,) = plain(clients, message, wave)
-        if engine.tally.round not in (2, 3):
+        if engine.costs.round not in (2, 3):
             return (answer,)
-        from fedpage.rounds import as_letters
+        from fedpage.engine.round import as_letters
 
         return (
-            fp.arrivals.Answer(
-                clients, letters=[one for one in as_letters(answer, engine.tally.round) if not one.client % 2]
+            fp.engine.policy.Answer(
+                clients,
+                letters=[
+                    one for one in as_letters(answer, engine.costs.round) if not one.client % 2
+                ],
             ),
         )
 
@@ -157,13 +184,21 @@ def test_a_client_that_never_comes_back(federate):
     """An alarm, no more full rounds, and training goes on."""
 
     def leave(client, message):
-        if message.metadata.group_id.isdigit() and int(message.metadata.group_id) >= 3 and client == 5:
+        if (
+            message.metadata.group_id.isdigit()
+            and int(message.metadata.group_id) >= 3
+            and client == 5
+        ):
             return ("error", 5, "Error: Node Unavailable")
         return None
 
-    history = federate(leave, rounds=25, record=1, hyper="S=4 K=2 eta_g=0.2 p=0.5").history
+    history = federate(
+        leave, rounds=25, hyper="S=4 K=2 eta_g=0.2 p=0.5", **{"record-every": 1}
+    ).history
     assert history.stopped == "finished"
-    assert [e["text"] for e in history.events if e["event"] == "lost"] == ["client 5 missing 3 times in a row"]
+    assert [e["text"] for e in history.events if e["event"] == "lost"] == [
+        "client 5 missing 3 times in a row"
+    ]
     alarm = next(e["round"] for e in history.events if e["event"] == "lost")
     assert np.diff(history["full_rounds"])[3:].max() == 0
     assert np.diff(history["clients"])[alarm + 1 :].max() <= 4 + 2
@@ -202,7 +237,7 @@ def test_a_killed_server_goes_on_with_the_same_bits(federate, simulated, method)
         if done == 4:
             raise Killed
 
-    changes = {"method": method, "hyper": HYPER[method], "record": 1}
+    changes = {"method": method, "hyper": HYPER[method], "record-every": 1}
     with pytest.raises(Killed):
         federate(progress=die, **changes)
     again = federate(**changes)
@@ -224,8 +259,12 @@ def test_a_memory_that_is_lost_is_said_and_not_replaced_by_zeros(federate, tmp_p
             shutil.rmtree(tmp_path / "memory", ignore_errors=True)
 
     history = federate(forget, method="scaffold", hyper="S=8 K=2").history
-    assert history.stopped.startswith("gave up at round 5: no sound reply from clients 0, 1, 2, 3, 4 and 3 more")
-    assert any("this node has no memory of round 4; it has been lost" in e["text"] for e in history.events)
+    assert history.stopped.startswith(
+        "gave up at round 5: no sound reply from clients 0, 1, 2, 3, 4 and 3 more"
+    )
+    assert any(
+        "this node has no memory of round 4; it has been lost" in e["text"] for e in history.events
+    )
 
 
 def test_an_outage_while_measuring_is_not_the_end(federate, simulated):
@@ -233,7 +272,10 @@ def test_an_outage_while_measuring_is_not_the_end(federate, simulated):
 
     def silent(client, message):
         return (
-            "drop" if message.metadata.message_type == "evaluate.measure" and message.metadata.group_id == "4" else None
+            "drop"
+            if message.metadata.message_type == "evaluate.measure"
+            and message.metadata.group_id == "4"
+            else None
         )
 
     history = federate(silent).history
@@ -245,7 +287,9 @@ def test_a_measure_that_is_not_finite_is_asked_for_again(federate, simulated):
     spoil = tampered(lambda a, s: a["loss"].__setitem__(0, np.nan))
     history = federate(Once(spoil, kind="evaluate.measure")).history
     assert history.same(simulated())
-    assert all("measures of client" in e["text"] and "not finite" in e["text"] for e in history.events)
+    assert all(
+        "measures of client" in e["text"] and "not finite" in e["text"] for e in history.events
+    )
 
 
 def test_a_run_goes_on_without_a_client_that_was_lost(federate):
@@ -257,10 +301,12 @@ def test_a_run_goes_on_without_a_client_that_was_lost(federate):
         if done == 8:
             raise Killed
 
-    changes = {"rounds": 14, "record": 1, "hyper": "S=6 K=2 eta_g=0.2 p=0.5"}
+    changes = {"rounds": 14, "record-every": 1, "hyper": "S=6 K=2 eta_g=0.2 p=0.5"}
     with pytest.raises(Killed):
         federate(leave, progress=die, **changes)
-    history = federate(leave, prepare=lambda grid: grid.online.discard(grid.node(5)), **changes).history
+    history = federate(
+        leave, prepare=lambda grid: grid.online.discard(grid.node(5)), **changes
+    ).history
     assert history.stopped == "finished"
     assert history.last("round") == 14
 
@@ -301,11 +347,18 @@ def test_memories_want_a_checkpoint_every_round(config):
         FedpageStrategy(config | {"method": "scaffold", "hyper": "S=2", "checkpoint-every": "10"})
 
 
-@pytest.mark.parametrize("kinds", [{0: "0,1", 1: "many"}, {0: "0,1", 1: "1,2"}, {0: "0,1", 1: "0"}, {0: "1", 1: "2"}])
+@pytest.mark.parametrize(
+    "kinds", [{0: "0,1", 1: "many"}, {0: "0,1", 1: "1,2"}, {0: "0,1", 1: "0"}, {0: "1", 1: "2"}]
+)
 def test_labels_of_different_meaning(kinds):
     with pytest.raises(fp.InputError, match="labels"):
         federation._one_meaning(kinds)
-    for fine in ({0: "-1", 1: "-1,1"}, {0: "0,1", 1: "0,1"}, {0: "many", 1: "many"}, {0: "", 1: ""}):
+    for fine in (
+        {0: "-1", 1: "-1,1"},
+        {0: "0,1", 1: "0,1"},
+        {0: "many", 1: "many"},
+        {0: "", 1: ""},
+    ):
         federation._one_meaning(fine)
 
 
@@ -318,7 +371,9 @@ def test_everyone_must_be_there_to_begin(federate):
     twins = [{"partition-id": min(i, 6)} for i in range(8)]
     with pytest.raises(fp.InputError, match="both say they are client 6"):
         federate(nodes=twins)
-    with pytest.raises(fp.InputError, match="partition-id must say which of the 8 clients this is, 0 to 7, not 8"):
+    with pytest.raises(
+        fp.InputError, match="partition-id must say which of the 8 clients this is, 0 to 7, not 8"
+    ):
         federate(nodes=[{"partition-id": i + 1} for i in range(8)])
     with pytest.raises(fp.InputError, match="this node has no data"):
         federate(data="")
@@ -349,14 +404,25 @@ def test_sites_with_files_of_their_own(federate, simulated, tmp_path):
             path.write_text("\n".join(lines) + "\n")
         else:
             path = tmp_path / f"site{site}.csv"
-            lines = [",".join(map(repr, [int(b), *map(float, row)])) for row, b in zip(X[rows], y[rows], strict=True)]
+            lines = [
+                ",".join(map(repr, [int(b), *map(float, row)]))
+                for row, b in zip(X[rows], y[rows], strict=True)
+            ]
             path.write_text("sick,a,b,c,d,e\n" + "\n".join(lines) + "\n")
         nodes.append({"partition-id": site, "data": str(path)})
-    changes = {"clients": 4, "data": "", "label": "sick", "hyper": "S=2 K=2 eta_g=0.3", "objective": "logistic"}
+    changes = {
+        "clients": 4,
+        "data": "",
+        "label": "sick",
+        "hyper": "S=2 K=2 eta_g=0.3",
+        "objective": "logistic",
+    }
     strategy = federate(nodes=nodes, labels="0,1", **changes)
     problem = fp.LogisticRegression(fp.Dataset.from_arrays(X, y), clients=4)
     assert strategy.history.same(simulated(problem, labels="0,1", **changes))
-    with pytest.raises(fp.InputError, match=r'client 0 has labels of one kind only; .* labels = "0,1"'):
+    with pytest.raises(
+        fp.InputError, match=r'client 0 has labels of one kind only; .* labels = "0,1"'
+    ):
         federate(nodes=nodes, **{**changes, "out": str(tmp_path / "two")})
     with pytest.raises(fp.InputError, match="row 1 is labelled 1, which is not one of 2,3"):
         federate(nodes=nodes, labels="2,3", **{**changes, "out": str(tmp_path / "three")})
@@ -374,7 +440,7 @@ def test_sites_with_files_of_their_own(federate, simulated, tmp_path):
     ],
 )
 def test_tables_that_are_none(tmp_path, text, words):
-    from fedpage.flower.site import read
+    from fedpage.flower.node import read
 
     path = tmp_path / "x.csv"
     path.write_text(text)
@@ -410,11 +476,14 @@ def test_messages_that_the_grid_does_not_take(config):
     grid.get_node_ids()
     sent = {0: Message(RecordDict(), grid.node(0), "query.describe", ttl=5.0)}
     grid.push_messages = lambda messages: [None]
-    assert federation.exchange(grid, sent, deadline=1.0, poll=0.1, sleep=grid.sleep, clock=grid.clock) == {}
+    assert (
+        federation.exchange(grid, sent, deadline=1.0, poll=0.1, sleep=grid.sleep, clock=grid.clock)
+        == {}
+    )
 
 
 def test_names_of_messages_are_the_methods_own():
-    found = wire.kinds(fp.PAGE())
+    found = messages.kinds(fp.PAGE())
     assert {"Refresh", "Walk", "FreeWalk"} <= set(found)
     assert found["Walk"]._fields == ("x_prev", "g")
     assert dataclasses.is_dataclass(fp.PAGE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage.flower.site import own_problem
+from fedpage.flower.node import own_problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'fedpage[torch]'")
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower_digits"
@@ -68,9 +68,15 @@ def nodes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 @pytest.mark.parametrize(
     ("method", "hyper"),
-    [("fedpage", "S=2 K=3 eta_g=0.3 p=0.4 b3=4"), ("scaffold", "S=2 K=3 b=4"), ("fedavg", "S=3 K=2")],
+    [
+        ("fedpage", "S=2 K=3 eta_g=0.3 p=0.4 b3=4"),
+        ("scaffold", "S=2 K=3 b=4"),
+        ("fedavg", "S=3 K=2"),
+    ],
 )
-def test_the_same_bits_as_in_the_simulator(federate, simulated, nodes, method, hyper, weights, tmp_path):
+def test_the_same_bits_as_in_the_simulator(
+    federate, simulated, nodes, method, hyper, weights, tmp_path
+):
     settings = {"objective": "nodes_of_mine:problem", "clients": 4, "method": method, "hyper": hyper, "rounds": 6,
                 "weights": weights}  # fmt: skip
     found = federate(**settings).history
@@ -81,8 +87,8 @@ def test_the_same_bits_as_in_the_simulator(federate, simulated, nodes, method, h
         if column != "seconds":
             np.testing.assert_array_equal(found[column], whole[column])
     server = nodes.problem(None, 4)
-    assert found.last("held_out_accuracy") == server.measure(found.x)["accuracy"]
-    assert found.last("held_out_loss") == server.measure(found.x)["loss"]
+    assert found.last("held_out_accuracy") == server.evaluate(found.x)["accuracy"]
+    assert found.last("held_out_loss") == server.evaluate(found.x)["loss"]
     assert found["floats_up"][-1] * 4 == found["bytes_up"][-1]
 
 
@@ -104,7 +110,10 @@ def test_the_example_is_such_a_problem(monkeypatch):
         ("nodes_of_mine:rows", "takes 1 positional"),
         ("nodes_of_mine:two", "it has 2 clients"),
         ("nodes_of_mine:wider", "another number on a node"),
-        ("nodes_of_mine:elsewhere", "is another model on a node than on the server, or starts elsewhere"),
+        (
+            "nodes_of_mine:elsewhere",
+            "is another model on a node than on the server, or starts elsewhere",
+        ),
         ("nodes_of_mine:broken", "nodes_of_mine:broken failed: IndexError"),
     ],
 )

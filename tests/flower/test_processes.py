@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import fedpage as fp
-from fedpage.flower import keys
-from fedpage.flower.loopback import Loopback, Simulated, _descendants, _free_ports
+from fedpage.flower.deploy import keys
+from fedpage.flower.deploy.local_federation import Loopback, Simulated, _descendants, _free_ports
 
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
 QUICK = """
@@ -72,7 +72,8 @@ def strangers(federation):
         "plaintext-with-a-key": {"key": mine, "ca": None, "extra": once},
     }
     return {
-        name: federation.spawn(name, federation.node_words(0, port=next(ports), **case)) for name, case in cases.items()
+        name: federation.spawn(name, federation.node_words(0, port=next(ports), **case))
+        for name, case in cases.items()
     }
 
 
@@ -82,8 +83,8 @@ METHODS = {
     "fedavg": (fp.FedAvg(S=1, K=3, eta_l=0.1), "S=1 K=3 eta_l=0.1", 2),
 }
 SMALL = {
-    "clients": 2, "record": 0, "seed": 7, "objective": "logistic-l2", "alpha": 0.01, "data": "census:rows=200",
-    "partition": "by-label", "poll": 0.05,
+    "clients": 2, "record-every": 0, "seed": 7, "objective": "logistic-l2", "alpha": 0.01, "data": "census:rows=200",
+    "partition": "label-shards", "poll": 0.05,
 }  # fmt: skip
 
 
@@ -91,9 +92,11 @@ SMALL = {
 def simulated_runs():
     """What the simulator makes of the three runs."""
     data = fp.load("census", rows=200)
-    problem = fp.LogisticRegression(data, fp.by_label(data.y, 2), reg="l2", alpha=0.01)
+    problem = fp.LogisticRegression(data, fp.label_shards(data.y, 2), reg="l2", alpha=0.01)
     return {
-        name: fp.simulate(problem, method, rounds=rounds, seed=7, record=0, measured="clients")
+        name: fp.simulate(
+            problem, method, rounds=rounds, seed=7, record_every=0, evaluate="per_client"
+        )
         for name, (method, _, rounds) in METHODS.items()
     }
 
@@ -143,7 +146,9 @@ def _alive(pid):
 
 
 def test_flowers_own_simulation(tmp_path, simulated_runs):
-    pytest.importorskip("ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'")
+    pytest.importorskip(
+        "ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'"
+    )
     with Simulated(tmp_path / "home", 2) as federation:
         for name in METHODS:
             federation.submit(APP, **settings(name, tmp_path))
@@ -156,6 +161,8 @@ def test_flowers_own_simulation(tmp_path, simulated_runs):
 def test_no_program_no_federation(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    with pytest.raises(fp.InputError, match=r"flower-superlink is missing; install 'fedpage\[flower\]'"):
+    with pytest.raises(
+        fp.InputError, match=r"flower-superlink is missing; install 'fedpage\[flower\]'"
+    ):
         Loopback(tmp_path / "home", [{}])
     assert shutil.which("flower-superlink", path=str(tmp_path)) is None

@@ -13,14 +13,23 @@ from flwr.clientapp import ClientApp
 from localgrid import LocalGrid
 
 import fedpage as fp
-from fedpage.flower import client, wire
-from fedpage.flower.server import FedpageStrategy
+from fedpage.flower import client_app, messages
+from fedpage.flower.server_app import FedpageStrategy
 
 D = 123
-SAY = {"client": 0, "round": 0, "seed": 3, "kind": "Refresh", "d": D, "scale": 1.0, "run": "r", "dated": ""}
+SAY = {
+    "client": 0,
+    "round": 0,
+    "seed": 3,
+    "kind": "Refresh",
+    "d": D,
+    "scale": 1.0,
+    "run": "r",
+    "dated": "",
+}
 
 
-def sent(config, message_type="train.work", say=None, parts=None, records=None, app=client.app):
+def sent(config, message_type="train.work", say=None, parts=None, records=None, app=client_app.app):
     """The reply of node 0 to one message."""
     grid = LocalGrid(app, [{"partition-id": 0}], config)
     grid.get_node_ids()
@@ -44,7 +53,9 @@ def test_a_sound_message_is_answered(config):
     assert set(sent(config).content["parts"]) == {"g"}
 
 
-@pytest.mark.parametrize("kind", ["train", "train.steal", "evaluate", "evaluate.work", "query", "query.rows"])
+@pytest.mark.parametrize(
+    "kind", ["train", "train.steal", "evaluate", "evaluate.work", "query", "query.rows"]
+)
 def test_an_action_that_is_not_ours(config, kind):
     assert "No " in refused(sent(config, kind))
 
@@ -54,10 +65,16 @@ def test_an_action_that_is_not_ours(config, kind):
     [
         ({"parts": {"x": Array(np.zeros(10**6))}}, "x of 8,000,128 bytes, where 984 were expected"),
         ({"parts": {"x": Array(np.zeros(7))}}, "x of shape (7,) instead of (123,)"),
-        ({"parts": {"x": Array(np.zeros(D, dtype=np.float32))}}, "x of type float32 instead of float64"),
+        (
+            {"parts": {"x": Array(np.zeros(D, dtype=np.float32))}},
+            "x of type float32 instead of float64",
+        ),
         ({"parts": {"y": Array(np.zeros(D))}}, "arrays y instead of x"),
         ({"parts": {}}, "arrays  instead of x"),
-        ({"records": {"more": ConfigRecord({"a": 1})}}, "not one record of arrays and one of words"),
+        (
+            {"records": {"more": ConfigRecord({"a": 1})}},
+            "not one record of arrays and one of words",
+        ),
         ({"say": {"kind": "State"}}, "arrays x instead of x, x_prev, g, N"),
         ({"say": {"kind": "os"}}, "FedPAGE has no message 'os'"),
         ({"say": {"client": 1}}, "client 1 is meant, and this is client 0"),
@@ -115,17 +132,17 @@ def test_arrays_that_are_not_sound_are_neither_allocated_nor_unpickled(name, mon
 
     for function in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, function, never)
-    form = wire.vectors(wire.Point, 3)
+    form = messages.vectors(messages.Point, 3)
     content = RecordDict({"parts": ArrayRecord({"x": HOSTILE[name]}), "say": ConfigRecord({})})
-    with pytest.raises(wire.Unsound) as fault:
-        wire.unpacked(content, form)
+    with pytest.raises(messages.ProtocolError) as fault:
+        messages.unpacked(content, form)
     assert "\n" not in str(fault.value)
 
 
 def test_sound_arrays_keep_every_bit():
     numbers = np.array([-0.0, 5e-324, np.nan, -np.inf, 0.1])
-    content = wire.packed(wire.Point(numbers), {})
-    (again,) = wire.unpacked(content, wire.vectors(wire.Point, 5))
+    content = messages.packed(messages.Point(numbers), {})
+    (again,) = messages.unpacked(content, messages.vectors(messages.Point, 5))
     assert again.tobytes() == numbers.tobytes()
     assert again.flags.writeable
 
@@ -150,10 +167,10 @@ def mods():
 def test_mods_are_refused(config, name, place):
     mod = mods()[name]
     app = ClientApp(mods=[mod] if place == "app" else None)
-    app.train("work", mods=[mod] if place == "action" else None)(client.work)
+    app.train("work", mods=[mod] if place == "action" else None)(client_app.work)
     assert "takes no mods" in refused(sent(config, app=app))
     plain = ClientApp()
-    plain.train("work")(client.work)
+    plain.train("work")(client_app.work)
     assert sent(config, app=plain).has_content()
 
 
@@ -163,33 +180,47 @@ def test_wrappers_of_the_strategy_are_refused_before_a_message_is_sent(config):
         DifferentialPrivacyServerSideFixedClipping,
     )
 
-    for wrapper in (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping):
-        grid = LocalGrid(client.app, [{"partition-id": i} for i in range(8)], config)
-        wrapped = wrapper(FedpageStrategy(config), noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=3)
+    for wrapper in (
+        DifferentialPrivacyServerSideFixedClipping,
+        DifferentialPrivacyClientSideFixedClipping,
+    ):
+        grid = LocalGrid(client_app.app, [{"partition-id": i} for i in range(8)], config)
+        wrapped = wrapper(
+            FedpageStrategy(config), noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=3
+        )
         with pytest.raises(RuntimeError, match="cannot be wrapped"):
             wrapped.start(grid, ArrayRecord({"x": Array(np.zeros(D))}), num_rounds=1)
         assert grid.sent == []
 
 
 def test_memories_are_of_one_run_and_one_client(tmp_path):
-    from fedpage.flower.site import Recall
-    from fedpage.methods.scaffold import Memory
+    from fedpage.flower.node import ClientStateStore
+    from fedpage.methods.scaffold import ClientState
 
-    one = Recall(str(tmp_path), "../../run", 0, Memory, 3)
-    one.keep("", "4 Controlled", Memory(np.ones((1, 3))))
+    one = ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 3)
+    one.keep("", "4 Controlled", ClientState(np.ones((1, 3))))
     assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
     assert one.get("4 Controlled").c.tolist() == [[1.0, 1.0, 1.0]]
     assert one.get("").c.tolist() == [[0.0, 0.0, 0.0]]
-    for other in (Recall(str(tmp_path), "other", 0, Memory, 3), Recall(str(tmp_path), "../../run", 1, Memory, 3)):
+    for other in (
+        ClientStateStore(str(tmp_path), "other", 0, ClientState, 3),
+        ClientStateStore(str(tmp_path), "../../run", 1, ClientState, 3),
+    ):
         with pytest.raises(fp.InputError, match="no memory of round 4"):
             other.get("4 Controlled")
     with pytest.raises(fp.InputError, match="not what this client remembers"):
-        Recall(str(tmp_path), "../../run", 0, Memory, 5).get("4 Controlled")
+        ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 5).get("4 Controlled")
     for round in range(5, 12):
-        one.keep(f"{round - 1} Controlled", f"{round} Controlled", Memory(np.full((1, 3), float(round))))
+        one.keep(
+            f"{round - 1} Controlled",
+            f"{round} Controlled",
+            ClientState(np.full((1, 3), float(round))),
+        )
     assert one.get("7 Controlled").c[0, 0] == 7.0
     with pytest.raises(fp.InputError, match="no memory of round 4"):
         one.get("4 Controlled")
-    one.keep("9 Controlled", "10 Other", Memory(np.zeros((1, 3))))  # work that ends late spoils nothing
+    one.keep(
+        "9 Controlled", "10 Other", ClientState(np.zeros((1, 3)))
+    )  # work that ends late spoils nothing
     assert one.get("11 Controlled").c[0, 0] == 11.0
     assert one.get("10 Controlled").c[0, 0] == 10.0

@@ -10,7 +10,8 @@ import pytest
 
 
 @pytest.mark.skipif(
-    find_spec("flwr") is None, reason="the tests of fedpage[flower] need flwr: pip install 'fedpage[flower]'"
+    find_spec("flwr") is None,
+    reason="the tests of fedpage[flower] need flwr: pip install 'fedpage[flower]'",
 )
 def test_flower_is_here():
     """So that a run without it says that these tests were skipped."""

@@ -9,13 +9,15 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
-from fedpage.arrivals import Answer, Letter
-from fedpage.engine import Simulation
-from fedpage.faults import Weather
-from fedpage.rounds import Rounds
+from fedpage.engine.faults import FaultSampler
+from fedpage.engine.policy import Answer, Letter
+from fedpage.engine.round import Rounds
+from fedpage.engine.simulation import Simulation
 
 ALL = methods(4, 3, 0.1)
-EVERY_FAULT = fp.Faults(dropout=0.3, lost=0.1, nan=0.1, infinite=0.1, shape=0.1, late=0.1, noise=0.5, deadline=2.0)
+EVERY_FAULT = fp.Faults(
+    dropout=0.3, lost=0.1, nan=0.1, infinite=0.1, shape=0.1, late=0.1, noise=0.5, deadline=2.0
+)
 
 
 def costs(history):
@@ -30,8 +32,8 @@ def told(history):
 @pytest.mark.parametrize("name", ALL)
 def test_without_a_fault_the_policy_changes_nothing(name):
     problem = uneven()
-    plain = fp.simulate(problem, ALL[name], rounds=25, seed=3, record=5)
-    calm = fp.simulate(problem, ALL[name], rounds=25, seed=3, record=5, faults=fp.Faults())
+    plain = fp.simulate(problem, ALL[name], rounds=25, seed=3, record_every=5)
+    calm = fp.simulate(problem, ALL[name], rounds=25, seed=3, record_every=5, faults=fp.Faults())
     assert calm.same(plain)
 
 
@@ -58,12 +60,19 @@ def test_enough_retries_give_the_run_without_faults_bit_for_bit(name):
 def test_faults_are_the_seeds_and_not_the_chunks_or_threads(name):
     problem = uneven()
     faults = dataclasses.replace(EVERY_FAULT, dropout=0.1, gone=(5,), gone_from=9)
-    if ALL[name].title == "VRL-SGD":
+    if ALL[name].name == "VRL-SGD":
         faults = dataclasses.replace(faults, gone=())
-    options = {"rounds": 25, "seed": 3, "record": 1, "policy": fp.Policy(retries=3, patience=60)}
+    options = {
+        "rounds": 25,
+        "seed": 3,
+        "record_every": 1,
+        "policy": fp.Policy(retries=3, patience=60),
+    }
     one = fp.simulate(problem, ALL[name], faults=faults, **options)
     for threads, chunk in ((1, 1), (3, 5)):
-        other = fp.simulate(problem, ALL[name], faults=faults, threads=threads, chunk=chunk, **options)
+        other = fp.simulate(
+            problem, ALL[name], faults=faults, threads=threads, chunk=chunk, **options
+        )
         assert other.same(one)
         assert told(other) == told(one)
     other = fp.simulate(problem, ALL[name], faults=dataclasses.replace(faults, seed=8), **options)
@@ -76,7 +85,7 @@ def test_the_mean_is_over_those_who_answered(tied):
     problem, method = uneven(), ALL["FedAvg"]
     faults = fp.Faults(dropout=0.4, tied=tied)
     run = Simulation(problem, method, seed=1, faults=faults, policy=fp.Policy(retries=1))
-    weather, x, missing = Weather(faults, problem, 1), np.zeros(problem.d), 0
+    weather, x, missing = FaultSampler(faults, problem, 1), np.zeros(problem.d), 0
     for r in range(15):
         draws = run.draws()
         clients, message, *_ = method.call(run.state, draws)
@@ -92,7 +101,7 @@ def test_the_mean_is_over_those_who_answered(tied):
             x = x + method.eta_g * (total / len(there))
             run.step()
             np.testing.assert_array_equal(run.x, x)
-            assert run.tally.missing == missing
+            assert run.costs.missing == missing
         else:
             pytest.fail("choose another seed: in this one nobody answers")
 
@@ -101,23 +110,29 @@ def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
     """FedPAGE with a client that leaves: from then on every full round is what a round with the coin down would be."""
     problem = quadratic(noise=1.0)
     method = fp.FedPAGE(S=3, K=2, eta_g=0.05, p=0.5)
-    run = Simulation(problem, method, seed=4, faults=fp.Faults(gone=(6,), gone_from=1), policy=fp.Policy(lost_after=2))
+    run = Simulation(
+        problem,
+        method,
+        seed=4,
+        faults=fp.Faults(gone=(6,), gone_from=1),
+        policy=fp.Policy(lost_after=2),
+    )
     seen = 0
     for r in range(20):
         draws, state = run.draws(), run.state
         full = draws.coin(1.0 if r == 0 else 0.5)
-        before = dataclasses.replace(run.tally)
+        before = dataclasses.replace(run.costs)
         run.step()
         if r == 0 or not full:
-            assert run.tally.fallbacks == before.fallbacks
+            assert run.costs.fallbacks == before.fallbacks
             continue
         seen += 1
         clients, message, *_ = method._sampled(state, draws)
         there = np.array([client for client in clients if client != 6])
         reply, _ = method.client(message, problem.oracle(there, draws), None)
         np.testing.assert_array_equal(run.state.g, np.add.reduce(reply.g) / len(there))
-        assert run.tally.fallbacks == before.fallbacks + 1
-        assert run.tally.full_rounds == 1
+        assert run.costs.fallbacks == before.fallbacks + 1
+        assert run.costs.full_rounds == 1
     assert seen > 4
 
 
@@ -135,15 +150,23 @@ def test_a_lost_client_is_told_once_and_training_goes_on():
     problem = quadratic(noise=1.0)
     faults = fp.Faults(gone=(1,), gone_from=10)
     method = fp.FedPAGE(S=4, K=2, eta_g=0.05, p=0.5)
-    history = fp.simulate(problem, method, rounds=60, seed=0, record=1, faults=faults)
-    assert [e["text"] for e in history.events if e["event"] == "lost"] == ["client 1 missing 3 times in a row"]
+    history = fp.simulate(problem, method, rounds=60, seed=0, record_every=1, faults=faults)
+    assert [e["text"] for e in history.events if e["event"] == "lost"] == [
+        "client 1 missing 3 times in a row"
+    ]
     alarm = next(e["round"] for e in history.events if e["event"] == "lost")
-    asked_all = [e for e in history.events if e["event"] == "fallback" and "lost: client 1" in e["text"]]
+    asked_all = [
+        e for e in history.events if e["event"] == "fallback" and "lost: client 1" in e["text"]
+    ]
     assert asked_all
     assert all(e["round"] > alarm for e in asked_all)
-    assert np.diff(history["clients"])[alarm + 1 :].max() <= 4 + 2  # S, and twice more for the one: never all N
+    assert (
+        np.diff(history["clients"])[alarm + 1 :].max() <= 4 + 2
+    )  # S, and twice more for the one: never all N
     assert history.last("loss") < history["loss"][0]
-    assert history.last("full_rounds") == len({0} | {r for r in range(10) if fp.draws.RoundDraws(0, r).coin(0.5)})
+    assert history.last("full_rounds") == len(
+        {0} | {r for r in range(10) if fp.core.random.RoundDraws(0, r).coin(0.5)}
+    )
 
 
 def test_a_client_that_comes_back_counts_again():
@@ -167,19 +190,27 @@ def test_control_variates_stay_the_mean_of_the_clients_own(fault):
         with np.errstate(all="ignore"):
             for _ in range(40):
                 run.step()
-        gap = np.abs(run.state.c - run.memories.everyone().c.mean(axis=0)).max()
+        gap = np.abs(run.state.c - run.client_states.everyone().c.mean(axis=0)).max()
         assert (gap < 1e-12) == holds
 
 
 def test_nonsense_is_rejected_by_name_and_without_the_policy_it_is_added():
     problem, method = uneven(), fp.FedAvg(S=12, K=2)
-    for fault, words in (("nan", "not finite"), ("infinite", "not finite"), ("shape", "shape (1,) instead of (123,)")):
+    for fault, words in (
+        ("nan", "not finite"),
+        ("infinite", "not finite"),
+        ("shape", "shape (1,) instead of (123,)"),
+    ):
         faults = fp.Faults(**{fault: 0.2})
-        sound = fp.simulate(problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy(retries=0))
+        sound = fp.simulate(
+            problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy(retries=0)
+        )
         assert sound.stopped == "finished"
         assert words in sound.events[0]["text"]
         assert sound.events[0]["text"].startswith("reply of client ")
-        naive = fp.simulate(problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy.naive())
+        naive = fp.simulate(
+            problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy.naive()
+        )
         if fault == "shape":  # one number instead of all of them
             assert naive.x.tobytes() != sound.x.tobytes()
         else:
@@ -188,25 +219,38 @@ def test_nonsense_is_rejected_by_name_and_without_the_policy_it_is_added():
 
 def test_a_late_reply_never_counts_and_without_the_policy_it_does():
     problem, method = uneven(), fp.FedAvg(S=6, K=2)
-    options = {"rounds": 12, "seed": 0, "record": 1}
-    late = fp.simulate(problem, method, faults=fp.Faults(late=0.3), policy=fp.Policy(retries=0), **options)
+    options = {"rounds": 12, "seed": 0, "record_every": 1}
+    late = fp.simulate(
+        problem, method, faults=fp.Faults(late=0.3), policy=fp.Policy(retries=0), **options
+    )
     lost = fp.simulate(
-        problem, method, faults=fp.Faults(late=0.3), policy=fp.Policy(retries=0, validate=False), **options
+        problem,
+        method,
+        faults=fp.Faults(late=0.3),
+        policy=fp.Policy(retries=0, validate=False),
+        **options,
     )
     assert any("late: it belongs to round" in e["text"] for e in late.events)
     assert late.x.tobytes() != lost.x.tobytes()
     slow = fp.Faults(spread=1.0, deadline=1.5)
     always = fp.simulate(problem, method, faults=slow, policy=fp.Policy(retries=0), **options)
     assert always.last("rejected") > 0
-    weather = Weather(slow, problem, 0)
+    weather = FaultSampler(slow, problem, 0)
     everyone = np.arange(problem.N)
-    assert weather.fates(everyone, 3, 0) == weather.fates(everyone, 7, 2)  # slow clients are always the same ones
+    assert weather.outcomes(everyone, 3, 0) == weather.outcomes(
+        everyone, 7, 2
+    )  # slow clients are always the same ones
 
 
 def test_a_run_that_diverges_is_not_taken_for_clients_that_fail():
     problem = quadratic()
     history = fp.simulate(
-        problem, fp.FedAvg(S=8, K=5, eta_l=1e200, b=None), rounds=10, seed=0, record=0, faults=fp.Faults(nan=0.0)
+        problem,
+        fp.FedAvg(S=8, K=5, eta_l=1e200, b=None),
+        rounds=10,
+        seed=0,
+        record_every=0,
+        faults=fp.Faults(nan=0.0),
     )
     assert history.diverged
     assert "after round 1, with effective step 5e+200" in history.stopped
@@ -214,16 +258,16 @@ def test_a_run_that_diverges_is_not_taken_for_clients_that_fail():
 
 def test_tied_dropout_follows_the_data():
     problem = uneven()
-    rates = Weather(fp.Faults(dropout=0.2, tied="size"), problem, 0)._rates
+    rates = FaultSampler(fp.Faults(dropout=0.2, tied="size"), problem, 0)._rates
     assert rates.mean() == pytest.approx(0.2)
     assert rates[np.argmin(problem.sizes)] > rates[np.argmax(problem.sizes)]
-    rates = Weather(fp.Faults(dropout=0.2, tied="labels"), problem, 0)._rates
+    rates = FaultSampler(fp.Faults(dropout=0.2, tied="labels"), problem, 0)._rates
     means = [problem.data.y[problem.partition.rows(i)].mean() for i in range(problem.N)]
     np.testing.assert_allclose(problem.mean_labels(), means)
     assert rates[int(np.argmax(means))] > rates[int(np.argmin(means))]
     assert sorted(rates)[0] == 0.0
     with pytest.raises(fp.InputError, match="has none; tie them to 'size'"):
-        Weather(fp.Faults(dropout=0.2, tied="labels"), quadratic(), 0)
+        FaultSampler(fp.Faults(dropout=0.2, tied="labels"), quadratic(), 0)
 
 
 class Scripted:
@@ -250,7 +294,7 @@ def test_letters_count_once_in_client_order_and_only_if_they_were_asked_for():
     from fedpage.methods.scaffold import Controlled
 
     method = fp.FedAvg(S=3, K=1)
-    draws = fp.draws.RoundDraws(0, 0)
+    draws = fp.core.random.RoundDraws(0, 0)
     a, b, c = draws.clients(8, 3).tolist()
     stranger = next(i for i in range(8) if i not in (a, b, c))
     f32 = type(reply(0))(np.zeros(4, dtype=np.float32))
@@ -266,8 +310,8 @@ def test_letters_count_once_in_client_order_and_only_if_they_were_asked_for():
     state = rounds.play(method.init(np.zeros(4), 8), draws)
     assert post.asked == [[a, b, c], [b], [b]]
     assert state.x.tolist() == [((1.0 - 1e16) + 1e16) / 3] * 4  # added in client order
-    assert rounds.tally.missing == 2
-    assert rounds.tally.rejected == 6
+    assert rounds.costs.missing == 2
+    assert rounds.costs.rejected == 6
     assert [text.partition(": ")[2] for text in told] == [
         "nobody asked it",
         "late: it belongs to round 7",
@@ -279,25 +323,29 @@ def test_letters_count_once_in_client_order_and_only_if_they_were_asked_for():
 
 
 def test_nobody_answering_is_waited_for_and_then_given_up():
-    method, draws = fp.FedAvg(S=2, K=1), fp.draws.RoundDraws(0, 0)
+    method, draws = fp.FedAvg(S=2, K=1), fp.core.random.RoundDraws(0, 0)
     post = Scripted([[]] * 50)
     rounds = Rounds(method, 8, post, policy=fp.Policy(retries=1, patience=5))
-    with pytest.raises(fp.arrivals.GaveUp, match="gave up at round 0: no sound reply from clients"):
+    with pytest.raises(
+        fp.engine.policy.RoundFailed, match="gave up at round 0: no sound reply from clients"
+    ):
         rounds.play(method.init(np.zeros(4), 8), draws)
     assert len(post.asked) == 6
-    assert rounds.tally.round == 0
+    assert rounds.costs.round == 0
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_form_of_a_reply_is_known_beforehand(name):
-    from fedpage.arrivals import form_of
+    from fedpage.engine.policy import form_of
 
     problem, method = quadratic(), ALL[name]
     run = Simulation(problem, method, seed=7)
     for _ in range(8):
         draws = run.draws()
         clients, message, *_ = method.call(run.state, draws)
-        replies, _ = method.client(message, problem.oracle(clients, draws), run.memories.get(clients))
+        replies, _ = method.client(
+            message, problem.oracle(clients, draws), run.client_states.get(clients)
+        )
         form = form_of(method, message)
         assert form.fault(type(replies)(*(part[0] for part in replies))) == ""
         assert form.bytes == sum(part[0].nbytes for part in replies)

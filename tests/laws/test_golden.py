@@ -12,7 +12,11 @@ from support import Replay, ScriptedDraws, Unfused
 
 import fedpage as fp
 
-PATH = Path(os.environ.get("FEDPAGE_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "golden" / "golden.json"))
+PATH = Path(
+    os.environ.get(
+        "FEDPAGE_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "golden" / "golden.json"
+    )
+)
 GOLDEN = json.loads(PATH.read_text()) if PATH.is_file() else {"cases": []}
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
 
@@ -58,7 +62,10 @@ def test_golden(name, fused):
     case, tolerance = CASES[name], GOLDEN["tolerance"]
     problem = problem_of(case)
     run = Replay(
-        problem if fused else Unfused(problem), method_of(case), x0=np.array(GOLDEN["x0"]), script=script_of(case)
+        problem if fused else Unfused(problem),
+        method_of(case),
+        x0=np.array(GOLDEN["x0"]),
+        script=script_of(case),
     )
 
     def close(ours, theirs):
@@ -66,7 +73,7 @@ def test_golden(name, fused):
 
     for r in range(len(case["rounds"]) + 1):
         close(run.x, case["x"][r])
-        measured = problem.measure(run.x)
+        measured = problem.evaluate(run.x)
         close(measured["grad_norm"], case["grad_norm"][r])
         close(measured["loss"], case["f"][r])
         if "c" in case:
@@ -76,4 +83,4 @@ def test_golden(name, fused):
             if "g" in case:
                 close(run.state.g, case["g"][r])
     if "c_i_final" in case:
-        close(run.memories.everyone().c, case["c_i_final"])
+        close(run.client_states.everyone().c, case["c_i_final"])

@@ -10,8 +10,8 @@ import pytest
 from support import Replay, ScriptedDraws, Unfused, methods, quadratic, uneven
 
 import fedpage as fp
-from fedpage.draws import RoundDraws
-from fedpage.engine import Simulation
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulation import Simulation
 
 NAMES = list(methods(4, 3, 0.1))
 BIASED = ["FedAvg", "FedAvg-Full", "FedProx"]
@@ -46,7 +46,9 @@ def test_one_full_local_step_of_everyone_is_gradient_descent(name, kind):
     problem = PROBLEMS[kind]()
     method = methods(problem.N, 1, 0.05, full=True)[name]
     run = Simulation(problem, method, seed=1)
-    refreshes = 2 if isinstance(method, fp.SLocalSVRG) else 1  # with q = 1 every step of it is preceded by a refresh
+    refreshes = (
+        2 if isinstance(method, fp.SLocalSVRG) else 1
+    )  # with q = 1 every step of it is preceded by a refresh
     for _ in range(15 * refreshes):
         run.step()
     np.testing.assert_allclose(run.x, gradient_descent(problem, 0.05, 15), rtol=0, atol=1e-12)
@@ -64,7 +66,9 @@ def test_fedpage_with_p_one_is_gradient_descent_whatever_K(kind):
 def test_page_is_fedpage_with_one_local_step_whatever_eta_l_and_b3(eta_l):
     problem = uneven("logistic-nonconvex")
     page = fp.simulate(problem, fp.PAGE(S=3, eta_g=0.2, p=0.2), rounds=60, seed=4)
-    walk = fp.simulate(problem, fp.FedPAGE(S=3, K=1, eta_g=0.2, eta_l=eta_l, p=0.2, b3=5), rounds=60, seed=4)
+    walk = fp.simulate(
+        problem, fp.FedPAGE(S=3, K=1, eta_g=0.2, eta_l=eta_l, p=0.2, b3=5), rounds=60, seed=4
+    )
     assert page.same(walk)
 
 
@@ -76,12 +80,16 @@ def at_rest(name: str, problem: fp.Quadratic, K: int) -> Simulation:
     method = methods(3, K, 0.2, full=True)[name]
     run = Simulation(problem, method, seed=2, x0=problem.x_star)
     everyone = np.arange(problem.N)
-    gradients = problem.oracle(everyone, RoundDraws(0, 0)).grad(problem.x_star, fp.types.Batch(None, problem.sizes))
+    gradients = problem.oracle(everyone, RoundDraws(0, 0)).grad(
+        problem.x_star, fp.core.types.Batch(None, problem.sizes)
+    )
     if isinstance(method, fp.SCAFFOLD):
-        run.memories.put(everyone, method.memory(gradients))
+        run.client_states.put(everyone, method.client_state(gradients))
     if isinstance(method, fp.VRLSGD):
-        run.memories.put(everyone, method.memory(gradients, np.tile(problem.x_star, (problem.N, 1))))
-        run.tally.round = 1
+        run.client_states.put(
+            everyone, method.client_state(gradients, np.tile(problem.x_star, (problem.N, 1)))
+        )
+        run.costs.round = 1
     return run
 
 
@@ -121,22 +129,26 @@ def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
 def test_it_reaches_the_optimum_of_heterogeneous_quadratics_with_few_clients_a_round(name):
     problem = quadratic()
     method = methods(2, 4, 0.1, full=True)[name]
-    history = fp.simulate(problem, method, rounds=1500, seed=5, record=0)
+    history = fp.simulate(problem, method, rounds=1500, seed=5, record_every=0)
     np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", BIASED)
 def test_biased_methods_do_not_reach_it(name):
     problem = quadratic()
-    history = fp.simulate(problem, methods(2, 4, 0.1, full=True)[name], rounds=1500, seed=5, record=0)
+    history = fp.simulate(
+        problem, methods(2, 4, 0.1, full=True)[name], rounds=1500, seed=5, record_every=0
+    )
     assert np.linalg.norm(history.x - problem.x_star) > 1e-2
 
 
 @pytest.mark.parametrize("name", UNBIASED)
 def test_it_solves_logistic_regression_on_census(name):
-    problem = fp.LogisticRegression(fp.load("census", rows=1000, skew=0.5), clients=50, reg="l2", alpha=0.05)
+    problem = fp.LogisticRegression(
+        fp.load("census", rows=1000, skew=0.5), clients=50, reg="l2", alpha=0.05
+    )
     method = methods(5, 5, 0.3, full=True)[name]
-    history = fp.simulate(problem, method, rounds=2500, seed=1, record=0)
+    history = fp.simulate(problem, method, rounds=2500, seed=1, record_every=0)
     assert history.last("grad_norm") < 1e-5
 
 
@@ -150,7 +162,9 @@ def test_scaffolds_c_is_the_mean_of_the_clients_c(option, kind):
     run = Simulation(problem, fp.SCAFFOLD(S=3, K=4, eta_l=0.02, b=2, option=option), seed=6)
     for _ in range(40):
         run.step()
-        np.testing.assert_allclose(run.state.c, run.memories.everyone().c.mean(axis=0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            run.state.c, run.client_states.everyone().c.mean(axis=0), rtol=0, atol=1e-12
+        )
     assert np.linalg.norm(run.state.c) > 1e-3
 
 
@@ -171,7 +185,7 @@ def test_the_bias_contracts_by_exactly_one_minus_p(method):
     def next_g(coin: bool, clients: list[int]) -> np.ndarray:
         run = Replay(problem, method, script=[None, ScriptedDraws(1, coin, clients, {})])
         run.state = run.state._replace(x=x_prev - 0.1 * g, x_prev=x_prev, g=g)
-        run.tally.round = 1
+        run.costs.round = 1
         run.step()
         return run.state.g
 
@@ -191,8 +205,8 @@ def test_vrl_sgds_corrections_sum_to_zero():
     run = Simulation(problem, fp.VRLSGD(K=4, eta_l=0.05, b=2), seed=3)
     for _ in range(30):
         run.step()
-        assert np.abs(run.memories.everyone().delta.sum(axis=0)).max() < 1e-10
-    assert np.linalg.norm(run.memories.everyone().delta) > 0.1
+        assert np.abs(run.client_states.everyone().delta.sum(axis=0)).max() < 1e-10
+    assert np.linalg.norm(run.client_states.everyone().delta) > 0.1
 
 
 def test_fedprox_without_proximal_term_is_fedavg_bit_for_bit():
@@ -211,7 +225,9 @@ def test_full_variants_are_the_methods_with_all_rows():
         (fp.FedAvgFull(S=3, eta_l=0.05), fp.FedAvg(S=3, eta_l=0.05, b=None)),
     ]
     for full, same in pairs:
-        assert fp.simulate(problem, full, rounds=20, seed=1).same(fp.simulate(problem, same, rounds=20, seed=1))
+        assert fp.simulate(problem, full, rounds=20, seed=1).same(
+            fp.simulate(problem, same, rounds=20, seed=1)
+        )
         with pytest.raises(fp.InputError, match="is all rows"):
             dataclasses.replace(full, **{"b3" if isinstance(full, fp.FedPAGE) else "b": 5})
 
@@ -219,7 +235,9 @@ def test_full_variants_are_the_methods_with_all_rows():
 @pytest.mark.parametrize("p", [0.1, 0.3, 1.0])
 def test_periodic_full_rounds_come_every_one_over_p_rounds(p):
     problem = quadratic()
-    history = fp.simulate(problem, fp.FedPAGE(S=2, p=p, periodic=True), rounds=40, seed=0, record=1)
+    history = fp.simulate(
+        problem, fp.FedPAGE(S=2, p=p, periodic=True), rounds=40, seed=0, record_every=1
+    )
     full = np.flatnonzero(np.diff(history["full_rounds"]))
     assert full.tolist() == list(range(0, 40, round(1 / p)))
 
@@ -240,7 +258,9 @@ def test_leak_free_walks_move_along_the_same_mean():
     plain = fp.FedPAGE(S=3, K=6, eta_g=0.1, eta_l=0.05, b2=3, b3=2)
     free = dataclasses.replace(plain, leak_free=True)
     clients = np.array([1, 4, 9])
-    one, _ = plain.client(fp.methods.fedpage.Walk(x_prev, g), problem.oracle(clients, RoundDraws(1, 3)), None)
+    one, _ = plain.client(
+        fp.methods.fedpage.Walk(x_prev, g), problem.oracle(clients, RoundDraws(1, 3)), None
+    )
     message = fp.methods.fedpage.FreeWalk(x_prev - 0.1 * g, x_prev, g)
     two, _ = free.client(message, problem.oracle(clients, RoundDraws(1, 3)), None)
     np.testing.assert_allclose(two.move, one.g, rtol=0, atol=1e-13)
@@ -252,7 +272,7 @@ def test_s_local_svrg_refreshes_with_probability_q_after_a_walk():
         run = Simulation(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=q), seed=0)
         refreshed = 0
         for _ in range(600):
-            refreshed += not run.state.walked and run.tally.round > 0
+            refreshed += not run.state.walked and run.costs.round > 0
             run.step()
         assert refreshed / 600 == pytest.approx(expected, abs=0.04)
     rows = Simulation(uneven(), fp.SLocalSVRG(K=5), seed=0)
@@ -262,10 +282,16 @@ def test_s_local_svrg_refreshes_with_probability_q_after_a_walk():
 
 def test_s_local_svrg_sends_h_only_to_those_who_may_not_know_it():
     problem = quadratic()
-    full = fp.simulate(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=1e-9), rounds=6, seed=0, record=1)
+    full = fp.simulate(
+        problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=1e-9), rounds=6, seed=0, record_every=1
+    )
     assert (np.diff(full["floats_down"]) == 8 * 4 * np.array([1, 2, 1, 1, 1, 1])).all()
-    assert (np.diff(full["floats_up"]) == 8 * np.array([5, 4, 4, 4, 4, 4])).all()  # a gradient and a count, then moves
-    few = fp.simulate(problem, fp.SLocalSVRG(S=3, K=2, eta_l=0.01, q=1e-9), rounds=4, seed=0, record=1)
+    assert (
+        np.diff(full["floats_up"]) == 8 * np.array([5, 4, 4, 4, 4, 4])
+    ).all()  # a gradient and a count, then moves
+    few = fp.simulate(
+        problem, fp.SLocalSVRG(S=3, K=2, eta_l=0.01, q=1e-9), rounds=4, seed=0, record_every=1
+    )
     assert (np.diff(few["floats_down"]) == 4 * np.array([8, 6, 6, 6])).all()
 
 
@@ -278,7 +304,9 @@ def test_a_walk_of_fedpage_replies_x_minus_y_over_K_eta(kind):
     rng = np.random.default_rng(0)
     x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
     client = np.array([4])
-    reply, _ = method.client(fp.methods.fedpage.Walk(x_prev, g), problem.oracle(client, RoundDraws(1, 3)), None)
+    reply, _ = method.client(
+        fp.methods.fedpage.Walk(x_prev, g), problem.oracle(client, RoundDraws(1, 3)), None
+    )
     oracle = problem.oracle(client, RoundDraws(1, 3))
     x = x_prev - eta_g * g
     y, before, estimate = x[None], x_prev[None], g[None]
@@ -303,7 +331,7 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
         draws = run.draws()
         clients, message, *_ = method.call(run.state, draws)
         seen.add(type(message))
-        memory = run.memories.get(clients)
+        memory = run.client_states.get(clients)
         reply, remembered = method.client(message, problem.oracle(clients, draws), memory)
         for i, client in enumerate(clients):
             own = None if memory is None else type(memory)(*(part[i : i + 1] for part in memory))
@@ -325,10 +353,14 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
 def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
     problem = PROBLEMS[kind]()
     method = methods(5, 3, 0.1)[name]
-    first = fp.simulate(problem, method, rounds=25, seed=8, record=5)
+    first = fp.simulate(problem, method, rounds=25, seed=8, record_every=5)
     for threads, chunk in [(1, 1), (1, 3), (2, 2), (3, 1), (2, 1000)]:
-        assert first.same(fp.simulate(problem, method, rounds=25, seed=8, record=5, threads=threads, chunk=chunk))
-    assert not first.same(fp.simulate(problem, method, rounds=25, seed=9, record=5))
+        assert first.same(
+            fp.simulate(
+                problem, method, rounds=25, seed=8, record_every=5, threads=threads, chunk=chunk
+            )
+        )
+    assert not first.same(fp.simulate(problem, method, rounds=25, seed=9, record_every=5))
 
 
 # 7. Golden runs: see test_golden.py
@@ -348,12 +380,12 @@ def test_fused_walks_agree_with_the_walks(name, kind, full):
         fused.step()
         plain.step()
         np.testing.assert_allclose(fused.x, plain.x, rtol=0, atol=1e-12)
-    assert fused.tally == plain.tally
+    assert fused.costs == plain.costs
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_fused_descend_agrees_with_a_proximal_term_and_a_shift(mu):
-    from fedpage.methods.walks import descend
+    from fedpage.core.local_steps import local_sgd
 
     for kind in ("robust", "logistic-l2"):
         problem = uneven(kind)
@@ -361,8 +393,8 @@ def test_fused_descend_agrees_with_a_proximal_term_and_a_shift(mu):
         rng = np.random.default_rng(1)
         x, shift = rng.normal(size=problem.d), rng.normal(size=(3, problem.d))
         options = {"K": 6, "eta": 0.05, "b": 2, "shift": shift, "mu": mu}
-        fused = descend(problem.oracle(clients, RoundDraws(0, 1)), x, **options)
-        plain = descend(Unfused(problem).oracle(clients, RoundDraws(0, 1)), x, **options)
+        fused = local_sgd(problem.oracle(clients, RoundDraws(0, 1)), x, **options)
+        plain = local_sgd(Unfused(problem).oracle(clients, RoundDraws(0, 1)), x, **options)
         np.testing.assert_allclose(fused, plain, rtol=0, atol=1e-12)
 
 
@@ -372,7 +404,11 @@ def test_one_hot_kernels_are_the_general_kernels():
     problem = fp.RobustRegression(data, clients=10)
     general = fp.RobustRegression(data, clients=10)
     ones = np.ones(len(general._rows_and_targets[1]))
-    general._rows_and_targets = (*general._rows_and_targets[:2], ones, *general._rows_and_targets[3:])
+    general._rows_and_targets = (
+        *general._rows_and_targets[:2],
+        ones,
+        *general._rows_and_targets[3:],
+    )
     general._kernel_data = (*general._rows_and_targets, *general._codes)
     assert problem._rows_and_targets[2] is None
     for method in methods(3, 4, 0.1).values():
@@ -386,4 +422,4 @@ def test_methods_are_frozen_values(name):
     assert dataclasses.replace(method) == method
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.K = 5
-    assert method.with_step(0.025).step == pytest.approx(0.025, rel=1e-12)
+    assert method.with_step(0.025).effective_step == pytest.approx(0.025, rel=1e-12)

@@ -69,7 +69,12 @@ def check(request, objective):
 
     def replay(method, script, expected):
         problem = problem_of(objective)
-        run = Replay(Unfused(problem) if request.param == "walks" else problem, method, x0=np.array(X0), script=script)
+        run = Replay(
+            Unfused(problem) if request.param == "walks" else problem,
+            method,
+            x0=np.array(X0),
+            script=script,
+        )
         for r, x in enumerate(expected):
             run.step()
             np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10, err_msg=f"after round {r}")
@@ -88,7 +93,9 @@ def test_fedprox(objective, check):
         for i in clients:
             y = x
             for rows in batches[i]:
-                y = add((1, y), (-eta_l, grad(objective, i, rows, y)), (-eta_l * mu, y), (eta_l * mu, x))
+                y = add(
+                    (1, y), (-eta_l, grad(objective, i, rows, y)), (-eta_l * mu, y), (eta_l * mu, x)
+                )
             moves.append(add((1, y), (-1, x)))
         x = add((1, x), (eta_g, mean(moves)))
         script.append(ScriptedDraws(r, False, clients, batches))
@@ -109,18 +116,32 @@ def test_vrl_sgd(objective, check):
                 y = add((1, y), (-eta, grad(objective, i, rows, y)), (eta, delta[i]))
             ends.append(y)
         x = mean(ends)
-        used, delta = delta, [add((1, delta[i]), (1 / (K * eta), add((1, x), (-1, ends[i])))) for i in range(N)]
+        used, delta = (
+            delta,
+            [add((1, delta[i]), (1 / (K * eta), add((1, x), (-1, ends[i])))) for i in range(N)],
+        )
         script.append(ScriptedDraws(r, False, [], batches))
         expected.append(x)
     run = check(fp.VRLSGD(K=K, b=b, eta_l=eta), script, expected)
-    np.testing.assert_allclose(run.memories.everyone().delta, used, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.everyone().delta, used, rtol=0, atol=1e-10)
     np.testing.assert_allclose(np.sum(delta, axis=0), 0, atol=1e-10)
 
 
 @pytest.mark.parametrize("S", [None, 2])
 def test_s_local_svrg(objective, check, S):
     K, b, eta = 3, 2, 0.15
-    coins = [None, None, False, True, None, False, False, True, None, True]  # None: no coin is tossed there
+    coins = [
+        None,
+        None,
+        False,
+        True,
+        None,
+        False,
+        False,
+        True,
+        None,
+        True,
+    ]  # None: no coin is tossed there
     every = list(range(M))
     x, w, h, script, expected = X0, None, None, [], []
     walked = False
@@ -134,7 +155,9 @@ def test_s_local_svrg(objective, check, S):
             for i in clients:
                 y = x
                 for rows in batches[i]:
-                    step = add((1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, w)), (1, h))
+                    step = add(
+                        (1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, w)), (1, h)
+                    )
                     y = add((1, y), (-eta, step))
                 ends.append(y)
             x, walked = mean(ends), True
@@ -142,7 +165,7 @@ def test_s_local_svrg(objective, check, S):
         expected.append(x)
     run = check(fp.SLocalSVRG(S=S, K=K, b=b, eta_l=eta, q=0.3), script, expected)
     np.testing.assert_allclose(run.state.h, h, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.memories.everyone().w, [w] * N, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.client_states.everyone().w, [w] * N, rtol=0, atol=1e-12)
 
 
 def test_leak_free_fedpage(objective, check):
@@ -160,7 +183,9 @@ def test_leak_free_fedpage(objective, check):
             for i in clients:
                 y, before, estimate, all_of_them = x, x_prev, g, []
                 for rows in batches[i]:
-                    change = add((1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, before)))
+                    change = add(
+                        (1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, before))
+                    )
                     estimate = add((1, estimate), (1, change))
                     all_of_them.append(estimate)
                     y, before = add((1, y), (-eta_l, estimate)), y
@@ -170,5 +195,9 @@ def test_leak_free_fedpage(objective, check):
         x, x_prev = add((1, x), (-eta_g, move)), x
         script.append(ScriptedDraws(r, coin, clients, batches))
         expected.append(x)
-    run = check(fp.FedPAGE(S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=True), script, expected)
+    run = check(
+        fp.FedPAGE(S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=True),
+        script,
+        expected,
+    )
     np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)

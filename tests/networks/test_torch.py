@@ -16,11 +16,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
-from fedpage.draws import RoundDraws
-from fedpage.engine import Simulation
-from fedpage.problems import torch_grads
-from fedpage.problems.torch_model import padded
-from fedpage.types import Batch
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch
+from fedpage.engine.simulation import Simulation
+from fedpage.problems.torch import gradients
+from fedpage.problems.torch import problem as torch_problem
+from fedpage.problems.torch.problem import padded
 
 NAMES = list(methods(4, 3, 0.1))
 
@@ -30,11 +31,15 @@ def problem(dtype="float64", **options):
 
 
 def images(dtype="float32", **options):
-    return fp.TorchProblem(convolution(), F.cross_entropy, rows(SIZES, (1, 4, 4)), dtype=dtype, **options)
+    return fp.TorchProblem(
+        convolution(), F.cross_entropy, rows(SIZES, (1, 4, 4)), dtype=dtype, **options
+    )
 
 
 def everyone(made, x, batch=None):
-    return made.oracle(np.arange(made.N), RoundDraws(0, 0)).grad(x, batch or Batch(None, made.sizes))
+    return made.oracle(np.arange(made.N), RoundDraws(0, 0)).grad(
+        x, batch or Batch(None, made.sizes)
+    )
 
 
 # Against truth
@@ -70,12 +75,12 @@ def as_torch(linear, reg="none", **options):
 def test_logistic_regression_in_torch_is_the_same_run(name):
     linear = uneven("logistic-nonconvex")
     method = methods(4, 3, 0.2)[name]
-    ours = fp.simulate(linear, method, rounds=12, seed=2, record=6)
-    theirs = fp.simulate(as_torch(linear, "nonconvex"), method, rounds=12, seed=2, record=6)
+    ours = fp.simulate(linear, method, rounds=12, seed=2, record_every=6)
+    theirs = fp.simulate(as_torch(linear, "nonconvex"), method, rounds=12, seed=2, record_every=6)
     assert np.abs(ours.x - theirs.x).max() < 1e-10 * max(1.0, np.abs(ours.x).max())
     for column in ("loss", "grad_norm"):
         np.testing.assert_allclose(theirs[column], ours[column], rtol=1e-10, atol=1e-12)
-    for column in fp.history.COSTS:
+    for column in fp.runs.history.COSTS:
         np.testing.assert_array_equal(theirs[column], ours[column])
     assert np.abs(ours.x).max() > 0.02
 
@@ -87,7 +92,10 @@ def test_weights_by_size_are_the_same_too():
     np.testing.assert_allclose(made.grad(x), linear.grad(x), rtol=0, atol=1e-14)
     np.testing.assert_allclose(everyone(made, x), everyone(linear, x), rtol=0, atol=1e-13)
     assert made.loss(x) == pytest.approx(linear.loss(x), abs=1e-13)
-    mine, theirs = made.client_measures(np.array([1, 4]), x), linear.client_measures(np.array([1, 4]), x)
+    mine, theirs = (
+        made.evaluate_clients(np.array([1, 4]), x),
+        linear.evaluate_clients(np.array([1, 4]), x),
+    )
     np.testing.assert_allclose(mine[0], theirs[0], atol=1e-13)
     np.testing.assert_allclose(mine[1], theirs[1], atol=1e-13)
     np.testing.assert_allclose(made.mean_labels(), linear.mean_labels(), atol=1e-14)
@@ -101,7 +109,9 @@ def test_gradients_are_autograds(make):
     found = everyone(made, x)
     for i, (inputs, targets) in enumerate(rows(SIZES, made._rows.inputs[0].shape[1:])):
         module.zero_grad()
-        F.cross_entropy(module(torch.tensor(inputs, dtype=torch.float64)), torch.tensor(targets)).backward()
+        F.cross_entropy(
+            module(torch.tensor(inputs, dtype=torch.float64)), torch.tensor(targets)
+        ).backward()
         flat = np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
         np.testing.assert_allclose(found[i], flat, rtol=0, atol=1e-14)
     np.testing.assert_allclose(made.grad(x), found.mean(axis=0), rtol=0, atol=1e-14)
@@ -130,7 +140,7 @@ def test_walks_on_the_device_are_the_walks(name):
     fused = fp.simulate(problem(), method, rounds=4, seed=3)
     plain = fp.simulate(Unfused(problem()), method, rounds=4, seed=3)
     np.testing.assert_allclose(fused.x, plain.x, rtol=0, atol=1e-12)
-    for column in fp.history.COSTS:
+    for column in fp.runs.history.COSTS:
         np.testing.assert_array_equal(fused[column], plain[column])
 
 
@@ -138,9 +148,18 @@ def test_walks_on_the_device_are_the_walks(name):
 @pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I"])
 def test_no_chunk_and_no_thread_changes_a_bit(make, name):
     made, method = make(), methods(3, 3, 0.1)[name]
-    first = fp.simulate(made, method, rounds=3, seed=5, record=3, measured="clients")
+    first = fp.simulate(made, method, rounds=3, seed=5, record_every=3, evaluate="per_client")
     for chunk, threads in ((1, 1), (2, 2)):
-        again = fp.simulate(made, method, rounds=3, seed=5, record=3, chunk=chunk, threads=threads, measured="clients")
+        again = fp.simulate(
+            made,
+            method,
+            rounds=3,
+            seed=5,
+            record_every=3,
+            chunk=chunk,
+            threads=threads,
+            evaluate="per_client",
+        )
         assert again.same(first)
 
 
@@ -155,7 +174,9 @@ def test_a_clients_gradient_depends_on_nobody_else_nor_on_torchs_threads(make, d
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for i in range(made.N):
-                alone = made.oracle(np.array([i]), RoundDraws(0, 0)).grad(points[i], Batch(None, made.sizes[[i]]))
+                alone = made.oracle(np.array([i]), RoundDraws(0, 0)).grad(
+                    points[i], Batch(None, made.sizes[[i]])
+                )
                 assert alone[0].tobytes() == together[i].tobytes()
             assert torch.get_num_threads() == threads
     finally:
@@ -165,11 +186,13 @@ def test_a_clients_gradient_depends_on_nobody_else_nor_on_torchs_threads(make, d
 
 def test_a_small_clients_minibatch_depends_on_nobody_else():
     made = problem("float32")
-    method = fp.FedAvg(S=8, K=3, eta_l=0.1, b=7)  # clients of 1, 3 and 5 rows have fewer, one of 8 just enough
+    method = fp.FedAvg(
+        S=8, K=3, eta_l=0.1, b=7
+    )  # clients of 1, 3 and 5 rows have fewer, one of 8 just enough
     draws = RoundDraws(1, 0)
-    together = made.oracle(np.arange(8), draws).descend(made.x0, K=3, eta=0.1, b=method.b)
+    together = made.oracle(np.arange(8), draws).local_sgd(made.x0, K=3, eta=0.1, b=method.b)
     for i in range(8):
-        alone = made.oracle(np.array([i]), draws).descend(made.x0, K=3, eta=0.1, b=method.b)
+        alone = made.oracle(np.array([i]), draws).local_sgd(made.x0, K=3, eta=0.1, b=method.b)
         assert alone[0].tobytes() == together[i].tobytes()
 
 
@@ -183,9 +206,24 @@ class Smooth(nn.Module):
 
     def forward(self, x):
         h = self.first(x)
-        h = torch.sigmoid(h) + F.silu(h) + F.gelu(h) + F.elu(h) + F.softplus(h) + F.mish(h) + F.selu(h)
+        h = (
+            torch.sigmoid(h)
+            + F.silu(h)
+            + F.gelu(h)
+            + F.elu(h)
+            + F.softplus(h)
+            + F.mish(h)
+            + F.selu(h)
+        )
         h = h / (h.std(1, keepdim=True) + h.var(1, keepdim=True, correction=0).sqrt() + 1)
-        h = h + F.logsigmoid(h) + torch.exp(-h * h) + torch.log1p(h * h) + torch.sin(h) + (1 + h * h) ** 0.3
+        h = (
+            h
+            + F.logsigmoid(h)
+            + torch.exp(-h * h)
+            + torch.log1p(h * h)
+            + torch.sin(h)
+            + (1 + h * h) ** 0.3
+        )
         return self.last(h)
 
 
@@ -194,12 +232,14 @@ def test_smooth_functions_have_the_same_bits_in_any_company(dtype, monkeypatch):
     made = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
     assert made.way == "together"
     method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
-    first = fp.simulate(made, method, rounds=4, seed=0, measured="clients")
+    first = fp.simulate(made, method, rounds=4, seed=0, evaluate="per_client")
     for chunk in (1, 3):
-        assert fp.simulate(made, method, rounds=4, seed=0, chunk=chunk, measured="clients").same(first)
-    monkeypatch.setattr(torch_grads, "_OFTEN", 0)
+        assert fp.simulate(made, method, rounds=4, seed=0, chunk=chunk, evaluate="per_client").same(
+            first
+        )
+    monkeypatch.setattr(gradients, "_OFTEN", 0)
     again = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
-    assert fp.simulate(again, method, rounds=4, seed=0, measured="clients").same(first)
+    assert fp.simulate(again, method, rounds=4, seed=0, evaluate="per_client").same(first)
     x = torch.tensor(made.x0)
     assert np.abs(made.grad(made.x0)).max() > 0
     module = made.to_module(made.x0)
@@ -207,16 +247,20 @@ def test_smooth_functions_have_the_same_bits_in_any_company(dtype, monkeypatch):
     F.cross_entropy(module(torch.tensor(inputs, dtype=x.dtype)), torch.tensor(targets)).backward()
     flat = np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
     one = fp.TorchProblem(Smooth(), F.cross_entropy, rows([9]), dtype=dtype)
-    np.testing.assert_allclose(everyone(one, one.x0)[0], flat, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14)
+    np.testing.assert_allclose(
+        everyone(one, one.x0)[0], flat, rtol=0, atol=1e-6 if dtype == "float32" else 1e-14
+    )
 
 
 def test_traced_gradients_have_the_same_bits(monkeypatch):
     method = methods(8, 4, 0.1)["FedPAGE"]
     plain = fp.simulate(problem("float32"), method, rounds=8, seed=3)
-    monkeypatch.setattr(torch_grads, "_OFTEN", 0)
+    monkeypatch.setattr(gradients, "_OFTEN", 0)
     calls = []
-    true = torch_grads.traced_function
-    monkeypatch.setattr(torch_grads, "traced_function", lambda *words: calls.append(1) or true(*words))
+    true = gradients.traced_function
+    monkeypatch.setattr(
+        gradients, "traced_function", lambda *words: calls.append(1) or true(*words)
+    )
     made = problem("float32")
     traced = fp.simulate(made, method, rounds=8, seed=3)
     assert traced.same(plain)
@@ -225,17 +269,17 @@ def test_traced_gradients_have_the_same_bits(monkeypatch):
 
 
 def test_blocks_of_rows_and_pieces_of_clients_add_up(monkeypatch):
-    from fedpage.problems import torch_model
+    from fedpage.problems.torch import problem
 
     x = problem().x0 + 0.1
     whole, each = problem().grad(x), everyone(problem(), x)
-    monkeypatch.setattr(torch_model, "_BLOCK", 7)
-    monkeypatch.setattr(torch_grads, "_PIECE", 600)
+    monkeypatch.setattr(torch_problem, "_BLOCK", 7)
+    monkeypatch.setattr(gradients, "_PIECE", 600)
     made = problem()
     assert made._gradients._limit == 2
     np.testing.assert_allclose(made.grad(x), whole, rtol=0, atol=1e-14)
     np.testing.assert_allclose(everyone(made, x), each, rtol=0, atol=1e-14)
-    assert made.measure(x, threads=2) == made.measure(x)
+    assert made.evaluate(x, threads=2) == made.evaluate(x)
 
 
 def test_padding_depends_on_the_size_alone_and_wastes_little():
@@ -253,7 +297,7 @@ def test_float32_all_the_way(tmp_path):
         for _ in range(3):
             run.step()
         arrays = [part for part in run.state if isinstance(part, np.ndarray)]
-        arrays += list(run.memories.everyone() or ())
+        arrays += list(run.client_states.everyone() or ())
         assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
     history = fp.simulate(made, method, rounds=4, seed=0, out=tmp_path / "run")
     assert history.x.dtype == np.float32
@@ -278,7 +322,10 @@ def test_interrupted_and_resumed_it_has_the_same_bits(dtype, tmp_path):
         fp.simulate(problem(dtype), method, rounds=12, seed=0, callbacks=[Stop()], **out)
     assert fp.simulate(problem(dtype), method, rounds=12, seed=0, resume=True, **out).same(whole)
     other = fp.TorchProblem(
-        nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), F.cross_entropy, rows(SIZES), dtype=dtype
+        nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)),
+        F.cross_entropy,
+        rows(SIZES),
+        dtype=dtype,
     )
     with pytest.raises(fp.InputError, match=r"problem\.model_digest was"):
         fp.simulate(other, method, rounds=12, seed=0, resume=True, x0=problem(dtype).x0, **out)
@@ -357,16 +404,23 @@ def test_several_inputs_and_data_sets_of_torchs():
     kinds = [np.arange(len(y)) % 4 for _, y in plain]
     torch.manual_seed(1)
     model = Two()
-    pairs = fp.TorchProblem(model, nn.CrossEntropyLoss(), [((x, k), y) for (x, y), k in zip(plain, kinds, strict=True)])
+    pairs = fp.TorchProblem(
+        model, nn.CrossEntropyLoss(), [((x, k), y) for (x, y), k in zip(plain, kinds, strict=True)]
+    )
     tensors = [
-        torch.utils.data.TensorDataset(*map(torch.as_tensor, (x, k, y))) for (x, y), k in zip(plain, kinds, strict=True)
+        torch.utils.data.TensorDataset(*map(torch.as_tensor, (x, k, y)))
+        for (x, y), k in zip(plain, kinds, strict=True)
     ]
     sets = fp.TorchProblem(model, nn.CrossEntropyLoss(), tensors)
     subsets = [torch.utils.data.Subset(one, range(len(one))) for one in tensors]
     indexed = fp.TorchProblem(model, nn.CrossEntropyLoss(), subsets)
     first = everyone(pairs, pairs.x0)
     assert np.abs(first[0]).max() > 0
-    assert everyone(sets, pairs.x0).tobytes() == first.tobytes() == everyone(indexed, pairs.x0).tobytes()
+    assert (
+        everyone(sets, pairs.x0).tobytes()
+        == first.tobytes()
+        == everyone(indexed, pairs.x0).tobytes()
+    )
 
 
 class Stubborn(nn.Module):
@@ -392,10 +446,18 @@ class Within(nn.Module):
 
 
 def test_a_module_that_cannot_be_batched_is_named_and_computed_one_by_one():
-    with pytest.warns(UserWarning, match=r"stubborn \(Stubborn\) cannot be batched .* one after the other"):
-        slow = fp.TorchProblem(Within(), F.cross_entropy, rows(SIZES), dtype="float64", metrics=["accuracy"])
-    Plain = type("Plain", (Within,), {"forward": lambda self, x: self.stubborn.inner(self.first(x))})
-    fast = fp.TorchProblem(Plain(), F.cross_entropy, rows(SIZES), dtype="float64", metrics=["accuracy"])
+    with pytest.warns(
+        UserWarning, match=r"stubborn \(Stubborn\) cannot be batched .* one after the other"
+    ):
+        slow = fp.TorchProblem(
+            Within(), F.cross_entropy, rows(SIZES), dtype="float64", metrics=["accuracy"]
+        )
+    Plain = type(
+        "Plain", (Within,), {"forward": lambda self, x: self.stubborn.inner(self.first(x))}
+    )
+    fast = fp.TorchProblem(
+        Plain(), F.cross_entropy, rows(SIZES), dtype="float64", metrics=["accuracy"]
+    )
     assert (slow.batched, fast.batched) == (False, True)
     for name in ("FedPAGE", "SCAFFOLD-II"):
         method = methods(4, 3, 0.1)[name]
@@ -425,7 +487,9 @@ def test_a_frozen_batchnorm_and_a_sleeping_dropout_are_taken():
     method = fp.SCAFFOLD(S=4, K=2, eta_l=0.1, b=3)
     first = fp.simulate(made, method, rounds=3, seed=0)
     assert fp.simulate(made, method, rounds=3, seed=0, chunk=1).same(first)
-    fp.TorchProblem(nn.Sequential(nn.Dropout(0.5).eval(), nn.Linear(6, 3)), F.cross_entropy, rows(SIZES))
+    fp.TorchProblem(
+        nn.Sequential(nn.Dropout(0.5).eval(), nn.Linear(6, 3)), F.cross_entropy, rows(SIZES)
+    )
     fp.TorchProblem(nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 3)), F.cross_entropy, rows(SIZES))
 
 
@@ -491,8 +555,18 @@ def seldom(p):
     ("model", "loss", "data", "words"),
     [
         (nn.Linear(6, 3), weighted, SORTED, "mean of their own losses"),
-        (nn.Linear(6, 1), nn.MSELoss(), [(x, y.astype("float32")) for x, y in SORTED], "mean of their own losses"),
-        (Frequent(), F.cross_entropy, [(np.array([0, 0, 1, 2, 0]), np.array([0, 1, 2, 1, 0]))], "scale_grad_by_freq"),
+        (
+            nn.Linear(6, 1),
+            nn.MSELoss(),
+            [(x, y.astype("float32")) for x, y in SORTED],
+            "mean of their own losses",
+        ),
+        (
+            Frequent(),
+            F.cross_entropy,
+            [(np.array([0, 0, 1, 2, 0]), np.array([0, 1, 2, 1, 0]))],
+            "scale_grad_by_freq",
+        ),
         (seldom(1e-3), F.cross_entropy, HUNDRED, "draws random numbers"),
         (nn.Linear(6, 3), nn.CrossEntropyLoss(ignore_index=1), HUNDRED, "the loss of a row is nan"),
         (nn.Linear(6, 2), F.cross_entropy, HUNDRED, "cannot be computed on rows of the clients"),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
-from fedpage.problems.torch_rows import accuracy
+from fedpage.problems.torch.rows import accuracy
 
 FEDAVG = fp.FedAvg(S=4, K=3, eta_l=0.3)
 
@@ -28,7 +28,7 @@ def trained():
     others = rows([7, 11], seed=5)
     made = problem(metrics={"accuracy": accuracy, "largest": largest}, held_out=rows([13], seed=9)[0],
                    held_out_clients=others)  # fmt: skip
-    return made, fp.simulate(made, FEDAVG, rounds=6, seed=0, record=2), others
+    return made, fp.simulate(made, FEDAVG, rounds=6, seed=0, record_every=2), others
 
 
 def test_metrics_are_in_every_record(trained):
@@ -40,12 +40,14 @@ def test_metrics_are_in_every_record(trained):
     assert history.last("largest") == pytest.approx(float(outputs.abs().max()), rel=1e-12)
     assert len(history["held_out_accuracy"]) == 4
     assert np.isfinite(history["held_out_largest"]).all()
-    each = [made.evaluate(history.x, one) for one in others]
+    each = [made.evaluate_on(history.x, one) for one in others]
     for name in ("loss", "accuracy", "largest"):
         assert history.last(f"held_out_clients_{name}") == pytest.approx(
             np.mean([one[name] for one in each]), rel=1e-12
         )
-    truth = F.cross_entropy(module(torch.tensor(others[0][0], dtype=torch.float64)), torch.tensor(others[0][1]))
+    truth = F.cross_entropy(
+        module(torch.tensor(others[0][0], dtype=torch.float64)), torch.tensor(others[0][1])
+    )
     assert each[0]["loss"] == pytest.approx(truth.item(), rel=1e-12)
 
 
@@ -57,12 +59,16 @@ def test_what_is_held_out_changes_no_model(trained):
 def test_metrics_survive_the_file(trained, tmp_path):
     _, history, _ = trained
     again = fp.History.load(history.to_jsonl(tmp_path / "run.jsonl"))
-    np.testing.assert_array_equal(again["held_out_clients_largest"], history["held_out_clients_largest"])
+    np.testing.assert_array_equal(
+        again["held_out_clients_largest"], history["held_out_clients_largest"]
+    )
 
 
 def test_accuracy_of_one_output():
     outputs = torch.tensor([[2.0], [-1.0], [0.5]])
-    assert accuracy(outputs, torch.tensor([1, 0, 0])) == accuracy(outputs[:, 0], torch.tensor([1, -1, -1]))
+    assert accuracy(outputs, torch.tensor([1, 0, 0])) == accuracy(
+        outputs[:, 0], torch.tensor([1, -1, -1])
+    )
     assert accuracy(outputs, torch.tensor([1, 0, 0])) == pytest.approx(2 / 3)
 
 
@@ -78,7 +84,14 @@ def test_the_best_model_is_saved_and_loaded_in_three_lines(name, tmp_path):
             seen.append((row["accuracy"], x.copy()))
 
     best = fp.Best(made, tmp_path / name, "accuracy")
-    fp.simulate(made, fp.FedAvg(S=4, K=3, eta_l=1.5), rounds=12, seed=0, record=1, callbacks=[best, Watch()])
+    fp.simulate(
+        made,
+        fp.FedAvg(S=4, K=3, eta_l=1.5),
+        rounds=12,
+        seed=0,
+        record_every=1,
+        callbacks=[best, Watch()],
+    )
     top = max(value for value, _ in seen)
     x = next(x for value, x in seen if value == top)
     assert seen[-1][0] < top  # so that the last model is not the best
@@ -86,13 +99,23 @@ def test_the_best_model_is_saved_and_loaded_in_three_lines(name, tmp_path):
     X = torch.tensor(rows([3])[0][0], dtype=torch.float64)
     assert torch.equal(model(X), made.to_module(x)(X))
     assert not model.training
-    assert made.about(tmp_path / name) == {"column": "accuracy", "value": repr(top), "round": str(best.round)}
+    assert made.about(tmp_path / name) == {
+        "column": "accuracy",
+        "value": repr(top),
+        "round": str(best.round),
+    }
     assert b"pickle" not in (tmp_path / name).read_bytes()
 
 
 def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
     made = problem(metrics=["accuracy"])
-    options = {"rounds": 12, "seed": 0, "record": 1, "out": tmp_path / "run", "checkpoint_every": 2}
+    options = {
+        "rounds": 12,
+        "seed": 0,
+        "record_every": 1,
+        "out": tmp_path / "run",
+        "checkpoint_every": 2,
+    }
 
     class Stop(fp.Callback):
         def after_round(self, done):
@@ -101,9 +124,11 @@ def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
 
     method = fp.FedAvg(S=4, K=3, eta_l=1.5)
     whole = fp.Best(made, tmp_path / "whole.npz")
-    fp.simulate(made, method, rounds=12, seed=0, record=1, callbacks=[whole])
+    fp.simulate(made, method, rounds=12, seed=0, record_every=1, callbacks=[whole])
     with pytest.raises(KeyboardInterrupt):
-        fp.simulate(made, method, callbacks=[fp.Best(made, tmp_path / "best.npz"), Stop()], **options)
+        fp.simulate(
+            made, method, callbacks=[fp.Best(made, tmp_path / "best.npz"), Stop()], **options
+        )
     parted = fp.Best(made, tmp_path / "best.npz")
     fp.simulate(made, method, resume=True, callbacks=[parted], **options)
     assert (parted.value, parted.round) == (whole.value, whole.round)
@@ -112,7 +137,14 @@ def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
 
 def test_losses_and_norms_are_best_when_small(tmp_path):
     made = problem(metrics=["accuracy"])
-    names = {"loss": False, "held_out_loss": False, "grad_norm": False, "accuracy": True, "r2": True, "rmse": False}
+    names = {
+        "loss": False,
+        "held_out_loss": False,
+        "grad_norm": False,
+        "accuracy": True,
+        "r2": True,
+        "rmse": False,
+    }
     assert {name: fp.Best(made, tmp_path / "b.npz", name).highest for name in names} == names
     with pytest.raises(fp.InputError, match="is score good when it is high, or low"):
         fp.Best(made, tmp_path / "b.npz", "score")
@@ -132,7 +164,10 @@ def test_files_that_are_no_models(tmp_path):
     for case, words in (
         (lambda: fp.load_model(tmp_path / "none.npz", network()), "no such file"),
         (lambda: fp.load_model(good, nn.Linear(6, 3)), "no 0.bias in the model"),
-        (lambda: fp.load_model(good, nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))), "is .* in the file"),
+        (
+            lambda: fp.load_model(good, nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))),
+            "is .* in the file",
+        ),
         (lambda: fp.save_model(tmp_path / "model.pt", network()), r"\.npz or \.safetensors"),
         (lambda: fp.Best(problem(), tmp_path / "model.pt"), r"\.npz or \.safetensors"),
         (lambda: fp.Best(fp.Quadratic.random(2, 2, 2, seed=0), "x.npz"), "cannot save models"),
@@ -145,7 +180,13 @@ def test_files_that_are_no_models(tmp_path):
 def test_a_column_that_is_not_there(tmp_path):
     made = problem()
     with pytest.raises(fp.InputError, match="no column 'accuracy'; there are"):
-        fp.simulate(made, FEDAVG, rounds=2, seed=0, callbacks=[fp.Best(made, tmp_path / "b.npz", "accuracy")])
+        fp.simulate(
+            made,
+            FEDAVG,
+            rounds=2,
+            seed=0,
+            callbacks=[fp.Best(made, tmp_path / "b.npz", "accuracy")],
+        )
 
 
 class Pieces(nn.Module):
@@ -175,6 +216,6 @@ def test_outputs_of_several_parts_have_metrics_and_files(tmp_path):
 def test_what_the_user_changes_later_changes_nothing():
     X, y = (torch.tensor(part) for part in rows([13], seed=9)[0])
     made = problem(held_out=(X, y))
-    before = made.measure(made.x0)["held_out_loss"]
+    before = made.evaluate(made.x0)["held_out_loss"]
     X += 100
-    assert made.measure(made.x0)["held_out_loss"] == before
+    assert made.evaluate(made.x0)["held_out_loss"] == before

@@ -12,12 +12,16 @@ import fedpage as fp
 
 def test_torch_is_installed():
     if find_spec("torch") is None:
-        pytest.skip("torch is not installed: pip install 'fedpage[torch]' (all tests of torch models are left out)")
+        pytest.skip(
+            "torch is not installed: pip install 'fedpage[torch]' (all tests of torch models are left out)"
+        )
 
 
 @pytest.mark.parametrize("name", ["TorchProblem", "load_model", "save_model"])
 def test_the_extra_is_named(name, monkeypatch):
-    for module in [one for one in sys.modules if one.startswith(("torch", "fedpage.problems.torch_"))]:
+    for module in [
+        one for one in sys.modules if one.startswith(("torch", "fedpage.problems.torch_"))
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(vars(fp), name, raising=False)

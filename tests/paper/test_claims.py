@@ -7,8 +7,8 @@ import math
 import pytest
 
 import fedpage as fp
-from fedpage.paper import claims, figures
-from fedpage.types import InputError
+from fedpage.core.errors import InputError
+from fedpage.studies.paper import claims, figures
 
 FIGURE = figures.parse(
     """
@@ -19,7 +19,7 @@ data = "census"
 rows = 500
 objective = "robust"
 rounds = 100
-record = 1
+record_every = 1
 seeds = 5
 [[panel]]
 clients = 50
@@ -49,7 +49,10 @@ def runs(ends, diverged=False, clients=9.5, gradients=38.0):
         for r in range(101):
             norm = end + (1.0 - end) * max(0.0, 1 - r / 50)
             row = {"round": r, "loss": 0.4 * norm, "grad_norm": norm}
-            history.append(row | {"clients": clients * r, "gradients": gradients * clients * r, "full_rounds": 0})
+            history.append(
+                row
+                | {"clients": clients * r, "gradients": gradients * clients * r, "full_rounds": 0}
+            )
         history.meta["problem"] = {"rows": 500, "N": 50}
         history.diverged = diverged
         made.append(history)
@@ -57,12 +60,23 @@ def runs(ends, diverged=False, clients=9.5, gradients=38.0):
 
 
 def claim(kind, curves, **more):
-    fields = {"name": "c", "text": "t", "where": "w", "figures": ("f",), "choices": {}, "column": "", "printed": ()}
+    fields = {
+        "name": "c",
+        "text": "t",
+        "where": "w",
+        "figures": ("f",),
+        "choices": {},
+        "column": "",
+        "printed": (),
+    }
     return claims.Claim(kind=kind, curves=tuple(curves), **(fields | more))
 
 
 def judge(one, a, b, a2=None, b2=None, **more):
-    panels = {"N50-step0.1": {"A": a, "B": b} | more, "N50-step0.03": {"A": a2 or a, "B": b2 or b} | more}
+    panels = {
+        "N50-step0.1": {"A": a, "B": b} | more,
+        "N50-step0.03": {"A": a2 or a, "B": b2 or b} | more,
+    }
     return claims.judge(one, {"f": FIGURE}, {"f": panels}, {})
 
 
@@ -78,10 +92,12 @@ def test_order():
     assert judge(weak, runs(LOW), runs(LOW)).verdict == claims.HOLDS
     assert judge(strict, runs(LOW), runs(LOW)).verdict == claims.UNDECIDED
     assert judge(weak, runs(HIGH), runs(LOW)).verdict == claims.FAILS
-    assert judge(weak, runs([1.2 * e for e in LOW]), runs(LOW)).verdict == claims.HOLDS  # 1.2 times is noise
+    assert (
+        judge(weak, runs([1.2 * e for e in LOW]), runs(LOW)).verdict == claims.HOLDS
+    )  # 1.2 times is noise
     one_bad_panel = judge(strict, runs(LOW), runs(HIGH), runs(HIGH), runs(LOW))
     assert one_bad_panel.verdict == claims.FAILS
-    assert one_bad_panel.tally == "1 of 2 hold, 1 do not, 0 undecided"
+    assert one_bad_panel.costs == "1 of 2 hold, 1 do not, 0 undecided"
 
 
 def test_choices_that_decide_are_named():
@@ -146,9 +162,12 @@ def test_below():
 )
 def test_steps(near, verdict):
     rows = [
-        {"panel": "N10", "label": str(i), "eta_g": v[0] if v else 0.1, "within_tenth": v} for i, v in enumerate(near)
+        {"panel": "N10", "label": str(i), "eta_g": v[0] if v else 0.1, "within_tenth": v}
+        for i, v in enumerate(near)
     ]
-    steps = claim("steps", ["0", "1", "2"], figures=("local-steps/a9a",), printed=((0.2, 0.3, 0.4),))
+    steps = claim(
+        "steps", ["0", "1", "2"], figures=("local-steps/a9a",), printed=((0.2, 0.3, 0.4),)
+    )
     found = claims.judge(steps, {}, {"local-steps/a9a": {}}, {"local-steps/a9a": rows})
     assert found.verdict == verdict
     if verdict == claims.HOLDS:
@@ -165,7 +184,9 @@ def test_counts():
     assert judge(work, runs(LOW), runs(LOW, gradients=80.0)).verdict == claims.FAILS
     both = claim("count", ["A", "B"], column="gradients", choices={"walks": "all contacts"})
     refreshed = runs(LOW)
-    for history in refreshed:  # four full rounds of 50 clients with 10 rows each, beside walks of 38
+    for (
+        history
+    ) in refreshed:  # four full rounds of 50 clients with 10 rows each, beside walks of 38
         for row in history.rows:
             row["clients"] += 4 * 50
             row["gradients"] += 4 * 500
@@ -178,7 +199,10 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
     import numpy as np
 
     rng = np.random.default_rng(0)
-    hits = sum(low <= 1.0 <= high for _, low, high in (claims.interval(rng.normal(1, 1, 30)) for _ in range(200)))
+    hits = sum(
+        low <= 1.0 <= high
+        for _, low, high in (claims.interval(rng.normal(1, 1, 30)) for _ in range(200))
+    )
     assert 178 <= hits <= 199
 
 
@@ -194,6 +218,8 @@ def test_every_claim_names_figures_and_curves_that_exist():
     with pytest.raises(InputError, match="unknown key 'txt'"):
         claims.parse('[[claim]]\ntxt = "x"')
     with pytest.raises(InputError, match="kind must be"):
-        claims.parse('[[claim]]\nname="a"\ntext="x"\nwhere="w"\nkind="magic"\nfigures=[]\ncurves=[]')
+        claims.parse(
+            '[[claim]]\nname="a"\ntext="x"\nwhere="w"\nkind="magic"\nfigures=[]\ncurves=[]'
+        )
     with pytest.raises(InputError, match="is missing"):
         claims.parse('[[claim]]\nname="a"')

@@ -11,8 +11,8 @@ import time
 import pytest
 
 import fedpage as fp
-from fedpage.paper import figures, runs, tuning
-from fedpage.types import InputError
+from fedpage.core.errors import InputError
+from fedpage.studies.paper import figures, runs, tuning
 
 TEXT = """
 name = "tiny/one"
@@ -22,7 +22,7 @@ data = "census:rows=600"
 rows = 500
 objective = "robust"
 rounds = 40
-record = 10
+record_every = 10
 seeds = 2
 [[panel]]
 clients = 50
@@ -59,10 +59,14 @@ def test_settings_are_the_papers():
             assert figure.rows % panel.clients == 0
             for variant in panel.variants:
                 if panel.step is not None:
-                    assert variant.method.step == pytest.approx(panel.step)
+                    assert variant.method.effective_step == pytest.approx(panel.step)
                 if not name.startswith("local-steps"):
                     assert variant.method.K == 10
-    steps = {name: [p.step for p in figures.load(name).panels] for name in figures.names() if "full" in name}
+    steps = {
+        name: [p.step for p in figures.load(name).panels]
+        for name in figures.names()
+        if "full" in name
+    }
     assert steps["full/w8a-logistic"] == [0.3, 0.1, 0.03, 0.01]
     assert steps["full/a9a-robust"] == [0.1, 0.03, 0.01]
     clients = figures.load("clients/a9a-robust")
@@ -121,9 +125,22 @@ def test_runs_are_kept_and_done_once(tmp_path):
 
 
 def test_a_killed_process_loses_the_runs_in_hand_only(tmp_path):
-    words = ["reproduce", "comparison/a9a-robust", "--data", "census", "--quick", "--out", "r", "--static"]
-    script = "import sys; from fedpage.cli import main; sys.argv = ['fedpage', *sys.argv[1:]]; main()"
-    process = subprocess.Popen([sys.executable, "-c", script, *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    words = [
+        "reproduce",
+        "comparison/a9a-robust",
+        "--data",
+        "census",
+        "--quick",
+        "--out",
+        "r",
+        "--static",
+    ]
+    script = (
+        "import sys; from fedpage.cli import main; sys.argv = ['fedpage', *sys.argv[1:]]; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *words], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 60
     while len(list(tmp_path.glob("r/runs/*/*.jsonl"))) < 4 and time.monotonic() < until:
         time.sleep(0.02)
@@ -132,7 +149,9 @@ def test_a_killed_process_loses_the_runs_in_hand_only(tmp_path):
     kept = {path: path.read_bytes() for path in tmp_path.glob("r/runs/*/*.jsonl")}
     assert 4 <= len(kept) < 24
     figure = dataclasses.replace(
-        figures.on_other_data(figures.load("comparison/a9a-robust"), "census", 32_561), rounds=600, record=10
+        figures.on_other_data(figures.load("comparison/a9a-robust"), "census", 32_561),
+        rounds=600,
+        record_every=10,
     )
     assert runs.run(runs.tasks([figure], 2), tmp_path / "r", 1, lambda *_: None) == 24 - len(kept)
     assert all(path.read_bytes() == content for path, content in kept.items())
@@ -145,7 +164,9 @@ def test_figures_share_their_runs(tmp_path):
 
 
 def test_the_same_coins_for_every_variant(tmp_path):
-    text = TEXT.replace('name = "fedavg"', 'name = "fedpage"').replace("S = 10\nb = 4", "S = 5\nrho = 1.0")
+    text = TEXT.replace('name = "fedavg"', 'name = "fedpage"').replace(
+        "S = 10\nb = 4", "S = 5\nrho = 1.0"
+    )
     figure = figures.parse(text, "tiny")
     runs.run(runs.tasks([figure], 1), tmp_path, 1, lambda *_: None)
     found = runs.histories(figure, 1, tmp_path)["N50-step0.1"]
@@ -156,9 +177,7 @@ def test_the_search_for_tuned_steps(tmp_path):
     panel = "[[panel]]\nclients = 50\nS = 5\neta_g = [0.1, 0.1]\nrho = [0.01, 0.01]\n"
     search = "[tuning]\neta_g = [0.003, 0.3]\nrho = [0.01, 1.0]\ntarget = 0.08\nseeds = 2\n"
     head = TEXT.split("[[panel]]")[0].replace("rounds = 40", "rounds = 200")
-    methods = (
-        '[[method]]\nname = "fedpage"\nlabel = "one"\nK = 1\n[[method]]\nname = "fedpage"\nlabel = "five"\nK = 5\n'
-    )
+    methods = '[[method]]\nname = "fedpage"\nlabel = "one"\nK = 1\n[[method]]\nname = "fedpage"\nlabel = "five"\nK = 5\n'
     figure = figures.parse(head + search + panel + methods, "tiny")
     seen = []
     rows = tuning.search(figure, tmp_path, 1, lambda what, done, whole, note: seen.append(what))
@@ -183,7 +202,16 @@ def test_reproduce_on_the_command_line(run, tmp_path):
     code, out, _ = run("reproduce", "--list")
     assert code == 0
     assert all(name in out for name in figures.names())
-    words = ("reproduce", "comparison/a9a-robust", "--data", "census", "--quick", "--seeds", "2", "--static")
+    words = (
+        "reproduce",
+        "comparison/a9a-robust",
+        "--data",
+        "census",
+        "--quick",
+        "--seeds",
+        "2",
+        "--static",
+    )
     code, out, _ = run(*words)
     assert code == 0, out
     assert "24 runs done" in out

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 import fedpage as fp
-from fedpage import webpage
+from fedpage.report import page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 PROBE = """<pre id="probe"></pre><script>
@@ -42,8 +42,10 @@ def runs():
 
 
 def figures(runs):
-    panels = tuple(webpage.PanelRuns(f"panel {i}", {"FedPAGE": runs[:3], "FedAvg": runs[3:]}) for i in range(3))
-    return [webpage.FigureRuns("a/b", "A figure with a title", "Figure 0", 3, panels)]
+    panels = tuple(
+        page.PanelRuns(f"panel {i}", {"FedPAGE": runs[:3], "FedAvg": runs[3:]}) for i in range(3)
+    )
+    return [page.FigureRuns("a/b", "A figure with a title", "Figure 0", 3, panels)]
 
 
 def look(path, tmp_path, width, dark=False):
@@ -60,7 +62,9 @@ def look(path, tmp_path, width, dark=False):
     ]  # fmt: skip
     if dark:
         command.append("--blink-settings=preferredColorScheme=0")
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=False
+    )
     (found,) = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, flags=re.DOTALL)
     seen = json.loads(found.replace("&lt;", "<").replace("&amp;", "&"))
     seen["console"] = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -71,10 +75,14 @@ def brightness(colour):
     return sum(int(v) for v in re.findall(r"\d+", colour)[:3]) / 3
 
 
-@pytest.mark.parametrize("width", [500, 1400])  # a headless window is at least 500 wide; 400 is tested in a frame
+@pytest.mark.parametrize(
+    "width", [500, 1400]
+)  # a headless window is at least 500 wide; 400 is tested in a frame
 def test_interactive(runs, tmp_path, width):
     pytest.importorskip("plotly", reason="plotly is an extra: pip install 'fedpage[plotly]'")
-    path = webpage.write(tmp_path / "r.html", title="A <page>", figures=figures(runs), settings={"a": 1})
+    path = page.write(
+        tmp_path / "r.html", title="A <page>", figures=figures(runs), settings={"a": 1}
+    )
     seen = look(path, tmp_path, width)
     assert seen["errors"] == []
     assert seen["console"] == []
@@ -87,7 +95,9 @@ def test_interactive(runs, tmp_path, width):
 
 @pytest.mark.parametrize("width", [500, 1400])
 def test_images_without_plotly(runs, tmp_path, width):
-    path = webpage.write(tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False)
+    path = page.write(
+        tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False
+    )
     assert "Plotly.react" in path.read_text()
     seen = look(path, tmp_path, width)
     assert seen["errors"] == []
@@ -104,7 +114,7 @@ def test_at_400_pixels(runs, tmp_path, interactive):
     if interactive:
         pytest.importorskip("plotly", reason="plotly is an extra: pip install 'fedpage[plotly]'")
     table = "<div class=wide><table><tr>" + "<td>cell</td>" * 40 + "</tr></table></div>"
-    path = webpage.write(
+    path = page.write(
         tmp_path / "r.html", title="A longer title that must break", figures=figures(runs),
         interactive=interactive, settings={"long": "x" * 300}, tables=table,
     )  # fmt: skip
@@ -125,7 +135,9 @@ def test_at_400_pixels(runs, tmp_path, interactive):
         "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'p'}", "--virtual-time-budget=8000",
         "--dump-dom",
     ]  # fmt: skip
-    done = subprocess.run([*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=False
+    )
     (found,) = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)
     scroll, client = json.loads(found)
     assert client <= 400
@@ -133,24 +145,28 @@ def test_at_400_pixels(runs, tmp_path, interactive):
 
 
 def test_dark_mode_is_readable(runs, tmp_path):
-    path = webpage.write(tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False)
+    path = page.write(
+        tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False
+    )
     light, dark = look(path, tmp_path, 1000), look(path, tmp_path, 1001, dark=True)
     assert brightness(light["paper"]) - brightness(light["ink"]) > 150
     assert brightness(dark["ink"]) - brightness(dark["paper"]) > 150
 
 
 def test_the_page_is_whole_and_safe(runs, tmp_path):
-    bad = webpage.FigureRuns("x", "</script><b>T</b>", "p", 1, (webpage.PanelRuns("</script>", {"<i>": runs[:3]}),))
-    text = webpage.write(
+    bad = page.FigureRuns(
+        "x", "</script><b>T</b>", "p", 1, (page.PanelRuns("</script>", {"<i>": runs[:3]}),)
+    )
+    text = page.write(
         tmp_path / "r.html", title="<&>", figures=[bad], settings={"a": "</pre>"}, interactive=False
     ).read_text()
     assert "<title>&lt;&amp;&gt;</title>" in text
     assert "</script><b>" not in text
     assert "&lt;/pre&gt;" in text
     assert not re.search(r'(src|href)="(https?:)?//', text)  # opens offline
-    if not webpage._plotly():
+    if not page._plotly():
         with pytest.raises(fp.InputError, match="plotly"):
-            webpage.write(tmp_path / "i.html", title="T", figures=[bad], settings={}, interactive=True)
+            page.write(tmp_path / "i.html", title="T", figures=[bad], settings={}, interactive=True)
 
 
 def test_users_runs_get_the_same_page(run, tmp_path):
@@ -160,7 +176,11 @@ def test_users_runs_get_the_same_page(run, tmp_path):
     tuned = run("tune", "page", *words, "--seeds", "1", "--fresh", "2", "--search", "eta_g=0.1,0.2", "--out", "t",
                 "--report", "three.html")  # fmt: skip
     assert tuned[0] == 0
-    for name, words_in_it in (("one.html", "FedPAGE"), ("two.html", "SCAFFOLD"), ("three.html", "costs over the grid")):
+    for name, words_in_it in (
+        ("one.html", "FedPAGE"),
+        ("two.html", "SCAFFOLD"),
+        ("three.html", "costs over the grid"),
+    ):
         text = (tmp_path / name).read_text()
         assert words_in_it in text
         assert 'id="axis"' in text

@@ -34,13 +34,15 @@ class Noting(fp.Callback):
 def test_callbacks_see_everything_and_change_nothing():
     noting = Noting()
     made = linear()
-    history = fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, record=2, callbacks=[noting, fp.Track()])
+    history = fp.simulate(
+        made, fp.FedPAGE(S=2), rounds=3, seed=4, record_every=2, callbacks=[noting, fp.Track()]
+    )
     d = (made.d,)
     assert noting.calls == [
         ("begin", 4, 3, 0), ("record", 0, d), ("round", 1), ("round", 2), ("record", 2, d), ("round", 3),
         ("record", 3, d), ("end", "finished"),
     ]  # fmt: skip
-    assert history.same(fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, record=2))
+    assert history.same(fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, record_every=2))
 
 
 def test_who_watches_does_not_steer():
@@ -72,7 +74,9 @@ def test_what_is_no_callback():
     for bad in ("bar", [fp.Track], [print], fp.Track()):
         with pytest.raises(fp.InputError, match="callbacks must be a list"):
             fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=0, callbacks=bad)
-    with pytest.raises(fp.InputError, match="no tracker 'tensorbord'; known are tensorboard, mlflow, wandb"):
+    with pytest.raises(
+        fp.InputError, match="no tracker 'tensorbord'; known are tensorboard, mlflow, wandb"
+    ):
         fp.Track("tensorbord")
 
 
@@ -86,18 +90,27 @@ def test_the_bar_is_always_there(capsys):
 
 
 def test_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'fedpage[tensorboard]'")
+    pytest.importorskip(
+        "tensorboard", reason="needs tensorboard: pip install 'fedpage[tensorboard]'"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     history = fp.simulate(
-        linear(), fp.FedPAGE(S=2), rounds=6, seed=1, record=3, callbacks=[fp.Track(f"tensorboard:{tmp_path}")]
+        linear(),
+        fp.FedPAGE(S=2),
+        rounds=6,
+        seed=1,
+        record_every=3,
+        callbacks=[fp.Track(f"tensorboard:{tmp_path}")],
     )
     found = EventAccumulator(str(tmp_path / "FedPAGE-seed-1"))
     found.Reload()
     assert set(found.Tags()["scalars"]) == set(history.columns) - {"round"}
     (settings,) = found.Tensors("run/text_summary")
     assert b"| method.S | 2 |" in settings.tensor_proto.string_val[0]
-    fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=1, callbacks=[fp.Track(f"tensorboard:{tmp_path}")])
+    fp.simulate(
+        linear(), fp.FedPAGE(S=2), rounds=1, seed=1, callbacks=[fp.Track(f"tensorboard:{tmp_path}")]
+    )
     assert (tmp_path / "FedPAGE-seed-1-2").is_dir()  # a second run has a place of its own
     events = found.Scalars("loss")
     assert [event.step for event in events] == [0, 3, 6]
@@ -111,12 +124,21 @@ def test_mlflow(tmp_path):
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     history = fp.simulate(
-        linear(), fp.FedPAGE(S=2), rounds=6, seed=1, record=3, callbacks=[fp.Track(f"mlflow:{uri}", name="mine")]
+        linear(),
+        fp.FedPAGE(S=2),
+        rounds=6,
+        seed=1,
+        record_every=3,
+        callbacks=[fp.Track(f"mlflow:{uri}", name="mine")],
     )
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("fedpage").experiment_id
     (run,) = client.search_runs([experiment])
-    assert (run.info.run_name, run.info.status, run.data.tags["stopped"]) == ("mine", "FINISHED", "finished")
+    assert (run.info.run_name, run.info.status, run.data.tags["stopped"]) == (
+        "mine",
+        "FINISHED",
+        "finished",
+    )
     assert run.data.params["method.S"] == "2"
     assert run.data.params["problem.N"] == "20"
     found = sorted(client.get_metric_history(run.info.run_id, "loss"), key=lambda one: one.step)
@@ -145,7 +167,14 @@ def test_wandb(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    history = fp.simulate(linear(), fp.FedPAGE(S=2), rounds=6, seed=1, record=3, callbacks=[fp.Track("wandb:census")])
+    history = fp.simulate(
+        linear(),
+        fp.FedPAGE(S=2),
+        rounds=6,
+        seed=1,
+        record_every=3,
+        callbacks=[fp.Track("wandb:census")],
+    )
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     losses = {}
     for data in leveldb_records(path.read_bytes()):
@@ -154,7 +183,9 @@ def test_wandb(tmp_path, monkeypatch):
         if record.WhichOneof("record_type") == "run":
             assert (record.run.project, record.run.display_name) == ("census", "FedPAGE seed 1")
         if record.WhichOneof("record_type") == "history":
-            item = {one.key or ".".join(one.nested_key): one.value_json for one in record.history.item}
+            item = {
+                one.key or ".".join(one.nested_key): one.value_json for one in record.history.item
+            }
             losses[int(item["_step"])] = float(item["loss"])
     assert losses == dict(zip([0, 3, 6], history["loss"].tolist(), strict=True))
 
@@ -182,14 +213,32 @@ def test_a_tracker_is_closed_when_a_run_is_interrupted():
 
     sink = Sink()
     with pytest.raises(KeyboardInterrupt):
-        fp.simulate(linear(), fp.FedPAGE(S=2), rounds=6, seed=1, record=2, callbacks=[fp.Track(sink)])
+        fp.simulate(
+            linear(), fp.FedPAGE(S=2), rounds=6, seed=1, record_every=2, callbacks=[fp.Track(sink)]
+        )
     assert sink.getvalue() == "begin FedPAGE seed 1;end interrupted"
 
 
 def test_the_command_line_tracks_too(run, refused, tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'fedpage[tensorboard]'")
-    words = ["run", "fedpage", "--data", "census:rows=200", "--clients", "20", "--rounds", "4", "--S", "2"]
+    pytest.importorskip(
+        "tensorboard", reason="needs tensorboard: pip install 'fedpage[tensorboard]'"
+    )
+    words = [
+        "run",
+        "fedpage",
+        "--data",
+        "census:rows=200",
+        "--clients",
+        "20",
+        "--rounds",
+        "4",
+        "--S",
+        "2",
+    ]
     code, _, _ = run(*words, "--track", "tensorboard:logs")
     assert code == 0
     assert list((tmp_path / "logs" / "FedPAGE-seed-0").glob("events.*"))
-    refused([*words, "--track", "paper"], "--track: no tracker 'paper'; known are tensorboard, mlflow, wandb")
+    refused(
+        [*words, "--track", "paper"],
+        "--track: no tracker 'paper'; known are tensorboard, mlflow, wandb",
+    )

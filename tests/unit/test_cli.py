@@ -9,13 +9,15 @@ import sys
 import pytest
 
 import fedpage as fp
-from fedpage import specs
+from fedpage.runs import config as specs
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40")
 
 
 def test_run_writes_what_can_be_loaded_again(run, tmp_path):
-    code, out, _ = run("run", "fedpage", *SMALL, "--S", "5", "--eta-g", "0.2", "--b3=2", "--out", "first")
+    code, out, _ = run(
+        "run", "fedpage", *SMALL, "--S", "5", "--eta-g", "0.2", "--b3=2", "--out", "first"
+    )
     assert code == 0
     history = fp.History.load(tmp_path / "first" / "history.jsonl")
     assert history.meta["method"]["eta_g"] == 0.2
@@ -41,9 +43,14 @@ def test_a_directory_in_use_is_not_overwritten(run, tmp_path):
 
 
 def test_compare_on_equal_terms(run, tmp_path):
-    code, _, _ = run("compare", *SMALL, "--S", "4", "--seeds", "2", "--methods", "fedpage,scaffold,fedavg:b=2")
+    code, _, _ = run(
+        "compare", *SMALL, "--S", "4", "--seeds", "2", "--methods", "fedpage,scaffold,fedavg:b=2"
+    )
     assert code == 0
-    runs = [fp.History.load(p) for p in sorted((tmp_path / "runs" / "compare" / "runs").glob("*/history.jsonl"))]
+    runs = [
+        fp.History.load(p)
+        for p in sorted((tmp_path / "runs" / "compare" / "runs").glob("*/history.jsonl"))
+    ]
     assert len(runs) == 6
     about = {h.label: h.meta["method"] for h in runs}
     assert (about["FedPAGE"]["S"], about["SCAFFOLD"]["S"], about["FedAvg"]["S"]) == (4, 8, 8)
@@ -58,13 +65,17 @@ def test_compare_in_parallel_gives_the_same(run, tmp_path):
     assert run(*words, "--out", "one")[0] == 0
     assert run(*words, "--out", "two", "--jobs", "2")[0] == 0
     for path in (tmp_path / "one" / "histories").glob("*.jsonl"):
-        assert fp.History.load(path).same(fp.History.load(tmp_path / "two" / "histories" / path.name))
+        assert fp.History.load(path).same(
+            fp.History.load(tmp_path / "two" / "histories" / path.name)
+        )
 
 
 def test_demo(run, tmp_path):
     code, out, _ = run("demo", "--rounds", "30", "--seeds", "1")
     assert code == 0
-    assert all(name in out for name in ("FedPAGE", "SCAFFOLD", "FedAvg", "synthetic", "demo-report"))
+    assert all(
+        name in out for name in ("FedPAGE", "SCAFFOLD", "FedAvg", "synthetic", "demo-report")
+    )
     assert (tmp_path / "demo-report" / "report.html").exists()
 
 
@@ -82,7 +93,9 @@ def test_data_commands(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, out, _ = run("data", "list")
     assert code == 0
-    assert all(name in out for name in ("census", "synthetic", "a9a", "pinned", "real-sim", "unpinned"))
+    assert all(
+        name in out for name in ("census", "synthetic", "a9a", "pinned", "real-sim", "unpinned")
+    )
     assert run("data", "path")[1].strip() == str(tmp_path)
     code, _, err = run("data", "verify", "a9a")
     assert (code, "fedpage data fetch a9a" in err) == (2, True)
@@ -137,7 +150,7 @@ def test_verify_reads_the_real_file(run, real):
         (("dmeo",), "No such command"),
         (("run", "fedpage", "--target", "nan"), "--target must be"),
         (("compare", "--target", "0"), "--target must be"),
-        (("run", "fedpage", "--record", "-1"), "--record must be"),
+        (("run", "fedpage", "--record-every", "-1"), "--record-every must be"),
         (("run", "fedpage", "--threads", "0"), "threads must be"),
         (("run", "fedpage", "--alpha", "0.5"), "has no regulariser"),
         (("run", "fedpage", "--data", ""), "no data set was named"),
@@ -169,8 +182,12 @@ def test_places_that_cannot_be_written(run, tmp_path):
 
 def test_a_method_of_the_users_own(run, tmp_path):
     source = "from fedpage import FedAvg\nfrom dataclasses import dataclass\n"
-    (tmp_path / "mine.py").write_text(source + "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    title = 'Mine'\n")
-    code, out, _ = run("compare", *SMALL, "--S", "4", "--seeds", "1", "--methods", "fedavg,mine.py@Mine")
+    (tmp_path / "mine.py").write_text(
+        source + "@dataclass(frozen=True)\nclass Mine(FedAvg):\n    title = 'Mine'\n"
+    )
+    code, out, _ = run(
+        "compare", *SMALL, "--S", "4", "--seeds", "1", "--methods", "fedavg,mine.py@Mine"
+    )
     assert code == 0
     assert "Mine" in out
     (tmp_path / "broken.py").write_text("1/0")
@@ -205,7 +222,7 @@ def test_demo_does_not_overwrite_what_is_not_its_own(run, tmp_path):
 def test_a_narrow_terminal_gets_fewer_columns(run, monkeypatch):
     from rich.console import Console
 
-    from fedpage.commands import common
+    from fedpage.cli import common
 
     monkeypatch.setattr(common, "console", lambda stderr=False: Console(stderr=stderr, width=80))
     _, out, _ = run("run", "scaffold", *SMALL, "--S", "5")
@@ -226,6 +243,6 @@ def test_version(run):
 
 def test_specs_take_the_papers_terms():
     method = specs.method("fedavg", N=325, M=100, S=1, K=10, step=0.03)
-    assert (method.S, method.b, method.step) == (2, 22, pytest.approx(0.03))
+    assert (method.S, method.b, method.effective_step) == (2, 22, pytest.approx(0.03))
     method = specs.method("fedpage:eta_l=0.01", N=10, M=3250, S=1, K=10, step=0.5)
     assert (method.eta_l, method.S) == (0.01, 1)

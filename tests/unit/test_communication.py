@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import fedpage as fp
+from fedpage.core.types import Call
 from fedpage.methods.fedpage import FreeWalk
-from fedpage.types import Call
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 D, N, S = 123, 20, 5
@@ -51,7 +51,7 @@ class Printed(fp.FedPAGE):
 def test_bytes_of_each_target_are_those_counted_by_hand(bench, problem):
     # full rounds 0, 4, 8, ...: N vectors down, N up; others: 2 S down (the paper: 3 S), S up
     method = fp.FedPAGE(S=S, K=2, eta_g=0.2, p=0.25, periodic=True)
-    history = fp.simulate(problem, method, rounds=100, seed=0, record=1)
+    history = fp.simulate(problem, method, rounds=100, seed=0, record_every=1)
     for target in (0.1, 0.07):
         cost = bench.report.cost([history], target)
         rounds = next(int(r["round"]) for r in history.rows if r["grad_norm"] <= target)
@@ -68,32 +68,45 @@ def test_bytes_of_each_target_are_those_counted_by_hand(bench, problem):
 
 def test_the_third_vector_is_counted_as_if_it_had_been_sent(bench, problem):
     settings = {"S": S, "K": 3, "eta_g": 0.2, "eta_l": 0.05, "p": 0.2}
-    ours = fp.simulate(problem, fp.FedPAGE(**settings), rounds=40, seed=1, record=5)
-    sent = fp.simulate(problem, Printed(**settings), rounds=40, seed=1, record=5)
+    ours = fp.simulate(problem, fp.FedPAGE(**settings), rounds=40, seed=1, record_every=5)
+    sent = fp.simulate(problem, Printed(**settings), rounds=40, seed=1, record_every=5)
     assert ours.x.tobytes() == sent.x.tobytes()
     assert bench.report.three_vectors(ours).tolist() == sent["bytes_down"].tolist()
     assert ours.last("bytes_down") < sent.last("bytes_down")
-    for method in (fp.SCAFFOLD(S=S), fp.SLocalSVRG(), replace(fp.FedPAGE(**settings), leak_free=True)):
-        other = fp.simulate(problem, method, rounds=6, seed=0, record=2)
+    for method in (
+        fp.SCAFFOLD(S=S),
+        fp.SLocalSVRG(),
+        replace(fp.FedPAGE(**settings), leak_free=True),
+    ):
+        other = fp.simulate(problem, method, rounds=6, seed=0, record_every=2)
         assert bench.report.three_vectors(other).tolist() == other["bytes_down"].tolist()
 
 
 def test_the_budget_in_rounds_is_what_a_round_sends(bench, problem):
     for kind in fp.METHODS.values():
         method = fp.methods.fair.matched(kind, N=N, M=10, S=S, K=10, step=0.01)
-        sent = fp.simulate(problem, method, rounds=400, seed=0, record=400).last("bytes") / VECTOR / 400
+        sent = (
+            fp.simulate(problem, method, rounds=400, seed=0, record_every=400).last("bytes")
+            / VECTOR
+            / 400
+        )
         assert sent == pytest.approx(bench.vectors_a_round(method, N, 10), rel=0.05)
 
 
 def test_a_target_that_is_not_reached_is_shown_as_such(bench, problem):
-    runs = [fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=30, seed=seed, record=1) for seed in range(3)]
+    runs = [
+        fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=30, seed=seed, record_every=1)
+        for seed in range(3)
+    ]
     within = sorted(run.best("grad_norm") for run in runs)
     got = {target: bench.report.cost(runs, target) for target in (0.2, within[0], 1e-9)}
     assert [got[target].reached for target in got] == [3, 1, 0]
     assert math.isinf(got[within[0]].up)  # one seed of three is not the median
     assert got[1e-9].best == within[1]
     terms = bench.Terms(seeds=3, tuned_for=((0.2, tuple(got)),))
-    line = bench.report.table("t", [bench.report.Line("page", "PAGE", got, {})], terms).splitlines()[-1]
+    line = bench.report.table(
+        "t", [bench.report.Line("page", "PAGE", got, {})], terms
+    ).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[1].split(" / ")[1:] == ["-", "-"]
     assert cells[1].split(" / ")[0] == f"{got[0.2].rounds:.0f}"
@@ -101,32 +114,38 @@ def test_a_target_that_is_not_reached_is_shown_as_such(bench, problem):
 
 
 def test_a_small_gradient_above_the_first_loss_is_no_success(bench, problem):
-    history = fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=2, seed=0, record=1)
-    history.append(history.rows[-1] | {"round": 3, "loss": 2 * history.first_loss, "grad_norm": 1e-6})
+    history = fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=2, seed=0, record_every=1)
+    history.append(
+        history.rows[-1] | {"round": 3, "loss": 2 * history.first_loss, "grad_norm": 1e-6}
+    )
     assert bench.report.cost([history], 1e-3).reached == 0
     history.append(history.rows[-1] | {"round": 4, "loss": 0.5 * history.first_loss})
     assert bench.report.cost([history], 1e-3).rounds == 4
 
 
-def test_a_benchmark_goes_on_and_its_command_line_is_the_same_search(bench, tmp_path, run, monkeypatch):
+def test_a_benchmark_goes_on_and_its_command_line_is_the_same_search(
+    bench, tmp_path, run, monkeypatch
+):
     case = bench.Case("census:rows=200", N, "robust")
     terms = bench.Terms(
         multiples=(0.25, 0.5), search=1_000, run=2_000, search_seeds=1, seeds=2, between=200,
         tuned_for=((0.2, (0.2,)), (0.1, (0.1, 1e-9))),
     )  # fmt: skip
     names, out = ["fedpage", "vrl-sgd"], tmp_path / "kept"
-    lines, done = bench.measure(case, names, terms, out)
+    lines, done = bench.evaluate(case, names, terms, out)
     trials = (out / "tuning" / case.name / "fedpage" / "trials.jsonl").read_bytes()
-    assert done == 2 * (4 + 1 + 2) + 2 * (2 + 1 + 2)  # two searches each: candidates, the judge's seed, final runs
-    assert bench.measure(case, names, terms, out) == (_none_new(lines), 0)
+    assert done == 2 * (4 + 1 + 2) + 2 * (
+        2 + 1 + 2
+    )  # two searches each: candidates, the judge's seed, final runs
+    assert bench.evaluate(case, names, terms, out) == (_none_new(lines), 0)
 
     torn = out / "runs" / case.name / f"fedpage-0.1-seed{bench.FRESH}.jsonl"
     torn.write_bytes(torn.read_bytes()[:-40])
     (out / "runs" / case.name / f"vrl-sgd-0.2-seed{bench.FRESH + 1}.jsonl").unlink()
     monkeypatch.setattr(bench, "tune", _never_runs(bench.tune))
-    again, done = bench.measure(case, names, terms, out)
+    again, done = bench.evaluate(case, names, terms, out)
     assert (again, done) == (_none_new(lines), 2)
-    more = bench.measure(case, ["vrl-sgd"], replace(terms, run=3_000), out)
+    more = bench.evaluate(case, ["vrl-sgd"], replace(terms, run=3_000), out)
     assert more[1] == 4  # another budget is another run
 
     command = shlex.split(lines[0].chosen[0.1]["command"])
@@ -138,7 +157,10 @@ def test_a_benchmark_goes_on_and_its_command_line_is_the_same_search(bench, tmp_
 
 
 def _none_new(lines):
-    return [replace(line, chosen={aim: {**found, "runs": 0} for aim, found in line.chosen.items()}) for line in lines]
+    return [
+        replace(line, chosen={aim: {**found, "runs": 0} for aim, found in line.chosen.items()})
+        for line in lines
+    ]
 
 
 def _never_runs(tune):

@@ -14,14 +14,19 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage.data import fetch, libsvm, partition, registry
-from fedpage.types import InputError
+from fedpage.core.errors import InputError
+from fedpage.data import download, libsvm, partition, registry
 
 TEXT = b"+1 1:0.5 3:2\n-1 2:1e-3 # a comment 9:9\n\n-1\n+1 3:-4 \n"
 
 
 def test_a_small_file_in_every_packing(tmp_path):
-    for suffix, pack in (("", bytes), (".xz", lzma.compress), (".bz2", bz2.compress), (".gz", gzip.compress)):
+    for suffix, pack in (
+        ("", bytes),
+        (".xz", lzma.compress),
+        (".bz2", bz2.compress),
+        (".gz", gzip.compress),
+    ):
         path = tmp_path / f"small{suffix}"
         path.write_bytes(pack(TEXT))
         data = fp.load(path, features=3)
@@ -52,7 +57,10 @@ def test_index_base_and_width(tmp_path):
         (b"1 2:1 2:1\n", "line 1: the index in '2:1' does not rise above the one before it (2)"),
         (b"1 1:1\n1 4:1\n", "line 2: the index in '4:1' is outside 1..3"),
         (b"1 -1:1\n", "line 1: the index in '-1:1' is outside 1..3"),
-        (b"1 99999999999999999999:1\n", "line 1: the index in '99999999999999999999:1' is outside 1..3"),
+        (
+            b"1 99999999999999999999:1\n",
+            "line 1: the index in '99999999999999999999:1' is outside 1..3",
+        ),
         (b"1 1_0:1\n", "line 1: the index in '1_0:1' is not a whole number"),
         (b"1 1:1_0\n", "line 1: the value in '1:1_0' is not a finite number"),
         (b"1 qid:3 1:1\n", "line 1: the index in 'qid:3' is not a whole number"),
@@ -91,7 +99,11 @@ def test_labels_of_two_kinds_become_signs_and_others_stay():
 
 @pytest.mark.parametrize(
     ("X", "y", "why"),
-    [(np.eye(3), [1, 2], "3 rows but y has 2"), ([[np.nan]], [1], "finite"), (np.zeros((0, 2)), [], "no rows")],
+    [
+        (np.eye(3), [1, 2], "3 rows but y has 2"),
+        ([[np.nan]], [1], "finite"),
+        (np.zeros((0, 2)), [], "no rows"),
+    ],
 )
 def test_arrays_that_do_not_fit_are_refused(X, y, why):
     with pytest.raises(InputError, match=why):
@@ -118,11 +130,16 @@ def test_arrays_that_would_reach_outside_are_refused():
     ):
         with pytest.raises(InputError):
             fp.Dataset(**(ok | bad))
-    for order, ptr in (([0, 1, 2], [0, 2, 50_000]), ([0, 1, 2], [1, 2, 3]), ([0, 1, 1], [0, 3]), ([0, -1], [0, 2])):
+    for order, ptr in (
+        ([0, 1, 2], [0, 2, 50_000]),
+        ([0, 1, 2], [1, 2, 3]),
+        ([0, 1, 1], [0, 3]),
+        ([0, -1], [0, 2]),
+    ):
         with pytest.raises(InputError):
             partition.Partition("mine", np.array(order), np.array(ptr))
     problem = fp.RobustRegression(fp.load("census", rows=20), clients=4)
-    oracle = problem.oracle(np.arange(3), fp.draws.RoundDraws(0, 0))
+    oracle = problem.oracle(np.arange(3), fp.core.random.RoundDraws(0, 0))
     for shape in ((2, 123), (3, 122), (4, 123)):
         with pytest.raises(ValueError, match="points of shape"):
             oracle.grad(np.zeros(shape), oracle.batch(None))
@@ -257,11 +274,13 @@ def mirror(monkeypatch):
 def test_fetch_resumes_and_ends_in_one_step(tmp_path, mirror):
     Server.cut = 20
     with pytest.raises(InputError, match="20 bytes are kept"):
-        fetch.fetch(ENTRY, folder=tmp_path, mirror=mirror)
+        download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.part"]
     Server.cut = None
     seen = []
-    path = fetch.fetch(ENTRY, folder=tmp_path, mirror=mirror, report=lambda have, whole: seen.append((have, whole)))
+    path = download.fetch(
+        ENTRY, folder=tmp_path, mirror=mirror, report=lambda have, whole: seen.append((have, whole))
+    )
     assert Server.ranges == [None, "bytes=20-"]
     assert path.read_bytes() == TEXT
     assert [p.name for p in tmp_path.iterdir()] == ["tiny"]
@@ -271,20 +290,20 @@ def test_fetch_resumes_and_ends_in_one_step(tmp_path, mirror):
 def test_fetch_does_not_keep_what_is_wrong(tmp_path, mirror):
     Server.body = b"1 1:1\n"
     with pytest.raises(InputError, match=r"what arrived was not used: .* has 4 rows, this file 1"):
-        fetch.fetch(ENTRY, folder=tmp_path, mirror=mirror)
+        download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="the server answered 404"):
-        fetch.fetch(registry.Entry("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror)
+        download.fetch(registry.Entry("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror)
 
 
 def test_a_finished_part_is_taken_up(tmp_path, mirror):
     (tmp_path / "tiny.part").write_bytes(TEXT)
-    assert fetch.fetch(ENTRY, folder=tmp_path, mirror=mirror).read_bytes() == TEXT
+    assert download.fetch(ENTRY, folder=tmp_path, mirror=mirror).read_bytes() == TEXT
 
 
 def test_offline_one_line_says_where_to_put_the_file(tmp_path):
     with pytest.raises(InputError) as error:
-        fetch.fetch(registry.REGISTRY["a9a"], folder=tmp_path, mirror="http://127.0.0.1:1")
+        download.fetch(registry.REGISTRY["a9a"], folder=tmp_path, mirror="http://127.0.0.1:1")
     assert f"by hand and put it into {tmp_path}" in str(error.value)
     assert registry.REGISTRY["a9a"].address in str(error.value)
     assert "\n" not in str(error.value)
@@ -300,12 +319,17 @@ def test_census_has_the_shape_of_a9a_and_says_that_it_is_synthetic():
     assert data.note.startswith("synthetic")
     assert (data.values == 1).all()
     assert data.digest == fp.load("census").digest != fp.load("census", seed=1).digest
-    fields = np.searchsorted(np.cumsum(fp.data.synthetic.FIELDS), data.indices.reshape(-1, 14), side="right")
+    fields = np.searchsorted(
+        np.cumsum(fp.data.synthetic.FIELDS), data.indices.reshape(-1, 14), side="right"
+    )
     assert (fields == np.arange(14)).all()  # one value of every field
 
 
 def test_census_is_the_same_everywhere():
-    assert fp.load("census").digest == "d729bbe050bb82c6414c5ebdae22cdaa0b9d8b1618597be655a5dd6e5c1999ff"
+    assert (
+        fp.load("census").digest
+        == "d729bbe050bb82c6414c5ebdae22cdaa0b9d8b1618597be655a5dd6e5c1999ff"
+    )
 
 
 def test_skew_makes_clients_of_every_size_differ():
@@ -339,7 +363,9 @@ def test_bundled_data_is_real_and_signed():
     assert int((cancer.y > 0).sum()) == 357
 
 
-@pytest.mark.parametrize("options", [{"rows": 1}, {"skew": -1}, {"skew": float("nan")}, {"noise": -0.1}])
+@pytest.mark.parametrize(
+    "options", [{"rows": 1}, {"skew": -1}, {"skew": float("nan")}, {"noise": -0.1}]
+)
 def test_census_refuses_nonsense(options):
     with pytest.raises(InputError, match="census"):
         fp.load("census", **options)
@@ -354,8 +380,8 @@ Y = np.where(np.arange(1000) % 10 == 0, 1.0, -1.0)
     "division",
     [
         partition.blocks(1000, 7),
-        partition.shuffled(1000, 7),
-        partition.by_label(Y, 7),
+        partition.iid(1000, 7),
+        partition.label_shards(Y, 7),
         partition.dirichlet(Y, 7, 0.3),
         partition.power_law(1000, 7, 1.5),
     ],
@@ -380,7 +406,7 @@ def test_shards_concentrate_labels_and_dirichlet_does_with_small_alpha():
         shares = [np.mean(Y[division.rows(i)] > 0) for i in range(division.N)]
         return np.var(shares)
 
-    assert purity(partition.by_label(Y, 10, shards=1)) > 10 * purity(partition.shuffled(1000, 10))
+    assert purity(partition.label_shards(Y, 10, shards=1)) > 10 * purity(partition.iid(1000, 10))
     assert purity(partition.dirichlet(Y, 10, 0.1)) > 5 * purity(partition.dirichlet(Y, 10, 100.0))
     assert len(partition.dirichlet(Y, 10, 0.1).order) == 1000
 
@@ -393,8 +419,8 @@ def test_power_law_sizes_fall_and_use_every_row():
 
 
 def test_digests_name_the_division():
-    assert partition.shuffled(100, 5, seed=1).digest == partition.shuffled(100, 5, seed=1).digest
-    assert partition.shuffled(100, 5, seed=1).digest != partition.shuffled(100, 5, seed=2).digest
+    assert partition.iid(100, 5, seed=1).digest == partition.iid(100, 5, seed=1).digest
+    assert partition.iid(100, 5, seed=1).digest != partition.iid(100, 5, seed=2).digest
 
 
 @pytest.mark.parametrize(
@@ -403,7 +429,7 @@ def test_digests_name_the_division():
         lambda: partition.blocks(5, 6),
         lambda: partition.blocks(5, 0),
         lambda: partition.blocks(5, 2.5),
-        lambda: partition.by_label(Y, 600),
+        lambda: partition.label_shards(Y, 600),
         lambda: partition.dirichlet(Y, 5, 0.0),
         lambda: partition.dirichlet(Y, 5, float("nan")),
         lambda: partition.dirichlet(Y, 500, 0.001),
@@ -413,7 +439,7 @@ def test_digests_name_the_division():
         lambda: partition.by_name("dirichlet:x", Y, 5),
         lambda: partition.by_name("dirichlet", Y, 5),
         lambda: partition.blocks("60", 6),
-        lambda: partition.by_label(Y, 5, shards=2.5),
+        lambda: partition.label_shards(Y, 5, shards=2.5),
         lambda: partition.dirichlet(Y, 5, None),
         lambda: partition.power_law(50, 6, "x"),
         lambda: partition.Partition("mine", np.arange(3), np.array([0, 3, 3])),
@@ -426,5 +452,13 @@ def test_impossible_divisions_are_refused_in_a_sentence(make):
 
 
 def test_every_word_for_a_division():
-    for text in ("blocks", "shuffled", "by-label", "by-label:1", "dirichlet:0.5", "power-law", "power-law:0.7"):
+    for text in (
+        "blocks",
+        "iid",
+        "label-shards",
+        "label-shards:1",
+        "dirichlet:0.5",
+        "power-law",
+        "power-law:0.7",
+    ):
         assert partition.by_name(text, Y, 5).N == 5

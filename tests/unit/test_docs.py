@@ -20,8 +20,9 @@ import sources
 import typer
 
 import fedpage as fp
-from fedpage import cli, specs
-from fedpage.draws import RoundDraws
+from fedpage.cli import main
+from fedpage.core.random import RoundDraws
+from fedpage.runs import config as specs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +51,11 @@ def ran(name: str, real) -> dict:
     return names
 
 
-SHOWN = {"CONTRIBUTING.md": "compared with the examples below", "README.md": "run below", "docs/runs.md": "run below"}
+SHOWN = {
+    "CONTRIBUTING.md": "compared with the examples below",
+    "README.md": "run below",
+    "docs/runs.md": "run below",
+}
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if blocks(name) and name not in SHOWN])
@@ -90,9 +95,13 @@ def test_links_between_documents_lead_somewhere():
 def commands(name: str) -> list[tuple[str, bool]]:
     """The command lines of a document without their comments, and whether each is whole, or a mention in a sentence."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    found = re.findall(r"^```(?:sh|bash|console|text)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(
+        r"^```(?:sh|bash|console|text)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE
+    )
     lines = [
-        (line.removeprefix("Run it: "), True) for block in found for line in re.sub(r"\\\n", "", block).splitlines()
+        (line.removeprefix("Run it: "), True)
+        for block in found
+        for line in re.sub(r"\\\n", "", block).splitlines()
     ]
     lines += [(line, False) for line in re.findall(r"`((?:fedpage|make) [^`\n]+)`", text)]
     lines = [(line.partition(" # ")[0].partition("  #")[0].strip(), whole) for line, whole in lines]
@@ -102,19 +111,25 @@ def commands(name: str) -> list[tuple[str, bool]]:
 def accepted(line: str, whole: bool) -> None:
     """Parses a command line as `fedpage` does, and runs nothing; of a mention only the names."""
     words = shlex.split(line)[1:]
-    command = typer.main.get_command(cli.app)
+    command = typer.main.get_command(main.app)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name, *words = words
         if name == "|":
             return  # fedpage data list | fetch | ...
         assert name in command.commands, f"{line}: there is no command {name}"
         command = command.commands[name]
-    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        flag
+        for parameter in command.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
     if command.name in ("run", "tune") and words and not words[0].startswith("-"):
         kind = specs.method_class(words[0].replace("examples/", f"{ROOT}/examples/"))
         names = [field.name for field in dataclasses.fields(kind)]
         known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
-    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    unknown = [
+        word for word in words if word.startswith("--") and word.partition("=")[0] not in known
+    ]
     assert not unknown, f"{line}: there is no option {unknown[0]}"
     if whole:
         command.make_context(command.name, words)
@@ -122,10 +137,16 @@ def accepted(line: str, whole: bool) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if commands(name)])
 def test_command_lines_are_understood(name):
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    targets = set(
+        re.findall(
+            r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+    )
     for line, whole in commands(name):
         if line.startswith("make "):
-            assert {word for word in line.split()[1:] if "=" not in word} <= targets, f"{name}: {line}"
+            assert {word for word in line.split()[1:] if "=" not in word} <= targets, (
+                f"{name}: {line}"
+            )
         else:
             accepted(line, whole)
 
@@ -159,7 +180,11 @@ def test_formulas_are_right_on_github_too(name):
 
 
 def test_code_that_pages_ask_for_is_there():
-    wanted = {name for path in DOCUMENTS.values() for name in sources.wanted(path.read_text(encoding="utf-8"))}
+    wanted = {
+        name
+        for path in DOCUMENTS.values()
+        for name in sources.wanted(path.read_text(encoding="utf-8"))
+    }
     assert len(wanted) > 15
     for name in wanted:
         path, text = sources.source(name)
@@ -168,7 +193,11 @@ def test_code_that_pages_ask_for_is_there():
 
 
 def test_every_method_has_a_page_that_shows_it():
-    pages = {path: (ROOT / path).read_text(encoding="utf-8") for path in DOCUMENTS if path.startswith("docs/methods/")}
+    pages = {
+        path: (ROOT / path).read_text(encoding="utf-8")
+        for path in DOCUMENTS
+        if path.startswith("docs/methods/")
+    }
     shown = {name for text in pages.values() for name in sources.wanted(text)}
     for kind in fp.METHODS.values():
         assert any(name.startswith(f"{kind.__module__}.{kind.__name__}") for name in shown), kind
@@ -184,9 +213,11 @@ def test_the_navigation_has_every_page_of_the_reference():
 
 def test_the_reference_has_every_public_name():
     listed = {thing for _, _, things in reference.PAGES.values() for thing in things}
-    for name, home in fp._WHERE.items():
+    for name, home in fp._MODULE_OF.items():
         room = home.removeprefix("fedpage.")
-        assert {room, f"{room}.{name}"} & listed, f"{home}.{name} is on no page of tools/docs/reference.py"
+        assert {room, f"{room}.{name}"} & listed, (
+            f"{home}.{name} is on no page of tools/docs/reference.py"
+        )
 
 
 @pytest.mark.parametrize("tool", [gallery, links])
@@ -197,10 +228,14 @@ def test_the_tools_doctests(tool):
 @pytest.mark.parametrize("example", gallery.everything(), ids=lambda example: example.name)
 def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
     beside = {path.stem for path in example.path.parent.glob("*/*.py")}
-    for package in sorted(example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"} - beside):
+    for package in sorted(
+        example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"} - beside
+    ):
         pytest.importorskip(package, reason=f"{example.path.name} needs {package}")
     if "flower" in example.name:
-        pytest.importorskip("ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'")
+        pytest.importorskip(
+            "ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'"
+        )
     if example.name == "quickstart":
         real("a9a")
     monkeypatch.chdir(tmp_path)
@@ -224,7 +259,7 @@ def test_the_own_method_works_and_obeys():
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
     history = fp.simulate(problem, kind(S=8, eta=0.1), rounds=200, seed=0)
     np.testing.assert_allclose(history.x, problem.x_star, atol=1e-8)
-    assert kind().with_step(0.3).step == pytest.approx(0.3)
+    assert kind().with_step(0.3).effective_step == pytest.approx(0.3)
 
 
 def test_the_own_problem_works_and_obeys():
@@ -251,28 +286,34 @@ def test_the_own_engine_survives_clients_that_fail():
     engine.sites[3].work = lambda round, message: work(round, message) if round else 1 / 0
     engine.step()
     engine.step()
-    assert (engine.tally.round, engine.tally.missing, engine.tally.rejected) == (2, 3, 3)
+    assert (engine.costs.round, engine.costs.missing, engine.costs.rejected) == (2, 3, 3)
 
 
 def test_every_public_thing_has_a_docstring_and_is_listed():
-    without = set() if find_spec("torch") else {name for name, home in fp._WHERE.items() if ".torch_" in home}
+    without = (
+        set()
+        if find_spec("torch")
+        else {name for name, home in fp._MODULE_OF.items() if ".torch." in home}
+    )
     for name in set(fp.__all__) - without:
         thing = getattr(fp, name)
         assert thing is not None
         if name not in ("__version__", "METHODS"):
             assert thing.__doc__, name
-    assert set(fp._WHERE) | set(fp._ROOMS) | {"__version__"} == set(fp.__all__)
+    assert set(fp._MODULE_OF) | set(fp._PACKAGES) | {"__version__"} == set(fp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fp.nothing  # noqa: B018
 
 
 def test_the_faults_of_the_documentation(tmp_path, run):
     (toml,) = re.findall(
-        r"```toml\n(.*?)```", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), flags=re.DOTALL
+        r"```toml\n(.*?)```",
+        (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"),
+        flags=re.DOTALL,
     )
     (tmp_path / "faults.toml").write_text(toml, encoding="utf-8")
     small = ["--data", "census:rows=400", "--clients", "10", "--S", "3", "--rounds", "30"]
-    words = [*small, "--partition", "by-label", "--faults", "faults.toml"]
+    words = [*small, "--partition", "label-shards", "--faults", "faults.toml"]
     code, out, err = run("run", "fedpage", *words)
     assert code == 0, err
     assert "rejected: " in out

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedpage.draws import RoundDraws, _below, _fold, permutation, uniforms
-from fedpage.types import InputError
+from fedpage.core.errors import InputError
+from fedpage.core.random import RoundDraws, _below, _fold, permutation, uniforms
 
 
 def test_keys_are_the_same_in_python_and_in_the_kernel():
@@ -37,7 +37,9 @@ def test_every_client_is_drawn_equally_often(S):
         assert len(set(chosen.tolist())) == S
         assert (np.diff(chosen) > 0).all()
         counts[chosen] += 1
-    assert chi_square(counts, rounds * S / N) < 90  # 49 degrees of freedom: about 0.0003 of fair draws are above
+    assert (
+        chi_square(counts, rounds * S / N) < 90
+    )  # 49 degrees of freedom: about 0.0003 of fair draws are above
 
 
 def test_every_subset_of_rows_is_equally_likely():
@@ -57,13 +59,20 @@ def test_large_minibatches_are_without_replacement_and_fair():
         rows = RoundDraws(2, r).rows(np.array([3]), np.array([100]), 60, 0, 1)[0, 0]
         assert len(set(rows.tolist())) == 60
         counts[rows] += 1
-    assert chi_square(counts, 180.0) < 80  # each count has variance 300*0.6*0.4 = 72: about 40 expected
+    assert (
+        chi_square(counts, 180.0) < 80
+    )  # each count has variance 300*0.6*0.4 = 72: about 40 expected
 
 
 def test_a_minibatch_depends_on_seed_round_client_and_number_only():
     one = RoundDraws(5, 9).rows(np.array([2, 8, 30]), np.array([40, 50, 3]), 4, 0, 6)
     assert (RoundDraws(5, 9).rows(np.array([8]), np.array([50]), 4, 2, 3)[0] == one[1, 2:5]).all()
-    assert one[2, 0].tolist() == [0, 1, 2, 0]  # three rows are all rows, no draw; the rest is padding
+    assert one[2, 0].tolist() == [
+        0,
+        1,
+        2,
+        0,
+    ]  # three rows are all rows, no draw; the rest is padding
     assert not (RoundDraws(5, 10).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == one[1]).all()
     assert not (RoundDraws(6, 9).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == one[1]).all()
 

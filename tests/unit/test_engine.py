@@ -9,11 +9,11 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
-from fedpage.engine import Simulation
+from fedpage.core.aggregate import add_rows, mean_rows
+from fedpage.core.errors import InputError
+from fedpage.engine.round import ClientStates
+from fedpage.engine.simulation import Simulation
 from fedpage.methods.fair import fair_batch
-from fedpage.rounds import Memories
-from fedpage.sums import add_rows, mean_rows
-from fedpage.types import InputError
 
 
 def census(clients=50, rows=500):
@@ -23,7 +23,7 @@ def census(clients=50, rows=500):
 def test_costs_of_fedpage_are_counted_from_its_messages():
     problem, d = census(), 123
     method = fp.FedPAGE(S=5, K=4, eta_g=0.1, p=0.2, b3=2)
-    history = fp.simulate(problem, method, rounds=40, seed=3, record=1)
+    history = fp.simulate(problem, method, rounds=40, seed=3, record_every=1)
     full = np.diff(history["full_rounds"])
     assert full[0] == 1
     assert 2 < full.sum() < 20
@@ -33,7 +33,9 @@ def test_costs_of_fedpage_are_counted_from_its_messages():
     assert (np.diff(history["floats_up"]) == clients * d).all()
     assert (history["bytes_down"] == 8 * history["floats_down"]).all()
     assert (history["bytes_up"] == 8 * history["floats_up"]).all()
-    work = np.where(full == 1, 10, 2 * 10 + 2 * 3 * 2)  # b1 = 10 rows; b2 = 10 at two points, then 3 times 2 at two
+    work = np.where(
+        full == 1, 10, 2 * 10 + 2 * 3 * 2
+    )  # b1 = 10 rows; b2 = 10 at two points, then 3 times 2 at two
     assert (np.diff(history["gradients"]) == clients * work).all()
     np.testing.assert_allclose(np.diff(history["gradients_per_client"]), work)
     assert (np.diff(history["evaluations"]) == clients * np.where(full == 1, 1, 8)).all()
@@ -57,7 +59,7 @@ def test_the_papers_floats_a_round():
     assert fair_batch(10, 10) == 4
     problem = fp.RobustRegression(fp.load("census"), clients=N)
     for method, floats in ((fp.SCAFFOLD(S=20), 80), (fp.FedAvg(S=20), 40)):
-        history = fp.simulate(problem, method, rounds=5, seed=0, record=0)
+        history = fp.simulate(problem, method, rounds=5, seed=0, record_every=0)
         assert (history.last("floats_up") + history.last("floats_down")) / 5 / 123 == floats
 
 
@@ -65,19 +67,24 @@ def test_gradients_are_counted_with_unequal_clients():
     problem = uneven()
     run = Simulation(problem, fp.FedAvg(S=problem.N, K=2, b=3), seed=0)
     run.step()
-    assert run.tally.gradients == 2 * np.minimum(problem.sizes, 3).sum()
+    assert run.costs.gradients == 2 * np.minimum(problem.sizes, 3).sum()
 
 
-@pytest.mark.parametrize(("record", "rounds", "expected"), [(10, 25, [0, 10, 20, 25]), (0, 25, [25]), (7, 7, [0, 7])])
-def test_records(record, rounds, expected):
-    history = fp.simulate(census(), fp.FedAvg(S=5), rounds=rounds, seed=0, record=record)
+@pytest.mark.parametrize(
+    ("record_every", "rounds", "expected"),
+    [(10, 25, [0, 10, 20, 25]), (0, 25, [25]), (7, 7, [0, 7])],
+)
+def test_records(record_every, rounds, expected):
+    history = fp.simulate(
+        census(), fp.FedAvg(S=5), rounds=rounds, seed=0, record_every=record_every
+    )
     assert history["round"].tolist() == expected
     assert history.stopped == "finished"
 
 
 def test_what_is_recorded_is_the_model_after_that_many_rounds():
     problem, method = census(), fp.FedPAGE(S=5)
-    history = fp.simulate(problem, method, rounds=20, seed=2, record=5)
+    history = fp.simulate(problem, method, rounds=20, seed=2, record_every=5)
     run = Simulation(problem, method, seed=2)
     for r in range(21):
         if r % 5 == 0:
@@ -98,7 +105,13 @@ def test_it_stops_at_a_target_and_at_a_budget():
     assert spent.stopped.startswith("spent 1e+06 bytes")
     assert spent.last("bytes") >= 1e6
     assert spent.last("bytes") - 1e6 < 2 * 50 * 123 * 8
-    mine = fp.simulate(problem, method, rounds=500, seed=0, stop=lambda row: "enough" if row["round"] >= 30 else None)
+    mine = fp.simulate(
+        problem,
+        method,
+        rounds=500,
+        seed=0,
+        stop=lambda row: "enough" if row["round"] >= 30 else None,
+    )
     assert mine.stopped == "enough"
     assert mine.last("round") == 30
 
@@ -113,40 +126,64 @@ def test_a_far_away_flat_point_is_no_target():
     assert history.best("grad_norm") == 0.1
     data = fp.load("census", rows=500)
     problem = fp.RobustRegression(data, clients=50)
-    away = fp.simulate(problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=2000, seed=0, stop=fp.Stop(grad_norm=0.05))
+    away = fp.simulate(
+        problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=2000, seed=0, stop=fp.Stop(grad_norm=0.05)
+    )
     assert away.diverged
     assert away.stopped.startswith("diverged: loss")
     assert away.last("round") < 2000
 
 
-@pytest.mark.parametrize("record", [0, 7, 100, 200])
-def test_divergence_does_not_depend_on_how_often_is_measured(record):
+@pytest.mark.parametrize("record_every", [0, 7, 100, 200])
+def test_divergence_does_not_depend_on_how_often_is_measured(record_every):
     problem = census()
-    away = fp.simulate(problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=400, seed=0, record=record)
+    away = fp.simulate(
+        problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=400, seed=0, record_every=record_every
+    )
     assert away.diverged
     assert away.stopped.startswith("diverged: loss")
-    assert away.rounds_to("grad_norm", 1e9) in (0.0, math.inf)  # only x0 itself, where it was recorded
+    assert away.rounds_to("grad_norm", 1e9) in (
+        0.0,
+        math.inf,
+    )  # only x0 itself, where it was recorded
     assert away.first_loss == problem.loss(np.zeros(problem.d))
 
 
 def test_a_target_is_judged_at_the_end_where_nothing_is_recorded():
-    near = fp.simulate(census(), fp.FedPAGE(S=5), rounds=300, seed=0, record=0, stop=fp.Stop(grad_norm=10.0))
+    near = fp.simulate(
+        census(), fp.FedPAGE(S=5), rounds=300, seed=0, record_every=0, stop=fp.Stop(grad_norm=10.0)
+    )
     assert near.stopped == "reached grad_norm 10 at round 300"
 
 
 def test_divergence_in_threads_is_said_too():
-    history = fp.simulate(quadratic(), fp.FedAvg(S=8, K=2, eta_l=50.0, b=None), rounds=3000, seed=0, threads=2, chunk=2)
+    history = fp.simulate(
+        quadratic(),
+        fp.FedAvg(S=8, K=2, eta_l=50.0, b=None),
+        rounds=3000,
+        seed=0,
+        threads=2,
+        chunk=2,
+    )
     assert history.diverged
 
 
 def test_divergence_is_said_never_a_silent_nan():
     problem = quadratic()
-    for record in (0, 10):
-        history = fp.simulate(problem, fp.FedAvg(S=4, K=2, eta_l=50.0, b=None), rounds=3000, seed=0, record=record)
+    for record_every in (0, 10):
+        history = fp.simulate(
+            problem,
+            fp.FedAvg(S=4, K=2, eta_l=50.0, b=None),
+            rounds=3000,
+            seed=0,
+            record_every=record_every,
+        )
         assert history.diverged
         assert history.stopped.startswith("diverged")
         assert history.last("round") < 3000
-    assert not fp.simulate(problem, fp.FedAvg(S=4, K=2, eta_l=0.01, b=None), rounds=100, seed=0).diverged
+    assert not fp.simulate(
+        problem, fp.FedAvg(S=4, K=2, eta_l=0.01, b=None), rounds=100, seed=0
+    ).diverged
 
 
 @pytest.mark.parametrize(
@@ -197,16 +234,21 @@ def test_full_rounds_hold_few_replies_at_a_time():
 
     N, d = 400, 20_000
     data = fp.Dataset(
-        "wide", np.arange(N + 1), np.arange(N, dtype=np.int32), np.ones(N), np.tile([1.0, -1.0], N // 2), d
+        "wide",
+        np.arange(N + 1),
+        np.arange(N, dtype=np.int32),
+        np.ones(N),
+        np.tile([1.0, -1.0], N // 2),
+        d,
     )
     run = Simulation(fp.RobustRegression(data, clients=N), fp.FedPAGE(S=2, K=2), seed=0)
     run.step()  # compiles
-    run.tally.round = 0
+    run.costs.round = 0
     tracemalloc.start()
     run.step()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert run.tally.full_rounds == 2
+    assert run.costs.full_rounds == 2
     assert peak < 12e6
 
 
@@ -227,7 +269,7 @@ def test_progress_is_reported():
         fp.FedAvg(S=5),
         rounds=25,
         seed=0,
-        record=10,
+        record_every=10,
         progress=lambda d, n, row: seen.append((d, n, row["loss"])),
     )
     assert [s[:2] for s in seen] == [(10, 25), (20, 25), (25, 25)]
@@ -235,15 +277,23 @@ def test_progress_is_reported():
 
 def test_sweeps_are_paired_and_the_same_in_parallel():
     problem, chosen = census(), [fp.FedPAGE(S=5, K=1), fp.FedPAGE(S=5, K=4), fp.SCAFFOLD(S=5)]
-    alone = fp.sweep(problem, chosen, rounds=20, seeds=2, record=5)
+    alone = fp.sweep(problem, chosen, rounds=20, seeds=2, record_every=5)
     seen = []
     together = fp.sweep(
-        problem, chosen, rounds=20, seeds=[0, 1], record=5, jobs=2, progress=lambda d, n, h: seen.append((d, n))
+        problem,
+        chosen,
+        rounds=20,
+        seeds=[0, 1],
+        record_every=5,
+        jobs=2,
+        progress=lambda d, n, h: seen.append((d, n)),
     )
     assert [h.meta["seed"] for h in alone] == [0, 1, 0, 1, 0, 1]
     assert all(a.same(b) for a, b in zip(alone, together, strict=True))
     assert seen == [(i, 6) for i in range(1, 7)]
-    assert (alone[0]["full_rounds"] == alone[2]["full_rounds"]).all()  # the same coins for K = 1 and K = 4
+    assert (
+        alone[0]["full_rounds"] == alone[2]["full_rounds"]
+    ).all()  # the same coins for K = 1 and K = 4
 
 
 def test_a_backend_of_the_users_is_used():
@@ -260,7 +310,7 @@ def test_a_backend_of_the_users_is_used():
     [
         ({"rounds": -1}, "rounds"),
         ({"rounds": 1.5}, "rounds"),
-        ({"record": -1}, "record"),
+        ({"record_every": -1}, "record"),
         ({"seed": -1}, "seed"),
         ({"x0": np.zeros(3)}, "x0 must be 123"),
         ({"x0": np.full(123, np.nan)}, "x0"),
@@ -273,7 +323,9 @@ def test_nonsense_is_refused(options, why):
         fp.simulate(census(), fp.FedAvg(S=5), **{"rounds": 5, "seed": 0, **options})
 
 
-@pytest.mark.parametrize("options", [{"grad_norm": 0.0}, {"grad_norm": math.nan}, {"bytes": -1}, {"loss": math.inf}])
+@pytest.mark.parametrize(
+    "options", [{"grad_norm": 0.0}, {"grad_norm": math.nan}, {"bytes": -1}, {"loss": math.inf}]
+)
 def test_nonsense_targets_are_refused(options):
     with pytest.raises(InputError, match="stop"):
         fp.Stop(**options)
@@ -318,7 +370,9 @@ def test_nonsense_hyper_parameters_are_refused(kind, options, why):
         kind(**options)
 
 
-@pytest.mark.parametrize("name", [n for n, m in methods(9, 1, 0.1).items() if getattr(m, "S", None) is not None])
+@pytest.mark.parametrize(
+    "name", [n for n, m in methods(9, 1, 0.1).items() if getattr(m, "S", None) is not None]
+)
 def test_more_clients_than_there_are_cannot_be_sampled(name):
     with pytest.raises(InputError, match="cannot sample S=9 of N=8 clients"):
         fp.simulate(quadratic(), methods(9, 1, 0.1)[name], rounds=1, seed=0)
@@ -329,17 +383,17 @@ def test_the_default_local_step_and_probability():
     assert method.local_step == pytest.approx(1e-4)
     assert fp.FedPAGE(eta_l=0.01).local_step == 0.01
     problem = census(clients=50)
-    history = fp.simulate(problem, fp.FedPAGE(S=25, K=2), rounds=400, seed=1, record=0)
+    history = fp.simulate(problem, fp.FedPAGE(S=25, K=2), rounds=400, seed=1, record_every=0)
     assert 160 < history.last("full_rounds") < 240  # p = S/N = 1/2
 
 
 def test_memories_are_zero_until_written():
-    kind = fp.SCAFFOLD.memory
-    table = Memories(kind, 1000, 3)
+    kind = fp.SCAFFOLD.client_state
+    table = ClientStates(kind, 1000, 3)
     assert (table.get(np.array([5, 999])).c == 0).all()
     table.put(np.array([5]), kind(np.ones((1, 3))))
     assert table.get(np.array([4, 5])).c.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert Memories(None, 10, 3).get(np.array([1])) is None
+    assert ClientStates(None, 10, 3).get(np.array([1])) is None
 
 
 def test_sums_are_in_order_even_in_one_dimension():

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
-from fedpage.types import InputError
 
 FIXED = settings(
-    derandomize=True, database=None, deadline=None, max_examples=100, suppress_health_check=list(HealthCheck)
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=list(HealthCheck),
 )
 NAMES = ["libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "figure", "claims", "jsonl", "csv",
          "trials", "cache", "checkpoint", "run", "faults"]  # fmt: skip
@@ -36,7 +40,9 @@ def test_the_first_cases(targets, name):
     target = targets[name]
     verdicts = [fuzz.verdict(target, seed) for seed in target.seeds]
     start = len(target.once) + len(target.seeds)
-    verdicts += [fuzz.verdict(target, fuzz.case(target, 0, number)) for number in range(start, start + 120)]
+    verdicts += [
+        fuzz.verdict(target, fuzz.case(target, 0, number)) for number in range(start, start + 120)
+    ]
     assert any(verdicts)
     if name not in ("trials", "cache"):  # a damaged line or copy only means doing the work again
         assert not all(verdicts)
@@ -76,10 +82,17 @@ def test_particular_faults(targets, name, old, new):
 
 def test_particular_lines(targets):
     whole = targets["jsonl"].seeds[0]
-    assert fuzz.verdict(targets["jsonl"], whole.replace(b"0.5, -1e-300", b"0.5, -0.0"))  # a zero keeps its sign
+    assert fuzz.verdict(
+        targets["jsonl"], whole.replace(b"0.5, -1e-300", b"0.5, -0.0")
+    )  # a zero keeps its sign
     assert not fuzz.verdict(targets["jsonl"], whole + b'{"round": 99}\n')
     trials = targets["trials"].seeds[0]
-    for old, new in ((b"12.0", HUGE), (b"12.0", b"-1"), (b"12.0", b"NaN"), (b'"seed": 0', b'"seed": Infinity')):
+    for old, new in (
+        (b"12.0", HUGE),
+        (b"12.0", b"-1"),
+        (b"12.0", b"NaN"),
+        (b'"seed": 0', b'"seed": Infinity'),
+    ):
         assert old in trials
         fuzz.verdict(targets["trials"], trials.replace(old, new, 1))
 
@@ -87,7 +100,9 @@ def test_particular_lines(targets):
 @pytest.mark.parametrize("name", ["libsvm", "libsvm-zero-10"])
 def test_lines_of_tokens(targets, name):
     tokens = st.sampled_from(fuzz.LIBSVM_WORDS)
-    pairs = st.builds(b"%s:%s".__mod__, st.tuples(st.sampled_from(fuzz.NUMBERS), st.sampled_from(fuzz.NUMBERS)))
+    pairs = st.builds(
+        b"%s:%s".__mod__, st.tuples(st.sampled_from(fuzz.NUMBERS), st.sampled_from(fuzz.NUMBERS))
+    )
     rows = st.lists(st.lists(pairs | tokens, max_size=5).map(b" ".join), max_size=4).map(b"\n".join)
 
     @FIXED
@@ -99,11 +114,29 @@ def test_lines_of_tokens(targets, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["figure", "claims", "jsonl", "csv", "trials", "xz", "gz", "bz2", "cache", "checkpoint", "run", "faults"]
+    "name",
+    [
+        "figure",
+        "claims",
+        "jsonl",
+        "csv",
+        "trials",
+        "xz",
+        "gz",
+        "bz2",
+        "cache",
+        "checkpoint",
+        "run",
+        "faults",
+    ],
 )
 def test_a_seed_with_something_put_in(targets, name):
     target = targets[name]
-    words = st.binary(max_size=8) | st.sampled_from(target.words) if target.words else st.binary(max_size=8)
+    words = (
+        st.binary(max_size=8) | st.sampled_from(target.words)
+        if target.words
+        else st.binary(max_size=8)
+    )
 
     @settings(FIXED, max_examples=40)
     @given(st.sampled_from(target.seeds), st.floats(0, 1), st.floats(0, 1), words)

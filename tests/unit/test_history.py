@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage import plot, report
-from fedpage.history import by_method
+from fedpage.report import plots, summary
+from fedpage.runs.history import by_method
 
 
 @pytest.fixture(scope="module")
 def runs():
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
-    return fp.sweep(problem, [fp.FedPAGE(S=5), fp.FedAvg(S=10), fp.FedPAGE(S=5, K=3)], rounds=60, seeds=3)
+    return fp.sweep(
+        problem, [fp.FedPAGE(S=5), fp.FedAvg(S=10), fp.FedPAGE(S=5, K=3)], rounds=60, seeds=3
+    )
 
 
 def test_json_lines_keep_everything(runs, tmp_path):
@@ -43,7 +45,13 @@ def test_csv_has_plain_columns(runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.jsonl", "{}"), ("b.jsonl", "nonsense"), ("c.csv", "round\nzwei\n"), ("d.jsonl", ""), ("e.jsonl", "[1]\n2")],
+    [
+        ("a.jsonl", "{}"),
+        ("b.jsonl", "nonsense"),
+        ("c.csv", "round\nzwei\n"),
+        ("d.jsonl", ""),
+        ("e.jsonl", "[1]\n2"),
+    ],
 )
 def test_files_that_are_no_history_are_refused_with_their_line(tmp_path, name, text):
     path = tmp_path / name
@@ -73,7 +81,11 @@ def test_a_diverged_run_is_saved_as_valid_json(tmp_path):
     history = fp.History({"seed": 0})
     history.append({"round": 0, "loss": 1.0, "grad_norm": 1.0})
     history.append({"round": 1, "loss": math.inf, "grad_norm": math.nan})
-    history.x, history.stopped, history.diverged = np.array([np.nan, -np.inf, 1.0]), "diverged", True
+    history.x, history.stopped, history.diverged = (
+        np.array([np.nan, -np.inf, 1.0]),
+        "diverged",
+        True,
+    )
     path = history.to_jsonl(tmp_path / "d.jsonl")
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -90,7 +102,9 @@ def test_no_group_is_lost():
         pass
 
     methods = [fp.FedAvg(S=5), Mine(S=5), fp.FedAvg(S=5, eta_l=0.01000001)]
-    runs = fp.sweep(problem, methods, rounds=2, seeds=1) + fp.sweep(other, methods[:1], rounds=2, seeds=1)
+    runs = fp.sweep(problem, methods, rounds=2, seeds=1) + fp.sweep(
+        other, methods[:1], rounds=2, seeds=1
+    )
     groups = by_method(runs)
     assert len(groups) == 4
     assert sum(len(group) for group in groups.values()) == 4
@@ -100,12 +114,14 @@ def test_no_group_is_lost():
 def test_a_diverged_run_ends_where_it_was_last_finite(runs):
     away = fp.History(runs[0].meta)
     for r, loss in ((0, 1.0), (10, 2.0), (20, math.inf)):
-        away.append({"round": r, "loss": loss, "grad_norm": loss, "bytes_up": 100 * r, "bytes_down": 0})
+        away.append(
+            {"round": r, "loss": loss, "grad_norm": loss, "bytes_up": 100 * r, "bytes_down": 0}
+        )
     away.diverged = True
     for x, end in (("round", 10), ("bytes", 1000)):
-        grid, (_, middle, _) = plot.band([away], x, "loss", (0.25, 0.75))
+        grid, (_, middle, _) = plots.band([away], x, "loss", (0.25, 0.75))
         assert grid[np.isfinite(middle)].max() <= end
-    (text,) = plot.curves(away).get_legend().get_texts()
+    (text,) = plots.curves(away).get_legend().get_texts()
     assert text.get_text() == "FedPAGE (diverged)"
 
 
@@ -114,10 +130,18 @@ def test_medians_of_two_are_their_mean():
     for value in (1.0, 3.0):
         history = fp.History({"seed": value})
         history.append(
-            {"round": 0, "loss": 1.0, "grad_norm": value, "bytes_up": 0, "bytes_down": 0, "clients": 0, "seconds": 0}
+            {
+                "round": 0,
+                "loss": 1.0,
+                "grad_norm": value,
+                "bytes_up": 0,
+                "bytes_down": 0,
+                "clients": 0,
+                "seconds": 0,
+            }
         )
         pair.append(history)
-    assert report.summarise(pair, 0.1)[0]["grad_norm"] == 2.0
+    assert summary.summarise(pair, 0.1)[0]["grad_norm"] == 2.0
 
 
 def test_provenance(runs):
@@ -147,7 +171,9 @@ def test_costs_to_reach_a_target(runs):
 
 
 def test_pandas(runs):
-    pandas = pytest.importorskip("pandas", reason="pandas is an extra: pip install 'fedpage[pandas]'")
+    pandas = pytest.importorskip(
+        "pandas", reason="pandas is an extra: pip install 'fedpage[pandas]'"
+    )
     frame = runs[0].to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert frame["loss"].tolist() == runs[0]["loss"].tolist()
@@ -161,40 +187,44 @@ def test_groups_are_labelled_by_what_differs(runs):
 
 
 def test_the_band_is_the_quantiles_over_seeds(runs):
-    grid, (low, middle, high) = plot.band(runs[:3], "round", "grad_norm", (0.0, 1.0))
+    grid, (low, middle, high) = plots.band(runs[:3], "round", "grad_norm", (0.0, 1.0))
     values = np.array([run["grad_norm"] for run in runs[:3]])
     assert grid.tolist() == runs[0]["round"].tolist()
     np.testing.assert_array_equal(middle, np.median(values, axis=0))
     np.testing.assert_array_equal(low, values.min(axis=0))
     np.testing.assert_array_equal(high, values.max(axis=0))
-    grid, (_, middle, _) = plot.band(runs[:1], "bytes", "loss", (0.25, 0.75))
+    grid, (_, middle, _) = plots.band(runs[:1], "bytes", "loss", (0.25, 0.75))
     assert middle[-1] == runs[0].last("loss")
     assert middle[0] == runs[0]["loss"][0]
 
 
-@pytest.mark.parametrize("x", ["round", "bytes", "bytes_up", "clients", "gradients", "gradients_per_client"])
+@pytest.mark.parametrize(
+    "x", ["round", "bytes", "bytes_up", "clients", "gradients", "gradients_per_client"]
+)
 @pytest.mark.parametrize("y", ["grad_norm", "loss"])
 def test_curves(runs, x, y):
-    ax = plot.curves(runs, x=x, y=y)
+    ax = plots.curves(runs, x=x, y=y)
     assert ax.get_yscale() == "log"
-    assert ax.get_xlabel() == plot.NAMES[x]
+    assert ax.get_xlabel() == plots.NAMES[x]
     assert [t.get_text() for t in ax.get_legend().get_texts()] == list(by_method(runs))
     lines = ax.get_lines()
-    assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+    assert (
+        len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+    )
     assert len(ax.collections) == 3
 
 
 def test_files_of_every_kind(runs, tmp_path):
     for suffix in ("png", "pdf", "svg"):
-        assert plot.save(runs, tmp_path / f"figure.{suffix}").stat().st_size > 5000
+        assert plots.save(runs, tmp_path / f"figure.{suffix}").stat().st_size > 5000
     with pytest.raises(fp.InputError, match="nope"):
-        plot.save(runs, tmp_path / "figure.nope")
+        plots.save(runs, tmp_path / "figure.nope")
     for nothing in ([], fp.History(), [fp.History()]):
         with pytest.raises(fp.InputError, match="no histories"):
-            plot.pair(nothing, tmp_path / "none.png", "nothing")
+            plots.pair(nothing, tmp_path / "none.png", "nothing")
     for quantiles in ((-1, 3), (0.9, 0.1)):
         with pytest.raises(fp.InputError, match="quantiles"):
-            plot.curves(runs, quantiles=quantiles)
+            plots.curves(runs, quantiles=quantiles)
     with pytest.raises(fp.InputError, match="direction"):
         runs[0].bytes_to("loss", 1.0, "sideways")
     with pytest.raises(fp.InputError, match="no record"):
@@ -202,10 +232,10 @@ def test_files_of_every_kind(runs, tmp_path):
 
 
 def test_summary_and_page(runs, tmp_path):
-    rows = report.summarise(runs, target=1e-9)
+    rows = summary.summarise(runs, target=1e-9)
     assert [row["method"] for row in rows] == list(by_method(runs))
     assert rows[1]["grad_norm"] == np.median([run.last("grad_norm") for run in runs[3:6]])
     assert rows[0]["rounds_to"] == math.inf
-    assert "not reached" in report.cells(rows[0])
-    assert plot.pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
-    assert "<td>FedAvg</td>" in report.table(runs, 0.1)
+    assert "not reached" in summary.cells(rows[0])
+    assert plots.pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
+    assert "<td>FedAvg</td>" in summary.table(runs, 0.1)

@@ -88,7 +88,7 @@ def test_a_slip_of_the_pen_gets_a_suggestion(oops, words, meant):
         (*RUN, "--eta-g", "1e999"), (*RUN, "--eta-g", "0x1"), (*RUN, "--periodic", "maybe"),
         (*RUN, "--seed", str(2**64)),
         (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"), (*RUN, "--partition", ""),
-        (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"by-label:{BIG}"), (*RUN, "--objective", ""),
+        (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"label-shards:{BIG}"), (*RUN, "--objective", ""),
         (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"), (*RUN, "--data", "census:seed=-1"),
         (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"), (*RUN, "--data", "a\0b.txt"),
         (*RUN, "--steps", "x"),
@@ -135,7 +135,19 @@ def places(tmp_path):
 
 @pytest.mark.parametrize("words", [RUN, COMPARE, TUNE, PLAN, REPRODUCE], ids=" ".join)
 @pytest.mark.parametrize(
-    "name", ["file", "folder", "./loop", "./broken", "binary", "cut.xz", "empty", "file/below.txt", "no/x", "/dev/null"]
+    "name",
+    [
+        "file",
+        "folder",
+        "./loop",
+        "./broken",
+        "binary",
+        "cut.xz",
+        "empty",
+        "file/below.txt",
+        "no/x",
+        "/dev/null",
+    ],
 )
 def test_data_that_cannot_be_read(oops, places, words, name):
     assert name.removeprefix("./") in oops(*words, "--data", name)
@@ -148,7 +160,9 @@ def test_methods_that_cannot_be_read(oops, places, name):
 
 
 @pytest.mark.parametrize("words", [RUN, COMPARE, ("demo",), TUNE, REPRODUCE], ids=" ".join)
-@pytest.mark.parametrize("name", ["file", "file/below", "loop", "loop/below", "/proc/none", "/dev/null"])
+@pytest.mark.parametrize(
+    "name", ["file", "file/below", "loop", "loop/below", "/proc/none", "/dev/null"]
+)
 def test_places_to_write_that_are_none(oops, places, real, words, name):
     if words is REPRODUCE:
         real("a9a")
@@ -162,7 +176,9 @@ def test_reports_that_cannot_be_written_are_refused_before_the_run(oops, places,
 
 def call(*words, **options):
     env = os.environ | {"FEDPAGE_DEBUG": ""}
-    return subprocess.run([*BIN, *words], stderr=subprocess.PIPE, text=True, env=env, timeout=60, **options)
+    return subprocess.run(
+        [*BIN, *words], stderr=subprocess.PIPE, text=True, env=env, timeout=60, **options
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="descriptors of POSIX")
@@ -177,24 +193,29 @@ def test_standard_output_that_is_closed_or_full():
         assert done.stderr == "fedpage: No space left on device\n"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become somebody else"
+)
 @pytest.mark.parametrize(
-    ("words", "what"), [(("--data", "secret"), "Permission denied"), (("--out", "new"), "--out new")]
+    ("words", "what"),
+    [(("--data", "secret"), "Permission denied"), (("--out", "new"), "--out new")],
 )
 def test_what_may_not_be_read_or_written(words, what):
     """Root may do anything, so the command becomes nobody, after it has imported what it needs."""
     become = (
-        "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli, fedpage.engine\n"
-        "from fedpage import specs\n"
+        "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.engine.simulation\n"
+        "from fedpage.runs import config as specs\n"
         "sys.argv = ['fedpage', 'run', '--help']\n"
-        "with contextlib.suppress(SystemExit):\n    fedpage.cli.main()\n"  # whatever a typer imports late
+        "with contextlib.suppress(SystemExit):\n    fedpage.cli.main.main()\n"  # whatever a typer imports late
         "specs.problem(specs.dataset('census'), 10, 'robust', 'blocks'); os.setuid(65534); "
-        f"sys.argv = ['fedpage', 'run', 'fedpage', *{words!r}]; fedpage.cli.main()"
+        f"sys.argv = ['fedpage', 'run', 'fedpage', *{words!r}]; fedpage.cli.main.main()"
     )
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         Path(folder, "secret").touch(mode=0o600)
-        done = subprocess.run([sys.executable, "-c", become], capture_output=True, text=True, timeout=60, cwd=folder)
+        done = subprocess.run(
+            [sys.executable, "-c", become], capture_output=True, text=True, timeout=60, cwd=folder
+        )
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("fedpage: ")
     assert done.stderr.count("\n") == 1
@@ -202,9 +223,9 @@ def test_what_may_not_be_read_or_written(words, what):
 
 
 def test_a_search_file_of_another_kind_is_named(oops, places, real):
-    from fedpage.commands import paper
-    from fedpage.paper import figures
-    from fedpage.types import InputError
+    from fedpage.cli import reproduce
+    from fedpage.core.errors import InputError
+    from fedpage.studies.paper import figures
 
     name = "local-steps/a9a"
     path = places / "tuning" / f"{name}.json"
@@ -212,4 +233,4 @@ def test_a_search_file_of_another_kind_is_named(oops, places, real):
     for text in ("{", "[1]", "[" * 100_000, '[{"panel": "x", "eta_g": "a", "within_tenth": []}]'):
         path.write_text(text)
         with pytest.raises(InputError, match=r"a9a\.json: not what the search writes"):
-            paper._judge([figures.load(name)], 1, places)
+            reproduce._judge([figures.load(name)], 1, places)

@@ -8,9 +8,15 @@ import gallery
 import notebook
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'")
-pytest.importorskip("nbclient", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'")
-pytest.importorskip("ipykernel", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'")
+nbformat = pytest.importorskip(
+    "nbformat", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'"
+)
+pytest.importorskip(
+    "nbclient", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'"
+)
+pytest.importorskip(
+    "ipykernel", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'"
+)
 
 
 def test_it_says_again_what_it_says():

@@ -16,10 +16,13 @@ import pytest
 from support import methods
 
 import fedpage as fp
-from fedpage import plan, plot, report, webpage
-from fedpage.draws import RoundDraws
-from fedpage.history import by_method
+from fedpage.core.errors import InputError
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch
 from fedpage.problems.base import norm
+from fedpage.report import page, plots, summary
+from fedpage.runs.history import by_method
+from fedpage.studies.tune import default_grid, tune
 from fedpage.theory import (
     Setting,
     convex_fedpage,
@@ -27,12 +30,11 @@ from fedpage.theory import (
     fedavg_steps,
     local_smoothness,
     nonconvex_fedpage,
+    planner,
     reference,
     scaffold_steps,
     variance,
 )
-from fedpage.tune import default_grid, tune
-from fedpage.types import Batch, InputError
 
 LARGEST = Decimal(float(np.finfo(np.float64).max))
 SIZES = (1e-300, 1e-8, 36.0, 709.0, 745.0, 1e4, 1e154, 1.3e154, 1.8e154, 1e300)
@@ -88,7 +90,9 @@ def truth(kind: str, problem, x) -> tuple[Decimal, list[Decimal], Decimal]:
             rows = problem.partition.rows(i)
             for j in rows:
                 a = [Decimal(float(v)) for v in A[j]]
-                value, slope = row(kind, sum(p * q for p, q in zip(a, at, strict=True)), Decimal(float(data.y[j])))
+                value, slope = row(
+                    kind, sum(p * q for p, q in zip(a, at, strict=True)), Decimal(float(data.y[j]))
+                )
                 loss += value / len(rows) / N
                 for coordinate, v in enumerate(a):
                     grad[coordinate] += slope * v / len(rows) / N
@@ -105,7 +109,9 @@ def close(got: float, true: Decimal, size: Decimal | None = None, tiny: str = "1
         return got == math.copysign(math.inf, true)
     if not math.isfinite(got):
         return False
-    return abs(Decimal(float(got)) - true) <= Decimal("1e-13") * (abs(true) if size is None else size) + Decimal(tiny)
+    return abs(Decimal(float(got)) - true) <= Decimal("1e-13") * (
+        abs(true) if size is None else size
+    ) + Decimal(tiny)
 
 
 def linear(kind: str, data, clients):
@@ -123,7 +129,7 @@ LINEAR = ["robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", 
 class Plain(fp.RowProblem):
     """Least squares in plain Python: somebody's own problem."""
 
-    title = "plain squares"
+    name = "plain squares"
 
     def __init__(self, data, clients):
         division = fp.blocks(data.rows, clients)
@@ -132,7 +138,9 @@ class Plain(fp.RowProblem):
 
     def client_loss(self, client, x):
         rows = self.partition.rows(client)
-        return math.fsum(0.5 * r * r for r in (self.A[rows] @ x - self.data.y[rows]).tolist()) / len(rows)
+        return math.fsum(
+            0.5 * r * r for r in (self.A[rows] @ x - self.data.y[rows]).tolist()
+        ) / len(rows)
 
     def client_grad(self, client, rows, x):
         mine = self.partition.rows(client)
@@ -192,10 +200,12 @@ def test_losses_and_gradients_at_every_margin(kind, value):
         problem = linear(kind, fp.Dataset.from_arrays([[at]], [target]), 1)
         loss, (grad,), _ = truth(kind, problem, x)
         where = (margin, target)
-        measured = problem.measure(x)
+        measured = problem.evaluate(x)
         assert close(problem.loss(x), loss), where
         assert measured["loss"] == problem.loss(x), where
-        if kind == "robust" and abs(margin) >= 1e154:  # r/(1 + r^2/2) rounds to 0 where it is below 2e-154
+        if (
+            kind == "robust" and abs(margin) >= 1e154
+        ):  # r/(1 + r^2/2) rounds to 0 where it is below 2e-154
             tiny = f"{2e-154 * max(abs(at), 1.0)!r}"
         elif kind == "logistic-nonconvex":
             tiny = f"{1e-230 + 1e-307 * max(abs(at), 1.0)!r}"
@@ -205,7 +215,7 @@ def test_losses_and_gradients_at_every_margin(kind, value):
         for got in (
             problem.grad(x)[0],
             oracle.grad(x, oracle.batch(None))[0, 0],
-            oracle.descend(x, K=1, eta=1e-3, b=None)[0, 0],
+            oracle.local_sgd(x, K=1, eta=1e-3, b=None)[0, 0],
         ):
             assert close(got, grad, tiny=tiny), where
         assert close(measured["grad_norm"], abs(grad), tiny=tiny), where
@@ -217,7 +227,9 @@ def test_the_logistic_slope_is_exact_in_the_limit():
         assert problem.grad(np.array([margin])).tolist() == [0.0]
         assert problem.grad(np.array([-margin])).tolist() == [-1.0]
         assert problem.loss(np.array([-margin])) == margin
-    assert fp.LogisticRegression(fp.Dataset.from_arrays([[1.0]], [1.0]), 1).loss(np.array([40.0])) == math.exp(-40)
+    assert fp.LogisticRegression(fp.Dataset.from_arrays([[1.0]], [1.0]), 1).loss(
+        np.array([40.0])
+    ) == math.exp(-40)
 
 
 def test_a_residual_beyond_float64_has_a_finite_robust_loss():
@@ -236,13 +248,19 @@ def test_a_quadratic_and_an_own_problem_at_every_margin(margin):
         (quadratic, exact**2 - 3 * exact, 2 * exact - 3),
         (own, (exact - 3) ** 2 / 2, exact - 3),
     ):
-        measured = problem.measure(x)
+        measured = problem.evaluate(x)
         with localcontext() as context:
             context.prec, context.Emax = 60, 10**6
             size = Decimal(1 + 3 * abs(margin))
-            assert close(measured["loss"], Decimal(loss.numerator) / loss.denominator, tiny="1e-13"), problem.title
-            assert close(problem.grad(x)[0], Decimal(grad.numerator) / grad.denominator, size), problem.title
-            assert close(measured["grad_norm"], abs(Decimal(grad.numerator)) / grad.denominator, size)
+            assert close(
+                measured["loss"], Decimal(loss.numerator) / loss.denominator, tiny="1e-13"
+            ), problem.name
+            assert close(problem.grad(x)[0], Decimal(grad.numerator) / grad.denominator, size), (
+                problem.name
+            )
+            assert close(
+                measured["grad_norm"], abs(Decimal(grad.numerator)) / grad.denominator, size
+            )
 
 
 def test_a_quadratic_whose_two_terms_overflow_is_no_nan():
@@ -295,10 +313,14 @@ def test_degenerate_data_against_the_reference(kind, name):
         assert all(close(got, true, size) for got, true in zip(problem.grad(x), grad, strict=True))
         everyone = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
         each = everyone.grad(x, everyone.batch(None))
-        assert all(close(got, true, size) for got, true in zip(each.mean(axis=0), grad, strict=True))
+        assert all(
+            close(got, true, size) for got, true in zip(each.mean(axis=0), grad, strict=True)
+        )
 
 
-SEED = next(seed for seed in range(100) if not RoundDraws(seed, 1).coin(0.3))  # round 0 refreshes, round 1 walks
+SEED = next(
+    seed for seed in range(100) if not RoundDraws(seed, 1).coin(0.3)
+)  # round 0 refreshes, round 1 walks
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -324,7 +346,9 @@ def test_every_method_runs_to_its_end_with_the_same_bits(kind, name):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_constants_of_degenerate_data(kind, name, monkeypatch):
-    monkeypatch.setattr("fedpage.theory.constants.reference", lambda p, x: reference(p, x, iterations=30))
+    monkeypatch.setattr(
+        "fedpage.theory.constants.reference", lambda p, x: reference(p, x, iterations=30)
+    )
     data, clients = case(name)
     problem = problem_of(kind, data, clients)
     L = problem.smoothness()
@@ -360,7 +384,10 @@ def test_smoothness_of_tiny_and_huge_features(size):
     data, clients = case("one-row clients")
     scaled = fp.Dataset.from_arrays(size * data.X.toarray(), data.y)
     for kind in ("robust", "logistic", "squares", "quadratic"):
-        plain, other = problem_of(kind, data, clients).smoothness(), problem_of(kind, scaled, clients).smoothness()
+        plain, other = (
+            problem_of(kind, data, clients).smoothness(),
+            problem_of(kind, scaled, clients).smoothness(),
+        )
         assert other == pytest.approx(tuple(v * size * size for v in plain), rel=1e-13, abs=0)
 
 
@@ -371,7 +398,10 @@ def test_smoothness_beyond_float64_is_infinite_and_refused():
         assert problem.smoothness() == (math.inf,) * 4
         assert local_smoothness(problem, np.zeros(3)) in (0.0, math.inf)
         assert math.isfinite(reference(problem, iterations=5).loss)
-        for ask in (lambda p=problem: estimate(p), lambda p=problem: fp.FedPAGE.from_theory(p, S=1, K=2)):
+        for ask in (
+            lambda p=problem: estimate(p),
+            lambda p=problem: fp.FedPAGE.from_theory(p, S=1, K=2),
+        ):
             with pytest.raises(InputError, match="smoothness"):
                 ask()
 
@@ -386,7 +416,9 @@ def test_what_cannot_be_a_problem_is_refused():
         lambda: fp.Quadratic(one, one * math.inf),
         lambda: fp.Quadratic(0 * one, one).x_star,
         lambda: fp.RowProblem([1, 2], 0),
-        lambda: fp.Dataset("none", np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0), np.ones(1), 0),
+        lambda: fp.Dataset(
+            "none", np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0), np.ones(1), 0
+        ),
         lambda: fp.Dataset.from_arrays(np.zeros((0, 2)), []),
         lambda: fp.LogisticRegression(fp.Dataset.from_arrays([[1.0], [2.0]], [0, 0]), 1),
     ):
@@ -402,9 +434,9 @@ def test_what_cannot_be_a_problem_is_refused():
 def test_partitions_of_constant_labels(label):
     y = np.full(20, label)
     for division in (
-        fp.by_label(y, 5), fp.by_label(y, 20, shards=1), fp.by_label(y, 1), fp.dirichlet(y, 3, 0.1),
+        fp.label_shards(y, 5), fp.label_shards(y, 20, shards=1), fp.label_shards(y, 1), fp.dirichlet(y, 3, 0.1),
         fp.dirichlet(y, 3, 1e10), fp.dirichlet(y, 3, 1e308), fp.dirichlet(y, 1, 1e-300), fp.power_law(20, 20, 1e308),
-        fp.power_law(20, 1), fp.shuffled(20, 20), fp.blocks(20, 20),
+        fp.power_law(20, 1), fp.iid(20, 20), fp.blocks(20, 20),
     ):  # fmt: skip
         assert sorted(division.order.tolist()) == list(range(20))
         assert division.sizes.min() >= 1
@@ -415,8 +447,8 @@ def test_too_many_clients_and_no_rows_are_refused_in_one_line():
     for n, clients in ((3, 4), (0, 1)):
         y = np.ones(n)
         for make in (
-            lambda n=n, c=clients: fp.blocks(n, c), lambda n=n, c=clients: fp.shuffled(n, c),
-            lambda y=y, c=clients: fp.by_label(y, c), lambda y=y, c=clients: fp.dirichlet(y, c, 0.5),
+            lambda n=n, c=clients: fp.blocks(n, c), lambda n=n, c=clients: fp.iid(n, c),
+            lambda y=y, c=clients: fp.label_shards(y, c), lambda y=y, c=clients: fp.dirichlet(y, c, 0.5),
             lambda n=n, c=clients: fp.power_law(n, c),
         ):  # fmt: skip
             with pytest.raises(InputError, match="rows") as refusal:
@@ -430,28 +462,56 @@ def test_too_many_clients_and_no_rows_are_refused_in_one_line():
 
 
 def test_theory_and_plans_at_the_smallest_federations():
-    for N, S, K, convex in ((1, 1, 1, True), (1, 1, 1, False), (1, 1, 3, True), (5, 5, 3, False), (5, 5, 1, True)):
+    for N, S, K, convex in (
+        (1, 1, 1, True),
+        (1, 1, 1, False),
+        (1, 1, 3, True),
+        (5, 5, 3, False),
+        (5, 5, 1, True),
+    ):
         setting = Setting(N=N, S=S, K=K, M=1, epsilon=0.1)
-        for line in plan.plan(setting, d=1, convex=convex):
+        for line in planner.plan(setting, d=1, convex=convex):
             assert line.rounds is None or 1 <= line.rounds < math.inf
-    assert scaffold_steps(L=1.0, N=1, S=1, K=1, convex=True).step == pytest.approx(1 / 81)
-    assert fedavg_steps(L=1.0, N=1, S=1, K=1, B=1.0, convex=True).step == pytest.approx(1 / 12)
+    assert scaffold_steps(L=1.0, N=1, S=1, K=1, convex=True).effective_step == pytest.approx(1 / 81)
+    assert fedavg_steps(L=1.0, N=1, S=1, K=1, B=1.0, convex=True).effective_step == pytest.approx(
+        1 / 12
+    )
     # p = S/N = 1: PAGE is gradient descent, and its theorem gives gradient descent's step
     assert fp.theory.nonconvex_page(L=2.0, N=3, S=3, D0=1.0, epsilon=0.1).method.eta_g == 0.5
 
 
 def test_plans_are_finite_at_the_ends_of_the_range():
     ends = (1e-30, 1e30)
-    for L, far, epsilon, other, convex in itertools.product(ends, ends, ends, (0.0, 1e30), (True, False)):
+    for L, far, epsilon, other, convex in itertools.product(
+        ends, ends, ends, (0.0, 1e30), (True, False)
+    ):
         setting = Setting(
-            N=10, S=2, K=3, M=5, epsilon=epsilon, L=L, D0=far, R2=far, sigma=other, G=other, B=max(other, 1.0)
+            N=10,
+            S=2,
+            K=3,
+            M=5,
+            epsilon=epsilon,
+            L=L,
+            D0=far,
+            R2=far,
+            sigma=other,
+            G=other,
+            B=max(other, 1.0),
         )
-        lines = plan.plan(setting, d=1, convex=convex)
+        lines = planner.plan(setting, d=1, convex=convex)
         assert all(line.rounds is None or 1 <= line.rounds < math.inf for line in lines)
 
 
 @pytest.mark.parametrize(
-    "given", [{"epsilon": 1e-200}, {"epsilon": 1e300}, {"L": 1e-320}, {"L": 1e308}, {"D0": 1e308}, {"R2": 1e-90}]
+    "given",
+    [
+        {"epsilon": 1e-200},
+        {"epsilon": 1e300},
+        {"L": 1e-320},
+        {"L": 1e308},
+        {"D0": 1e308},
+        {"R2": 1e-90},
+    ],
 )
 def test_constants_whose_powers_leave_float64_are_refused(given):
     values = {"N": 5, "S": 2, "K": 3, "epsilon": 0.1, "L": 1.0, "D0": 1.0, "R2": 1.0} | given
@@ -459,7 +519,9 @@ def test_constants_whose_powers_leave_float64_are_refused(given):
     with pytest.raises(InputError, match=f"^{name} must be from 1e-30 to 1e\\+30"):
         Setting(M=1, **values)
     theorem = convex_fedpage if name == "R2" else nonconvex_fedpage
-    wanted = {key: value for key, value in values.items() if key != ("D0" if name == "R2" else "R2")}
+    wanted = {
+        key: value for key, value in values.items() if key != ("D0" if name == "R2" else "R2")
+    }
     with pytest.raises(InputError, match=f"^{name} must be from"):
         theorem(**wanted)
     for huge in ("sigma", "G", "B"):
@@ -473,13 +535,19 @@ def test_constants_whose_powers_leave_float64_are_refused(given):
 def zero_runs(seeds: int = 2):
     """All-zero data: the gradient is exactly 0 from the start; with least squares and labels 0 the loss is too."""
     data = fp.Dataset.from_arrays(np.zeros((6, 2)), np.zeros(6))
-    return fp.sweep(fp.LeastSquares(data, 3), [fp.FedAvg(S=1), fp.FedPAGE(S=1)], rounds=4, seeds=seeds, record=1)
+    return fp.sweep(
+        fp.LeastSquares(data, 3),
+        [fp.FedAvg(S=1), fp.FedPAGE(S=1)],
+        rounds=4,
+        seeds=seeds,
+        record_every=1,
+    )
 
 
 def falling_run():
     """Gradient descent with step 1 on x^2/2 - x: positive at first, exactly 0 from round 1."""
     problem = fp.Quadratic(np.ones((1, 1, 1)), np.ones((1, 1, 1)))
-    return fp.simulate(problem, fp.PAGE(S=1, eta_g=1.0, p=1.0), rounds=4, seed=0, record=1)
+    return fp.simulate(problem, fp.PAGE(S=1, eta_g=1.0, p=1.0), rounds=4, seed=0, record_every=1)
 
 
 def test_histories_of_exact_zeros():
@@ -487,30 +555,42 @@ def test_histories_of_exact_zeros():
         assert run.stopped == "finished"
         assert run.last("loss") == run.last("grad_norm") == 0.0
         assert run.best("loss") == run.best("grad_norm") == 0.0
-        assert run.reach("grad_norm", 0.0) == run.reach("loss", 0.0) == run.rounds_to("grad_norm", 1e-300) == 0.0
+        assert (
+            run.reach("grad_norm", 0.0)
+            == run.reach("loss", 0.0)
+            == run.rounds_to("grad_norm", 1e-300)
+            == 0.0
+        )
         assert run.reach("grad_norm", 0.0, "bytes") == 0.0
         assert run.reach("loss", -1e-300) == math.inf
     run = falling_run()
     assert run["grad_norm"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert (run.best("grad_norm"), run.reach("grad_norm", 0.0), run.best("loss")) == (0.0, 1.0, -0.5)
+    assert (run.best("grad_norm"), run.reach("grad_norm", 0.0), run.best("loss")) == (
+        0.0,
+        1.0,
+        -0.5,
+    )
 
 
 def test_plots_of_exact_zeros(tmp_path):
     """All zeros have no logarithm: a linear axis. A fall to 0 keeps its log axis, and the label says where 0 is."""
     runs = zero_runs()
     for x, y in itertools.product(("round", "bytes"), ("grad_norm", "loss")):
-        assert plot.curves(runs, x=x, y=y).get_yscale() == "linear"
+        assert plots.curves(runs, x=x, y=y).get_yscale() == "linear"
     fall = falling_run()
-    ax = plot.curves([fall])
+    ax = plots.curves([fall])
     assert ax.get_yscale() == "log"
     assert "0" in ax.get_ylabel()
     assert ax.get_ylim()[0] > 0
-    assert plot.curves([fall], y="loss").get_yscale() == "linear"
-    assert "0" not in plot.curves([fall], y="loss").get_ylabel()
-    assert plot.save(runs, tmp_path / "zero.png", dpi=30).stat().st_size > 0
-    assert plot.pair([*runs, fall], tmp_path / "pair.png", "title", dpi=30).stat().st_size > 0
-    panels = [webpage.PanelRuns(name, by_method(some)) for name, some in (("all", runs), ("fall", [fall]), ("no", []))]
-    figure = webpage.draw(webpage.FigureRuns("f", "title", "", 3, tuple(panels)))
+    assert plots.curves([fall], y="loss").get_yscale() == "linear"
+    assert "0" not in plots.curves([fall], y="loss").get_ylabel()
+    assert plots.save(runs, tmp_path / "zero.png", dpi=30).stat().st_size > 0
+    assert plots.pair([*runs, fall], tmp_path / "pair.png", "title", dpi=30).stat().st_size > 0
+    panels = [
+        page.PanelRuns(name, by_method(some))
+        for name, some in (("all", runs), ("fall", [fall]), ("no", []))
+    ]
+    figure = page.draw(page.FigureRuns("f", "title", "", 3, tuple(panels)))
     figure.savefig(tmp_path / "figure.png", dpi=30)
     assert [ax.get_yscale() for ax in figure.axes[:2]] == ["linear", "log"]
     assert "0" in figure.axes[1].get_ylabel()
@@ -518,29 +598,33 @@ def test_plots_of_exact_zeros(tmp_path):
 
 def test_reports_of_exact_zeros(tmp_path):
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
-        summary = report.summarise(runs, 1e-2)
-        assert {line["grad_norm"] for line in summary} == {0.0}
-        assert [report.cells(line)[2] for line in summary] == ["0"] * len(summary)
-        assert {report.cells(line)[4] for line in summary} == {"0" if name == "zero" else "1"}
-        page = webpage.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
-        assert "NaN" not in re.search(r'id="data">(.*?)</script>', page, re.S).group(1)
+        lines = summary.summarise(runs, 1e-2)
+        assert {line["grad_norm"] for line in lines} == {0.0}
+        assert [summary.cells(line)[2] for line in lines] == ["0"] * len(lines)
+        assert {summary.cells(line)[4] for line in lines} == {"0" if name == "zero" else "1"}
+        text = page.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        assert "NaN" not in re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node here; the page's own script cannot be run")
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="no node here; the page's own script cannot be run"
+)
 def test_the_pages_axis_at_exact_zeros(tmp_path):
     """What the page's script hands to plotly: no zero on a log axis, the true value in the hover text."""
     seen = {}
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
-        page = webpage.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
-        data = re.search(r'id="data">(.*?)</script>', page, re.S).group(1)
-        paint = re.search(r"function paint\(.*?\n}\n", page, re.S).group(0)
+        text = page.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
+        paint = re.search(r"function paint\(.*?\n}\n", text, re.S).group(0)
         script = (
             f'const figures = {data}, names = {{}}, yname = "y", ink = "", line = ""; let seen;\n{paint}\n'
             "const Plotly = {react: (cell, traces, layout) => seen = {y: traces[1].y, hover: traces[1].customdata, "
             "band: traces[0].y, axis: layout.yaxis}};\n"
             'paint({dataset: {figure: 0, panel: 0}}, "round"); console.log(JSON.stringify(seen));'
         )
-        out = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(
+            ["node", "-e", script], capture_output=True, text=True, check=True
+        ).stdout
         seen[name] = json.loads(out)
     assert seen["zero"]["axis"]["type"] == "linear"
     assert set(seen["zero"]["y"]) == {0}
@@ -556,13 +640,13 @@ def test_a_search_in_which_every_candidate_costs_nothing(tmp_path):
     grid = {"step": [0.01, 0.1, 1.0, 10.0], "rho": [0.1, 1.0]}
     for cost in ("rounds", "bytes", "seconds"):
         found = tune(
-            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, grid=grid, rounds=5, record=1, seeds=2, fresh=2,
-            costs=plan.Costs(latency=1.0), store=tmp_path / f"{cost}.jsonl",
+            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, grid=grid, rounds=5, record_every=1, seeds=2, fresh=2,
+            costs=planner.Costs(latency=1.0), store=tmp_path / f"{cost}.jsonl",
         )  # fmt: skip
         assert found.judged == (0.0, 0.0, 0.0)
         assert all((score.cost, score.best) == (0.0, 0.0) for _, score in found.scores)
         assert found.method == found.scores[0][0]
-        assert plot.heat_map(found, grid, tmp_path / f"{cost}.png").stat().st_size > 0
+        assert plots.heat_map(found, grid, tmp_path / f"{cost}.png").stat().st_size > 0
 
 
 # The command line
@@ -573,20 +657,66 @@ def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
     (tmp_path / "zero.txt").write_text("1\n-1\n1\n-1\n")
     (tmp_path / "ones.txt").write_text("1 1:1\n1 2:3\n1 1:2\n1\n")
     zero = ["--data", "zero.txt", "--clients", "2"]
-    refused(["run", "fedavg", "--data", "empty.txt", "--clients", "1"], "empty.txt: there is no row in it")
-    refused(["run", "fedavg", "--data", "zero.txt", "--clients", "5"], "5 clients need at least 5 rows")
-    refused(["plan", *zero, "--S", "1", "--epsilon", "0.1"], "zero.txt: x0 = 0 is a minimiser already")
-    refused(["run", "fedpage", *zero, "--S", "1", "--steps", "theory"], "smoothness must be a finite number above 0")
+    refused(
+        ["run", "fedavg", "--data", "empty.txt", "--clients", "1"],
+        "empty.txt: there is no row in it",
+    )
+    refused(
+        ["run", "fedavg", "--data", "zero.txt", "--clients", "5"], "5 clients need at least 5 rows"
+    )
+    refused(
+        ["plan", *zero, "--S", "1", "--epsilon", "0.1"], "zero.txt: x0 = 0 is a minimiser already"
+    )
+    refused(
+        ["run", "fedpage", *zero, "--S", "1", "--steps", "theory"],
+        "smoothness must be a finite number above 0",
+    )
     refused(["tune", "fedavg", *zero, "--S", "1"], "smoothness is not a finite number above 0")
     refused(["plan", "--epsilon", "1e-200"], "epsilon must be from 1e-30 to 1e+30")
-    words = ["compare", *zero, "--S", "1", "--K", "2", "--rounds", "3", "--seeds", "2", "--out", "both"]
+    words = [
+        "compare",
+        *zero,
+        "--S",
+        "1",
+        "--K",
+        "2",
+        "--rounds",
+        "3",
+        "--seeds",
+        "2",
+        "--out",
+        "both",
+    ]
     code, out, err = run(*words)
     assert (code, err.count("Warning")) == (0, 0)
     assert "nan" not in out.lower()
-    code, out, err = run("tune", "fedavg", *zero, "--S", "1", "--search", "step=0.1,1", "--rounds", "2", "--seeds", "1")
+    code, out, err = run(
+        "tune",
+        "fedavg",
+        *zero,
+        "--S",
+        "1",
+        "--search",
+        "step=0.1,1",
+        "--rounds",
+        "2",
+        "--seeds",
+        "1",
+    )
     assert (code, err.count("Warning")) == (0, 0)
     assert "0 rounds (quartiles 0 to 0)" in out
-    words = ["--data", "ones.txt", "--clients", "2", "--S", "2", "--partition", "by-label:1", "--rounds", "3"]
+    words = [
+        "--data",
+        "ones.txt",
+        "--clients",
+        "2",
+        "--S",
+        "2",
+        "--partition",
+        "label-shards:1",
+        "--rounds",
+        "3",
+    ]
     code, _, _ = run("run", "fedavg", *words, "--objective", "logistic")
     assert code == 0
 

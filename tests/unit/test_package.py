@@ -17,10 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
-    pytest.importorskip("setuptools", reason="building a wheel without a network needs setuptools here")
+    pytest.importorskip(
+        "setuptools", reason="building a wheel without a network needs setuptools here"
+    )
     pytest.importorskip("build", reason="needs build: pip install 'fedpage[test]'")
     source = tmp_path / "source"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     names = [name for name in listed.stdout.split("\0") if name] if listed.returncode == 0 else []
     if not names:
         pytest.skip("not a checkout of git's: what belongs to the package is not known")
@@ -28,8 +32,17 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
         if name.startswith("src/") or "/" not in name:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    words = ["--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", str(tmp_path / "dist"), str(source)]
-    done = subprocess.run([sys.executable, "-m", "build", *words], capture_output=True, text=True, check=False)
+    words = [
+        "--wheel",
+        "--no-isolation",
+        "--skip-dependency-check",
+        "--outdir",
+        str(tmp_path / "dist"),
+        str(source),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "build", *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedpage-{fp.__version__}-py3-none-any.whl"
@@ -38,7 +51,7 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
         about = f"fedpage-{fp.__version__}.dist-info"
         metadata = archive.read(f"{about}/METADATA").decode()
         assert archive.read(f"{about}/entry_points.txt").decode().split() == [
-            "[console_scripts]", "fedpage", "=", "fedpage.cli:main",
+            "[console_scripts]", "fedpage", "=", "fedpage.cli.main:main",
         ]  # fmt: skip
     wanted = {
         name.removeprefix("src/") for name in names
@@ -55,7 +68,9 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
 def test_versions_agree(run):
     version = fp.__version__
     assert run("--version")[:2] == (0, f"fedpage {version}\n")
-    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    assert re.search(
+        rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE
+    )
     assert (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1].startswith(version)
 
 
@@ -64,7 +79,11 @@ def test_the_citation_can_be_read():
     about = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert about["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "license"} <= set(about)
-    assert [author["family-names"] for author in about["preferred-citation"]["authors"]] == ["Zhao", "Li", "Richtárik"]
+    assert [author["family-names"] for author in about["preferred-citation"]["authors"]] == [
+        "Zhao",
+        "Li",
+        "Richtárik",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +96,17 @@ def test_the_citation_can_be_read():
     ],
 )
 def test_the_shell_completes(words, place, expected):
-    environment = {**os.environ, "_FEDPAGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+    environment = {
+        **os.environ,
+        "_FEDPAGE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(place),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "fedpage"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-m", "fedpage"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert set(done.stdout.split()) == expected, done.stderr

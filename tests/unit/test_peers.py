@@ -26,7 +26,9 @@ def peers():
         patch.syspath_prepend(str(FOLDER))
         for name in MODULES:
             patch.delitem(sys.modules, name, raising=False)
-        patch.setenv("FEDPAGE_DATA", os.environ.get("FEDPAGE_DATA", ""))  # run.py may set it; so that it is put back
+        patch.setenv(
+            "FEDPAGE_DATA", os.environ.get("FEDPAGE_DATA", "")
+        )  # run.py may set it; so that it is put back
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
         for name in MODULES:
             sys.modules.pop(name, None)
@@ -38,7 +40,14 @@ def do(peers, tmp_path, monkeypatch, capsys):
 
     def call(peer, problem, **job):
         problem.save(tmp_path / "data.npz")
-        job = {"check": 1, "seed": 0, "b": None, "tell": True, "data": str(tmp_path / "data.npz"), **job}
+        job = {
+            "check": 1,
+            "seed": 0,
+            "b": None,
+            "tell": True,
+            "data": str(tmp_path / "data.npz"),
+            **job,
+        }
         job["schedule"] = peers.run.schedule(problem.N, job["S"], job["rounds"], 0)
         (tmp_path / "job.json").write_text(json.dumps({**job, "spawned": time.time()}))
         monkeypatch.setattr(sys, "argv", [peer, str(tmp_path / "job.json")])
@@ -57,7 +66,9 @@ def test_the_optimum_is_one(peers, kind):
     problem = getattr(peers.plain, kind)()
     star = peers.plain.optimum(problem)
     np.testing.assert_allclose(mean_gradient(peers, problem, star), 0.0, atol=1e-14)
-    assert max(np.abs(peers.plain.gradient(problem, i, star)).max() for i in range(problem.N)) > 0.1  # they disagree
+    assert (
+        max(np.abs(peers.plain.gradient(problem, i, star)).max() for i in range(problem.N)) > 0.1
+    )  # they disagree
 
 
 def test_the_slopes_are_those_of_the_losses(peers):
@@ -93,8 +104,13 @@ def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
     problem, K, eta = peers.plain.quadratic(), 5, 0.1
     A, b, one = problem.arrays["A"], problem.arrays["b"], np.eye(problem.d)
     B = A + mu * one
-    pull = [(one - np.linalg.matrix_power(one - eta * B[i], K)) @ np.linalg.solve(B[i], A[i]) for i in range(10)]
-    rest = np.linalg.solve(np.mean(pull, axis=0), np.mean([p @ c for p, c in zip(pull, b, strict=True)], axis=0))
+    pull = [
+        (one - np.linalg.matrix_power(one - eta * B[i], K)) @ np.linalg.solve(B[i], A[i])
+        for i in range(10)
+    ]
+    rest = np.linalg.solve(
+        np.mean(pull, axis=0), np.mean([p @ c for p, c in zip(pull, b, strict=True)], axis=0)
+    )
     x = peers.plain.fedprox(problem, peers.run.schedule(10, 10, 150, 0), K, eta, mu)
     np.testing.assert_allclose(x, rest, atol=1e-12)
     assert np.abs(x - peers.plain.optimum(problem)).max() > 1e-2
@@ -102,10 +118,14 @@ def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
 
 @pytest.mark.parametrize("kind", ["quadratic", "logistic"])
 @pytest.mark.parametrize("S", [10, 5])
-@pytest.mark.parametrize("method", [{"method": "scaffold", "mu": 0.5}, {"method": "fedprox", "mu": 0.5}])
+@pytest.mark.parametrize(
+    "method", [{"method": "scaffold", "mu": 0.5}, {"method": "fedprox", "mu": 0.5}]
+)
 def test_ours_and_the_numpy_loop_meet_the_reference(peers, do, kind, S, method):
     problem = getattr(peers.plain, kind)()
-    variants = [("ours", {}), ("numpy_loop", {})] + [("ours", {"option": "I"})] * (method["method"] == "scaffold")
+    variants = [("ours", {}), ("numpy_loop", {})] + [("ours", {"option": "I"})] * (
+        method["method"] == "scaffold"
+    )
     for peer, more in variants:
         job, answer = do(peer, problem, **method, **more, S=S, K=5, eta=0.1, rounds=40)
         told = peers.run.judged(problem, job, answer, peers.plain.optimum(problem))
@@ -116,22 +136,36 @@ def test_ours_and_the_numpy_loop_meet_the_reference(peers, do, kind, S, method):
 
 def test_the_speed_jobs_rows_are_the_same_for_the_sparse_and_the_dense(peers, do, tmp_path):
     rng = np.random.default_rng(0)
-    indices = np.concatenate([np.sort(rng.choice(9, 3, replace=False)) for _ in range(40)]).astype(np.int32)
-    arrays = {"indptr": 3 * np.arange(41), "indices": indices, "y": np.where(rng.random(40) < 0.5, 1.0, -1.0)}
+    indices = np.concatenate([np.sort(rng.choice(9, 3, replace=False)) for _ in range(40)]).astype(
+        np.int32
+    )
+    arrays = {
+        "indptr": 3 * np.arange(41),
+        "indices": indices,
+        "y": np.where(rng.random(40) < 0.5, 1.0, -1.0),
+    }
     problem = peers.common.Clients("robust", 8, 9, 0.0, arrays)
     for method in ("fedavg", "scaffold"):
-        answers = [do(peer, problem, method=method, S=8, K=3, eta=0.1, rounds=6)[1] for peer in ("ours", "numpy_loop")]
+        answers = [
+            do(peer, problem, method=method, S=8, K=3, eta=0.1, rounds=6)[1]
+            for peer in ("ours", "numpy_loop")
+        ]
         np.testing.assert_allclose(answers[0]["x"], answers[1]["x"], atol=1e-12)
     dense, x = problem.dense(np.float64), np.array(answers[0]["x"])
     t = dense["X"] @ x - dense["y"]
     value, norm = peers.run.loss(tmp_path / "data.npz", x.tolist())
     assert value == pytest.approx(np.log1p(0.5 * t * t).mean())
     assert norm == pytest.approx(
-        np.linalg.norm(peers.common.slope("robust", 0.0, {"X": dense["X"].reshape(40, 9), "y": arrays["y"]}, x))
+        np.linalg.norm(
+            peers.common.slope("robust", 0.0, {"X": dense["X"].reshape(40, 9), "y": arrays["y"]}, x)
+        )
     )
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="children are counted from /proc, which is not here")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(),
+    reason="children are counted from /proc, which is not here",
+)
 def test_the_time_of_children_counts(peers):
     before = peers.common.cpu_seconds()
     burn = "import time, sys\nwhile time.process_time() < 0.3: pass\nprint(); sys.stdout.flush(); sys.stdin.read()"
@@ -156,7 +190,9 @@ def made_up(peers):
             speed.append({"peer": "numpy_loop", **about, **row, "cpu": grown * 2e-3})
             speed.append({"peer": "torch_loop", **about, **row, "check_loss": 0.9})
             speed.append({"peer": "fedjax_peer", **about, "none": "has none"})
-            speed.append({"peer": "pfl_peer", **about, "failed": "could not be installed: no such version"})
+            speed.append(
+                {"peer": "pfl_peer", **about, "failed": "could not be installed: no such version"}
+            )
     peers.run.compare({(one["peer"], one["method"], one["case"]): one for one in speed})
     exact = [
         {"peer": peer, "method": method, "variant": "", "problem": problem, "S": S, "N": 10, "label": "7",
@@ -164,16 +200,26 @@ def made_up(peers):
         for peer, far in (("ours", 1e-16), ("pfl_peer", 0.5), ("torch_loop", float("nan")))
         for method in ("scaffold", "fedprox") for problem in ("quadratic", "logistic") for S in (10, 5)
     ]  # fmt: skip
-    return peers.run.finite({"machine": "a CPU, 2 cores", "cases": peers.run.CASES, "speed": speed, "exact": exact})
+    return peers.run.finite(
+        {"machine": "a CPU, 2 cores", "cases": peers.run.CASES, "speed": speed, "exact": exact}
+    )
 
 
 def test_the_tables_say_what_the_results_say(peers):
     page = peers.tables.page(json.loads(json.dumps(made_up(peers), allow_nan=False)))
     lines = page.splitlines()
     assert "| FedAvg | fedpage | 100 us | 1.0x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.3000 |" in lines
-    assert "| SCAFFOLD | numpy loop | 2 ms | 20x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.3000 |" in lines
-    assert "| FedAvg | PyTorch loop | 1 ms | 10x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.9000 (differs) |" in lines
-    assert "| FedAvg | pfl | failed: could not be installed: no such version |  |  |  |  |  |  |" in lines
+    assert (
+        "| SCAFFOLD | numpy loop | 2 ms | 20x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.3000 |" in lines
+    )
+    assert (
+        "| FedAvg | PyTorch loop | 1 ms | 10x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.9000 (differs) |"
+        in lines
+    )
+    assert (
+        "| FedAvg | pfl | failed: could not be installed: no such version |  |  |  |  |  |  |"
+        in lines
+    )
     assert "| SCAFFOLD | FedJAX | has none |  |  |  |  |  |  |" in lines
     assert "| FedAvg | numpy loop | 6 ms | 3.0x | 1.5 s | 1.0x | 500 MB | 1.0x |" in lines
     assert "| SCAFFOLD | fedpage | 1.0e-16 | 2.0e-02 | 1.0e-16 | 2.0e-02 |" in lines
@@ -188,7 +234,9 @@ def test_tables_go_between_the_markers_which_the_document_has(peers):
     once = peers.tables.put(text, "new\n")
     assert (
         once.count("new")
-        == text.split(peers.tables.BEGIN)[0].count("new") + text.split(peers.tables.END)[1].count("new") + 1
+        == text.split(peers.tables.BEGIN)[0].count("new")
+        + text.split(peers.tables.END)[1].count("new")
+        + 1
     )
     assert peers.tables.put(once, "new\n") == once
     with pytest.raises(ValueError, match="peers: begin"):
@@ -203,9 +251,13 @@ def test_a_peer_that_fails_is_a_row(peers, tmp_path, monkeypatch):
         peers.run.do(sys.executable, "broken", {}, tmp_path)
     with pytest.raises(peers.run.Failed, match=r"could not be installed: .*no-such-python"):
         peers.run.interpreter(tmp_path, "none", "no-such-python")
-    monkeypatch.setattr(peers.run, "PEERS", {"ours": (None, "float64", 1), "broken": ("none", "float64", 1)})
+    monkeypatch.setattr(
+        peers.run, "PEERS", {"ours": (None, "float64", 1), "broken": ("none", "float64", 1)}
+    )
     monkeypatch.setattr(peers.run, "VARIANTS", [])
-    rows = peers.run.exact({"ours": peers.run.Failed("could not be installed: x"), "broken": sys.executable}, tmp_path)
+    rows = peers.run.exact(
+        {"ours": peers.run.Failed("could not be installed: x"), "broken": sys.executable}, tmp_path
+    )
     assert {(row["peer"], row["failed"]) for row in rows} == {
         ("ours", "could not be installed: x"), ("broken", "ValueError: no such thing"),
     }  # fmt: skip

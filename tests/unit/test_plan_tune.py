@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage import plan as planning
-from fedpage import plot, specs
-from fedpage import tune as tuning
+from fedpage.core.errors import InputError
+from fedpage.report import plots
+from fedpage.runs import config as specs
+from fedpage.studies import tune as tuning
 from fedpage.theory import Setting, nonconvex_fedpage, nonconvex_page
-from fedpage.types import InputError
+from fedpage.theory import planner as planning
 
-SETTING = Setting(N=1000, S=10, K=10, M=20, epsilon=0.1, sigma=1.0, G=1.0, B=1.0, L=2.0, D0=3.0, R2=4.0)
+SETTING = Setting(
+    N=1000, S=10, K=10, M=20, epsilon=0.1, sigma=1.0, G=1.0, B=1.0, L=2.0, D0=3.0, R2=4.0
+)
 
 
 def test_a_plan_has_every_method_and_says_what_its_numbers_are():
@@ -28,7 +31,9 @@ def test_a_plan_has_every_method_and_says_what_its_numbers_are():
     bound = nonconvex_fedpage(L=2.0, N=1000, S=10, K=10, D0=3.0, epsilon=0.1)
     assert rows[0].rounds == math.ceil(bound.rounds)
     assert rows[0].steps == {"eta_g": bound.method.eta_g, "eta_l": bound.method.eta_l}
-    assert rows[1].rounds == math.ceil(nonconvex_page(L=1.5, N=1000, S=10, D0=3.0, epsilon=0.1).rounds)
+    assert rows[1].rounds == math.ceil(
+        nonconvex_page(L=1.5, N=1000, S=10, D0=3.0, epsilon=0.1).rounds
+    )
     dashes = {r.method for r in rows if r.kind == "no result"}
     assert dashes == {"FedProx", "S-Local-SVRG"}
     assert {r.method for r in planning.plan(SETTING, d=100, convex=True) if r.kind == "no result"} == {
@@ -53,11 +58,17 @@ def test_a_plans_bytes_are_those_of_real_runs():
     }
     for name, method in methods.items():
         rounds = 1500
-        history = fp.simulate(problem, method, rounds=rounds, seed=3, record=0)
+        history = fp.simulate(problem, method, rounds=rounds, seed=3, record_every=0)
         row = planned[name]
-        assert history.last("clients") / rounds == pytest.approx(row.clients / row.rounds, rel=0.12), name
-        assert history.last("bytes_up") / rounds == pytest.approx(row.bytes_up / row.rounds, rel=0.12), name
-        assert history.last("bytes_down") / rounds == pytest.approx(row.bytes_down / row.rounds, rel=0.12), name
+        assert history.last("clients") / rounds == pytest.approx(
+            row.clients / row.rounds, rel=0.12
+        ), name
+        assert history.last("bytes_up") / rounds == pytest.approx(
+            row.bytes_up / row.rounds, rel=0.12
+        ), name
+        assert history.last("bytes_down") / rounds == pytest.approx(
+            row.bytes_down / row.rounds, rel=0.12
+        ), name
 
 
 def test_wall_clock_is_linear_in_the_users_costs():
@@ -72,17 +83,43 @@ def test_wall_clock_is_linear_in_the_users_costs():
 
 
 def test_plan_on_the_command_line(run):
-    code, out, _ = run("plan", "--clients", "1000", "--S", "10", "--rows", "20", "--epsilon", "0.1", "--latency", "1")
-    assert code == 0
-    assert all(word in out for word in ("bound", "order", "SCAFFOLD", "Theorem 2", "estimated", "default"))
     code, out, _ = run(
-        "plan", "--data", "census:rows=1000", "--clients", "50", "--S", "5", "--epsilon", "0.1", "--json"
+        "plan",
+        "--clients",
+        "1000",
+        "--S",
+        "10",
+        "--rows",
+        "20",
+        "--epsilon",
+        "0.1",
+        "--latency",
+        "1",
+    )
+    assert code == 0
+    assert all(
+        word in out for word in ("bound", "order", "SCAFFOLD", "Theorem 2", "estimated", "default")
+    )
+    code, out, _ = run(
+        "plan",
+        "--data",
+        "census:rows=1000",
+        "--clients",
+        "50",
+        "--S",
+        "5",
+        "--epsilon",
+        "0.1",
+        "--json",
     )
     found = json.loads(out)
     assert found["origin"]["L"] == "computed"
     assert found["origin"]["sigma"] == "estimated"
     assert found["setting"]["M"] == 20
-    assert found["setting"]["L"] == fp.RobustRegression(fp.load("census", rows=1000), clients=50).smoothness().row
+    assert (
+        found["setting"]["L"]
+        == fp.RobustRegression(fp.load("census", rows=1000), clients=50).smoothness().row
+    )
     assert found["methods"][0]["method"] == "FedPAGE"
     code, out, _ = run(
         "plan", "--data", "census:rows=1000", "--clients", "50", "--S", "5", "--epsilon", "0.1", "--json",
@@ -131,7 +168,9 @@ SMALL = ("--data", "census:rows=500", "--clients", "50")
 
 @pytest.mark.parametrize("method", ["fedpage", "page", "fedpage-full", "scaffold", "fedavg"])
 def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
-    code, out, _ = run("run", method, *SMALL, "--rounds", "30", "--S", "5", "--steps", "theory", "--out", "t")
+    code, out, _ = run(
+        "run", method, *SMALL, "--rounds", "30", "--S", "5", "--steps", "theory", "--out", "t"
+    )
     assert code == 0, out
     history = fp.History.load(tmp_path / "t" / "history.jsonl")
     assert "By theory: fedpage run" in out
@@ -155,15 +194,22 @@ def problem():
 
 def test_tuning_finds_the_best_of_a_grid_and_judges_it_on_fresh_seeds(problem, tmp_path):
     grid = {"eta_g": [0.003, 0.3, 30.0]}
-    found = tuning.tune(problem, fp.FedPAGE(S=5), target=0.03, grid=grid, rounds=600, seeds=3, fresh=3)
+    found = tuning.tune(
+        problem, fp.FedPAGE(S=5), target=0.03, grid=grid, rounds=600, seeds=3, fresh=3
+    )
     assert found.method.eta_g == 0.3
     fresh = [
-        fp.simulate(problem, found.method, rounds=600, seed=10_000 + i, stop=fp.Stop(grad_norm=0.03)) for i in range(3)
+        fp.simulate(
+            problem, found.method, rounds=600, seed=10_000 + i, stop=fp.Stop(grad_norm=0.03)
+        )
+        for i in range(3)
     ]
     assert found.judged[1] == sorted(h.rounds_to("grad_norm", 0.03) for h in fresh)[1]
     costs = {m.eta_g: s.cost for m, s in found.scores}
     assert costs[0.003] == math.inf
-    assert costs[30.0] == math.inf  # thrown far away, where the gradient is tiny and the loss is not
+    assert (
+        costs[30.0] == math.inf
+    )  # thrown far away, where the gradient is tiny and the loss is not
 
 
 def test_halving_spends_seeds_on_the_better_candidates(problem):
@@ -180,7 +226,13 @@ def test_halving_spends_seeds_on_the_better_candidates(problem):
 
 
 def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_path):
-    options = {"target": 0.04, "grid": {"eta_g": [0.05, 0.1, 0.2, 0.4]}, "rounds": 300, "seeds": 3, "fresh": 2}
+    options = {
+        "target": 0.04,
+        "grid": {"eta_g": [0.05, 0.1, 0.2, 0.4]},
+        "rounds": 300,
+        "seeds": 3,
+        "fresh": 2,
+    }
     store = tmp_path / "trials.jsonl"
     first = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes")
     lines = store.read_text().splitlines()
@@ -189,10 +241,16 @@ def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_
     second = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes", jobs=2)
     assert second.kept == 4
     assert second.runs == first.runs - 4
-    assert (second.method, second.judged, second.scores) == (first.method, first.judged, first.scores)
+    assert (second.method, second.judged, second.scores) == (
+        first.method,
+        first.judged,
+        first.scores,
+    )
     third = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes")
     assert (third.runs, third.kept) == (0, first.runs)
-    other = tuning.tune(problem, fp.FedPAGE(S=5), **{**options, "target": 0.05}, store=store, cost="bytes")
+    other = tuning.tune(
+        problem, fp.FedPAGE(S=5), **{**options, "target": 0.05}, store=store, cost="bytes"
+    )
     assert other.kept == 0  # another question
 
 
@@ -205,7 +263,9 @@ def test_every_cost(problem):
     rounds = history.rounds_to("grad_norm", 0.03)
     assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(latency=2.0)) == 2 * rounds
     work = history["gradients_per_client"][int(rounds) // 10]
-    assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(gradient=2.0)) == pytest.approx(2 * work)
+    assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(gradient=2.0)) == pytest.approx(
+        2 * work
+    )
     assert tuning.cost_of(history, 1e-9, "seconds", planning.Costs(latency=2.0)) == math.inf
 
 
@@ -215,7 +275,7 @@ def test_grids():
         (0.1, 0.01), (0.1, 1.0), (0.2, 0.01), (0.2, 1.0),
     ]  # fmt: skip
     made = tuning.candidates(fp.FedAvg(K=5), {"step": [0.1], "eta_g": [0.5, 2.0], "K": [5, 10]})
-    assert [m.step for m in made] == pytest.approx([0.1] * 4)
+    assert [m.effective_step for m in made] == pytest.approx([0.1] * 4)
     assert len({(m.eta_g, m.K) for m in made}) == 4
     with pytest.raises(InputError, match="no hyper-parameter 'eta'"):
         tuning.candidates(fp.FedAvg(), {"eta": [1.0]})
@@ -224,7 +284,19 @@ def test_grids():
 
 
 def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
-    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300", "--seeds", "3")
+    words = (
+        "tune",
+        "fedpage",
+        *SMALL,
+        "--S",
+        "5",
+        "--target",
+        "0.04",
+        "--rounds",
+        "300",
+        "--seeds",
+        "3",
+    )
     words += ("--fresh", "2", "--cost", "clients", "--out", "tuned")
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
     assert code == 0
@@ -236,20 +308,29 @@ def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
     assert code == 0
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
     assert "0 runs done" in out
-    assert run("tune", "fedavg", *SMALL, "--S", "5", "--rounds", "20", "--seeds", "1", "--out", "d")[0] == 0
+    assert (
+        run("tune", "fedavg", *SMALL, "--S", "5", "--rounds", "20", "--seeds", "1", "--out", "d")[0]
+        == 0
+    )
 
 
 def test_the_heat_map_marks_winner_and_failures(problem, tmp_path):
     grid = {"step": [0.003, 0.1, 0.3], "rho": [0.01, 1.0]}
-    found = tuning.tune(problem, fp.FedPAGE(S=5), target=0.04, grid=grid, rounds=300, seeds=1, fresh=1)
-    assert plot.heat_map(found, grid, tmp_path / "a.png").stat().st_size > 5000
-    one = tuning.tune(problem, fp.PAGE(S=5), target=1e-9, grid={"eta_g": [0.1, 0.2]}, rounds=20, seeds=1, fresh=1)
+    found = tuning.tune(
+        problem, fp.FedPAGE(S=5), target=0.04, grid=grid, rounds=300, seeds=1, fresh=1
+    )
+    assert plots.heat_map(found, grid, tmp_path / "a.png").stat().st_size > 5000
+    one = tuning.tune(
+        problem, fp.PAGE(S=5), target=1e-9, grid={"eta_g": [0.1, 0.2]}, rounds=20, seeds=1, fresh=1
+    )
     assert one.judged[1] == math.inf
-    assert plot.heat_map(one, {"eta_g": [0.1, 0.2]}, tmp_path / "b.png").stat().st_size > 3000
+    assert plots.heat_map(one, {"eta_g": [0.1, 0.2]}, tmp_path / "b.png").stat().st_size > 3000
 
 
 def test_command_lines_say_everything_that_differs_from_the_defaults():
-    line = specs.command_line("fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True), {"--data": "a9a"})
+    line = specs.command_line(
+        "fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True), {"--data": "a9a"}
+    )
     assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all --periodic True"
     again = specs.parsed(fp.FedPAGE, {"S": "3", "eta_g": "0.25", "b3": "all", "periodic": "True"})
     assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True)

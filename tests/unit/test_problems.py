@@ -7,8 +7,9 @@ import pytest
 from support import quadratic, uneven
 
 import fedpage as fp
-from fedpage.draws import RoundDraws
-from fedpage.types import Batch, InputError
+from fedpage.core.errors import InputError
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch
 
 KINDS = ["robust", "squares", "logistic", "logistic-l2", "logistic-nonconvex"]
 
@@ -25,7 +26,9 @@ def plain(problem, x, kind, scale):
             each = (t - y[rows]) ** 2 / 2 + 0.01 * x @ x / 2
         else:
             each = np.log(1 + np.exp(-y[rows] * t))
-            each = each + {"logistic": 0, "logistic-l2": 0.05 * x @ x}.get(kind, 0.1 * np.sum(x**2 / (1 + x**2)))
+            each = each + {"logistic": 0, "logistic-l2": 0.05 * x @ x}.get(
+                kind, 0.1 * np.sum(x**2 / (1 + x**2))
+            )
         total += scale[i] * each.mean()
     return total / problem.N
 
@@ -36,13 +39,17 @@ def test_loss_and_gradient(kind, weights):
     problem = uneven(kind, weights=weights)
     rng = np.random.default_rng(0)
     x = rng.normal(size=problem.d) / 3
-    scale = np.ones(problem.N) if weights == "uniform" else problem.N * problem.sizes / problem.sizes.sum()
+    scale = (
+        np.ones(problem.N)
+        if weights == "uniform"
+        else problem.N * problem.sizes / problem.sizes.sum()
+    )
     assert problem.loss(x) == pytest.approx(plain(problem, x, kind, scale), rel=1e-12)
     for direction in rng.normal(size=(3, problem.d)):
         h = 1e-6
         slope = (problem.loss(x + h * direction) - problem.loss(x - h * direction)) / (2 * h)
         assert problem.grad(x) @ direction == pytest.approx(slope, rel=1e-6)
-    measured = problem.measure(x)
+    measured = problem.evaluate(x)
     assert measured["loss"] == problem.loss(x)
     assert measured["grad_norm"] == pytest.approx(np.linalg.norm(problem.grad(x)), rel=1e-14)
 
@@ -68,15 +75,19 @@ def test_minibatches_are_unbiased(kind):
     M = int(problem.sizes[client[0]])
     x = np.linspace(-1, 1, problem.d)
     oracle = problem.oracle(client, RoundDraws(0, 0))
-    singles = [oracle.grad(x, Batch(np.array([[j]], dtype=np.uint32), np.array([1]))) for j in range(M)]
-    np.testing.assert_allclose(np.mean(singles, axis=0), oracle.grad(x, oracle.batch(None)), rtol=0, atol=1e-13)
+    singles = [
+        oracle.grad(x, Batch(np.array([[j]], dtype=np.uint32), np.array([1]))) for j in range(M)
+    ]
+    np.testing.assert_allclose(
+        np.mean(singles, axis=0), oracle.grad(x, oracle.batch(None)), rtol=0, atol=1e-13
+    )
 
 
 def test_any_number_of_threads_gives_the_same_bits():
     problem = fp.RobustRegression(fp.load("census"), clients=3250)
     x = np.linspace(-1, 1, problem.d)
-    one = problem.measure(x, threads=1)
-    assert all(problem.measure(x, threads=n) == one for n in (2, 3, 8))
+    one = problem.evaluate(x, threads=1)
+    assert all(problem.evaluate(x, threads=n) == one for n in (2, 3, 8))
     assert problem.grad(x, threads=3).tobytes() == problem.grad(x).tobytes()
 
 
@@ -84,11 +95,13 @@ def test_any_number_of_threads_gives_the_same_bits():
 def test_no_overflow_at_huge_margins(margin):
     data = fp.Dataset.from_arrays([[margin], [-margin]], [1, -1])
     for kind in (fp.LogisticRegression, fp.RobustRegression, fp.LeastSquares):
-        measured = kind(data, clients=2).measure(np.ones(1))
+        measured = kind(data, clients=2).evaluate(np.ones(1))
         assert all(np.isfinite(v) for v in measured.values())
     logistic = fp.LogisticRegression(data, clients=2)
     assert logistic.loss(np.ones(1)) == pytest.approx(max(0.0, -margin), rel=1e-15, abs=1e-300)
-    assert logistic.loss(np.full(1, 40.0 / abs(margin))) > 0  # log1p keeps what 1 + exp(-40) would lose
+    assert (
+        logistic.loss(np.full(1, 40.0 / abs(margin))) > 0
+    )  # log1p keeps what 1 + exp(-40) would lose
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,7 +112,9 @@ def test_smoothness_bounds_the_gradient_and_is_ordered(kind):
     rng = np.random.default_rng(1)
     for _ in range(20):
         a, b = rng.normal(size=(2, problem.d))
-        assert np.linalg.norm(problem.grad(a) - problem.grad(b)) <= L.whole * np.linalg.norm(a - b) * (1 + 1e-9)
+        assert np.linalg.norm(problem.grad(a) - problem.grad(b)) <= L.whole * np.linalg.norm(
+            a - b
+        ) * (1 + 1e-9)
 
 
 def test_smoothness_by_dense_algebra():
@@ -131,7 +146,7 @@ def test_quadratic_knows_its_minimum_and_constants():
 
 def test_rows_are_divided_as_the_partition_says():
     data = fp.load("census", rows=100)
-    division = fp.shuffled(100, 4, seed=2)
+    division = fp.iid(100, 4, seed=2)
     problem = fp.LeastSquares(data, division)
     A, y = data.X.toarray(), data.y
     oracle = problem.oracle(np.array([2]), RoundDraws(0, 0))
@@ -147,8 +162,10 @@ def test_edges_empty_rows_single_rows_and_one_client():
         problem = fp.LogisticRegression(data, clients=clients)
         history = fp.simulate(problem, fp.FedPAGE(S=1, K=3, eta_g=0.5), rounds=20, seed=0)
         assert history.last("loss") < history["loss"][0]
-    nothing = fp.RobustRegression(fp.Dataset.from_arrays(np.zeros((4, 1)), [1, -1, 1, -1]), clients=2)
-    assert nothing.measure(np.ones(1))["grad_norm"] == 0
+    nothing = fp.RobustRegression(
+        fp.Dataset.from_arrays(np.zeros((4, 1)), [1, -1, 1, -1]), clients=2
+    )
+    assert nothing.evaluate(np.ones(1))["grad_norm"] == 0
     assert nothing.smoothness().row == 0
 
 
@@ -170,7 +187,9 @@ def test_digits_and_values_other_than_one():
         lambda d: fp.RobustRegression(d, clients=3, weights="rows"),
         lambda d: fp.RobustRegression(d, clients=3, weights=[1, 2, -1]),
         lambda d: fp.RobustRegression(d, fp.blocks(200, 3)),
-        lambda d: fp.LogisticRegression(fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3]), clients=1),
+        lambda d: fp.LogisticRegression(
+            fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3]), clients=1
+        ),
         lambda d: fp.RobustRegression(d, clients=3).loss(np.zeros(5)),
         lambda d: fp.Quadratic(np.zeros((2, 3, 3)), np.zeros((3, 1, 3))),
     ],

@@ -16,11 +16,11 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
-from fedpage import checkpoint, rundir, settings
-from fedpage.engine import prepare
-from fedpage.identity import code_digest
-from fedpage.rundir import RunDirectory
-from fedpage.running import Interrupted
+from fedpage.engine.loop import Interrupted
+from fedpage.engine.simulation import prepare
+from fedpage.runs import checkpoint, store, toml
+from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.store import RunDirectory
 
 ALL = methods(4, 3, 0.1)
 FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.2, gone=(7,), gone_from=20)
@@ -53,8 +53,11 @@ def die(out, round, problem, method, **options):
 @pytest.mark.parametrize("name", ALL)
 def test_a_killed_run_ends_with_the_same_bits(name, tmp_path):
     problem, method = uneven(), ALL[name]
-    for faults in (None, FAULTS if method.title != "VRL-SGD" else dataclasses.replace(FAULTS, gone=())):
-        options = {"rounds": 40, "seed": 3, "record": 5, "faults": faults}
+    for faults in (
+        None,
+        FAULTS if method.name != "VRL-SGD" else dataclasses.replace(FAULTS, gone=()),
+    ):
+        options = {"rounds": 40, "seed": 3, "record_every": 5, "faults": faults}
         whole = fp.simulate(problem, method, **options)
         out = tmp_path / f"run-{faults is None}"
         die(out, 15, problem, method, **options)
@@ -71,8 +74,8 @@ def test_a_killed_run_ends_with_the_same_bits(name, tmp_path):
 def test_every_moment_is_a_good_one_to_die(tmp_path, monkeypatch):
     """Die before and after each write, sync and rename of a run with a checkpoint every other round."""
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    options = {"rounds": 9, "seed": 0, "record": 2, "checkpoint_every": 2}
-    whole = fp.simulate(problem, method, rounds=9, seed=0, record=2)
+    options = {"rounds": 9, "seed": 0, "record_every": 2, "checkpoint_every": 2}
+    whole = fp.simulate(problem, method, rounds=9, seed=0, record_every=2)
     calls = {"left": 10**9}
 
     def mortal(function, torn=None):
@@ -136,7 +139,7 @@ def test_two_checkpoints_are_kept_and_are_plain_npz(tmp_path):
 def died(tmp_path):
     """A run of 40 rounds that died after 30, with checkpoints at 21 and 28, and how to go on with it."""
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    options = {"rounds": 40, "seed": 3, "record": 5}
+    options = {"rounds": 40, "seed": 3, "record_every": 5}
     whole = fp.simulate(problem, method, **options)
     die(tmp_path, 30, problem, method, **options)
     said = []
@@ -144,8 +147,8 @@ def died(tmp_path):
     def go():
         run = prepare(problem, method, **options)
         with RunDirectory(tmp_path, every=7, say=said.append) as directory:
-            ended = directory.take_up(run)
-            start = run.engine.tally.round
+            ended = directory.resume(run)
+            start = run.engine.costs.round
             return ended or directory.finish(run.go(None, directory)), start
 
     go.said, go.out, go.whole = said, tmp_path, whole
@@ -191,18 +194,21 @@ def test_without_a_sound_checkpoint_the_run_begins_again_and_says_so(died):
 def test_rejected_checkpoints_do_not_push_out_new_ones(died):
     for path in died.checkpoints:
         path.write_bytes(b"")
-    run = prepare(quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=3, record=5)
+    run = prepare(quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=3, record_every=5)
     with RunDirectory(died.out, every=7, say=died.said.append) as directory:
-        directory.take_up(run)
+        directory.resume(run)
         with pytest.raises(Killed):
             run.go(dying(15), directory)
-    assert sorted(path.name[:9] for path in (died.out / "checkpoints").iterdir()) == ["000000007", "000000014"]
+    assert sorted(path.name[:9] for path in (died.out / "checkpoints").iterdir()) == [
+        "000000007",
+        "000000014",
+    ]
     history, start = died()
     assert (start, history.same(died.whole)) == (14, True)
 
 
 def test_a_whole_number_and_the_same_float_are_one_setting(tmp_path):
-    problem, options = quadratic(), {"rounds": 40, "seed": 3, "record": 5}
+    problem, options = quadratic(), {"rounds": 40, "seed": 3, "record_every": 5}
     die(tmp_path, 30, problem, fp.FedPAGE(S=3, K=2, eta_g=1, p=1), **options)
     started = []
     history = fp.simulate(
@@ -247,7 +253,7 @@ def test_a_line_that_is_no_longer_one_is_not_gone_on_with(died, line):
 
 def test_a_checkpoint_of_another_run_is_not_taken(died, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    die(other, 30, quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=4, record=5)
+    die(other, 30, quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=4, record_every=5)
     for path in died.checkpoints:
         path.unlink()
     for path in (other / "checkpoints").iterdir():
@@ -265,19 +271,30 @@ def test_a_checkpoint_of_another_run_is_not_taken(died, tmp_path_factory):
         ({"seed": 4}, "seed was 3 and is now 4"),
         ({"method": fp.SCAFFOLD(S=3, K=3)}, "method.K was 2 and is now 3"),
         ({"method": fp.FedAvg(S=3, K=2)}, "the code of FedAvg has changed"),
-        ({"problem": fp.Quadratic.random(8, 5, 4, seed=9, spread=3.0, noise=0.0)}, "problem.digest was"),
+        (
+            {"problem": fp.Quadratic.random(8, 5, 4, seed=9, spread=3.0, noise=0.0)},
+            "problem.digest was",
+        ),
         ({"faults": fp.Faults(nan=0.1)}, "faults.nan was None and is now 0.1"),
         ({"x0": np.ones(4)}, "x0 was 'zeros' and is now 'sha256:"),
         ({"stop": fp.Stop(loss=0.1)}, "stop.loss was None and is now 0.1"),
     ],
 )
 def test_another_run_is_refused_and_nothing_is_lost(died, change, words):
-    given = {"problem": quadratic(), "method": fp.SCAFFOLD(S=3, K=2), "rounds": 40, "seed": 3, "record": 5} | change
+    given = {
+        "problem": quadratic(),
+        "method": fp.SCAFFOLD(S=3, K=2),
+        "rounds": 40,
+        "seed": 3,
+        "record_every": 5,
+    } | change
     before = {path: path.read_bytes() for path in sorted(died.out.rglob("*")) if path.is_file()}
     with pytest.raises(fp.InputError, match=re.escape(words)) as refusal:
         fp.simulate(given.pop("problem"), given.pop("method"), out=died.out, resume=True, **given)
     assert "cannot go on" in str(refusal.value)
-    assert {path: path.read_bytes() for path in sorted(died.out.rglob("*")) if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in sorted(died.out.rglob("*")) if path.is_file()
+    } == before
 
 
 METHOD = """
@@ -286,7 +303,7 @@ from fedpage.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    title = "Mine"
+    name = "Mine"
     def server(self, state, replies):
         return super().server(state, replies)
 """
@@ -294,10 +311,24 @@ class Mine(FedAvg):
 
 def test_a_methods_new_version_is_refused(run, tmp_path):
     (tmp_path / "mine.py").write_text(METHOD)
-    words = ["mine.py@Mine", "--rounds", "30", "--clients", "40", "--S", "4", "--out", "r", "--checkpoint-every", "5"]
+    words = [
+        "mine.py@Mine",
+        "--rounds",
+        "30",
+        "--clients",
+        "40",
+        "--S",
+        "4",
+        "--out",
+        "r",
+        "--checkpoint-every",
+        "5",
+    ]
     assert run("run", *words)[0] == 0
     history = tmp_path / "r" / "history.jsonl"
-    history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:-1]))  # as if it had not ended
+    history.write_bytes(
+        b"".join(history.read_bytes().splitlines(keepends=True)[:-1])
+    )  # as if it had not ended
     code, _, err = run("resume", "r")
     assert code == 0, err
     history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:-1]))
@@ -314,7 +345,14 @@ def test_the_code_of_a_method_is_all_that_it_computes_with(tmp_path, monkeypatch
     plain = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read.add(self.name) or plain(self))
     code_digest(fp.SCAFFOLD)
-    assert read == {"checks.py", "local.py", "scaffold.py", "walks.py", "draws.py", "sums.py"}
+    assert read == {
+        "validate.py",
+        "local.py",
+        "scaffold.py",
+        "local_steps.py",
+        "random.py",
+        "aggregate.py",
+    }
     read.clear()
     code_digest(fp.LogisticRegression)
     assert {"kernels.py", "glm.py", "base.py"} <= read
@@ -322,15 +360,20 @@ def test_the_code_of_a_method_is_all_that_it_computes_with(tmp_path, monkeypatch
 
 def test_one_writer_at_a_time(tmp_path):
     problem, method = quadratic(), fp.FedAvg(S=3, K=2)
-    with RunDirectory(tmp_path), pytest.raises(fp.InputError, match="another process is writing this run"):
+    with (
+        RunDirectory(tmp_path),
+        pytest.raises(fp.InputError, match="another process is writing this run"),
+    ):
         fp.simulate(problem, method, rounds=2, seed=0, out=tmp_path)
     fp.simulate(problem, method, rounds=2, seed=0, out=tmp_path)
 
 
-def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_when_there_is_room(tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_when_there_is_room(
+    tmp_path, monkeypatch
+):
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    options = {"rounds": 40, "seed": 3, "record": 5, "out": tmp_path, "checkpoint_every": 7}
-    whole = fp.simulate(problem, method, rounds=40, seed=3, record=5)
+    options = {"rounds": 40, "seed": 3, "record_every": 5, "out": tmp_path, "checkpoint_every": 7}
+    whole = fp.simulate(problem, method, rounds=40, seed=3, record_every=5)
     real = os.fsync
     room = {"left": 12}
 
@@ -341,7 +384,9 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_when_there_is_room(
         real(number)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device; the run is safe up to round 14: `fedpage resume"):
+    with pytest.raises(
+        OSError, match="No space left on device; the run is safe up to round 14: `fedpage resume"
+    ):
         fp.simulate(problem, method, **options)
     assert not list((tmp_path / "checkpoints").glob(".*"))
     monkeypatch.undo()
@@ -350,20 +395,20 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_when_there_is_room(
 
 def test_interrupting_writes_a_checkpoint_first(tmp_path):
     problem, method = quadratic(), fp.FedPAGE(S=3, K=2)
-    options = {"rounds": 40, "seed": 3, "record": 5, "out": tmp_path}
+    options = {"rounds": 40, "seed": 3, "record_every": 5, "out": tmp_path}
 
     def progress(done, total, row):
         if done == 15:
-            rundir.ask_to_stop()
+            store.ask_to_stop()
 
     try:
         with pytest.raises(Interrupted, match="interrupted after round 15"):
             fp.simulate(problem, method, progress=progress, **options)
     finally:
-        rundir.ask_to_stop(False)
+        store.ask_to_stop(False)
     assert [path.name[:9] for path in (tmp_path / "checkpoints").iterdir()] == ["000000015"]
     assert fp.simulate(problem, method, resume=True, **options).same(
-        fp.simulate(problem, method, rounds=40, seed=3, record=5)
+        fp.simulate(problem, method, rounds=40, seed=3, record_every=5)
     )
 
 
@@ -372,7 +417,9 @@ def test_a_run_that_gave_up_can_go_on(tmp_path):
     gave_up = fp.simulate(quadratic(), fp.FedPAGE(S=2), **options)
     assert gave_up.stopped.startswith("gave up")
     assert fp.History.load(tmp_path / "history.jsonl").stopped.startswith("cut off")
-    assert fp.simulate(quadratic(), fp.FedPAGE(S=2), resume=True, **options).stopped == gave_up.stopped
+    assert (
+        fp.simulate(quadratic(), fp.FedPAGE(S=2), resume=True, **options).stopped == gave_up.stopped
+    )
 
 
 def test_a_sweep_goes_on_where_it_died(tmp_path):
@@ -392,12 +439,18 @@ def test_a_sweep_goes_on_where_it_died(tmp_path):
 
 def test_workers_that_were_started_elsewhere_write_to_the_right_place(tmp_path, monkeypatch):
     problem = quadratic()
-    for number, K in ((1, 2), (2, 3)):  # the second sweep finds the first one's workers, in the first one's directory
+    for number, K in (
+        (1, 2),
+        (2, 3),
+    ):  # the second sweep finds the first one's workers, in the first one's directory
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
-        runs = fp.sweep(problem, [fp.FedAvg(S=3, K=K)], rounds=5, seeds=2, jobs=2, out="here", resume=True)
+        runs = fp.sweep(
+            problem, [fp.FedAvg(S=3, K=K)], rounds=5, seeds=2, jobs=2, out="here", resume=True
+        )
         stored = [
-            fp.History.load(path / "history.jsonl") for path in sorted((tmp_path / str(number) / "here").iterdir())
+            fp.History.load(path / "history.jsonl")
+            for path in sorted((tmp_path / str(number) / "here").iterdir())
         ]
         assert all(one.same(other) for one, other in zip(runs, stored, strict=True))
 
@@ -436,7 +489,7 @@ def test_every_number_survives_a_checkpoint():
 @pytest.mark.parametrize("every", ["", "0", "-1", "1.5", "s", "10x", True, "99999999999"])
 def test_intervals_that_are_none(every):
     with pytest.raises(fp.InputError, match="checkpoints come every"):
-        rundir.interval(every)
+        store.interval(every)
 
 
 def test_settings_survive_writing_and_reading():
@@ -445,6 +498,6 @@ def test_settings_survive_writing_and_reading():
         "strings": ["a", "b"], "none": None, "on": True, "odd key": 1,
         "sub": {"x": 0.1, "deeper": {"y": "z"}, "empty": {}},
     }  # fmt: skip
-    again = settings.loads(settings.dumps(table), "here")
+    again = toml.loads(toml.dumps(table), "here")
     assert again == {key: value for key, value in table.items() if value is not None}
-    assert tomllib.loads(settings.dumps({})) == {}
+    assert tomllib.loads(toml.dumps({})) == {}

@@ -30,16 +30,30 @@ def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(package, reason="pip install 'fedpage[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
 @pytest.fixture
 def pages(site):
-    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    return {
+        path.relative_to(site).as_posix(): path.read_text(encoding="utf-8")
+        for path in site.rglob("*.html")
+    }
 
 
 def test_no_link_is_broken_and_nothing_is_loaded_from_another_host(site):
@@ -65,7 +79,9 @@ def test_what_is_wrong_with_a_site_is_noticed(tmp_path):
 def test_doctests_in_docstrings_become_code(site):
     from docstrings import fenced
 
-    assert fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    assert (
+        fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+    )
     assert fenced("None.\n") == "None.\n"
 
 
@@ -88,7 +104,7 @@ def test_code_stands_beside_the_mathematics(pages):
 
 def test_the_reference_says_what_docstrings_say(pages):
     anchors = links.Page("".join(pages[f"api/{name}.html"] for name in reference.PAGES)).anchors
-    for name, home in fp._WHERE.items():
+    for name, home in fp._MODULE_OF.items():
         assert f"{home}.{name}" in anchors, name
     text = re.sub(r"<[^>]+>", "", pages["api/running.html"])
     assert "for any threads and chunk" in text
@@ -148,19 +164,36 @@ def browse(address, tmp_path, *options):
     return json.loads(html.unescape(found))
 
 
-WIDE = ["methods/scaffold.html", "paper.html", "deploy.html", "gallery.html", "theory.html", "api/methods.html"]
+WIDE = [
+    "methods/scaffold.html",
+    "paper.html",
+    "deploy.html",
+    "gallery.html",
+    "theory.html",
+    "api/methods.html",
+]
 """Pages with the widest tables, formulas, pictures and code."""
 
 
-@pytest.mark.parametrize(("names", "width", "dark"), [(WIDE, 400, False), (["index.html"], 1400, True)])
+@pytest.mark.parametrize(
+    ("names", "width", "dark"), [(WIDE, 400, False), (["index.html"], 1400, True)]
+)
 def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width, dark):
     handler = type(
-        "Handler", (Quiet,), {"probe": PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))}
+        "Handler",
+        (Quiet,),
+        {"probe": PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))},
     )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=site)) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=site)
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host = f"http://127.0.0.1:{server.server_port}"
-        seen = browse(f"{host}/probe", tmp_path, *(["--blink-settings=preferredColorScheme=0"] if dark else []))
+        seen = browse(
+            f"{host}/probe",
+            tmp_path,
+            *(["--blink-settings=preferredColorScheme=0"] if dark else []),
+        )
         server.shutdown()
     assert set(seen["wide"]) == set(names)
     assert {name: much for name, much in seen["wide"].items() if much > 0} == {}
@@ -181,7 +214,10 @@ def test_search_works_in_a_page_that_is_opened_from_the_file_system(site, tmp_pa
       }, 200);
     }, 500));</script></body>"""
     copy = site / "probed.html"
-    copy.write_text((site / "index.html").read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
+    copy.write_text(
+        (site / "index.html").read_text(encoding="utf-8").replace("</body>", probe),
+        encoding="utf-8",
+    )
     try:
         hits = browse(copy.as_uri(), tmp_path)
     finally:

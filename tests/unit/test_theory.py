@@ -10,10 +10,10 @@ from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage import theory
-from fedpage.draws import RoundDraws
-from fedpage.engine import Simulation
+from fedpage.core.errors import InputError
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulation import Simulation
 from fedpage.theory.steps import _weights
-from fedpage.types import InputError
 
 # Theorems, by hand
 
@@ -34,7 +34,9 @@ def test_theorem_2():
     assert tuned.method.eta_g == pytest.approx(1 / (1 + math.sqrt(11.75)), rel=1e-14)
     assert tuned.method.eta_l == pytest.approx(math.sqrt(2) / (16 * 24 * 2 * 5), rel=1e-14)
     assert tuned.rounds == pytest.approx(16 * (1 + math.sqrt(11.75)), rel=1e-12)
-    printed = theory.nonconvex_fedpage(L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5, variant="printed")
+    printed = theory.nonconvex_fedpage(
+        L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5, variant="printed"
+    )
     assert printed.method.eta_g == pytest.approx(1 / (1 + math.sqrt(5.875)), rel=1e-14)
     noisy = theory.nonconvex_fedpage(L=1.0, N=64, S=4, K=5, D0=1.0, epsilon=0.5, sigma2=2.0)
     assert (noisy.method.b1, noisy.method.b2) == (48, 1536)  # 24*2/(4*0.25) and 48*2/(4*0.25/16)
@@ -50,7 +52,7 @@ def test_on_a9a_the_numbers_are_those_of_the_notes():
     method = theory.nonconvex_fedpage(L=14.0, N=3250, S=10, K=10, D0=1.0, epsilon=0.1).method
     assert method.eta_l == pytest.approx(4.1e-7, rel=0.01)
     scaffold = theory.scaffold_steps(L=14.0, N=3250, S=10, K=10, convex=False)
-    assert 60 < method.eta_g / scaffold.step < 140
+    assert 60 < method.eta_g / scaffold.effective_step < 140
 
 
 def test_the_corrected_steps_satisfy_the_proofs_and_the_printed_do_not():
@@ -90,7 +92,9 @@ def test_theorem_3():
     assert tuned.rounds == pytest.approx((c / 2 + 8) / 0.1, rel=1e-12)
 
 
-@pytest.mark.parametrize(("N", "S"), [(3250, 10), (325, 1), (10, 1), (10, 10), (10_000, 2_000), (1, 1)])
+@pytest.mark.parametrize(
+    ("N", "S"), [(3250, 10), (325, 1), (10, 1), (10, 10), (10_000, 2_000), (1, 1)]
+)
 def test_theorem_4_satisfies_its_own_inequalities(N, S):
     L, K, R2, epsilon = 3.0, 7, 2.0, 0.05
     tuned = theory.convex_fedpage(L=L, N=N, S=S, K=K, R2=R2, epsilon=epsilon)
@@ -112,15 +116,25 @@ def test_theorem_4_satisfies_its_own_inequalities(N, S):
 
 def test_theorem_4_prints_the_papers_batches():
     N, S, sigma2, epsilon = 256, 4, 2.0, 0.1  # p = 1/64, sqrt(pS) = 1/4, p^1.5 sqrt(S) = 2/512
-    tuned = theory.convex_fedpage(L=1.0, N=N, S=S, K=3, R2=1.0, epsilon=epsilon, sigma2=sigma2, variant="printed")
+    tuned = theory.convex_fedpage(
+        L=1.0, N=N, S=S, K=3, R2=1.0, epsilon=epsilon, sigma2=sigma2, variant="printed"
+    )
     assert (tuned.method.b1, tuned.method.b2) == (24 * 2 * 4 * 10, 48 * 2 * 256 * 10)
 
 
 def test_rivals_steps_are_their_papers():
-    assert theory.scaffold_steps(L=2.0, N=1000, S=8, K=5, convex=False).step == pytest.approx(0.04 / 48)
-    assert theory.scaffold_steps(L=2.0, N=1000, S=8, K=5, convex=True).step == pytest.approx(1 / 162)
-    assert theory.fedavg_steps(L=2.0, N=10, S=8, K=5, B=2.0, convex=True).step == pytest.approx(1 / 60)
-    assert theory.fedavg_steps(L=2.0, N=10, S=8, K=5, B=2.0, convex=False).step == pytest.approx(1 / 80)
+    assert theory.scaffold_steps(
+        L=2.0, N=1000, S=8, K=5, convex=False
+    ).effective_step == pytest.approx(0.04 / 48)
+    assert theory.scaffold_steps(
+        L=2.0, N=1000, S=8, K=5, convex=True
+    ).effective_step == pytest.approx(1 / 162)
+    assert theory.fedavg_steps(
+        L=2.0, N=10, S=8, K=5, B=2.0, convex=True
+    ).effective_step == pytest.approx(1 / 60)
+    assert theory.fedavg_steps(
+        L=2.0, N=10, S=8, K=5, B=2.0, convex=False
+    ).effective_step == pytest.approx(1 / 80)
 
 
 GOOD = {"L": 1.0, "N": 100, "S": 10, "D0": 1.0, "epsilon": 0.1}
@@ -145,7 +159,9 @@ def test_more_refusals():
         with pytest.raises(InputError):
             theory.nonconvex_fedpage(**(GOOD | {"K": 2} | bad))
         with pytest.raises(InputError):
-            theory.convex_fedpage(**({"L": 1.0, "N": 10, "S": 1, "K": 2, "R2": 1.0, "epsilon": 0.1} | bad))
+            theory.convex_fedpage(
+                **({"L": 1.0, "N": 10, "S": 1, "K": 2, "R2": 1.0, "epsilon": 0.1} | bad)
+            )
     for bad in ({"epsilon": 0}, {"S": 11}, {"G": -1.0}, {"L": math.nan}):
         with pytest.raises(InputError):
             theory.Setting(**({"N": 10, "S": 1, "K": 1, "M": 5, "epsilon": 0.1} | bad))
@@ -161,7 +177,10 @@ def test_tables_as_printed():
 
     def values(key):
         e = rows[key]
-        return [None if f is None else f(s) for f in (e.convex, e.nonconvex, e.convex_gradients, e.nonconvex_gradients)]
+        return [
+            None if f is None else f(s)
+            for f in (e.convex, e.nonconvex, e.convex_gradients, e.nonconvex_gradients)
+        ]
 
     e2, e4 = 0.25, 0.0625
     assert values(("FedAvg", "Yu et al. 2019")) == pytest.approx(
@@ -192,7 +211,10 @@ def test_tables_as_printed():
     assert values(("FedPAGE", "Zhao, Li, Richtárik 2021")) == pytest.approx(
         [bulk / (8 * 0.5), 16 / (8 * e2), bulk * 31 / (64 * 0.5), 16 * 31 / (64 * e2)]
     )
-    printed, from_b2 = values(("FedPAGE", "minibatches, as printed")), values(("FedPAGE", "minibatches, from b2"))
+    printed, from_b2 = (
+        values(("FedPAGE", "minibatches, as printed")),
+        values(("FedPAGE", "minibatches, from b2")),
+    )
     assert printed[2:] == pytest.approx(
         [bulk / 32 * (512 * 4 / (8 * e2) + 4), 16 / (64 * e2) * (64 * 4 / (8 * e2) + 4)]
     )
@@ -211,7 +233,9 @@ def test_the_three_convex_cases_meet_at_their_borders():
 
 def test_units_do_not_matter():
     """Rounds are pure numbers: measuring f in cents and x in millimetres changes nothing."""
-    base = theory.Setting(N=64, S=8, K=4, M=27, epsilon=0.5, sigma=2.0, G=3.0, B=1.5, L=5.0, D0=0.7, R2=0.3)
+    base = theory.Setting(
+        N=64, S=8, K=4, M=27, epsilon=0.5, sigma=2.0, G=3.0, B=1.5, L=5.0, D0=0.7, R2=0.3
+    )
     f, x = 100.0, 1000.0  # f -> 100 f, x -> 1000 x: gradients times f/x, L times f/x^2
     g = f / x
 
@@ -236,7 +260,10 @@ def test_units_do_not_matter():
         for formula, epsilon in ((entry.convex, 0.5 * f), (entry.nonconvex, 0.5 * g)):
             if formula is not None:
                 assert formula(scaled(epsilon)) == pytest.approx(formula(base), rel=1e-9), entry
-        for formula, epsilon in ((entry.convex_gradients, 0.5 * f), (entry.nonconvex_gradients, 0.5 * g)):
+        for formula, epsilon in (
+            (entry.convex_gradients, 0.5 * f),
+            (entry.nonconvex_gradients, 0.5 * g),
+        ):
             if formula is not None:
                 assert formula(scaled(epsilon)) == pytest.approx(formula(base), rel=1e-9), entry
 
@@ -248,11 +275,12 @@ def test_variance_and_heterogeneity_against_loops():
     problem = uneven("logistic-nonconvex")
     x = np.linspace(-0.5, 0.5, problem.d)
     found = theory.variance(problem, x)
-    singles = fp.types.Batch
+    singles = fp.core.types.Batch
     for i in (0, 5, 11):
         oracle = problem.oracle(np.array([i]), RoundDraws(0, 0))
         rows = [
-            oracle.grad(x, singles(np.array([[j]], dtype=np.uint32), np.array([1])))[0] for j in range(problem.sizes[i])
+            oracle.grad(x, singles(np.array([[j]], dtype=np.uint32), np.array([1])))[0]
+            for j in range(problem.sizes[i])
         ]
         assert found[i] == pytest.approx(
             np.mean(((rows - np.mean(rows, axis=0)) ** 2).sum(axis=1)), rel=1e-9, abs=1e-12
@@ -262,7 +290,9 @@ def test_variance_and_heterogeneity_against_loops():
     own = np.einsum("nij,j->ni", quad.A, quad.x_star) - quad.b.mean(axis=1)
     assert pytest.approx(math.sqrt((own**2).sum(axis=1).mean()), rel=1e-9) == G
     away = np.einsum("nij,j->ni", quad.A, quad.x_star + 1.0) - quad.b.mean(axis=1)
-    assert (away**2).sum(axis=1).mean() <= (G**2 + B**2 * (quad.grad(quad.x_star + 1.0) ** 2).sum()) * (1 + 1e-9)
+    assert (away**2).sum(axis=1).mean() <= (
+        G**2 + B**2 * (quad.grad(quad.x_star + 1.0) ** 2).sum()
+    ) * (1 + 1e-9)
 
 
 def test_the_reference_solver_finds_the_minimum():
@@ -280,9 +310,9 @@ def test_the_reference_solver_finds_the_minimum():
 def test_power_iteration_finds_the_largest_curvature():
     problem = uneven("squares")
     exact = problem.smoothness().whole
-    assert theory.local_smoothness(problem, np.zeros(problem.d), iterations=2000, tolerance=1e-12) == pytest.approx(
-        exact, rel=1e-5
-    )
+    assert theory.local_smoothness(
+        problem, np.zeros(problem.d), iterations=2000, tolerance=1e-12
+    ) == pytest.approx(exact, rel=1e-5)
     robust = uneven("robust")
     assert theory.local_smoothness(robust, np.zeros(robust.d)) <= robust.smoothness().whole
 
@@ -293,14 +323,27 @@ def test_power_iteration_finds_the_largest_curvature():
 def test_a_method_from_theory():
     problem = uneven("robust")
     method = fp.FedPAGE.from_theory(problem, S=3, K=5)
-    expected = theory.nonconvex_fedpage(L=problem.smoothness().row, N=12, S=3, K=5, D0=1.0, epsilon=1.0).method
+    expected = theory.nonconvex_fedpage(
+        L=problem.smoothness().row, N=12, S=3, K=5, D0=1.0, epsilon=1.0
+    ).method
     assert method == expected
     page = fp.FedPAGE.from_theory(problem, S=3, K=1)
-    assert page.eta_g == theory.nonconvex_page(L=problem.smoothness().average, N=12, S=3, D0=1, epsilon=1).method.eta_g
+    assert (
+        page.eta_g
+        == theory.nonconvex_page(
+            L=problem.smoothness().average, N=12, S=3, D0=1, epsilon=1
+        ).method.eta_g
+    )
     noisy = fp.FedPAGE.from_theory(problem, S=3, K=5, epsilon=1.0, sigma2=0.5)
     assert (noisy.b1, noisy.b2) == (4, 32)
     assert isinstance(fp.PAGE.from_theory(problem, S=3, K=1), fp.PAGE)
-    for bad in ({"S": 13}, {"S": 0}, {"S": 3, "K": 0}, {"S": 3, "epsilon": 0.0}, {"S": 3, "sigma2": 1.0}):
+    for bad in (
+        {"S": 13},
+        {"S": 0},
+        {"S": 3, "K": 0},
+        {"S": 3, "epsilon": 0.0},
+        {"S": 3, "sigma2": 1.0},
+    ):
         with pytest.raises(InputError):
             fp.FedPAGE.from_theory(problem, **bad)
 
@@ -318,13 +361,15 @@ def test_the_bias_contracts_by_one_minus_p_over_many_draws():
     errors = []
     for draw in range(1, 4001):
         run.state = start
-        run.tally.round = draw
+        run.costs.round = draw
         run.step()
         errors.append(run.state.g - problem.grad(start.x))
     mean, deviation = np.mean(errors, axis=0), np.std(errors, axis=0) / math.sqrt(len(errors))
     contracted = (1 - p) * (g - problem.grad(x_prev))
     assert (np.abs(mean - contracted) < 4 * deviation).all()
-    assert np.abs(contracted).min() > 8 * deviation.max()  # the interval is narrow enough to mean something
+    assert (
+        np.abs(contracted).min() > 8 * deviation.max()
+    )  # the interval is narrow enough to mean something
     assert (np.abs(mean - (g - problem.grad(x_prev))) > 4 * deviation).any()
 
 
@@ -335,7 +380,7 @@ def test_real_runs_stay_under_the_proofs_bound(K):
     method = fp.FedPAGE.from_theory(problem, S=4, K=K)
     D0 = problem.loss(np.zeros(problem.d))  # f* >= 0
     for rounds in (20, 200):
-        runs = fp.sweep(problem, [method], rounds=rounds, seeds=5, record=1)
+        runs = fp.sweep(problem, [method], rounds=rounds, seeds=5, record_every=1)
         mean = np.mean([(run["grad_norm"][:-1] ** 2).mean() for run in runs])
         bound = (2 if K == 1 else 4) * D0 / (method.eta_g * rounds)
         assert mean <= bound
@@ -348,6 +393,6 @@ def test_convex_runs_stay_under_the_proofs_bound():
     R2 = float((best.x**2).sum())
     tuned = theory.convex_page(L=problem.smoothness().average, N=40, S=4, R2=R2, epsilon=0.1)
     rounds = math.ceil(tuned.rounds)
-    runs = fp.sweep(problem, [tuned.method], rounds=rounds, seeds=3, record=1)
+    runs = fp.sweep(problem, [tuned.method], rounds=rounds, seeds=3, record_every=1)
     gap = np.mean([(run["loss"][1:] - best.loss).mean() for run in runs])
     assert 0 < gap <= 0.1

@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
-torture = pytest.importorskip("torture", reason="forked processes and their limits need a Unix", exc_type=ImportError)
+torture = pytest.importorskip(
+    "torture", reason="forked processes and their limits need a Unix", exc_type=ImportError
+)
 
 
 def quiet(text):

@@ -7,7 +7,10 @@ from typing import Any
 
 from griffe import Extension
 
-_DOCTEST = re.compile(r"(?:^[ ]*>>> .*\n?(?:^[ ]*\S.*\n?)*)(?:\n?^[ ]*>>> .*\n?(?:^[ ]*\S.*\n?)*)*", flags=re.MULTILINE)
+_DOCTEST = re.compile(
+    r"(?:^[ ]*>>> .*\n?(?:^[ ]*\S.*\n?)*)(?:\n?^[ ]*>>> .*\n?(?:^[ ]*\S.*\n?)*)*",
+    flags=re.MULTILINE,
+)
 
 
 def fenced(text: str) -> str:

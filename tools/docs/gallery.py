@@ -54,14 +54,18 @@ class Example(NamedTuple):
     def imports(self) -> set[str]:
         """Packages that it imports, anywhere in the file."""
         nodes = list(ast.walk(ast.parse(self.path.read_text(encoding="utf-8"))))
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
         names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         return {name.partition(".")[0] for name in names}
 
 
 def everything() -> list[Example]:
     """Every example, the quickstart first."""
-    paths = sorted((ROOT / "examples").glob("*.py"), key=lambda path: (path.stem != "quickstart", path.stem))
+    paths = sorted(
+        (ROOT / "examples").glob("*.py"), key=lambda path: (path.stem != "quickstart", path.stem)
+    )
     return [Example(path) for path in paths]
 
 
@@ -91,7 +95,9 @@ def _value(text: str) -> float:
 
 def page() -> str:
     """The gallery as Markdown."""
-    parts = ["# Gallery\n\nEvery file in `examples/`, as it is, with what it printed. A test runs each and compares.\n"]
+    parts = [
+        "# Gallery\n\nEvery file in `examples/`, as it is, with what it printed. A test runs each and compares.\n"
+    ]
     for example in everything():
         heading, _, rest = example.about.partition("\n\n")
         parts.append(f"## {example.name} {{ #{example.name} }}\n\n{heading}\n\n{rest}\n")
@@ -104,7 +110,9 @@ def page() -> str:
         parts.append(f'```python title="examples/{example.path.name}"\n{code}\n```\n')
     for readme in sorted((ROOT / "examples").glob("*/README.md")):
         text = readme.read_text(encoding="utf-8").replace("](../../docs/", "](")
-        parts.append(re.sub(r"^# .*$", f"## {readme.parent.name}", text, count=1, flags=re.MULTILINE))
+        parts.append(
+            re.sub(r"^# .*$", f"## {readme.parent.name}", text, count=1, flags=re.MULTILINE)
+        )
     return "\n".join(parts)
 
 

@@ -15,7 +15,11 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONAL = ("benchmarks.md", "torch.md")
 """Pages that the navigation shows as soon as they are there."""
-OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+OUTSIDE = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "README.md": "index.md",
+}
 """Where links that lead out of docs/ on GitHub lead to on the site."""
 
 
@@ -50,8 +54,12 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _inwards(markdown: str, up: str) -> str:
     for there, here in OUTSIDE.items():
-        markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(there)}(#[^)]*)?\)", rf"]({up}{here}\1)", markdown)
-    markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+src/[^)]*\)", r"\1", markdown)  # the site has no copy of the source
+        markdown = re.sub(
+            rf"\]\((?:\.\./)+{re.escape(there)}(#[^)]*)?\)", rf"]({up}{here}\1)", markdown
+        )
+    markdown = re.sub(
+        r"\[([^\]]+)\]\((?:\.\./)+src/[^)]*\)", r"\1", markdown
+    )  # the site has no copy of the source
     return re.sub(r"\]\((?:\.\./)+examples/(\w+)\.py\)", rf"]({up}gallery.md#\1)", markdown)
 
 

@@ -38,7 +38,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note an element's links and its name."""
         values = {name: value or "" for name, value in attrs}
-        self.anchors.update(values[name] for name in ("id", "name") if name in values and tag != "meta")
+        self.anchors.update(
+            values[name] for name in ("id", "name") if name in values and tag != "meta"
+        )
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         if tag == "link" and not set(values.get("rel", "").split()) & PASSIVE:
@@ -63,12 +65,20 @@ def urls_of(css: str) -> list[str]:
     >>> urls_of("@import 'a.css'; b { background: url(https://c/d.png) }")
     ['https://c/d.png', 'a.css']
     """
-    return re.findall(r"url\(\s*['\"]?([^'\")]+)", css) + re.findall(r"@import\s+['\"]([^'\"]+)", css)
+    return re.findall(r"url\(\s*['\"]?([^'\")]+)", css) + re.findall(
+        r"@import\s+['\"]([^'\"]+)", css
+    )
 
 
 def remote(target: str) -> bool:
     """Whether a browser would ask another host for it."""
-    return target.startswith("//") or urlsplit(target).scheme in ("http", "https", "ftp", "ws", "wss")
+    return target.startswith("//") or urlsplit(target).scheme in (
+        "http",
+        "https",
+        "ftp",
+        "ws",
+        "wss",
+    )
 
 
 def check_site(site: Path) -> tuple[list[str], list[str]]:
@@ -78,14 +88,24 @@ def check_site(site: Path) -> tuple[list[str], list[str]]:
     others: set[str] = set()
     for path, page in pages.items():
         here = path.relative_to(site)
-        wrong += [f"{here}: loads {target} from another host" for target in page.loads if remote(target)]
+        wrong += [
+            f"{here}: loads {target} from another host" for target in page.loads if remote(target)
+        ]
         others.update(link for link in page.links if remote(link))
         if path.name != "404.html":  # its links begin at the root of a server
-            local = [link for link in page.links + page.loads if not remote(link) and not urlsplit(link).scheme]
+            local = [
+                link
+                for link in page.links + page.loads
+                if not remote(link) and not urlsplit(link).scheme
+            ]
             wrong += [f"{here}: {fault}" for link in local if (fault := _fault(link, path, pages))]
     for path in sorted(site.rglob("*.css")):
         loads = urls_of(path.read_text(encoding="utf-8"))
-        wrong += [f"{path.relative_to(site)}: loads {target} from another host" for target in loads if remote(target)]
+        wrong += [
+            f"{path.relative_to(site)}: loads {target} from another host"
+            for target in loads
+            if remote(target)
+        ]
     return wrong, sorted(others)
 
 
@@ -94,7 +114,11 @@ def _fault(link: str, path: Path, pages: dict[Path, Page]) -> str:
     there = (path.parent / unquote(target)).resolve() if target else path
     if not there.is_file():
         return f"{link} leads nowhere"
-    if there in pages and unquote(anchor) not in pages[there].anchors and not anchor.startswith("__"):
+    if (
+        there in pages
+        and unquote(anchor) not in pages[there].anchors
+        and not anchor.startswith("__")
+    ):
         return f"{link}: there is no such anchor"
     return ""
 
@@ -129,7 +153,11 @@ def check_markdown(documents: Iterable[Path]) -> tuple[list[str], list[str]]:
             there = (path.parent / unquote(target)).resolve() if target else path
             if not there.exists() or not there.is_relative_to(ROOT):
                 wrong.append(f"{path.relative_to(ROOT)}: {link} leads nowhere")
-            elif anchor and there.suffix == ".md" and anchor not in anchors(there.read_text(encoding="utf-8")):
+            elif (
+                anchor
+                and there.suffix == ".md"
+                and anchor not in anchors(there.read_text(encoding="utf-8"))
+            ):
                 wrong.append(f"{path.relative_to(ROOT)}: {link}: there is no such heading")
     return wrong, sorted(others)
 
@@ -160,7 +188,9 @@ def main(site: Path) -> int:
     wrong, others = check_site(site.resolve())
     more, elsewhere = check_markdown(documents())
     print("Links to other hosts, not opened:", *sorted({*others, *elsewhere}), sep="\n  ")
-    print(*(wrong + more) or ["No link is broken, and nothing is loaded from another host."], sep="\n")
+    print(
+        *(wrong + more) or ["No link is broken, and nothing is loaded from another host."], sep="\n"
+    )
     return bool(wrong + more)
 
 

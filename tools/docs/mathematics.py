@@ -7,7 +7,9 @@ import re
 
 from latex2mathml.converter import convert
 
-_FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', flags=re.DOTALL)
+_FORMULA = re.compile(
+    r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', flags=re.DOTALL
+)
 _TIGHT = re.compile(r'<mo(?: stretchy="false")?>(&#x0002F;|&#x0007C;|&#x02016;)</mo>')
 """/ and the bars of sizes and norms; browsers would set them apart from what they enclose, or stretch them."""
 

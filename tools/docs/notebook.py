@@ -20,9 +20,9 @@ a notebook are all that is needed.""",
 
 data = fp.load("census", skew=1.0)  # generated; 0/1 features, labels -1/+1
 data""",
-    """Divide it among 500 clients and choose an objective. `shuffled` is the easy case, `by_label` the hard one: most
+    """Divide it among 500 clients and choose an objective. `shuffled` is the easy case, `label_shards` the hard one: most
 clients then have seen one label only.""",
-    """division = fp.by_label(data.y, 500)
+    """division = fp.label_shards(data.y, 500)
 problem = fp.LogisticRegression(data, division, reg="nonconvex", alpha=0.1)
 problem.describe()""",
     """What would be safe? A theorem answers before anything is run. Its steps are small; runs may be bolder.""",
@@ -32,7 +32,7 @@ problem.describe()""",
     fp.SCAFFOLD(S=20, K=5, eta_l=0.06, b=4),
     fp.FedAvg(S=20, K=5, eta_l=0.06, b=4),
 ]  # about 20 clients a round, one effective step: 0.3
-histories = fp.sweep(problem, methods, rounds=300, seeds=3, record=10)""",
+histories = fp.sweep(problem, methods, rounds=300, seeds=3, record_every=10)""",
     """for history in histories[::3]:
     spent = history.bytes_to("grad_norm", 0.02) / 1e6
     print(f"{history.label:9} gradient norm {history.last('grad_norm'):.1e}; 0.02 after {spent:.1f} MB")""",
@@ -40,7 +40,7 @@ histories = fp.sweep(problem, methods, rounds=300, seeds=3, record=10)""",
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 for axis, cost in zip(axes, ("round", "bytes"), strict=True):
-    fp.plot.curves(histories, x=cost, ax=axis)""",
+    fp.report.plots.curves(histories, x=cost, ax=axis)""",
     """Medians over three seeds, with their middle half. FedPAGE's first round calls everybody, which the right panel
 shows as a late start; after that it goes down while the others, whose clients have seen one label each, stop at a
 floor. Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a
@@ -61,7 +61,11 @@ def made() -> Any:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
     for number, cell in enumerate(CELLS):
-        new = nbformat.v4.new_markdown_cell(cell) if is_text(cell) else nbformat.v4.new_code_cell(cell)
+        new = (
+            nbformat.v4.new_markdown_cell(cell)
+            if is_text(cell)
+            else nbformat.v4.new_code_cell(cell)
+        )
         new["id"] = f"cell-{number}"  # the same file for the same cells
         book.cells.append(new)
     return book
@@ -73,7 +77,9 @@ def executed(book: Any) -> Any:
 
     with tempfile.TemporaryDirectory() as scratch:
         environment = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-        client = NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": scratch}})
+        client = NotebookClient(
+            book, timeout=300, kernel_name="python3", resources={"metadata": {"path": scratch}}
+        )
         client.execute(env=environment)
     for cell in book.cells:
         cell.metadata.pop("execution", None)

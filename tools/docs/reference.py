@@ -7,15 +7,15 @@ import fedpage as fp
 PAGES: dict[str, tuple[str, str, list[str]]] = {
     "running": (
         "Running", "One run, many runs, and when they end.",
-        ["engine.simulate", "engine.sweep", "engine.Simulation", "stopping.Stop", "rundir.RunDirectory"],
+        ["engine.simulation.simulate", "engine.simulation.sweep", "engine.simulation.Simulation", "engine.stopping.Stop", "runs.store.RunDirectory"],
     ),
-    "history": ("History", "The record of a run.", ["history.History", "history.by_method", "history.COSTS"]),
+    "history": ("History", "The record of a run.", ["runs.history.History", "runs.history.by_method", "core.types.COSTS"]),
     "methods": (
         "Methods", "A frozen dataclass each; its fields are the paper's hyper-parameters.",
         [
             "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg", "methods.FedProx",
             "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG", "methods.FedPAGEFull", "methods.SCAFFOLDFull",
-            "methods.FedAvgFull", "methods.walks", "methods.fair",
+            "methods.FedAvgFull", "core.local_steps", "methods.fair",
         ],
     ),
     "problems": (
@@ -28,37 +28,37 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "torch": (
         "Torch models", "Any torch module as a problem, and its files (`pip install 'fedpage[torch]'`).",
         [
-            "problems.torch_model.TorchProblem", "problems.torch_files.save_model", "problems.torch_files.load_model",
-            "problems.torch_rows.accuracy",
+            "problems.torch.problem.TorchProblem", "problems.torch.files.save_model", "problems.torch.files.load_model",
+            "problems.torch.rows.accuracy",
         ],
     ),
     "callbacks": (
         "Callbacks", "What watches a run: the best model, a progress bar, trackers.",
-        ["callbacks.Callback", "callbacks.Best", "trackers.Track"],
+        ["callbacks.base.Callback", "callbacks.base.Best", "callbacks.trackers.Track"],
     ),
     "data": (
         "Data", "Reading, generating and dividing data.",
         [
-            "data.load", "data.census", "data.Dataset", "data.Partition", "data.blocks", "data.shuffled",
-            "data.by_label", "data.dirichlet", "data.power_law",
+            "data.load", "data.census", "data.Dataset", "data.Partition", "data.blocks", "data.iid",
+            "data.label_shards", "data.dirichlet", "data.power_law",
         ],
     ),
     "theory": (
         "Theory, planning, tuning", "Theorems as functions, what they say a run costs, and what runs say.",
-        ["theory", "plan", "tune"],
+        ["theory", "theory.planner", "studies.tune"],
     ),
-    "faults": ("Faults", "Clients that fail, and what is done about it.", ["faults.Faults", "arrivals.Policy"]),
-    "types": ("Types", "The words that every room shares.", ["types"]),
+    "faults": ("Faults", "Clients that fail, and what is done about it.", ["engine.faults.Faults", "engine.policy.Policy"]),
+    "types": ("Types", "The words that every room shares.", ["core.types", "core.errors"]),
     "engines": (
         "For engines", "What an engine of one's own is made of.",
         [
-            "serving.Server", "running.Run", "running.Engine", "running.Interrupted", "arrivals.Post",
-            "arrivals.Answer", "arrivals.Letter", "arrivals.GaveUp", "rounds.Rounds", "rounds.Tally",
-            "rounds.Memories",
+            "engine.base.Server", "engine.loop.Run", "engine.loop.Engine", "engine.loop.Interrupted", "engine.policy.Post",
+            "engine.policy.Answer", "engine.policy.Letter", "engine.policy.RoundFailed", "engine.round.Rounds", "engine.round.Costs",
+            "engine.round.ClientStates",
         ],
     ),
-    "draws": ("Draws and sums", "Random numbers as functions, and the one order of sums.", ["draws", "sums"]),
-    "plots": ("Plots and reports", "Curves, tables and pages from histories.", ["plot", "report", "webpage"]),
+    "draws": ("Draws and sums", "Random numbers as functions, and the one order of sums.", ["core.random", "core.aggregate"]),
+    "plots": ("Plots and reports", "Curves, tables and pages from histories.", ["report.plots", "report.summary", "report.page"]),
 }  # fmt: skip
 """A page's name, its title, a sentence, and the names on it, below `fedpage`."""
 

@@ -2,7 +2,7 @@
 
 A page asks for it in comments, which GitHub does not show:
 
-    <!-- beside: fedpage.methods.walks.recurse -->
+    <!-- beside: fedpage.core.local_steps.local_page -->
     the mathematics
     <!-- end -->
 
@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_BESIDE = re.compile(r"^<!-- beside: (.*?) -->\n(.*?)^<!-- end -->$", flags=re.DOTALL | re.MULTILINE)
+_BESIDE = re.compile(
+    r"^<!-- beside: (.*?) -->\n(.*?)^<!-- end -->$", flags=re.DOTALL | re.MULTILINE
+)
 _CODE = re.compile(r"^<!-- code: (.*?) -->$", flags=re.MULTILINE)
 
 
@@ -45,7 +47,10 @@ def fenced(names: str) -> str:
     for name in names.split():
         path, text = source(name)
         blocks.setdefault(path, []).append(text.strip("\n"))
-    return "\n\n".join(f'```python title="{path}"\n' + "\n\n".join(texts) + "\n```" for path, texts in blocks.items())
+    return "\n\n".join(
+        f'```python title="{path}"\n' + "\n\n".join(texts) + "\n```"
+        for path, texts in blocks.items()
+    )
 
 
 def source(name: str) -> tuple[str, str]:

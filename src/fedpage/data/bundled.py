@@ -21,4 +21,6 @@ def digits() -> Dataset:
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
-    return Dataset.from_arrays(X / 16.0, np.asarray(y) % 2, name="digits", note="even/odd, divided by 16")
+    return Dataset.from_arrays(
+        X / 16.0, np.asarray(y) % 2, name="digits", note="even/odd, divided by 16"
+    )

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.types import InputError, Vector
+from fedpage.core.errors import InputError
+from fedpage.core.types import Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +34,25 @@ class Dataset:
         if self.rows == 0:
             raise InputError(f"data set {self.name!r} has no rows")
         if self.features < 1:
-            raise InputError(f"data set {self.name!r} must have at least one feature, not {self.features}")
+            raise InputError(
+                f"data set {self.name!r} must have at least one feature, not {self.features}"
+            )
         if len(self.indptr) != self.rows + 1 or len(self.indices) != len(self.values):
-            raise InputError(f"data set {self.name!r}: rows, indices and values do not belong together")
-        if self.indptr[0] != 0 or self.indptr[-1] != len(self.indices) or bool((np.diff(self.indptr) < 0).any()):
-            raise InputError(f"data set {self.name!r}: indptr must rise from 0 to the number of entries")
-        if len(self.indices) and not 0 <= int(self.indices.min()) <= int(self.indices.max()) < self.features:
+            raise InputError(
+                f"data set {self.name!r}: rows, indices and values do not belong together"
+            )
+        if (
+            self.indptr[0] != 0
+            or self.indptr[-1] != len(self.indices)
+            or bool((np.diff(self.indptr) < 0).any())
+        ):
+            raise InputError(
+                f"data set {self.name!r}: indptr must rise from 0 to the number of entries"
+            )
+        if (
+            len(self.indices)
+            and not 0 <= int(self.indices.min()) <= int(self.indices.max()) < self.features
+        ):
             raise InputError(f"data set {self.name!r}: an index is outside 0..{self.features - 1}")
         if not (np.isfinite(self.values).all() and np.isfinite(self.y).all()):
             raise InputError(f"data set {self.name!r}: there is a NaN or an infinity in it")
@@ -72,9 +86,13 @@ class Dataset:
         matrix.sum_duplicates()
         matrix.sort_indices()
         if matrix.shape[0] != len(labels):
-            raise InputError(f"data set {name!r}: X has {matrix.shape[0]} rows but y has {len(labels)} labels")
+            raise InputError(
+                f"data set {name!r}: X has {matrix.shape[0]} rows but y has {len(labels)} labels"
+            )
         if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
-            raise InputError(f"data set {name!r}: X and y must be finite; there is a NaN or an infinity in them")
+            raise InputError(
+                f"data set {name!r}: X and y must be finite; there is a NaN or an infinity in them"
+            )
         return cls(
             name=name,
             indptr=matrix.indptr.astype(np.int64),
@@ -113,7 +131,9 @@ class Dataset:
         return content_digest(self.features, self.y, self.indptr, self.indices, self.values)
 
     def __repr__(self) -> str:
-        return f"Dataset({self.name!r}, {self.rows:,} x {self.features:,}, {self.nonzeros:,} nonzeros)"
+        return (
+            f"Dataset({self.name!r}, {self.rows:,} x {self.features:,}, {self.nonzeros:,} nonzeros)"
+        )
 
 
 def content_digest(

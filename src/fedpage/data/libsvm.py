@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.types import InputError, Vector
+from fedpage.core.errors import InputError
+from fedpage.core.types import Vector
 
 _LARGEST = 2**31 - 2
 _WIDEST = 20_000_000
@@ -87,7 +88,9 @@ def read_packed(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:  # a ValueError: a NUL in the name
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise InputError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
 
 
 def unpack(packed: bytes, suffix: str, source: str) -> bytes:
@@ -105,7 +108,9 @@ def unpack(packed: bytes, suffix: str, source: str) -> bytes:
                 )
             pieces.append(piece)
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-        raise InputError(f"{source}: not a complete {suffix[1:]} file ({error}); fetch it again") from None
+        raise InputError(
+            f"{source}: not a complete {suffix[1:]} file ({error}); fetch it again"
+        ) from None
     return b"".join(pieces)
 
 
@@ -130,16 +135,22 @@ def _pieces(packed: bytes, unpacker: Callable[[], Any]) -> Iterator[bytes]:
             rest = block.lstrip(b"\0")
 
 
-def parse(text: bytes, *, features: int | None, one_based: bool = True, source: str = "<bytes>") -> Parsed:
+def parse(
+    text: bytes, *, features: int | None, one_based: bool = True, source: str = "<bytes>"
+) -> Parsed:
     """Parse LIBSVM text. `features` fixes d (None: the largest index found); indices count from 1 or from 0.
 
     >>> parse(b"+1 1:0.5 3:2\\n-1 2:1\\n", features=3).indices.tolist()
     [0, 2, 1]
     """
     if features is not None and (
-        isinstance(features, bool) or not isinstance(features, (int, np.integer)) or not 1 <= features <= _LARGEST
+        isinstance(features, bool)
+        or not isinstance(features, (int, np.integer))
+        or not 1 <= features <= _LARGEST
     ):
-        raise InputError(f"{source}: features must be a whole number from 1 to {_LARGEST:,}, not {features!r}")
+        raise InputError(
+            f"{source}: features must be a whole number from 1 to {_LARGEST:,}, not {features!r}"
+        )
     if b"#" in text:
         text = re.sub(rb"#[^\n]*", b"", text)  # comments; the line numbers stay
     limit = _LARGEST if features is None else features
@@ -148,11 +159,17 @@ def parse(text: bytes, *, features: int | None, one_based: bool = True, source: 
     from sklearn.datasets import load_svmlight_file
 
     try:
-        matrix, labels = load_svmlight_file(io.BytesIO(text), n_features=features, zero_based=not one_based)
+        matrix, labels = load_svmlight_file(
+            io.BytesIO(text), n_features=features, zero_based=not one_based
+        )
     except (ValueError, OverflowError, IndexError):
         _point_at_fault(text, limit, one_based, source)
     y = np.ascontiguousarray(labels, dtype=np.float64)
-    indptr, indices, values = matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), matrix.data
+    indptr, indices, values = (
+        matrix.indptr.astype(np.int64),
+        matrix.indices.astype(np.int32),
+        matrix.data,
+    )
     inside = np.ones(len(indices), dtype=bool)
     starts = indptr[:-1][indptr[:-1] < indptr[1:]]
     inside[starts] = False
@@ -167,7 +184,9 @@ def parse(text: bytes, *, features: int | None, one_based: bool = True, source: 
     ):
         _point_at_fault(text, limit, one_based, source)
     if len(y) == 0:
-        raise InputError(f"{source}: there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`")
+        raise InputError(
+            f"{source}: there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"
+        )
     width = features
     if width is None:
         width = int(indices.max(initial=0)) + 1

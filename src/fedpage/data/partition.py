@@ -9,8 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from fedpage.draws import permutation, uniforms
-from fedpage.types import InputError, Ints, Vector
+from fedpage.core.errors import InputError
+from fedpage.core.random import permutation, uniforms
+from fedpage.core.types import Ints, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +27,18 @@ class Partition:
         object.__setattr__(self, "ptr", np.ascontiguousarray(self.ptr, dtype=np.int64))
         if self.N < 1:
             raise InputError(f"partition {self.name}: at least one client is needed")
-        if self.order.ndim != 1 or self.ptr.ndim != 1 or self.ptr[0] != 0 or self.ptr[-1] != len(self.order):
-            raise InputError(f"partition {self.name}: ptr must rise from 0 to the number of rows in order")
-        if len(self.order) and (int(self.order.min()) < 0 or len(np.unique(self.order)) < len(self.order)):
+        if (
+            self.order.ndim != 1
+            or self.ptr.ndim != 1
+            or self.ptr[0] != 0
+            or self.ptr[-1] != len(self.order)
+        ):
+            raise InputError(
+                f"partition {self.name}: ptr must rise from 0 to the number of rows in order"
+            )
+        if len(self.order) and (
+            int(self.order.min()) < 0 or len(np.unique(self.order)) < len(self.order)
+        ):
             raise InputError(f"partition {self.name}: a row number is negative or there twice")
         sizes = np.diff(self.ptr)
         empty = int((sizes < 1).sum())
@@ -66,15 +76,23 @@ def _enough(name: str, n: int, clients: int) -> int:
     """The number of clients, if n rows are enough for them."""
     for what, value in (("rows", n), ("clients", clients)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name}: the number of {what} must be a whole number of at least 1, not {value!r}")
+            raise InputError(
+                f"{name}: the number of {what} must be a whole number of at least 1, not {value!r}"
+            )
     if clients > n:
-        raise InputError(f"{name}: {clients} clients need at least {clients} rows, and there are {n}")
+        raise InputError(
+            f"{name}: {clients} clients need at least {clients} rows, and there are {n}"
+        )
     return int(clients)
 
 
 def _real(name: str, what: str, value: float) -> float:
     """A finite number."""
-    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool) or not np.isfinite(value):
+    if (
+        not isinstance(value, (int, float, np.number))
+        or isinstance(value, bool)
+        or not np.isfinite(value)
+    ):
         raise InputError(f"{name}: {what} must be a finite number, not {value!r}")
     return float(value)
 
@@ -101,23 +119,30 @@ def blocks(n: int, clients: int) -> Partition:
     return _even(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
 
 
-def shuffled(n: int, clients: int, seed: int = 0) -> Partition:
+def iid(n: int, clients: int, seed: int = 0) -> Partition:
     """As blocks, after a random reordering of the rows: clients that resemble each other."""
-    clients = _enough("shuffled", n, clients)
-    return _even(permutation(seed, 1, size=n), clients, f"shuffled({clients}, seed={seed})")
+    clients = _enough("iid", n, clients)
+    return _even(permutation(seed, 1, size=n), clients, f"iid({clients}, seed={seed})")
 
 
-def by_label(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Partition:
+def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Partition:
     """Rows sorted by label, cut into N*shards equal pieces, `shards` pieces dealt to each client at random."""
     n = len(y)
-    clients = _enough("by_label", n, clients)
-    if not isinstance(shards, (int, np.integer)) or isinstance(shards, bool) or shards < 1 or clients * shards > n:
-        raise InputError(f"by_label: {clients} clients with {shards} shards each do not fit into {n} rows")
+    clients = _enough("label_shards", n, clients)
+    if (
+        not isinstance(shards, (int, np.integer))
+        or isinstance(shards, bool)
+        or shards < 1
+        or clients * shards > n
+    ):
+        raise InputError(
+            f"label_shards: {clients} clients with {shards} shards each do not fit into {n} rows"
+        )
     by_class = np.argsort(y, kind="stable").astype(np.int64)
     each = n // (clients * shards)
     pieces = by_class[: each * clients * shards].reshape(clients * shards, each)
     dealt = pieces[permutation(seed, 2, size=clients * shards)]
-    return _even(dealt.ravel(), clients, f"by_label({clients}, shards={shards}, seed={seed})")
+    return _even(dealt.ravel(), clients, f"label_shards({clients}, shards={shards}, seed={seed})")
 
 
 def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition:
@@ -141,10 +166,14 @@ def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition
             rows = np.flatnonzero(which == label)
             rows = rows[permutation(seed, 3, attempt, label, size=len(rows))]
             share = gammaincinv(min(alpha, 1e280), uniforms(seed, 4, attempt, label, size=clients))
-            if share.sum() <= 0:  # alpha so small that every share underflows: one client takes the label
+            if (
+                share.sum() <= 0
+            ):  # alpha so small that every share underflows: one client takes the label
                 share[int(uniforms(seed, 5, attempt, label, size=1)[0] * clients)] = 1.0
             cuts = np.floor(np.cumsum(share) / share.sum() * len(rows) + 0.5).astype(np.int64)
-            owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right").clip(max=clients - 1)
+            owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right").clip(
+                max=clients - 1
+            )
         if np.bincount(owner, minlength=clients).min() >= 1:
             break
     return _ragged(owner, clients, name)
@@ -163,11 +192,15 @@ def power_law(n: int, clients: int, exponent: float = 1.0, seed: int = 0) -> Par
     sizes[np.argsort(-(ideal - np.floor(ideal)), kind="stable")[:short]] += 1
     sizes = sizes[permutation(seed, 6, size=clients)]
     ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Partition(f"power_law({clients}, exponent={exponent:g}, seed={seed})", permutation(seed, 7, size=n), ptr)
+    return Partition(
+        f"power_law({clients}, exponent={exponent:g}, seed={seed})",
+        permutation(seed, 7, size=n),
+        ptr,
+    )
 
 
 def by_name(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
-    """The partition that a word names: blocks, shuffled, by-label[:shards], dirichlet:alpha, power-law[:exponent].
+    """The partition that a word names: blocks, iid, label-shards[:shards], dirichlet:alpha, power-law[:exponent].
 
     >>> by_name("power-law:1.5", np.ones(100), 4).sizes.sum()
     np.int64(100)
@@ -178,10 +211,10 @@ def by_name(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
         match kind.replace("_", "-"):
             case "blocks" if not value:
                 return blocks(n, clients)
-            case "shuffled" if not value:
-                return shuffled(n, clients, seed)
-            case "by-label":
-                return by_label(y, clients, int(value or 2), seed)
+            case "iid" if not value:
+                return iid(n, clients, seed)
+            case "label-shards":
+                return label_shards(y, clients, int(value or 2), seed)
             case "dirichlet" if value:
                 return dirichlet(y, clients, float(value), seed)
             case "power-law":
@@ -193,10 +226,10 @@ def by_name(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
     if kind == "dirichlet":
         raise InputError("partition dirichlet needs its alpha, such as dirichlet:0.3")
     near = get_close_matches(
-        kind.lower(), ("blocks", "shuffled", "by-label", "dirichlet", "power-law"), n=1, cutoff=0.5
+        kind.lower(), ("blocks", "iid", "label-shards", "dirichlet", "power-law"), n=1, cutoff=0.5
     )
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(
-        f"unknown partition {text!r}: {hint}choose blocks, shuffled, by-label[:shards], dirichlet:alpha or "
+        f"unknown partition {text!r}: {hint}choose blocks, iid, label-shards[:shards], dirichlet:alpha or "
         "power-law[:exponent]"
     )

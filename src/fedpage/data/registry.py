@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpage.core.atomic import put
+from fedpage.core.errors import InputError
 from fedpage.data import bundled, libsvm, synthetic
 from fedpage.data.dataset import Dataset, signed
-from fedpage.files import put
-from fedpage.types import InputError
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
@@ -125,7 +125,9 @@ def entry(name: str) -> Entry:
     if name in REGISTRY:
         return REGISTRY[name]
     if name in EMBEDDED:
-        raise InputError(f"data set {name!r} is embedded: there is no file of it to fetch or verify")
+        raise InputError(
+            f"data set {name!r} is embedded: there is no file of it to fetch or verify"
+        )
     raise InputError(unknown(name))
 
 
@@ -149,7 +151,11 @@ def find(item: Entry) -> Path | None:
 
 
 def load(
-    name: str | os.PathLike[str], *, features: int | None = None, one_based: bool = True, **options: Any
+    name: str | os.PathLike[str],
+    *,
+    features: int | None = None,
+    one_based: bool = True,
+    **options: Any,
 ) -> Dataset:
     """A data set by name ("a9a", "census", ...) or by the path of a LIBSVM file.
 
@@ -167,7 +173,9 @@ def load(
             return EMBEDDED[text](**options)
         except TypeError:
             known = ", ".join(signature(EMBEDDED[text]).parameters) or "no options"
-            raise InputError(f"data set {text!r} has no option {', '.join(sorted(options))}; it has {known}") from None
+            raise InputError(
+                f"data set {text!r} has no option {', '.join(sorted(options))}; it has {known}"
+            ) from None
     if options:
         raise InputError(f"data set {text!r} takes no option {', '.join(sorted(options))}")
     if text in REGISTRY:
@@ -183,9 +191,15 @@ def load(
         raise InputError("no data set was named; `fedpage data list` shows them")
     name_only = text.partition(":")[0]
     if name_only in REGISTRY:
-        raise InputError(f"data set {name_only!r} is read from a file and has no settings; leave {text!r} at its name")
+        raise InputError(
+            f"data set {name_only!r} is read from a file and has no settings; leave {text!r} at its name"
+        )
     path = Path(text)
-    if path.exists() or os.sep in text or path.suffix in {".txt", ".svm", ".libsvm", *libsvm.SUFFIXES[1:]}:
+    if (
+        path.exists()
+        or os.sep in text
+        or path.suffix in {".txt", ".svm", ".libsvm", *libsvm.SUFFIXES[1:]}
+    ):
         return _from_path(path, features, one_based)
     if any(path.with_name(path.name + suffix).is_file() for suffix in libsvm.SUFFIXES[1:]):
         return _from_path(path, features, one_based)
@@ -215,13 +229,19 @@ def _registered(item: Entry, path: Path) -> Dataset:
 
 def _checked(item: Entry, path: Path, parsed: libsvm.Parsed) -> Dataset:
     if len(parsed.y) != item.rows:
-        raise InputError(f"{path}: {item.name} has {item.rows:,} rows, this file {len(parsed.y):,}; fetch it again")
+        raise InputError(
+            f"{path}: {item.name} has {item.rows:,} rows, this file {len(parsed.y):,}; fetch it again"
+        )
     if set(np.unique(parsed.y)) != set(item.labels):
-        raise InputError(f"{path}: {item.name}'s labels are {item.labels}, this file's are not; fetch it again")
+        raise InputError(
+            f"{path}: {item.name}'s labels are {item.labels}, this file's are not; fetch it again"
+        )
     data = _dataset(
         item.name,
         parsed,
-        note="" if item.pinned else "unpinned: only rows, labels and the range of indices were checked",
+        note=""
+        if item.pinned
+        else "unpinned: only rows, labels and the range of indices were checked",
     )
     if item.pinned and data.digest != item.digest:
         raise InputError(
@@ -254,9 +274,13 @@ def _parsed(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:
     stored = parsed_dir() / f"{key}.npz"
     with contextlib.suppress(Exception):  # any damage to the copy only means reading the original
         kept = stored.read_bytes()
-        if hashlib.sha256(kept[32:]).digest() == kept[:32]:  # before numpy allocates what a damaged header asks for
+        if (
+            hashlib.sha256(kept[32:]).digest() == kept[:32]
+        ):  # before numpy allocates what a damaged header asks for
             with np.load(io.BytesIO(kept[32:]), allow_pickle=False) as box:
-                return libsvm.Parsed(box["y"], box["indptr"], box["indices"], box["values"], int(box["features"]))
+                return libsvm.Parsed(
+                    box["y"], box["indptr"], box["indices"], box["values"], int(box["features"])
+                )
     text = libsvm.unpack(raw, path.suffix, str(path))
     parsed = libsvm.parse(text, features=features, one_based=one_based, source=str(path))
     box = io.BytesIO()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedpage.core.errors import InputError
+from fedpage.core.random import uniforms
+from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset
-from fedpage.draws import uniforms
-from fedpage.types import InputError, Vector
 
 FIELDS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
 """Values of each categorical field; together 123 features."""

@@ -11,18 +11,25 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpage._version import __version__
-from fedpage.arrivals import Answer, GaveUp, Letter, Policy, finite, form_of
-from fedpage.flower import wire
-from fedpage.identity import code_digest
+from fedpage.core.errors import InputError
+from fedpage.core.types import Ints, Vector
+from fedpage.engine.base import Server, mean_evaluations
+from fedpage.engine.policy import Answer, Letter, Policy, RoundFailed, finite, form_of
+from fedpage.flower import messages
 from fedpage.problems.base import client_scale
-from fedpage.serving import Server, mean_measures
-from fedpage.types import InputError, Ints, Vector
+from fedpage.runs.fingerprint import code_digest
 
 DESCRIBED: dict[str, type] = {
     "client": int, "rows": int, "features": int, "digest": str, "labels": str, "fedpage": str, "code": str,
     "problem": str,
 }  # fmt: skip
-REPLIED: dict[str, type] = {"client": int, "round": int, "kind": str, "gradients": int, "evaluations": int}
+REPLIED: dict[str, type] = {
+    "client": int,
+    "round": int,
+    "kind": str,
+    "gradients": int,
+    "evaluations": int,
+}
 MEASURED: dict[str, type] = {"client": int, "round": int}
 _FIRST = 180.0
 """Seconds that the first answer may take, at least: a node's first call starts everything there."""
@@ -40,7 +47,7 @@ class Node(NamedTuple):
     """Digests of the code of the method and of the problem there."""
 
 
-class Federation(Server):
+class FlowerEngine(Server):
     """An engine whose clients are Flower's nodes.
 
     nodes: by client number 0..N-1. d: parameters. deadline: seconds after which a reply is late. poll: seconds between
@@ -59,7 +66,9 @@ class Federation(Server):
         self._held_out = held_out
         self.grid, self.nodes, self.d = grid, dict(nodes), d
         self.deadline, self.poll, self.sleep, self.clock = deadline, poll, sleep, clock
-        self._scale = client_scale(weights, np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64))
+        self._scale = client_scale(
+            weights, np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
+        )
         self._dated: dict[int, str] = {}
         """Round and message of each client's last reply that counted: which of its memories holds."""
         self._kind = ""
@@ -69,14 +78,14 @@ class Federation(Server):
 
     def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
         """Send a message to nodes, and wait for what comes back."""
-        now, kind = self.tally.round, type(message).__name__
+        now, kind = self.costs.round, type(message).__name__
         self._kind = kind
         if wave:
             self._look_for_new_nodes()
         sent = {
             client: self._message(
                 client, "train.work",
-                wire.packed(message, {
+                messages.packed(message, {
                     "client": client, "round": now, "seed": self.seed, "kind": kind, "d": self.d,
                     "scale": float(self._scale[client]), "run": self.run_name, "dated": self._dated.get(client, ""),
                 }),
@@ -88,33 +97,36 @@ class Federation(Server):
         gradients = evaluations = 0
         for client, reply in self._exchange(sent, self.deadline).items():
             try:
-                say = wire.said(_content(reply), REPLIED)
+                say = messages.said(_content(reply), REPLIED)
                 self._mine(client, say)
                 if not (0 <= say["gradients"] < 2**53 and 0 <= say["evaluations"] < 2**53):
-                    raise wire.Unsound("counts that cannot be")
-                letters.append(Letter(client, say["round"], wire.unpacked(reply.content, form)))
-                gradients, evaluations = gradients + say["gradients"], evaluations + say["evaluations"]
-            except wire.Unsound as fault:
+                    raise messages.ProtocolError("counts that cannot be")
+                letters.append(Letter(client, say["round"], messages.unpacked(reply.content, form)))
+                gradients, evaluations = (
+                    gradients + say["gradients"],
+                    evaluations + say["evaluations"],
+                )
+            except messages.ProtocolError as fault:
                 letters.append(Letter(client, now, None, error=str(fault)))
         return (Answer(clients, letters=letters, gradients=gradients, evaluations=evaluations),)
 
     def accept(self, clients: Ints, memory: Any) -> None:
         """From now on these clients remember what they did in this round."""
-        if self.method.memory is not None:
-            self._dated |= dict.fromkeys(clients.tolist(), f"{self.tally.round} {self._kind}")
+        if self.method.client_state is not None:
+            self._dated |= dict.fromkeys(clients.tolist(), f"{self.costs.round} {self._kind}")
 
-    def measure(self) -> Mapping[str, float]:
+    def evaluate(self) -> Mapping[str, float]:
         """Loss and gradient norm of x: every client's own, added in client order. It is no part of the costs."""
-        form, now = wire.measures(self.d, self.x.dtype), self.tally.round
-        found: dict[int, wire.Measures] = {}
-        strange: dict[int, wire.Measures] = {}
+        form, now = messages.measures(self.d, self.x.dtype), self.costs.round
+        found: dict[int, messages.Measures] = {}
+        strange: dict[int, messages.Measures] = {}
         for wave in range(self.rounds.policy.full_retries + 1):
             if wave:
                 self._look_for_new_nodes()
             sent = {
                 client: self._message(
                     client, "evaluate.measure",
-                    wire.packed(wire.Point(self.x), {
+                    messages.packed(messages.Point(self.x), {
                         "client": client, "round": now, "d": self.d, "scale": float(self._scale[client]),
                     }),
                 )
@@ -122,39 +134,45 @@ class Federation(Server):
             }  # fmt: skip
             for client, reply in self._exchange(sent, self.deadline).items():
                 try:
-                    say = wire.said(_content(reply), MEASURED)
+                    say = messages.said(_content(reply), MEASURED)
                     self._mine(client, say)
                     if say["round"] != now:
-                        raise wire.Unsound(f"late: it belongs to round {say['round']}")
-                    one = wire.unpacked(reply.content, form)
+                        raise messages.ProtocolError(f"late: it belongs to round {say['round']}")
+                    one = messages.unpacked(reply.content, form)
                     if not finite(one):
                         strange[client] = one
-                        raise wire.Unsound("not finite")
+                        raise messages.ProtocolError("not finite")
                     found[client] = one
-                except wire.Unsound as fault:
+                except messages.ProtocolError as fault:
                     self.rounds.tell(now, "rejected", f"measures of client {client}: {fault}")
             if set(range(self.N)) <= {*found, *self.rounds.roster.lost}:
                 break
         if not found and len(strange) == self.N:
             found = strange  # everyone's: the run has diverged
         if not found:
-            raise GaveUp(f"gave up measuring after round {now}: no sound reply from anyone")
+            raise RoundFailed(f"gave up measuring after round {now}: no sound reply from anyone")
         if len(found) < self.N:
-            self.rounds.tell(now, "measured", f"loss and gradient over {len(found)} of {self.N} clients")
+            self.rounds.tell(
+                now, "measured", f"loss and gradient over {len(found)} of {self.N} clients"
+            )
         there = [found[client] for client in sorted(found)]
-        found_out = mean_measures((one.loss for one in there), (one.grad[None, :] for one in there))
+        found_out = mean_evaluations(
+            (one.loss for one in there), (one.grad[None, :] for one in there)
+        )
         return found_out if self._held_out is None else {**found_out, **self._held_out(self.x)}
 
     def _mine(self, client: int, say: Mapping[str, Any]) -> None:
         if say["client"] != client:
-            raise wire.Unsound(f"it says it is client {say['client']}")
+            raise messages.ProtocolError(f"it says it is client {say['client']}")
 
     def _message(self, client: int, kind: str, content: RecordDict) -> Message:
         node = self.nodes[client].node_id
-        return Message(content, node, kind, ttl=self.deadline, group_id=str(self.tally.round))
+        return Message(content, node, kind, ttl=self.deadline, group_id=str(self.costs.round))
 
     def _exchange(self, sent: Mapping[int, Message], deadline: float) -> dict[int, Message]:
-        return exchange(self.grid, sent, deadline=deadline, poll=self.poll, sleep=self.sleep, clock=self.clock)
+        return exchange(
+            self.grid, sent, deadline=deadline, poll=self.poll, sleep=self.sleep, clock=self.clock
+        )
 
     def _look_for_new_nodes(self) -> None:
         """A node without a key of its own comes back under another number: find the client that it is."""
@@ -166,11 +184,15 @@ class Federation(Server):
         for number in sorted(here - known - self._refused):
             try:
                 new = described(
-                    self.grid, [number], code=code_digest(type(self.method)), deadline=self.deadline, **options
+                    self.grid,
+                    [number],
+                    code=code_digest(type(self.method)),
+                    deadline=self.deadline,
+                    **options,
                 )
             except InputError as error:
                 self._refused.add(number)
-                self.rounds.tell(self.tally.round, "refused", str(error))
+                self.rounds.tell(self.costs.round, "refused", str(error))
                 continue
             for client, node in new.items():
                 if client in self.nodes and self.nodes[client]._replace(node_id=number) == node:
@@ -178,11 +200,16 @@ class Federation(Server):
                         self.nodes[client] = node
                 else:
                     self._refused.add(number)
-                    self.rounds.tell(self.tally.round, "refused", f"node {number} is no client of this run")
+                    self.rounds.tell(
+                        self.costs.round, "refused", f"node {number} is no client of this run"
+                    )
 
     def snapshot(self) -> dict[str, Any]:
         """All that the coming rounds depend on; what clients remember is theirs."""
-        return {**super().snapshot(), "dated": {str(client): said for client, said in self._dated.items()}}
+        return {
+            **super().snapshot(),
+            "dated": {str(client): said for client, said in self._dated.items()},
+        }
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
         """Go back to a snapshot."""
@@ -200,7 +227,7 @@ def _content(reply: Message) -> RecordDict:
     """What a reply holds; an error's reason, in one line, if it is one."""
     if reply.has_error():
         reason = " ".join(str(reply.error.reason).split())
-        raise wire.Unsound(f"{_ERRORS.get(reply.error.code, 'error')} ({reason[-200:]})")
+        raise messages.ProtocolError(f"{_ERRORS.get(reply.error.code, 'error')} ({reason[-200:]})")
     return reply.content
 
 
@@ -237,7 +264,13 @@ def exchange(
 def described(grid: Grid, ids: Iterable[int], *, code: str, **options: Any) -> dict[int, Node]:
     """Which clients some nodes are; those that gave no answer are left out. An InputError says what does not fit."""
     sent = {
-        node: Message(RecordDict(), node, "query.describe", ttl=max(_FIRST, options["deadline"]), group_id="describe")
+        node: Message(
+            RecordDict(),
+            node,
+            "query.describe",
+            ttl=max(_FIRST, options["deadline"]),
+            group_id="describe",
+        )
         for node in sorted(ids)
     }
     options["deadline"] = max(_FIRST, options["deadline"])
@@ -246,8 +279,8 @@ def described(grid: Grid, ids: Iterable[int], *, code: str, **options: Any) -> d
         if reply.has_error() and reply.error.code in (3, 4, 5, 8):  # on the way, not at the node
             continue
         try:
-            say = wire.said(_content(reply), DESCRIBED)
-        except wire.Unsound as fault:
+            say = messages.said(_content(reply), DESCRIBED)
+        except messages.ProtocolError as fault:
             raise InputError(f"node {node} does not say which client it is: {fault}") from None
         client = say["client"]
         if say["fedpage"] != __version__:
@@ -255,9 +288,13 @@ def described(grid: Grid, ids: Iterable[int], *, code: str, **options: Any) -> d
                 f"client {client} has fedpage {say['fedpage'][:20]}, and the server {__version__}; install the same"
             )
         if client in found:
-            raise InputError(f"nodes {found[client].node_id} and {node} both say they are client {client}")
+            raise InputError(
+                f"nodes {found[client].node_id} and {node} both say they are client {client}"
+            )
         if say["rows"] < 1 or say["features"] < 1:
-            raise InputError(f"client {client} says it has {say['rows']} rows of {say['features']} features")
+            raise InputError(
+                f"client {client} says it has {say['rows']} rows of {say['features']} features"
+            )
         if say["code"] != code:
             raise InputError(
                 f"client {client} has other code of the method than the server; install the same everywhere"
@@ -270,7 +307,9 @@ def described(grid: Grid, ids: Iterable[int], *, code: str, **options: Any) -> d
 def one_federation(nodes: Mapping[int, Node]) -> None:
     """Refuse sites that do not belong together."""
     if len({node.code for node in nodes.values()}) > 1:
-        raise InputError("nodes run different code of the problem; install the same version everywhere")
+        raise InputError(
+            "nodes run different code of the problem; install the same version everywhere"
+        )
     _one_meaning({client: node.labels for client, node in nodes.items()})
 
 

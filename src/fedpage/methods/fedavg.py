@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from fedpage.methods import checks
+from fedpage.core import validate
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.local import LocalSGD
-from fedpage.methods.walks import descend
-from fedpage.types import Call, Draws, Oracle, Replies, Vector
 
 
 class State(NamedTuple):
@@ -37,23 +37,23 @@ class FedAvg(LocalSGD):
     The effective step is K eta_g eta_l. b = None means all rows.
     """
 
-    title: ClassVar[str] = "FedAvg"
+    name: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017"
-    memory: ClassVar[None] = None
+    client_state: ClassVar[None] = None
 
     def init(self, x0: Vector, N: int) -> State:
         """The start."""
-        checks.sampled(self.title, self.S, N)
+        validate.sampled(self.name, self.S, N)
         return State(x=x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call:
         """S clients get the model."""
         return Call(draws.clients(state.N, self.S), Model(state.x))
 
-    def client(self, message: Model, oracle: Oracle, memory: None) -> tuple[Reply, None]:
+    def client(self, message: Model, oracle: Oracle, client_state: None) -> tuple[Reply, None]:
         """K local steps; the reply y_K - x is -K eta_l times the mean direction."""
-        direction = descend(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b)
-        return Reply(-(self.K * self.eta_l) * direction), memory
+        direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b)
+        return Reply(-(self.K * self.eta_l) * direction), client_state
 
     def server(self, state: State, replies: Replies) -> State:
         """x += eta_g mean(dy)."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
-from fedpage.methods import checks, steps
-from fedpage.methods.walks import recurse
-from fedpage.types import Call, Draws, InputError, Oracle, Problem, Replies, Vector
+from fedpage.core import validate
+from fedpage.core.errors import InputError
+from fedpage.core.local_steps import local_page
+from fedpage.core.types import Call, Draws, Oracle, Problem, Replies, Vector
+from fedpage.methods import steps
 
 
 class State(NamedTuple):
@@ -72,9 +74,9 @@ class FedPAGE:
     do not damp it. One vector more up, and one more down.
     """
 
-    title: ClassVar[str] = "FedPAGE"
+    name: ClassVar[str] = "FedPAGE"
     paper: ClassVar[str] = "Zhao, Li, Richtárik 2021"
-    memory: ClassVar[None] = None
+    client_state: ClassVar[None] = None
 
     S: int = 10
     K: int = 10
@@ -88,21 +90,21 @@ class FedPAGE:
     leak_free: bool = False
 
     def __post_init__(self) -> None:
-        checks.plain(self)
-        checks.whole(self.title, "S", self.S)
-        checks.whole(self.title, "K", self.K)
-        checks.positive(self.title, "eta_g", self.eta_g)
+        validate.plain(self)
+        validate.whole(self.name, "S", self.S)
+        validate.whole(self.name, "K", self.K)
+        validate.positive(self.name, "eta_g", self.eta_g)
         if self.eta_l is not None:
-            checks.positive(self.title, "eta_l", self.eta_l)
+            validate.positive(self.name, "eta_l", self.eta_l)
         if self.p is not None:
-            checks.probability(self.title, "p", self.p)
+            validate.probability(self.name, "p", self.p)
         for name in ("b1", "b2", "b3"):
-            checks.batch(self.title, name, getattr(self, name))
+            validate.batch(self.name, name, getattr(self, name))
         for name in ("periodic", "leak_free"):
-            checks.flag(self.title, name, getattr(self, name))
+            validate.flag(self.name, name, getattr(self, name))
 
     @property
-    def step(self) -> float:
+    def effective_step(self) -> float:
         """The effective step, eta_g."""
         return self.eta_g
 
@@ -123,17 +125,19 @@ class FedPAGE:
         variant: "corrected", or "printed" as in the paper (docs/theory.md says why they differ).
         """
         cls(S=S, K=K)  # refuses what cannot be
-        checks.sampled(cls.title, S, problem.N)
+        validate.sampled(cls.name, S, problem.N)
         if epsilon is not None:
-            checks.positive(cls.title, "epsilon", epsilon)
+            validate.positive(cls.name, "epsilon", epsilon)
         L, p = problem.smoothness(), S / problem.N
-        checks.positive(cls.title, "the problem's smoothness", L.average if K == 1 else L.row)
+        validate.positive(cls.name, "the problem's smoothness", L.average if K == 1 else L.row)
         b1: int | None = None
         b2: int | None = None
         if sigma2 is not None:
-            checks.at_least_zero(cls.title, "sigma2", sigma2)
+            validate.at_least_zero(cls.name, "sigma2", sigma2)
             if epsilon is None:
-                raise InputError(f"{cls.title}: sigma2 without epsilon does not determine the minibatches; give both")
+                raise InputError(
+                    f"{cls.name}: sigma2 without epsilon does not determine the minibatches; give both"
+                )
             b1, b2 = steps.nonconvex_batches(sigma2, epsilon, S, p)
         if K == 1:
             eta_g = steps.page_nonconvex(L.average, problem.N, S, p, variant)
@@ -148,7 +152,7 @@ class FedPAGE:
 
     def init(self, x0: Vector, N: int) -> State:
         """x^0; x^{-1} and g^{-1} are never used, because round 0 is full."""
-        checks.sampled(self.title, self.S, N)
+        validate.sampled(self.name, self.S, N)
         return State(x=x0, x_prev=x0, g=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call:
@@ -160,8 +164,12 @@ class FedPAGE:
             full = draws.coin(1.0 if draws.round == 0 else p)  # line 2, p_0 = 1
         if not full:
             return self._sampled(state, draws)
-        instead = None if draws.round == 0 else partial(self._sampled, state, draws)  # the first g waits for everyone
-        return Call(draws.clients(state.N, state.N), Refresh(state.x), complete=True, instead=instead)  # line 4
+        fallback = (
+            None if draws.round == 0 else partial(self._sampled, state, draws)
+        )  # the first g waits for everyone
+        return Call(
+            draws.clients(state.N, state.N), Refresh(state.x), require_all=True, fallback=fallback
+        )  # line 4
 
     def _sampled(self, state: State, draws: Draws) -> Call:
         """Lines 10-11: S clients walk. It also stands in for a full round in which someone stays silent."""
@@ -171,26 +179,30 @@ class FedPAGE:
         return Call(clients, Walk(state.x_prev, state.g))
 
     def client(
-        self, message: Refresh | Walk | FreeWalk, oracle: Oracle, memory: None
+        self, message: Refresh | Walk | FreeWalk, oracle: Oracle, client_state: None
     ) -> tuple[Reply | FreeReply, None]:
         """Lines 5-8, or 12-23."""
         if isinstance(message, Refresh):
-            return Reply(oracle.grad(message.x, oracle.batch(self.b1))), memory  # lines 6-7
+            return Reply(oracle.grad(message.x, oracle.batch(self.b1))), client_state  # lines 6-7
         if isinstance(message, FreeWalk):
-            return self._free_walk(message, oracle), memory
+            return self._free_walk(message, oracle), client_state
         x_prev, g = message
         x = x_prev - self.eta_g * g  # line 26 of the round before, as the server computed it
-        g = recurse(oracle, x, x_prev, g, K=self.K, eta=self.local_step, first=self.b2, rest=self.b3)
-        return Reply(g), memory  # line 22, divided by K eta_l
+        g = local_page(
+            oracle, x, x_prev, g, K=self.K, eta=self.local_step, first=self.b2, rest=self.b3
+        )
+        return Reply(g), client_state  # line 22, divided by K eta_l
 
     def _free_walk(self, message: FreeWalk, oracle: Oracle) -> FreeReply:
         """Lines 13-21 in two pieces, because g_{i,0} is wanted by itself."""
         x, x_prev, g = message
         eta, K = self.local_step, self.K
-        g0 = recurse(oracle, x, x_prev, g, K=1, eta=eta, first=self.b2, rest=None)  # line 15
+        g0 = local_page(oracle, x, x_prev, g, K=1, eta=eta, first=self.b2, rest=None)  # line 15
         if K == 1:
             return FreeReply(g0, g0)
-        later = recurse(oracle, x - eta * g0, x, g0, K=K - 1, eta=eta, first=self.b3, rest=self.b3)
+        later = local_page(
+            oracle, x - eta * g0, x, g0, K=K - 1, eta=eta, first=self.b3, rest=self.b3
+        )
         return FreeReply((g0 + (K - 1) * later) / K, g0)
 
     def server(self, state: State, replies: Replies) -> State:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpage.methods import checks
+from fedpage.core import validate
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.types import Oracle
 from fedpage.methods.fedavg import FedAvg, Model, Reply
-from fedpage.methods.walks import descend
-from fedpage.types import Oracle
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,16 @@ class FedProx(FedAvg):
     The effective step is K eta_g eta_l.
     """
 
-    title: ClassVar[str] = "FedProx"
+    name: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Sahu et al. 2018"
 
     mu: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.at_least_zero(self.title, "mu", self.mu)
+        validate.at_least_zero(self.name, "mu", self.mu)
 
-    def client(self, message: Model, oracle: Oracle, memory: None) -> tuple[Reply, None]:
+    def client(self, message: Model, oracle: Oracle, client_state: None) -> tuple[Reply, None]:
         """K steps y -= eta_l (grad_I(y) + mu (y - x))."""
-        direction = descend(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu)
-        return Reply(-(self.K * self.eta_l) * direction), memory
+        direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu)
+        return Reply(-(self.K * self.eta_l) * direction), client_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpage.methods import checks
+from fedpage.core import validate
 from fedpage.methods.fedavg import FedAvg
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.scaffold import SCAFFOLD
@@ -15,36 +15,36 @@ from fedpage.methods.scaffold import SCAFFOLD
 class FedPAGEFull(FedPAGE):
     """FedPAGE with b1 = b2 = b3 = M."""
 
-    title: ClassVar[str] = "FedPAGE-Full"
+    name: ClassVar[str] = "FedPAGE-Full"
 
     b3: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.all_rows(self.title, b1=self.b1, b2=self.b2, b3=self.b3)
+        validate.all_rows(self.name, b1=self.b1, b2=self.b2, b3=self.b3)
 
 
 @dataclass(frozen=True)
 class SCAFFOLDFull(SCAFFOLD):
     """SCAFFOLD with b = M."""
 
-    title: ClassVar[str] = "SCAFFOLD-Full"
+    name: ClassVar[str] = "SCAFFOLD-Full"
 
     b: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.all_rows(self.title, b=self.b, b0=self.b0)
+        validate.all_rows(self.name, b=self.b, b0=self.b0)
 
 
 @dataclass(frozen=True)
 class FedAvgFull(FedAvg):
     """FedAvg with b = M."""
 
-    title: ClassVar[str] = "FedAvg-Full"
+    name: ClassVar[str] = "FedAvg-Full"
 
     b: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.all_rows(self.title, b=self.b)
+        validate.all_rows(self.name, b=self.b)

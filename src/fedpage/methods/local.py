@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from fedpage.methods import checks
+from fedpage.core import validate
 
 
 @dataclass(frozen=True)
 class LocalSGD:
     """S sampled clients, K local steps of size eta_l on minibatches of b rows (None: all), a server step eta_g."""
 
-    title: ClassVar[str] = "local SGD"
+    name: ClassVar[str] = "local SGD"
 
     S: int = 20
     K: int = 10
@@ -21,15 +21,15 @@ class LocalSGD:
     b: int | None = 4
 
     def __post_init__(self) -> None:
-        checks.plain(self)
-        checks.whole(self.title, "S", self.S)
-        checks.whole(self.title, "K", self.K)
-        checks.positive(self.title, "eta_l", self.eta_l)
-        checks.positive(self.title, "eta_g", self.eta_g)
-        checks.batch(self.title, "b", self.b)
+        validate.plain(self)
+        validate.whole(self.name, "S", self.S)
+        validate.whole(self.name, "K", self.K)
+        validate.positive(self.name, "eta_l", self.eta_l)
+        validate.positive(self.name, "eta_g", self.eta_g)
+        validate.batch(self.name, "b", self.b)
 
     @property
-    def step(self) -> float:
+    def effective_step(self) -> float:
         """The effective step, K eta_g eta_l."""
         return self.K * self.eta_g * self.eta_l
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedpage.core.errors import InputError
 from fedpage.methods.fedpage import FedPAGE
-from fedpage.types import InputError
 
 
 @dataclass(frozen=True)
 class PAGE(FedPAGE):
     """PAGE over clients: FedPAGE with K = 1, where eta_l and b3 have no influence."""
 
-    title: ClassVar[str] = "PAGE"
+    name: ClassVar[str] = "PAGE"
     paper: ClassVar[str] = "Li, Bao, Zhang, Richtárik 2021"
 
     K: int = 1

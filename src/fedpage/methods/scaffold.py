@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from fedpage.methods import checks
+from fedpage.core import validate
+from fedpage.core.errors import InputError
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.local import LocalSGD
-from fedpage.methods.walks import descend
-from fedpage.types import Call, Draws, InputError, Oracle, Replies, Vector
 
 
 class State(NamedTuple):
@@ -33,7 +34,7 @@ class Reply(NamedTuple):
     dc: Vector
 
 
-class Memory(NamedTuple):
+class ClientState(NamedTuple):
     """c_i, the client's control variate."""
 
     c: Vector
@@ -47,38 +48,42 @@ class SCAFFOLD(LocalSGD):
     batch of b0 rows (None: all). The effective step is K eta_g eta_l.
     """
 
-    title: ClassVar[str] = "SCAFFOLD"
+    name: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al. 2020"
-    memory: ClassVar[type[Memory]] = Memory
+    client_state: ClassVar[type[ClientState]] = ClientState
 
     option: str = "II"
     b0: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.batch(self.title, "b0", self.b0)
+        validate.batch(self.name, "b0", self.b0)
         if self.option not in ("I", "II"):
             raise InputError(f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}")
 
     def init(self, x0: Vector, N: int) -> State:
         """c = 0, as all c_i."""
-        checks.sampled(self.title, self.S, N)
+        validate.sampled(self.name, self.S, N)
         return State(x=x0, c=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call:
         """S clients get the model and c."""
         return Call(draws.clients(state.N, self.S), Controlled(state.x, state.c))
 
-    def client(self, message: Controlled, oracle: Oracle, memory: Memory) -> tuple[Reply, Memory]:
+    def client(
+        self, message: Controlled, oracle: Oracle, client_state: ClientState
+    ) -> tuple[Reply, ClientState]:
         """K steps y -= eta_l (grad_I(y) - c_i + c), then the new control variate."""
         x, c = message
-        shift = c - memory.c
-        direction = descend(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=shift)
+        shift = c - client_state.c
+        direction = local_sgd(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=shift)
         if self.option == "II":
-            c_new = direction - shift  # c_i - c + (x - y_K)/(K eta_l), the fraction being the mean direction
+            c_new = (
+                direction - shift
+            )  # c_i - c + (x - y_K)/(K eta_l), the fraction being the mean direction
         else:
             c_new = oracle.grad(x, oracle.batch(self.b0))
-        return Reply(-(self.K * self.eta_l) * direction, c_new - memory.c), Memory(c_new)
+        return Reply(-(self.K * self.eta_l) * direction, c_new - client_state.c), ClientState(c_new)
 
     def server(self, state: State, replies: Replies) -> State:
         """x += eta_g mean(dy), c += (S/N) mean(dc)."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple
 
-from fedpage.methods import checks
-from fedpage.methods.walks import anchor
-from fedpage.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.core import validate
+from fedpage.core.local_steps import local_svrg
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 
 
 class State(NamedTuple):
@@ -56,7 +56,7 @@ class Move(NamedTuple):
     dy: Vector
 
 
-class Memory(NamedTuple):
+class ClientState(NamedTuple):
     """The reference point w and the full gradient h there."""
 
     w: Vector
@@ -72,9 +72,9 @@ class SLocalSVRG:
     an extension, in which S clients walk and everyone still refreshes. The effective step is K eta_l.
     """
 
-    title: ClassVar[str] = "S-Local-SVRG"
+    name: ClassVar[str] = "S-Local-SVRG"
     paper: ClassVar[str] = "Gorbunov et al. 2020"
-    memory: ClassVar[type[Memory]] = Memory
+    client_state: ClassVar[type[ClientState]] = ClientState
 
     S: int | None = None
     K: int = 10
@@ -83,16 +83,16 @@ class SLocalSVRG:
     q: float | None = None
 
     def __post_init__(self) -> None:
-        checks.plain(self)
-        checks.batch(self.title, "S", self.S)
-        checks.whole(self.title, "K", self.K)
-        checks.positive(self.title, "eta_l", self.eta_l)
-        checks.batch(self.title, "b", self.b)
+        validate.plain(self)
+        validate.batch(self.name, "S", self.S)
+        validate.whole(self.name, "K", self.K)
+        validate.positive(self.name, "eta_l", self.eta_l)
+        validate.batch(self.name, "b", self.b)
         if self.q is not None:
-            checks.probability(self.title, "q", self.q)
+            validate.probability(self.name, "q", self.q)
 
     @property
-    def step(self) -> float:
+    def effective_step(self) -> float:
         """The effective step, K eta_l."""
         return self.K * self.eta_l
 
@@ -103,7 +103,7 @@ class SLocalSVRG:
     def init(self, x0: Vector, N: int) -> State:
         """Round 0 is a refresh at w = x0."""
         if self.S is not None:
-            checks.sampled(self.title, self.S, N)
+            validate.sampled(self.name, self.S, N)
         return State(x=x0, h=0.0 * x0, rows=1.0, N=N, walked=False, told=False)
 
     def call(self, state: State, draws: Draws) -> Call:
@@ -111,29 +111,48 @@ class SLocalSVRG:
         q = min(1.0, self.K / state.rows) if self.q is None else self.q
         if draws.round != 0 and not (state.walked and draws.coin(q)):
             return self._walks(state, draws)
-        instead = None if draws.round == 0 else partial(self._walks, state, draws)  # w and h stay what they were
-        return Call(draws.clients(state.N, state.N), Refresh(state.x), complete=True, instead=instead)
+        fallback = (
+            None if draws.round == 0 else partial(self._walks, state, draws)
+        )  # w and h stay what they were
+        return Call(
+            draws.clients(state.N, state.N), Refresh(state.x), require_all=True, fallback=fallback
+        )
 
     def _walks(self, state: State, draws: Draws) -> Call:
         """Local steps, with h where a called client may not know it."""
         S = state.N if self.S is None else self.S
-        return Call(draws.clients(state.N, S), Walk(state.x) if state.told else Learn(state.x, state.h))
+        return Call(
+            draws.clients(state.N, S), Walk(state.x) if state.told else Learn(state.x, state.h)
+        )
 
-    def client(self, message: Refresh | Learn | Walk, oracle: Oracle, memory: Memory) -> tuple[Gradient | Move, Memory]:
+    def client(
+        self, message: Refresh | Learn | Walk, oracle: Oracle, client_state: ClientState
+    ) -> tuple[Gradient | Move, ClientState]:
         """The gradient at w, or K SVRG steps round w."""
         x = message.x
         if isinstance(message, Refresh):
             everything = oracle.batch(None)
             h = oracle.grad(x, everything)
-            return Gradient(h, everything.sizes[:, None] + 0.0 * h[:, :1]), Memory(0.0 * h + x, memory.h)
-        h = 0.0 * memory.h + message.h if isinstance(message, Learn) else memory.h
-        direction = anchor(oracle, x, memory.w, h, K=self.K, eta=self.eta_l, b=self.b)
-        return Move(-(self.K * self.eta_l) * direction), Memory(memory.w, h)
+            return Gradient(h, everything.sizes[:, None] + 0.0 * h[:, :1]), ClientState(
+                0.0 * h + x, client_state.h
+            )
+        h = 0.0 * client_state.h + message.h if isinstance(message, Learn) else client_state.h
+        direction = local_svrg(oracle, x, client_state.w, h, K=self.K, eta=self.eta_l, b=self.b)
+        return Move(-(self.K * self.eta_l) * direction), ClientState(client_state.w, h)
 
     def server(self, state: State, replies: Replies) -> State:
         """x+ = mean of the y_K, or h = mean of the gradients at w."""
         if isinstance(replies.mean, Gradient):
             rows = float(replies.mean.rows[0])
-            return State(x=state.x, h=replies.mean.h, rows=rows, N=state.N, walked=False, told=False)
+            return State(
+                x=state.x, h=replies.mean.h, rows=rows, N=state.N, walked=False, told=False
+            )
         told = state.told or replies.count == state.N
-        return State(x=state.x + replies.mean.dy, h=state.h, rows=state.rows, N=state.N, walked=True, told=told)
+        return State(
+            x=state.x + replies.mean.dy,
+            h=state.h,
+            rows=state.rows,
+            N=state.N,
+            walked=True,
+            told=told,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedpage.types import InputError
+from fedpage.core.errors import InputError
 
 VARIANTS = ("corrected", "printed")
 
@@ -26,7 +26,9 @@ def page_nonconvex(L: float, N: int, S: int, p: float, variant: str = "corrected
     return 1 / (L * (1 + math.sqrt(c)))
 
 
-def fedpage_nonconvex(L: float, N: int, S: int, K: int, p: float, variant: str = "corrected") -> tuple[float, float]:
+def fedpage_nonconvex(
+    L: float, N: int, S: int, K: int, p: float, variant: str = "corrected"
+) -> tuple[float, float]:
     """(eta_g, eta_l) of Theorem 2: 1/(L (1 + sqrt(3(1-p/3)/(pS)))), as printed with 2pS; sqrt(2) p/(24 sqrt(S) K L).
 
     >>> [round(1000 * eta, 4) for eta in fedpage_nonconvex(L=14.0, N=3250, S=10, K=10, p=10 / 3250)]
@@ -37,7 +39,9 @@ def fedpage_nonconvex(L: float, N: int, S: int, K: int, p: float, variant: str =
     return 1 / (L * (1 + math.sqrt(c))), math.sqrt(2) * p / (24 * math.sqrt(S) * K * L)
 
 
-def nonconvex_batches(sigma2: float, epsilon: float, S: int, p: float) -> tuple[int | None, int | None]:
+def nonconvex_batches(
+    sigma2: float, epsilon: float, S: int, p: float
+) -> tuple[int | None, int | None]:
     """(b1, b2) of Theorem 2, before the minimum with M: 24 sigma^2/(S eps^2) and 48 sigma^2/(p S eps^2).
 
     None (all rows) where sigma^2 = 0: then b1 = b2 = M costs nothing in the theorem.

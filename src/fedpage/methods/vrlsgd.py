@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from fedpage.methods import checks
-from fedpage.methods.walks import descend
-from fedpage.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.core import validate
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 
 
 class State(NamedTuple):
@@ -35,7 +35,7 @@ class Reply(NamedTuple):
     dy: Vector
 
 
-class Memory(NamedTuple):
+class ClientState(NamedTuple):
     """Delta_i, the correction of its last steps, and y_K, where they ended."""
 
     delta: Vector
@@ -50,22 +50,22 @@ class VRLSGD:
     part in every round. The effective step is K eta_l.
     """
 
-    title: ClassVar[str] = "VRL-SGD"
+    name: ClassVar[str] = "VRL-SGD"
     paper: ClassVar[str] = "Liang et al. 2019"
-    memory: ClassVar[type[Memory]] = Memory
+    client_state: ClassVar[type[ClientState]] = ClientState
 
     K: int = 10
     eta_l: float = 0.01
     b: int | None = 4
 
     def __post_init__(self) -> None:
-        checks.plain(self)
-        checks.whole(self.title, "K", self.K)
-        checks.positive(self.title, "eta_l", self.eta_l)
-        checks.batch(self.title, "b", self.b)
+        validate.plain(self)
+        validate.whole(self.name, "K", self.K)
+        validate.positive(self.name, "eta_l", self.eta_l)
+        validate.batch(self.name, "b", self.b)
 
     @property
-    def step(self) -> float:
+    def effective_step(self) -> float:
         """The effective step, K eta_l."""
         return self.K * self.eta_l
 
@@ -80,16 +80,18 @@ class VRLSGD:
     def call(self, state: State, draws: Draws) -> Call:
         """Everyone, none missing: over a part of the clients the Delta_i would no longer sum to zero."""
         message = Begin(state.x) if draws.round == 0 else Continue(state.x)
-        return Call(draws.clients(state.N, state.N), message, complete=True)
+        return Call(draws.clients(state.N, state.N), message, require_all=True)
 
-    def client(self, message: Begin | Continue, oracle: Oracle, memory: Memory) -> tuple[Reply, Memory]:
+    def client(
+        self, message: Begin | Continue, oracle: Oracle, client_state: ClientState
+    ) -> tuple[Reply, ClientState]:
         """The correction that x makes possible, then K corrected steps."""
-        x, delta = message.x, memory.delta
+        x, delta = message.x, client_state.delta
         if isinstance(message, Continue):
-            delta = delta + (x - memory.y) / (self.K * self.eta_l)  # of the round before
-        direction = descend(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta)
+            delta = delta + (x - client_state.y) / (self.K * self.eta_l)  # of the round before
+        direction = local_sgd(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta)
         dy = -(self.K * self.eta_l) * direction
-        return Reply(dy), Memory(delta, x + dy)
+        return Reply(dy), ClientState(delta, x + dy)
 
     def server(self, state: State, replies: Replies) -> State:
         """x+ = mean of the y_K."""

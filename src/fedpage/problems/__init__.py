@@ -4,4 +4,11 @@ from fedpage.problems.base import RowProblem
 from fedpage.problems.glm import LeastSquares, LinearModel, LogisticRegression, RobustRegression
 from fedpage.problems.quadratic import Quadratic
 
-__all__ = ["LeastSquares", "LinearModel", "LogisticRegression", "Quadratic", "RobustRegression", "RowProblem"]
+__all__ = [
+    "LeastSquares",
+    "LinearModel",
+    "LogisticRegression",
+    "Quadratic",
+    "RobustRegression",
+    "RowProblem",
+]

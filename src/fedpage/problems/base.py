@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedpage.core.errors import InputError
+from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.problems import kernels
-from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
 
 
 class RowOracle:
@@ -49,7 +50,11 @@ class RowOracle:
     def _count(self, b: int, times: int = 1) -> None:
         """Note that every called client computed `times` gradients over batches of min(b, M_i) rows."""
         n = len(self.clients)
-        rows = n * min(b, self._equal) if self._equal is not None else int(np.minimum(self.sizes, b).sum())
+        rows = (
+            n * min(b, self._equal)
+            if self._equal is not None
+            else int(np.minimum(self.sizes, b).sum())
+        )
         self.gradients += times * rows
         self.evaluations += times * n
 
@@ -124,7 +129,9 @@ def client_scale(weights: Any, sizes: Ints) -> Vector:
         if weights == "uniform":
             return np.ones(N)
         if weights != "size":
-            raise InputError(f"weights must be 'uniform', 'size' or {N} positive numbers, not {weights!r}")
+            raise InputError(
+                f"weights must be 'uniform', 'size' or {N} positive numbers, not {weights!r}"
+            )
         weights = sizes
     w = np.asarray(weights, dtype=np.float64)
     if w.shape != (N,) or not np.isfinite(w).all() or (w <= 0).any():
@@ -140,15 +147,15 @@ class RowProblem:
     right for trying an objective out; a linear model's loss belongs into `kernels.py` for speed.
     """
 
-    title = "own problem"
+    name = "own problem"
 
     def __init__(self, sizes: Any, d: int, *, weights: Any = "uniform") -> None:
         self._sizes = np.asarray(sizes, dtype=np.int64)
         if self._sizes.ndim != 1 or len(self._sizes) == 0 or int(self._sizes.min()) < 1:
-            raise InputError(f"{self.title}: sizes must be the rows of each client, at least 1 each")
+            raise InputError(f"{self.name}: sizes must be the rows of each client, at least 1 each")
         self._d = int(d)
         if self._d < 1:
-            raise InputError(f"{self.title}: d must be a whole number of at least 1, not {d!r}")
+            raise InputError(f"{self.name}: d must be a whole number of at least 1, not {d!r}")
         self.weights = weights if isinstance(weights, str) else "given"
         self._scale = client_scale(weights, self._sizes)
         self._equal = equal_size(self._sizes)
@@ -163,7 +170,7 @@ class RowProblem:
 
     def smoothness(self) -> Smoothness:
         """Override it where theory's step sizes are wanted."""
-        raise InputError(f"{self.title}: its smoothness is not known; override smoothness()")
+        raise InputError(f"{self.name}: its smoothness is not known; override smoothness()")
 
     @property
     def N(self) -> int:
@@ -195,13 +202,13 @@ class RowProblem:
             total += s * self.client_grad(i, None, x)
         return total / self.N
 
-    def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
+    def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """{"loss", "grad_norm"} at x."""
         return {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
 
     def describe(self) -> dict[str, Any]:
         """Name and shape."""
-        about = {"objective": self.title, "N": self.N, "d": self._d, "rows": int(self._sizes.sum())}
+        about = {"objective": self.name, "N": self.N, "d": self._d, "rows": int(self._sizes.sum())}
         return about | weights_described(self.weights, self._scale)
 
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fedpage.core.errors import InputError
+from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
 from fedpage.problems import kernels
@@ -24,7 +26,6 @@ from fedpage.problems.base import (
     root_mean_square,
     weights_described,
 )
-from fedpage.types import Batch, Draws, InputError, Ints, Rows, Smoothness, Vector
 
 _REGS = {"none": kernels.NO_REG, "l2": kernels.L2, "nonconvex": kernels.NONCONVEX}
 
@@ -37,7 +38,7 @@ class LinearModel:
     whole objective by N w_i, so every method stays as it is.
     """
 
-    title: ClassVar[str]
+    name: ClassVar[str]
     _loss: ClassVar[int]
     _curvature: ClassVar[float]
     """Bound of the loss's second derivative by the margin."""
@@ -53,11 +54,15 @@ class LinearModel:
         alpha: float = 0.0,
     ) -> None:
         if not isinstance(data, Dataset):
-            raise InputError(f"{self.title}: data must be a fedpage Dataset, not {type(data).__name__}; see fp.load")
+            raise InputError(
+                f"{self.name}: data must be a fedpage Dataset, not {type(data).__name__}; see fp.load"
+            )
         if reg not in _REGS:
-            raise InputError(f"{self.title}: the regulariser must be one of {', '.join(_REGS)}, not {reg!r}")
+            raise InputError(
+                f"{self.name}: the regulariser must be one of {', '.join(_REGS)}, not {reg!r}"
+            )
         if not (isinstance(alpha, (int, float)) and math.isfinite(alpha) and alpha >= 0):
-            raise InputError(f"{self.title}: alpha must be 0 or more and finite, not {alpha!r}")
+            raise InputError(f"{self.name}: alpha must be 0 or more and finite, not {alpha!r}")
         self.data = data
         self.partition = clients if isinstance(clients, Partition) else blocks(data.rows, clients)
         self.reg, self.alpha = reg, float(alpha)
@@ -71,12 +76,16 @@ class LinearModel:
         """Copy the rows in client order, with unsigned indices."""
         order, data = self.partition.order, self.data
         if len(order) and (int(order.min()) < 0 or int(order.max()) >= data.rows):
-            raise InputError(f"{self.title}: the partition names rows that {data.name!r} does not have")
+            raise InputError(
+                f"{self.name}: the partition names rows that {data.name!r} does not have"
+            )
         lengths = np.diff(data.indptr)[order]
         ptr = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(lengths, out=ptr[1:])
         if ptr[-1] >= 2**32 or len(order) >= 2**32:
-            raise InputError(f"{self.title}: more than 4,294,967,295 nonzeros or rows; divide the data set")
+            raise InputError(
+                f"{self.name}: more than 4,294,967,295 nonzeros or rows; divide the data set"
+            )
         if bool((order == np.arange(len(order))).all()):
             idx, val = data.indices[: ptr[-1]], data.values[: ptr[-1]]
         else:
@@ -110,7 +119,7 @@ class LinearModel:
         """(N,) rows M_i at each client."""
         return self._sizes
 
-    def client_measures(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
+    def evaluate_clients(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
         """(n,) and (n, d): each client's own N w_i f_i(x) and its gradient, regulariser included."""
         x = self._point(x)
         losses, gradients = np.empty(len(clients)), np.zeros((len(clients), self.d))
@@ -147,7 +156,7 @@ class LinearModel:
         """(d,): the gradient of f at x (d,)."""
         return self._evaluate(self._point(x), False, threads)[1]
 
-    def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
+    def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """{"loss": f(x), "grad_norm": |grad f(x)|}; the same bits for any number of threads."""
         loss, grad = self._evaluate(self._point(x), True, threads)
         return {"loss": loss, "grad_norm": norm(grad)}
@@ -155,16 +164,20 @@ class LinearModel:
     def _point(self, x: Vector) -> Vector:
         x = np.ascontiguousarray(x, dtype=np.float64)
         if x.shape != (self.d,):
-            raise InputError(f"{self.title}: x must have shape ({self.d},), not {x.shape}")
+            raise InputError(f"{self.name}: x must have shape ({self.d},), not {x.shape}")
         return x
 
     def _evaluate(self, x: Vector, want_loss: bool, threads: int) -> tuple[float, Vector]:
         """f and its gradient."""
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinity is the answer, not an accident
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # an infinity is the answer, not an accident
             loss, grad = self._sums(x, want_loss, threads, self._scale)
             loss /= self.N
             grad /= self.N
-            if not (math.isfinite(loss) and np.isfinite(grad).all()):  # the sum may overflow where the mean does not
+            if not (
+                math.isfinite(loss) and np.isfinite(grad).all()
+            ):  # the sum may overflow where the mean does not
                 loss, grad = self._sums(x, want_loss, threads, self._scale / self.N)
             if self._codes[1] != kernels.NO_REG:
                 penalty, slope = self._penalty(x)
@@ -177,14 +190,20 @@ class LinearModel:
         if self._codes[1] == kernels.L2:
             square = 0.5 * self.alpha * float(kernels.total(x * x))
             root = math.sqrt(0.5 * self.alpha) * x
-            return square if math.isfinite(square) else float(kernels.total(root * root)), self.alpha * x
+            return square if math.isfinite(square) else float(
+                kernels.total(root * root)
+            ), self.alpha * x
         if self._codes[1] == kernels.NONCONVEX:
-            x = np.clip(x, -1e77, 1e77)  # beyond it both are at their limits, and q^2 would overflow
+            x = np.clip(
+                x, -1e77, 1e77
+            )  # beyond it both are at their limits, and q^2 would overflow
             q = 1.0 + x * x
             return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
         return 0.0, np.zeros(self.d)
 
-    def _sums(self, x: Vector, want_loss: bool, threads: int, scale: Vector) -> tuple[float, Vector]:
+    def _sums(
+        self, x: Vector, want_loss: bool, threads: int, scale: Vector
+    ) -> tuple[float, Vector]:
         """Sums over a number of blocks of clients that depends on the data alone, added in their order."""
         nonzeros = len(self._rows_and_targets[1])
         count = max(1, min(self.N, 32, nonzeros >> 17))
@@ -219,10 +238,19 @@ class LinearModel:
 
     def describe(self) -> dict[str, Any]:
         """Objective, data and partition, with digests."""
-        about: dict[str, Any] = {"objective": self.title, "data": self.data.name, "data_digest": self.data.digest}
+        about: dict[str, Any] = {
+            "objective": self.name,
+            "data": self.data.name,
+            "data_digest": self.data.digest,
+        }
         if self.data.note:
             about["data_note"] = self.data.note
-        about |= {"N": self.N, "d": self.d, "rows": int(self._sizes.sum()), "partition": self.partition.name}
+        about |= {
+            "N": self.N,
+            "d": self.d,
+            "rows": int(self._sizes.sum()),
+            "partition": self.partition.name,
+        }
         about["partition_digest"] = self.partition.digest
         if self.reg != "none":
             about |= {"regulariser": self.reg, "alpha": self.alpha}
@@ -250,39 +278,72 @@ class LinearOracle(RowOracle):
         """(n, d) or (1, d); a kernel believes what it is given."""
         rows = as_rows(y)
         if rows.shape[1] != self._shape[1] or rows.shape[0] not in (1, self._shape[0]):
-            raise ValueError(f"points of shape {y.shape} for {self._shape[0]} clients and {self._shape[1]} parameters")
+            raise ValueError(
+                f"points of shape {y.shape} for {self._shape[0]} clients and {self._shape[1]} parameters"
+            )
         return rows
 
-    def descend(
-        self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None = None, mu: float = 0.0
+    def local_sgd(
+        self,
+        x: Vector,
+        *,
+        K: int,
+        eta: float,
+        b: int | None,
+        shift: Vector | None = None,
+        mu: float = 0.0,
     ) -> Vector:
         """The walk of the same name, fused."""
         none = np.empty((0, self._shape[1]))
-        return self._descend(x, none, none if shift is None else as_rows(shift), K, eta, b, mu)
+        return self._local_sgd(x, none, none if shift is None else as_rows(shift), K, eta, b, mu)
 
-    def anchor(self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None) -> Vector:
+    def local_svrg(
+        self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
+    ) -> Vector:
         """The walk of the same name, fused."""
         self._count(self._size(b), K)  # the gradients at w; those at y are counted with the descent
-        return self._descend(x, as_rows(w), as_rows(h), K, eta, b, 0.0)
+        return self._local_sgd(x, as_rows(w), as_rows(h), K, eta, b, 0.0)
 
-    def _descend(self, x: Vector, w: Vector, shift: Vector, K: int, eta: float, b: int | None, mu: float) -> Vector:
+    def _local_sgd(
+        self, x: Vector, w: Vector, shift: Vector, K: int, eta: float, b: int | None, mu: float
+    ) -> Vector:
         rows, size = self._kernel_batches(b, K)
         self._count(size, K)
         out = np.empty(self._shape)
-        kernels.descend(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
+        kernels.local_sgd(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
         return out
 
-    def recurse(
-        self, x: Vector, x_prev: Vector, g: Vector, *, K: int, eta: float, first: int | None, rest: int | None
+    def local_page(
+        self,
+        x: Vector,
+        x_prev: Vector,
+        g: Vector,
+        *,
+        K: int,
+        eta: float,
+        first: int | None,
+        rest: int | None,
     ) -> Vector:
         """The walk of the same name, fused."""
         rows, size = self._kernel_batches(first, 1)
         self._count(size, 2)
-        more, more_size = self._kernel_batches(rest, K - 1) if K > 1 else (no_rows(len(self.clients), 0), 1)
+        more, more_size = (
+            self._kernel_batches(rest, K - 1) if K > 1 else (no_rows(len(self.clients), 0), 1)
+        )
         self._count(more_size, 2 * (K - 1))
         out = np.empty(self._shape)
-        kernels.recurse(
-            *self._data, rows, size, more, more_size, as_rows(x), as_rows(x_prev), as_rows(g), K, float(eta), out
+        kernels.local_page(
+            *self._data,
+            rows,
+            size,
+            more,
+            more_size,
+            as_rows(x),
+            as_rows(x_prev),
+            as_rows(g),
+            K,
+            float(eta),
+            out,
         )
         return out
 
@@ -294,11 +355,13 @@ class LinearOracle(RowOracle):
 class RobustRegression(LinearModel):
     """f_ij(x) = log(1 + (a.x - b)^2/2): nonconvex, outliers lose their pull. L_ij = |a|^2."""
 
-    title = "robust regression"
+    name = "robust regression"
     _loss = kernels.ROBUST
     _curvature = 1.0
 
-    def __init__(self, data: Dataset, clients: int | Partition, *, weights: Any = "uniform") -> None:
+    def __init__(
+        self, data: Dataset, clients: int | Partition, *, weights: Any = "uniform"
+    ) -> None:
         super().__init__(data, clients, weights=weights)
 
 
@@ -308,7 +371,7 @@ class LogisticRegression(LinearModel):
     reg: "none"; "l2", alpha |x|^2/2; "nonconvex", alpha sum_l x_l^2/(1+x_l^2), the paper's, with alpha = 0.1.
     """
 
-    title = "logistic regression"
+    name = "logistic regression"
     _loss = kernels.LOGISTIC
     _curvature = 0.25
 
@@ -321,21 +384,34 @@ class LogisticRegression(LinearModel):
         alpha: float = 0.1,
         weights: Any = "uniform",
     ) -> None:
-        super().__init__(data, clients, weights=weights, reg=reg, alpha=alpha if reg != "none" else 0.0)
+        super().__init__(
+            data, clients, weights=weights, reg=reg, alpha=alpha if reg != "none" else 0.0
+        )
         if not data.binary:
-            same = f"; they are all {data.y[0]:g}, which tells no class" if (data.y == data.y[0]).all() else ""
-            raise InputError(f"logistic regression: the labels of {data.name!r} must be -1/1, 0/1 or 1/2{same}")
+            same = (
+                f"; they are all {data.y[0]:g}, which tells no class"
+                if (data.y == data.y[0]).all()
+                else ""
+            )
+            raise InputError(
+                f"logistic regression: the labels of {data.name!r} must be -1/1, 0/1 or 1/2{same}"
+            )
 
 
 class LeastSquares(LinearModel):
     """f_ij(x) = (a.x - b)^2/2, with an optional l2 regulariser. L_ij = |a|^2 + alpha."""
 
-    title = "least squares"
+    name = "least squares"
     _loss = kernels.SQUARES
     _curvature = 1.0
 
     def __init__(
-        self, data: Dataset, clients: int | Partition, *, alpha: float = 0.0, weights: Any = "uniform"
+        self,
+        data: Dataset,
+        clients: int | Partition,
+        *,
+        alpha: float = 0.0,
+        weights: Any = "uniform",
     ) -> None:
         super().__init__(data, clients, weights=weights, reg="l2" if alpha else "none", alpha=alpha)
 
@@ -347,8 +423,13 @@ def _smoothness(problem: LinearModel) -> Smoothness:
     ptr, idx, val, _, start, scale = problem._rows_and_targets
     unit = 1.0 if val is None else power_of_two(val)
     entries = np.ones(len(idx)) if val is None else val / unit
-    A = csr_array((entries, idx.astype(np.int64), ptr.astype(np.int64)), shape=(len(ptr) - 1, problem.d))
-    curvature, bend = problem._curvature, {"none": 0.0, "l2": 1.0, "nonconvex": 2.0}[problem.reg] * problem.alpha
+    A = csr_array(
+        (entries, idx.astype(np.int64), ptr.astype(np.int64)), shape=(len(ptr) - 1, problem.d)
+    )
+    curvature, bend = (
+        problem._curvature,
+        {"none": 0.0, "l2": 1.0, "nonconvex": 2.0}[problem.reg] * problem.alpha,
+    )
     squares = np.asarray(A.multiply(A).sum(axis=1)).ravel()
     sizes = problem.sizes
 
@@ -357,11 +438,15 @@ def _smoothness(problem: LinearModel) -> Smoothness:
         if block.nnz == 0:
             return 0.0
         if min(block.shape) <= 400:
-            gram = (block @ block.T if block.shape[0] <= block.shape[1] else block.T @ block).toarray()
+            gram = (
+                block @ block.T if block.shape[0] <= block.shape[1] else block.T @ block
+            ).toarray()
             return float(max(np.linalg.eigvalsh(gram)[-1], 0.0))
         d = block.shape[1]
         gram = LinearOperator((d, d), matvec=lambda v: block.T @ (block @ v), dtype=np.float64)
-        return float(eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(d), tol=1e-10)[0])
+        return float(
+            eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(d), tol=1e-10)[0]
+        )
 
     each = np.array([top(A[start[i] : start[i + 1]]) for i in range(problem.N)])
     weighted = diags_array(np.sqrt(np.repeat(scale / sizes, sizes) / problem.N)) @ A

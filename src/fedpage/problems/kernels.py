@@ -32,8 +32,13 @@ NO_REG, L2, NONCONVEX = 0, 1, 2
 F = NDArray[np.float64]
 U = NDArray[np.uint32]
 I = NDArray[np.int64]
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")  # no check of divisors: none can be 0 here
-_1, _2 = np.uint64(1), np.uint64(2)  # unsigned all the way: a signed or 32-bit sum would halve the speed
+_fast: Any = njit(
+    cache=True, nogil=True, error_model="numpy"
+)  # no check of divisors: none can be 0 here
+_1, _2 = (
+    np.uint64(1),
+    np.uint64(2),
+)  # unsigned all the way: a signed or 32-bit sum would halve the speed
 _inline: Any = njit(cache=True, nogil=True, error_model="numpy", inline="always")
 
 
@@ -44,7 +49,9 @@ def _slope(loss: int, t: float, b: float) -> float:
         r = t - b
         return r / (1.0 + 0.5 * r * r)  # of log(1 + r^2/2)
     if loss == LOGISTIC:
-        return -b / (1.0 + math.exp(b * t))  # of log(1 + exp(-b t)); exp may be inf, the quotient is then 0
+        return -b / (
+            1.0 + math.exp(b * t)
+        )  # of log(1 + exp(-b t)); exp may be inf, the quotient is then 0
     return t - b  # of (t - b)^2/2
 
 
@@ -108,7 +115,7 @@ def batch_grad(
 
 
 @_fast
-def descend(
+def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
 ) -> None:  # fmt: skip
@@ -176,7 +183,7 @@ def descend(
 
 
 @_fast
-def recurse(
+def local_page(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     clients: I, first: U, b_first: int, rest: U, b_rest: int,
     X: F, X_prev: F, G: F, K: int, eta: float, out: F,
@@ -191,7 +198,11 @@ def recurse(
     for i in range(len(clients)):
         c = clients[i]
         start_row, size = start[c], start[c + 1] - start[c]
-        own_x, own_prev, own_g = (i if len(X) > 1 else 0), (i if len(X_prev) > 1 else 0), (i if len(G) > 1 else 0)
+        own_x, own_prev, own_g = (
+            (i if len(X) > 1 else 0),
+            (i if len(X_prev) > 1 else 0),
+            (i if len(G) > 1 else 0),
+        )
         for l in range(d):
             y[l] = X[own_x, l]
             before[l] = X_prev[own_prev, l]

@@ -10,10 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.draws import uniforms
+from fedpage.core.errors import InputError
+from fedpage.core.random import uniforms
+from fedpage.core.types import Batch, Draws, Ints, Smoothness, Vector
 from fedpage.problems import kernels
-from fedpage.problems.base import RowOracle, as_rows, client_scale, no_rows, norm, power_of_two, weights_described
-from fedpage.types import Batch, Draws, InputError, Ints, Smoothness, Vector
+from fedpage.problems.base import (
+    RowOracle,
+    as_rows,
+    client_scale,
+    no_rows,
+    norm,
+    power_of_two,
+    weights_described,
+)
 
 
 class Quadratic:
@@ -23,7 +32,7 @@ class Quadratic:
     x* = (mean_i A_i)^-1 mean_i mean_j b_ij (weighted, if weights are given).
     """
 
-    title = "quadratic"
+    name = "quadratic"
     convex = True
 
     def __init__(self, A: Vector, b: Vector, *, weights: Any = "uniform") -> None:
@@ -33,11 +42,17 @@ class Quadratic:
             raise InputError(f"quadratic: b must have shape (N, M, d), not {self.b.shape}")
         N, M, d = self.b.shape
         if self.A.shape != (N, d, d):
-            raise InputError(f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, not {self.A.shape}")
+            raise InputError(
+                f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, not {self.A.shape}"
+            )
         if 0 in self.b.shape:
-            raise InputError(f"quadratic: at least one client, row and dimension is needed, not {self.b.shape}")
+            raise InputError(
+                f"quadratic: at least one client, row and dimension is needed, not {self.b.shape}"
+            )
         if not (np.isfinite(self.A).all() and np.isfinite(self.b).all()):
-            raise InputError("quadratic: A and b must be finite; there is a NaN or an infinity in them")
+            raise InputError(
+                "quadratic: A and b must be finite; there is a NaN or an infinity in them"
+            )
         self.weights = weights if isinstance(weights, str) else "given"
         self._sizes = np.full(N, M, dtype=np.int64)
         self._scale = client_scale(weights, self._sizes)
@@ -54,7 +69,9 @@ class Quadratic:
         """
 
         def normal(*words: int, size: int) -> Vector:
-            return float(12.0**0.5) * (uniforms(seed, 20, *words, size=size) - 0.5)  # unit variance is all that matters
+            return float(12.0**0.5) * (
+                uniforms(seed, 20, *words, size=size) - 0.5
+            )  # unit variance is all that matters
 
         A = np.empty((clients, d, d))
         for i in range(clients):
@@ -95,7 +112,9 @@ class Quadratic:
         try:
             return np.asarray(np.linalg.solve(A, b), dtype=np.float64)
         except np.linalg.LinAlgError:
-            raise InputError("quadratic: the mean of the A_i is singular, so there is no single minimiser") from None
+            raise InputError(
+                "quadratic: the mean of the A_i is singular, so there is no single minimiser"
+            ) from None
 
     def oracle(self, clients: Ints, draws: Draws) -> QuadraticOracle:
         """What the called clients may ask of their rows in this round."""
@@ -106,7 +125,9 @@ class Quadratic:
         A, b = self._whole
         with np.errstate(over="ignore", invalid="ignore"):
             value = float(0.5 * x @ (A @ x) - b @ x)
-            return value if math.isfinite(value) else float(x @ (0.5 * (A @ x) - b))  # not inf - inf
+            return (
+                value if math.isfinite(value) else float(x @ (0.5 * (A @ x) - b))
+            )  # not inf - inf
 
     def grad(self, x: Vector) -> Vector:
         """(d,): the gradient of f at x."""
@@ -114,7 +135,7 @@ class Quadratic:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(A @ x - b, dtype=np.float64)
 
-    def measure(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
+    def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """{"loss", "grad_norm"} at x."""
         return {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
 
@@ -125,12 +146,20 @@ class Quadratic:
         top = unit * float(np.linalg.eigvalsh(scaled)[:, -1].max())
         squares = np.einsum("nij,njk->ik", scaled, scaled) / self.N
         average = unit * float(np.sqrt(np.linalg.eigvalsh(squares)[-1].clip(min=0.0)))
-        return Smoothness(top, top, average, unit * float(np.linalg.eigvalsh(self._whole[0] / unit)[-1]))
+        return Smoothness(
+            top, top, average, unit * float(np.linalg.eigvalsh(self._whole[0] / unit)[-1])
+        )
 
     def describe(self) -> dict[str, Any]:
         """Shape and weights."""
         digest = hashlib.sha256(self.A.tobytes() + self.b.tobytes()).hexdigest()
-        about = {"objective": self.title, "N": self.N, "d": self.d, "rows": int(self._sizes.sum()), "digest": digest}
+        about = {
+            "objective": self.name,
+            "N": self.N,
+            "d": self.d,
+            "rows": int(self._sizes.sum()),
+            "digest": digest,
+        }
         return about | weights_described(self.weights, self._scale)
 
 
@@ -143,7 +172,11 @@ class QuadraticOracle(RowOracle):
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """(n, d): A_i y_i minus the mean of the batch's b_ij."""
-        rows = no_rows(len(self.clients), 1)[:, 0] if batch.rows is None else np.ascontiguousarray(batch.rows)
+        rows = (
+            no_rows(len(self.clients), 1)[:, 0]
+            if batch.rows is None
+            else np.ascontiguousarray(batch.rows)
+        )
         self._count(self._largest if batch.rows is None else batch.rows.shape[1])
         out = np.empty((len(self.clients), self._problem.d))
         p = self._problem

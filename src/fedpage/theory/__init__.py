@@ -1,6 +1,13 @@
 """The paper's theory as functions: theorems, complexity tables, and the constants they need."""
 
-from fedpage.theory.constants import Constants, estimate, heterogeneity, local_smoothness, reference, variance
+from fedpage.theory.constants import (
+    Constants,
+    estimate,
+    heterogeneity,
+    local_smoothness,
+    reference,
+    variance,
+)
 from fedpage.theory.steps import (
     Tuned,
     convex_fedpage,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpage.types import Batch, InputError, Ints, Problem, Smoothness, Vector
+from fedpage.core.errors import InputError
+from fedpage.core.types import Batch, Ints, Problem, Smoothness, Vector
 
 
 class Constants(NamedTuple):
@@ -114,7 +115,9 @@ def heterogeneity(problem: Problem, points: list[Vector]) -> tuple[float, float]
     return math.sqrt(G2), math.sqrt(B2)
 
 
-def local_smoothness(problem: Problem, x: Vector, *, iterations: int = 100, tolerance: float = 1e-6) -> float:
+def local_smoothness(
+    problem: Problem, x: Vector, *, iterations: int = 100, tolerance: float = 1e-6
+) -> float:
     """|Hessian of f at x|, by power iteration on differences of gradients: a lower bound of L for any problem.
 
     >>> import fedpage as fp
@@ -144,7 +147,9 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
     start = np.zeros(problem.d) if x0 is None else np.asarray(x0, dtype=np.float64)
     L = problem.smoothness()
     if not math.isfinite(L.row):
-        raise InputError("the problem's smoothness is not finite, so there is no theory of it; rescale the features")
+        raise InputError(
+            "the problem's smoothness is not finite, so there is no theory of it; rescale the features"
+        )
     best = reference(problem, start)
     sigma2 = max(float(variance(problem, x).max()) for x in (start, best.x))
     G, B = heterogeneity(problem, [best.x, start])

@@ -10,10 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fedpage.core.errors import InputError
 from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
-from fedpage.methods.steps import check_variant, fedpage_nonconvex, nonconvex_batches, page_nonconvex
+from fedpage.methods.steps import (
+    check_variant,
+    fedpage_nonconvex,
+    nonconvex_batches,
+    page_nonconvex,
+)
 from fedpage.theory.tables import check_range
-from fedpage.types import InputError
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ def _variance(sigma2: float) -> None:
     check_range("sigma2", max(sigma2, 1.0), 2)
 
 
-def nonconvex_page(*, L: float, N: int, S: int, D0: float, epsilon: float, variant: str = "corrected") -> Tuned:
+def nonconvex_page(
+    *, L: float, N: int, S: int, D0: float, epsilon: float, variant: str = "corrected"
+) -> Tuned:
     """Theorem 1: PAGE (K = 1), f_i average L-smooth, D0 = f(x0) - f*. E|grad f| <= epsilon after R rounds.
 
     Proof: sum of E|grad f(x^r)|^2 <= 2 D0/eta_g, so R = 2 D0/(eta_g epsilon^2).
@@ -81,7 +88,9 @@ def nonconvex_fedpage(
     return Tuned(method, rounds, "Theorem 2", variant)
 
 
-def _at_most(batches: tuple[int | None, int | None], M: int | None) -> tuple[int | None, int | None]:
+def _at_most(
+    batches: tuple[int | None, int | None], M: int | None
+) -> tuple[int | None, int | None]:
     """min(M, b), None where that is all rows."""
     b1, b2 = (None if b is None or (M is not None and b >= M) else b for b in batches)
     return b1, b2
@@ -145,7 +154,9 @@ def convex_fedpage(
     rounds = max(rounds, 1 / (3 * p), 1.0)  # the first round's own error must be paid for
     local = _largest(lambda value: holds(eta_g, value, rounds), 1.0)
     eta_l = math.sqrt(local / (12 * rounds)) / (K * L)  # S/(N^(5/4) K L sqrt(R)) up to the constant
-    eta_l = min(eta_l, math.sqrt(2) * p / (24 * math.sqrt(S) * K * L))  # the lemma of Theorem 2, used here too
+    eta_l = min(
+        eta_l, math.sqrt(2) * p / (24 * math.sqrt(S) * K * L)
+    )  # the lemma of Theorem 2, used here too
     batches: tuple[int | None, int | None] = (None, None)
     if not full and variant == "printed":
         batches = (
@@ -164,7 +175,9 @@ def convex_fedpage(
     return Tuned(method, rounds, "Theorem 4", variant)
 
 
-def _weights(L: float, S: int, p: float, delta: float, eta_g: float, local: float) -> tuple[float, float]:
+def _weights(
+    L: float, S: int, p: float, delta: float, eta_g: float, local: float
+) -> tuple[float, float]:
     """w_1 and w_2 of Theorem 4's proof, with lambda = 1/sqrt(Sp), c = sqrt(Sp)/L, c' = 2 T eta_g/p."""
     lam, c = 1 / math.sqrt(S * p), math.sqrt(S * p) / L
     drift = local * 2 * eta_g**2 / p**2  # 12 K^2 L^2 eta_l^2 (c' eta_g/(2p) + T eta_g^2/p^2)
@@ -185,7 +198,9 @@ def _largest(holds: Any, scale: float) -> float:
     return low
 
 
-def scaffold_steps(*, L: float, N: int, S: int, K: int, convex: bool, eta_g: float = 1.0) -> SCAFFOLD:
+def scaffold_steps(
+    *, L: float, N: int, S: int, K: int, convex: bool, eta_g: float = 1.0
+) -> SCAFFOLD:
     """SCAFFOLD with the largest steps of its own paper (Karimireddy et al. 2020, Theorem III).
 
     Nonconvex: K eta_g eta_l = (S/N)^(2/3)/(24 L); convex: 1/(81 L).
@@ -195,7 +210,9 @@ def scaffold_steps(*, L: float, N: int, S: int, K: int, convex: bool, eta_g: flo
     return SCAFFOLD(S=S, K=K, eta_g=eta_g).with_step(step)
 
 
-def fedavg_steps(*, L: float, N: int, S: int, K: int, B: float, convex: bool, eta_g: float = 1.0) -> FedAvg:
+def fedavg_steps(
+    *, L: float, N: int, S: int, K: int, B: float, convex: bool, eta_g: float = 1.0
+) -> FedAvg:
     """FedAvg with the largest steps of Karimireddy et al. 2020, Theorem V, under (G, B)-bounded dissimilarity.
 
     K eta_g eta_l = 1/(6 (1 + B^2) L) for convex, 1/(8 (1 + B^2) L) for nonconvex objectives.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedpage.types import InputError
+from fedpage.core.errors import InputError
 
 _RANGE = 1e30
 """Beyond it the fourth powers of the formulas leave float64."""
@@ -19,7 +19,9 @@ _RANGE = 1e30
 def check_range(name: str, value: float, power: int = 1) -> None:
     """Refuse a constant of which the formulas' powers would overflow or vanish; power: of what it measures."""
     if not _RANGE**-power <= value <= _RANGE**power:
-        raise InputError(f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not {value!r}; rescale f or x")
+        raise InputError(
+            f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not {value!r}; rescale f or x"
+        )
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,18 @@ def _fedpage_nonconvex(s: Setting) -> float:
 def _fedavg_convex(s: Setting) -> float:
     e, root = s.epsilon, math.sqrt(s.L)
     return s.R2 * (
-        s.G**2 / (s.S * e**2) + root * s.G / math.pow(e, 1.5) + s.L * s.B**2 / e + s.sigma**2 / (s.S * s.K * e**2)
+        s.G**2 / (s.S * e**2)
+        + root * s.G / math.pow(e, 1.5)
+        + s.L * s.B**2 / e
+        + s.sigma**2 / (s.S * s.K * e**2)
     )
 
 
 def _fedavg_nonconvex(s: Setting) -> float:
     e = s.epsilon
-    return s.hill * (s.G**2 / (s.S * e**4) + s.G / e**3 + s.B**2 / e**2 + s.sigma**2 / (s.S * s.K * e**4))
+    return s.hill * (
+        s.G**2 / (s.S * e**4) + s.G / e**3 + s.B**2 / e**2 + s.sigma**2 / (s.S * s.K * e**4)
+    )
 
 
 def _scaffold_convex(s: Setting) -> float:

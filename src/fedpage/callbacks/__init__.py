@@ -1,0 +1,1 @@
+"""Observe a run: progress, best model, experiment trackers."""

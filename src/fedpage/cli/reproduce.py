@@ -1,0 +1,282 @@
+"""`fedpage reproduce`: the paper's figures and claims."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpage.cli.common import at_most, bars, console, writable
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A figure's name, or all.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Runs of every curve (default: the figure's, 5).")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Processes.")] = 1,
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory; finished runs in it are kept.")
+    ] = Path("paper-runs"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first look: 2 seeds, a tenth of the rounds.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Other data, such as census; marked in every title."),
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search the local-steps figures' step sizes again.")
+    ] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="Images instead of interactive curves.")
+    ] = False,
+) -> None:
+    """Run the paper's experiments and judge its claims. Finished runs are kept; Ctrl-C loses those in hand only."""
+    from fedpage.core.errors import InputError
+    from fedpage.studies.paper import figures as book
+
+    if listing:
+        _list()
+        return
+    if name is None:
+        raise InputError("name a figure of `fedpage reproduce --list`, or all")
+    chosen = [book.load(one) for one in (book.names() if name == "all" else [name])]
+    seeds = max(figure.seeds for figure in chosen) if seeds is None else seeds
+    if seeds < 1 or jobs < 1:
+        raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
+    at_most("--seeds", seeds)
+    seeds = min(seeds, 2) if quick else seeds
+    chosen = _adapted(chosen, quick, data)
+    _available(chosen)
+    writable(out, force=True)  # finished runs in it are kept
+    jobs = min(jobs, os.cpu_count() or 1)
+    began = time.perf_counter()
+    if tune:
+        chosen = [figure for figure in chosen if figure.tuning is not None]
+        _tune(chosen, out, jobs)
+        return
+    fresh = _run(chosen, seeds, out, jobs)
+    if name == "all" and not quick and data is None:
+        unsearched = [
+            f for f in chosen if f.tuning and not (out / "tuning" / f"{f.name}.json").is_file()
+        ]
+        if unsearched:
+            _tune(unsearched, out, jobs)
+    verdicts = _judge(chosen, seeds, out)
+    page = _report(chosen, seeds, out, verdicts, static)
+    _show(verdicts)
+    spent = time.perf_counter() - began
+    print(f"{fresh} runs done, the others were there; {spent:.0f} s in all. Report: {page}")
+
+
+def _list() -> None:
+    from rich.table import Table
+
+    from fedpage.studies.paper import figures as book
+
+    table = Table()
+    for heading in ("name", "paper", "data", "panels", "curves", "rounds"):
+        table.add_column(heading)
+    for name in book.names():
+        figure = book.load(name)
+        curves = ", ".join(variant.label for variant in figure.panels[0].variants)
+        table.add_row(
+            name, figure.paper, figure.data, str(len(figure.panels)), curves, str(figure.rounds)
+        )
+    console().print(table)
+
+
+def _adapted(chosen: list[Any], quick: bool, data: str | None) -> list[Any]:
+    """The figures on other data, or cut short, and marked as such."""
+    from dataclasses import replace
+
+    from fedpage.runs import config as specs
+    from fedpage.studies.paper import figures as book
+
+    if data is not None:
+        rows = specs.dataset(data).rows
+        chosen = [book.on_other_data(figure, data, rows) for figure in chosen]
+    if quick:
+        chosen = [
+            replace(
+                f,
+                rounds=f.rounds // 10,
+                record_every=max(1, f.record_every // 2),
+                title=f"{f.title} [quick look]",
+            )
+            for f in chosen
+        ]
+    return chosen
+
+
+def _available(chosen: list[Any]) -> None:
+    """Refuse before anything is run, and say how to get the data."""
+    from fedpage.core.errors import InputError
+    from fedpage.data import registry
+
+    for name in dict.fromkeys(figure.data for figure in chosen):
+        if name in registry.REGISTRY and registry.find(registry.REGISTRY[name]) is None:
+            raise InputError(
+                f"{name} is not here: run `fedpage data fetch {name}`, or try `--data census`, which is synthetic"
+            )
+
+
+def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
+    from fedpage.studies.paper import runs
+
+    with bars() as shown:
+        task = shown.add_task("runs", total=None)
+        return runs.run(
+            runs.tasks(chosen, seeds),
+            out,
+            jobs,
+            lambda done, whole: shown.update(task, completed=done, total=whole),
+        )
+
+
+def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
+    from rich.table import Table
+
+    from fedpage.core.errors import InputError
+    from fedpage.studies.paper import tuning
+
+    if not chosen:
+        raise InputError(
+            "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
+        )
+    for figure in chosen:
+        with bars() as shown:
+            task = shown.add_task("search", total=None)
+            rows = tuning.search(
+                figure, out, jobs,
+                lambda what, done, whole, _note, t=task: shown.update(t, completed=done, total=whole, note=what),  # type: ignore[misc]
+            )  # fmt: skip
+        table = Table(
+            title=f"{figure.name}: fewest rounds to {figure.tuning['target']:g}",
+            title_justify="left",
+        )
+        for heading in (
+            "panel",
+            "curve",
+            "eta_g",
+            "rho",
+            "rounds on fresh seeds",
+            "eta_g within a tenth of the best",
+        ):
+            table.add_column(heading)
+        for row in rows:
+            median = row["rounds_on_fresh_seeds"][1]
+            near = ", ".join(f"{v:g}" for v in row["within_tenth"])
+            rho = "-" if row["rho"] is None else f"{row['rho']:g}"
+            paid = "not reached" if median is None else f"{median:.0f}"
+            table.add_row(row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near)
+        console().print(table)
+        print(f"Written to {out / 'tuning' / (figure.name + '.json')}")
+
+
+def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
+    import json
+
+    from fedpage.core.errors import InputError
+    from fedpage.studies.paper import claims, runs
+
+    figures = {figure.name: figure for figure in chosen}
+    found = {figure.name: runs.histories(figure, seeds, out) for figure in chosen}
+    tuned = {}
+    for name in figures:
+        path = out / "tuning" / f"{name}.json"
+        if path.is_file():
+            try:
+                tuned[name] = json.loads(path.read_text(encoding="utf-8"))
+                for row in tuned[name]:
+                    (
+                        row["panel"],
+                        f"{row['eta_g']:g}",
+                        [f"{value:g}" for value in row["within_tenth"]],
+                    )
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise InputError(
+                    f"{path}: not what the search writes; remove it and run with --tune again"
+                ) from None
+    concerned = [claim for claim in claims.claims() if set(claim.figures) & set(figures)]
+    return [claims.judge(claim, figures, found, tuned) for claim in concerned]
+
+
+def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], static: bool) -> Path:
+    from fedpage.report import page
+    from fedpage.studies.paper import runs
+
+    shown = []
+    settings: dict[str, Any] = {"seeds": list(range(seeds)), "figures": {}}
+    for figure in chosen:
+        found = runs.histories(figure, seeds, out)
+        panels = tuple(page.PanelRuns(panel.title, found[panel.key]) for panel in figure.panels)
+        made = page.FigureRuns(figure.name, figure.title, figure.paper, figure.columns, panels)
+        shown.append(made)
+        folder = out / "figures"
+        folder.mkdir(parents=True, exist_ok=True)
+        drawn = page.draw(made)
+        stem = folder / figure.name.replace("/", "-")
+        for suffix in (".png", ".pdf"):
+            drawn.savefig(stem.with_suffix(suffix), dpi=150)
+        _pgf(drawn, stem.with_suffix(".pgf"))
+        first = next((r for c in found.values() for runs_ in c.values() for r in runs_), None)
+        methods = {v.label: repr(v.method) for p in figure.panels[:1] for v in p.variants}
+        settings["figures"][figure.name] = {
+            "rounds": figure.rounds, "record_every": figure.record_every, "methods in the first panel": methods,
+            "problem": first.meta["problem"] if first else None, "versions": first.meta["versions"] if first else None,
+        }  # fmt: skip
+    note = next(
+        (
+            h.meta["problem"].get("data_note", "")
+            for f in shown
+            for p in f.panels
+            for r in p.curves.values()
+            for h in r
+        ),
+        "",
+    )
+    return page.write(
+        out / "report.html",
+        title="FedPAGE: the paper's experiments",
+        figures=shown,
+        settings=settings,
+        claims=verdicts,
+        note=f"Data: {note}." if note else "",
+        interactive=False if static else None,
+    )
+
+
+def _pgf(drawn: Any, path: Path) -> None:
+    """For LaTeX. matplotlib asks a TeX for the size of words, so without a working one there is no such file."""
+    from shutil import which
+    from subprocess import SubprocessError
+
+    from matplotlib import rc_context
+
+    system = next((name for name in ("xelatex", "lualatex", "pdflatex") if which(name)), None)
+    if system is None:
+        return
+    try:
+        with rc_context({"pgf.texsystem": system, "pgf.rcfonts": False}):
+            drawn.savefig(path)
+    except (RuntimeError, SubprocessError, OSError, ValueError) as error:
+        path.unlink(missing_ok=True)
+        print(f"no {path.name}: {system} answered {str(error).splitlines()[0]}")
+
+
+def _show(verdicts: list[Any]) -> None:
+    from rich.table import Table
+
+    table = Table(show_lines=True)
+    for heading in ("verdict", "claim", "comparisons"):
+        table.add_column(heading, overflow="fold")
+    for verdict in verdicts:
+        detail = f"{verdict.costs}. {verdict.note}" if verdict.findings else verdict.note
+        table.add_row(verdict.verdict, verdict.claim.text, detail)
+    console().print(table)

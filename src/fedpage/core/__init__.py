@@ -1,0 +1,1 @@
+"""Types, random numbers, local steps and aggregation: what every other package builds on."""

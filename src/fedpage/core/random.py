@@ -1,0 +1,270 @@
+"""Random numbers as pure functions of (seed, purpose, round, client, draw).
+
+There is no generator that advances: whoever asks the same question gets the same answer, so a run has the same bits
+on any number of threads, with any chunking of clients, in the simulator or on a real federation, resumed or not.
+
+The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, with Stafford's constants), bounded
+integers come from Lemire's multiplication (2019) with its rejection step, subsets from Floyd's algorithm (1987), which
+costs O(S) whatever N is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from fedpage.core.errors import InputError
+from fedpage.core.types import Ints, Rows, Vector
+
+COIN, CLIENTS, BATCH, DATA, FAULTS = 1, 2, 3, 4, 5
+"""Purposes: streams that must never meet."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_LOW = np.uint64(0xFFFFFFFF)
+_S30, _S27, _S31, _S32, _S11 = (np.uint64(s) for s in (30, 27, 31, 32, 11))
+_ONE = np.uint64(1)
+_UNIT = 2.0**-53
+
+
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def _mix(z: np.uint64) -> np.uint64:
+    z = (z ^ (z >> _S30)) * _MIX1
+    z = (z ^ (z >> _S27)) * _MIX2
+    return z ^ (z >> _S31)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _fold(key: np.uint64, word: np.uint64) -> np.uint64:
+    """Key of the stream `word` below `key`."""
+    return _mix(_mix(key + _GOLDEN) ^ (word + _GOLDEN))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _floyd(
+    key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArray[np.uint32]
+) -> None:
+    """Write k of the numbers 0..n-1, without replacement, into out. table: scratch, a power of two >= 2k long."""
+    mask = np.int64(len(table) - 1)
+    state = key
+    word, half_left = key, False
+    small = k <= 24
+    if not small:
+        table[:] = -1
+    for filled in range(k):
+        top = n - k + filled
+        bound = np.uint64(top + 1)
+        while True:
+            if half_left:  # two numbers of 32 bits from each mixing
+                word = word >> _S32
+            else:
+                state = state + _GOLDEN
+                word = _mix(state)
+            half_left = not half_left
+            product = (word & _LOW) * bound
+            low = product & _LOW
+            if low >= bound or low >= ((_LOW - bound + _ONE) % bound):
+                break
+        pick = np.int64(product >> _S32)
+        if small:
+            for i in range(filled):
+                if np.int64(out[i]) == pick:
+                    pick = np.int64(top)
+                    break
+        else:
+            slot = pick & mask
+            while table[slot] >= 0:
+                if table[slot] == pick:
+                    pick = np.int64(top)
+                    break
+                slot = (slot + 1) & mask
+            slot = pick & mask
+            while table[slot] >= 0:
+                slot = (slot + 1) & mask
+            table[slot] = pick
+        out[filled] = np.uint32(pick)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _scratch(k: int) -> NDArray[np.int64]:
+    size = 64
+    while size < 2 * k:
+        size *= 2
+    return np.empty(size, np.int64)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _round_keys(run: NDArray[np.uint64], r: int, keys: NDArray[np.uint64]) -> None:
+    """Write the keys (3,) of round r below the run's keys (3,)."""
+    for purpose in range(len(run)):
+        keys[purpose] = _fold(run[purpose], np.uint64(r))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _coin(keys: NDArray[np.uint64]) -> float:
+    return np.float64(_mix(keys[0] + _GOLDEN) >> _S11) * _UNIT
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
+    out = np.empty(k, np.uint32)
+    _floyd(keys[1], n, k, _scratch(k), out)
+    return np.sort(out).astype(np.int64)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _minibatches(
+    keys: NDArray[np.uint64],
+    clients: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    b: int,
+    first: int,
+    count: int,
+) -> NDArray[np.uint32]:
+    n = len(clients)
+    width = 0
+    for i in range(n):
+        width = max(width, min(b, sizes[i]))
+    out = np.empty((n, count, width), np.uint32)
+    table = _scratch(width)
+    for i in range(n):
+        M = sizes[i]
+        if b >= M:
+            for draw in range(count):
+                for j in range(width):
+                    out[i, draw, j] = np.uint32(j if j < M else 0)
+            continue
+        mine = _fold(keys[2], np.uint64(clients[i]))
+        for draw in range(count):
+            _floyd(_fold(mine, np.uint64(first + draw)), M, b, table, out[i, draw])
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
+    out = np.empty(n)
+    state = key
+    for i in range(n):
+        state = state + _GOLDEN
+        out[i] = np.float64(_mix(state) >> _S11) * _UNIT
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+    out = np.empty(len(clients))
+    for i in range(len(clients)):
+        out[i] = np.float64(_mix(_fold(key, np.uint64(clients[i])) + _GOLDEN) >> _S11) * _UNIT
+    return out
+
+
+def _mixed(z: int) -> int:
+    """The mixing function on Python's integers, for the few keys a round needs."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)
+
+
+def _below(key: int, word: int) -> int:
+    """`_fold` on Python's integers; a unit test holds the two equal."""
+    golden = 0x9E3779B97F4A7C15
+    inner = _mixed((key + golden) & 0xFFFFFFFFFFFFFFFF)
+    return _mixed(inner ^ ((word + golden) & 0xFFFFFFFFFFFFFFFF))
+
+
+@lru_cache(maxsize=64)
+def _run_keys(seed: int) -> NDArray[np.uint64]:
+    """(3,) the part of a round's keys that all rounds of a run share, by purpose."""
+    key = _below(0, seed)
+    return np.array([_below(key, purpose) for purpose in (COIN, CLIENTS, BATCH)], dtype=np.uint64)
+
+
+def check_seed(seed: int) -> int:
+    """The seed itself if it is a whole number that fits 64 bits; an InputError if not."""
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, (int, np.integer))
+        or not 0 <= int(seed) < 2**64
+    ):
+        whole = isinstance(seed, int) and abs(seed) >= 10**30
+        raise InputError(
+            f"seed must be a whole number from 0 to 2**64-1, not {'beyond' if whole else repr(seed)}"
+        )
+    return int(seed)
+
+
+class RoundDraws:
+    """The draws of one round of one run.
+
+    >>> RoundDraws(seed=0, round=7).clients(N=1000, S=3).tolist() == RoundDraws(0, 7).clients(1000, 3).tolist()
+    True
+    >>> RoundDraws(seed=0, round=7).clients(N=4, S=4).tolist()
+    [0, 1, 2, 3]
+    """
+
+    __slots__ = ("_keys", "round")
+
+    def __init__(self, seed: int, round: int) -> None:
+        self.round = round
+        self._keys = np.empty(3, dtype=np.uint64)
+        _round_keys(_run_keys(seed), round, self._keys)
+
+    def coin(self, p: float) -> bool:
+        """True with probability p: u < p, where u depends on seed and round only."""
+        return bool(_coin(self._keys) < p)
+
+    def clients(self, N: int, S: int) -> Ints:
+        """(S,) ascending client numbers, uniform without replacement, in O(S)."""
+        if S >= N:
+            return np.arange(N, dtype=np.int64)
+        if N > 2**32 - 1:
+            raise InputError(f"clients are numbered in 32 bits: {N:,} are too many")
+        chosen: Ints = _choose(self._keys, N, S)
+        return chosen
+
+    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
+        """(n, count, min(b, max M_i)): each client's minibatches numbered first..first+count-1 in this round."""
+        drawn: Rows = _minibatches(self._keys, clients, sizes, b, first, count)
+        return drawn
+
+
+def _key(seed: int, *words: int) -> np.uint64:
+    """The stream that a seed and some words, the purpose first, lead to."""
+    key = _below(0, check_seed(seed))
+    for word in words:
+        key = _below(key, word)
+    return np.uint64(key)
+
+
+def uniforms(seed: int, *words: int, size: int) -> Vector:
+    """(size,) numbers in [0, 1), a function of the seed and the words: for generated data and partitions.
+
+    >>> uniforms(0, 1, size=2).tolist() == uniforms(0, 1, size=5)[:2].tolist()
+    True
+    """
+    drawn: Vector = _uniforms(_key(seed, DATA, *words), size)
+    return drawn
+
+
+def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
+    """(n,) a number in [0, 1) for each of the clients, a function of the seed, the words and that client alone.
+
+    >>> both = uniform_per_client(0, 7, clients=np.array([3, 9]))
+    >>> bool(both[1] == uniform_per_client(0, 7, clients=np.array([9]))[0])
+    True
+    """
+    drawn: Vector = _uniform_per_client(_key(seed, FAULTS, *words), clients)
+    return drawn
+
+
+def permutation(seed: int, *words: int, size: int) -> Ints:
+    """(size,) the numbers 0..size-1 in an order that is a function of the seed and the words.
+
+    >>> sorted(permutation(3, size=4).tolist())
+    [0, 1, 2, 3]
+    """
+    return np.argsort(uniforms(seed, *words, size=size), kind="stable").astype(np.int64)

@@ -1,0 +1,79 @@
+"""Refusals, in a sentence each, that the methods share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+from fedpage.core.errors import InputError
+
+_LARGEST = 2**31 - 1
+
+
+def plain(method: Any) -> None:
+    """Turn numpy's numbers in a frozen dataclass into Python's: theirs overflow, and cannot be saved."""
+    for field in fields(method):
+        value = getattr(method, field.name)
+        if hasattr(value, "item") and getattr(value, "shape", None) == ():
+            object.__setattr__(method, field.name, value.item())
+
+
+def whole(method: str, name: str, value: object, least: int = 1) -> None:
+    """A whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise InputError(
+            f"{method}: {name} must be a whole number from {least} to {_LARGEST:,}, not {value!r}"
+        )
+
+
+def batch(method: str, name: str, value: object) -> None:
+    """A minibatch size: a whole number of at least 1, or None for all rows."""
+    if value is not None:
+        whole(method, name, value)
+
+
+def positive(method: str, name: str, value: object) -> None:
+    """A finite number above 0: a step size."""
+    if not _number(value) or not float(value) > 0.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be a finite number above 0, not {value!r}")
+
+
+def at_least_zero(method: str, name: str, value: object) -> None:
+    """A finite number of at least 0: a weight."""
+    if not _number(value) or not float(value) >= 0.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be a finite number of at least 0, not {value!r}")
+
+
+def all_rows(method: str, **batches: int | None) -> None:
+    """Minibatches that must be all rows, as the method's name says."""
+    for name, value in batches.items():
+        if value is not None:
+            raise InputError(f"{method}: {name} is all rows; it cannot be {value!r}")
+
+
+def flag(method: str, name: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{method}: {name} must be True or False, not {value!r}")
+
+
+def probability(method: str, name: str, value: object) -> None:
+    """A number in (0, 1]."""
+    if not _number(value) or not 0.0 < float(value) <= 1.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
+
+
+def sampled(method: str, S: int, N: int) -> None:
+    """S clients can be drawn from N."""
+    if S > N:
+        raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
+
+
+def _number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False

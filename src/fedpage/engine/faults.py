@@ -1,0 +1,209 @@
+"""Unreliable clients for the simulator: who fails, when and how is a function of the seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.random import check_seed, uniform_per_client
+from fedpage.core.types import Ints, Problem, Vector
+from fedpage.engine.policy import Policy
+from fedpage.runs import toml
+
+_DROP, _LOSE, _KIND, _SPEED, _NOISE = 1, 2, 3, 4, 5
+"""Purposes of the draws, so that changing one rate changes no other fault."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How clients fail. Rates are per call of a client; a client that is asked again draws anew.
+
+    dropout: it never gets to work. tied: "" for all clients alike, "labels" or "size" for a rate that rises evenly, by
+    rank, from 0 for one end of the clients to 2 dropout for the other (those with the largest mean label, those with
+    the fewest rows). lost: it works, and its reply is lost on the way. nan, infinite, shape: its reply has a NaN or an
+    infinity in it, or is the first number only. late: its reply arrives in the next round.
+
+    spread, noise, deadline: a reply takes exp(spread z_i + noise z) times the typical time, z_i standard normal for the
+    client and z for the call; what takes longer than `deadline` typical times arrives in the next round.
+
+    gone: clients that never answer, from round `gone_from` on. seed: of all this; None takes the run's.
+    """
+
+    dropout: float = 0.0
+    tied: str = ""
+    lost: float = 0.0
+    nan: float = 0.0
+    infinite: float = 0.0
+    shape: float = 0.0
+    late: float = 0.0
+    spread: float = 0.0
+    noise: float = 0.0
+    deadline: float | None = None
+    gone: tuple[int, ...] = ()
+    gone_from: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "lost", "nan", "infinite", "shape", "late"):
+            _within(name, getattr(self, name), 0.0, 1.0)
+        if self.nan + self.infinite + self.shape + self.late > 1.0:
+            raise InputError("faults: nan, infinite, shape and late together must not exceed 1")
+        for name in ("spread", "noise"):
+            _within(name, getattr(self, name), 0.0, 100.0)
+        if self.deadline is not None:
+            _within("deadline", self.deadline, 1e-9, 1e9)
+        if self.tied not in ("", "labels", "size"):
+            raise InputError(
+                f"faults: tied must be 'labels' or 'size', not {short_repr(self.tied)}"
+            )
+        if self.tied and self.dropout > 0.5:
+            raise InputError(
+                f"faults: a tied dropout is at most 0.5, because it rises to twice that; not {self.dropout:g}"
+            )
+        object.__setattr__(self, "gone", tuple(self.gone))
+        for value, name in [(client, "gone") for client in self.gone] + [
+            (self.gone_from, "gone_from")
+        ]:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise InputError(
+                    f"faults: {name} must be whole numbers of at least 0, not {short_repr(value)}"
+                )
+        if self.seed is not None:
+            check_seed(self.seed)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that are not at their defaults, as plain values."""
+        about = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                about[field.name] = list(value) if isinstance(value, tuple) else value
+        return about
+
+
+def _within(name: str, value: object, low: float, high: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not low <= float(value) <= high:  # type: ignore[arg-type]
+        raise InputError(
+            f"faults: {name} must be a number from {low:g} to {high:g}, not {short_repr(value)}"
+        )
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Faults, Policy]:
+    """Faults and policy from a TOML file with the tables [faults] and [policy], both optional, fields as keys."""
+    return parse(toml.read(path), os.fspath(path))
+
+
+def parse(table: dict[str, Any], source: str) -> tuple[Faults, Policy]:
+    """`read` for a table that is already there."""
+    toml.known(table, {"faults": dict, "policy": dict}, source, {"faults", "policy"})
+    faults, policy = dict(table.get("faults", {})), dict(table.get("policy", {}))
+    kinds: dict[str, type] = {"tied": str, "gone": list, "gone_from": int, "seed": int}
+    schema = {field.name: kinds.get(field.name, float) for field in dataclasses.fields(Faults)}
+    toml.known(faults, schema, f"{source}, [faults]", set(schema))
+    numbers: dict[str, type] = {
+        "retries": int,
+        "full_retries": int,
+        "patience": int,
+        "lost_after": int,
+        "remember": str,
+    }
+    shape = {field.name: numbers.get(field.name, bool) for field in dataclasses.fields(Policy)}
+    toml.known(policy, shape, f"{source}, [policy]", set(shape))
+    try:
+        return Faults(**faults), Policy(**policy)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+class FaultSampler:
+    """The faults of one run on one problem: what becomes of each called client."""
+
+    def __init__(self, faults: Faults, problem: Problem, seed: int) -> None:
+        self.faults = faults
+        self.seed = seed if faults.seed is None else faults.seed
+        N = problem.N
+        beyond = [client for client in faults.gone if client >= N]
+        if beyond:
+            raise InputError(
+                f"faults: there is no client {short_repr(beyond[0])} that could be gone; they are 0..{N - 1}"
+            )
+        self._rates = (
+            np.full(N, float(faults.dropout)) if not faults.tied else _ranked(faults, problem)
+        )
+        self._gone = np.zeros(N, dtype=bool)
+        self._gone[list(faults.gone)] = True
+        everyone = np.arange(N, dtype=np.int64)
+        self._speed = (
+            faults.spread * _normal(self.seed, _SPEED, clients=everyone)
+            if faults.spread
+            else np.zeros(N)
+        )
+
+    def working(self, clients: Ints, round: int, wave: int) -> NDArray[np.bool_]:
+        """(n,) which of the called clients get to work at all."""
+        out = (
+            uniform_per_client(self.seed, _DROP, round, wave, clients=clients)
+            < self._rates[clients]
+        )
+        if round >= self.faults.gone_from:
+            out |= self._gone[clients]
+        return ~out
+
+    def outcomes(self, clients: Ints, round: int, wave: int) -> list[str]:
+        """What becomes of each worker's reply: "" for nothing, or lost, nan, infinite, shape, late."""
+        faults = self.faults
+        lost = uniform_per_client(self.seed, _LOSE, round, wave, clients=clients) < faults.lost
+        u = uniform_per_client(self.seed, _KIND, round, wave, clients=clients)
+        edges = np.cumsum([faults.nan, faults.infinite, faults.shape, faults.late])
+        kinds = np.array(["nan", "infinite", "shape", "late", ""])[
+            np.searchsorted(edges, u, side="right")
+        ]
+        if faults.deadline is not None:
+            noise = (
+                _normal(self.seed, _NOISE, round, wave, clients=clients) if faults.noise else 0.0
+            )
+            slow = self._speed[clients] + faults.noise * noise > math.log(faults.deadline)
+            kinds[slow] = "late"
+        kinds[lost] = "lost"
+        return [str(kind) for kind in kinds]
+
+
+def _ranked(faults: Faults, problem: Problem) -> Vector:
+    """(N,) dropout rates that rise evenly with the rank of a property of the clients' data."""
+    if faults.tied == "size":
+        order = -problem.sizes
+    else:
+        labels: Any = getattr(problem, "mean_labels", None)
+        if labels is None:
+            raise InputError(
+                f"faults: tied to labels, but {type(problem).__name__} has none; tie them to 'size'"
+            )
+        order = labels()
+    rates = np.empty(problem.N)
+    rates[np.argsort(order, kind="stable")] = np.linspace(0.0, 2.0 * faults.dropout, problem.N)
+    return rates
+
+
+def _normal(*words: int, clients: Ints) -> Vector:
+    """(n,) standard normal numbers, by Box and Muller."""
+    radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(*words, 0, clients=clients)))
+    return np.asarray(radius * np.cos(2.0 * np.pi * uniform_per_client(*words, 1, clients=clients)))
+
+
+def corrupted(reply: Any, fate: str) -> Any:
+    """The reply, a NamedTuple of (d,) arrays, as it arrives."""
+    if fate not in ("nan", "infinite", "shape"):
+        return reply
+    parts = [part.copy() for part in reply]
+    if fate == "shape":
+        return type(reply)(*(part[:1] for part in parts))
+    parts[0][len(parts[0]) // 2] = math.nan if fate == "nan" else math.inf
+    return type(reply)(*parts)

@@ -1,0 +1,1 @@
+"""PyTorch models as problems (extra: `pip install 'fedpage[torch]'`)."""

@@ -1,0 +1,1 @@
+"""Turn histories into plots, tables and an HTML page."""

@@ -1,0 +1,1 @@
+"""One run on disk: history, run directory, checkpoints, configuration."""

@@ -1,0 +1,130 @@
+"""TOML files: read with one-line errors, checked against what is known, and written."""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fedpage.core.errors import InputError, short_repr
+
+_LARGEST = 1 << 20
+"""Bytes of a TOML file, at the most; ours have some hundred."""
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The table in a TOML file."""
+    path = Path(path)
+    try:
+        with open(path, "rb") as stream:
+            text = stream.read(_LARGEST + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if len(text) > _LARGEST:
+        raise InputError(f"{path}: larger than {_LARGEST:,} bytes, which no settings are")
+    try:
+        return loads(text.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {line}: not UTF-8 text") from None
+
+
+def loads(text: str, source: str) -> dict[str, Any]:
+    """The table in TOML text; an error names the source and, where TOML's reader knows it, the line."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise InputError(f"{source}: not TOML ({' '.join(str(error).split())[:200]})") from None
+    except RecursionError:
+        raise InputError(f"{source}: not TOML that can be read (nested too deeply)") from None
+
+
+def known(table: Any, schema: Mapping[str, type], where: str, optional: set[str]) -> None:
+    """Refuse keys that the schema does not have, values of another type, and missing keys that are not optional.
+
+    A float may be written without a point; it must be finite.
+    """
+    if not isinstance(table, Mapping):
+        raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
+    for key, value in table.items():
+        if key not in schema:
+            near = get_close_matches(key, schema, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(schema)}"
+            raise InputError(f"{where}: unknown key {short_repr(key)}{hint}")
+        wanted = (int, float) if schema[key] is float else schema[key]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and schema[key] is not bool):
+            raise InputError(
+                f"{where}: {key} must be of type {schema[key].__name__}, not {short_repr(value)}"
+            )
+        if schema[key] is float and not _finite(value):
+            raise InputError(f"{where}: {key} must be a finite number, not {short_repr(value)}")
+    missing = [key for key in schema if key not in table and key not in optional]
+    if missing:
+        raise InputError(f"{where}: {missing[0]!r} is missing")
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def dumps(table: Mapping[str, Any]) -> str:
+    """TOML text of a table of tables, strings, numbers, booleans and lists of them; None is left out.
+
+    >>> print(dumps({"seed": 0, "method": {"name": "fedpage", "eta_g": 0.1}}), end="")
+    seed = 0
+    <BLANKLINE>
+    [method]
+    name = "fedpage"
+    eta_g = 0.1
+    """
+    lines: list[str] = []
+    _write(table, "", lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
+    plain = {
+        key: value
+        for key, value in table.items()
+        if value is not None and not isinstance(value, Mapping)
+    }
+    if name and (plain or not table):
+        lines.extend(["", f"[{name}]"])
+    lines.extend(f"{_key(key)} = {_value(value)}" for key, value in plain.items())
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            _write(value, f"{name}.{_key(key)}" if name else _key(key), lines)
+
+
+def _key(key: str) -> str:
+    bare = key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key)
+    return key if bare else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return '"' + "".join(_character(c) for c in value) + '"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_value(one) for one in value) + "]"
+    raise TypeError(f"{type(value).__name__} has no place in a settings file")
+
+
+def _character(c: str) -> str:
+    if c in '"\\':
+        return "\\" + c
+    if ord(c) < 32 or ord(c) == 127:
+        return f"\\u{ord(c):04x}"
+    return c
