@@ -22,7 +22,7 @@ from typing import Any
 import communication_report as report
 
 import fedpage as fp
-from fedpage.engine.simulation import provenance
+from fedpage.engine.simulate import provenance
 from fedpage.runs import config as specs
 from fedpage.studies.tune import tune
 
@@ -197,7 +197,7 @@ def evaluate(
             done += new
             spent = time.perf_counter() - began
             print(
-                f"{case.name} {name} for {aim:g}: step {found['method'].step:g}, {new} runs, {spent:.0f} s",
+                f"{case.name} {name} for {aim:g}: step {found['method'].effective_step:g}, {new} runs, {spent:.0f} s",
                 flush=True,
             )
         lines.append(report.Line(name, chosen[aim]["method"].name, costs, chosen))

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedpage as fp
-from fedpage.engine.simulation import versions as provenance_versions
+from fedpage.engine.simulate import versions as provenance_versions
 from fedpage.report.plots import COLOURS, MARKERS
 
 IMAGE = Path(__file__).parents[1] / "docs" / "img" / "communication.png"

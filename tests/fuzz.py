@@ -49,7 +49,7 @@ from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.policy import RoundFailed
-from fedpage.engine.simulation import describe, prepare
+from fedpage.engine.simulate import describe, prepare
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     )
     from fedpage.engine.faults import Faults
     from fedpage.engine.policy import Policy
-    from fedpage.engine.simulation import Simulation, simulate, sweep
+    from fedpage.engine.simulate import simulate
+    from fedpage.engine.simulation import Simulation
     from fedpage.engine.stopping import Stop
     from fedpage.methods import (
         METHODS,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.runs.history import History
+    from fedpage.studies.sweep import sweep
 
 _EXPORTS = {
     "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
@@ -78,7 +80,9 @@ _EXPORTS = {
     "fedpage.callbacks.trackers": "Track",
     "fedpage.engine.faults": "Faults",
     "fedpage.engine.policy": "Policy",
-    "fedpage.engine.simulation": "Simulation simulate sweep",
+    "fedpage.engine.simulation": "Simulation",
+    "fedpage.engine.simulate": "simulate",
+    "fedpage.studies.sweep": "sweep",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedAvgFull FedPAGE FedPAGEFull FedProx PAGE SCAFFOLD SCAFFOLDFull SLocalSVRG "

@@ -17,7 +17,7 @@ from support import methods, quadratic, uneven
 
 import fedpage as fp
 from fedpage.engine.loop import Interrupted
-from fedpage.engine.simulation import prepare
+from fedpage.engine.simulate import prepare
 from fedpage.runs import checkpoint, store, toml
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.store import RunDirectory

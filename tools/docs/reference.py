@@ -7,7 +7,7 @@ import fedpage as fp
 PAGES: dict[str, tuple[str, str, list[str]]] = {
     "running": (
         "Running", "One run, many runs, and when they end.",
-        ["engine.simulation.simulate", "engine.simulation.sweep", "engine.simulation.Simulation", "engine.stopping.Stop", "runs.store.RunDirectory"],
+        ["engine.simulate.simulate", "studies.sweep.sweep", "engine.simulation.Simulation", "engine.stopping.Stop", "runs.store.RunDirectory"],
     ),
     "history": ("History", "The record of a run.", ["runs.history.History", "runs.history.by_method", "core.types.COSTS"]),
     "methods": (

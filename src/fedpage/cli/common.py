@@ -154,8 +154,9 @@ def sweep(
     **options: Any,
 ) -> list[History]:
     """All runs, with a bar over rounds for each method, each in its own directory below `out`."""
-    from fedpage.engine.simulation import run_names, simulate
-    from fedpage.engine.simulation import sweep as run_all
+    from fedpage.engine.simulate import simulate
+    from fedpage.studies.sweep import run_names
+    from fedpage.studies.sweep import sweep as run_all
 
     options |= {"record_every": record_every}
     names = [method.name for method in chosen]

@@ -110,9 +110,9 @@ def _compare(
     from fedpage.core.atomic import put
     from fedpage.core.errors import InputError
     from fedpage.engine import faults
-    from fedpage.engine.simulation import run_names
     from fedpage.runs import config as specs
     from fedpage.runs import toml
+    from fedpage.studies.sweep import run_names
 
     S, K, step, seeds, rounds = (command[name] for name in ("S", "K", "step", "seeds", "rounds"))
     target, methods = command["target"], command["methods"]

@@ -349,8 +349,8 @@ def _tuning_page(
     import base64
     import html
 
-    from fedpage.engine.simulation import sweep
     from fedpage.report import page
+    from fedpage.studies.sweep import sweep
 
     runs = sweep(
         problem,

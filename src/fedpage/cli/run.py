@@ -168,7 +168,7 @@ def _do(
     watchers: Sequence[Any] = (),
 ) -> None:  # fmt: skip
     """Run it, or go on with it, and show what came of it."""
-    from fedpage.engine.simulation import prepare
+    from fedpage.engine.simulate import prepare
     from fedpage.runs.store import RunDirectory
 
     prepared = prepare(made.problem, made.method, **made.options)

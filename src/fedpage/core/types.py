@@ -13,6 +13,7 @@ and nothing in a method depends on who runs it: the simulator, a Flower node, or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -38,6 +39,21 @@ COSTS = (
 """Cumulative costs at each record. gradients counts single rows' gradients (f_ij) over all clients;
 gradients_per_client adds up, over rounds, the mean work of a called client. missing, rejected and fallbacks say how
 often a called client gave no sound reply in time, a reply did not count, and a full round became a sampled one."""
+
+
+class StopReason(StrEnum):
+    """How a run ended; `History.stop_detail` says more in a sentence."""
+
+    FINISHED = "finished"
+    """All rounds were run."""
+    TARGET = "target reached"
+    BUDGET = "budget spent"
+    CALLBACK = "stopped by a function or callback"
+    DIVERGED = "diverged"
+    ROUND_FAILED = "round failed"
+    """Too few clients answered for too long; the run can be resumed."""
+    INTERRUPTED = "interrupted"
+    """The process ended before the run did; the run can be resumed."""
 
 
 class Batch(NamedTuple):

@@ -21,7 +21,8 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import Vector
 from fedpage.engine.loop import Run
 from fedpage.engine.policy import Policy
-from fedpage.engine.simulation import describe, start_described, start_of, versions
+from fedpage.engine.simulate import describe, start_described, versions
+from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
 from fedpage.flower.engine import FlowerEngine, Node, described, one_federation
 from fedpage.flower.node import checked, method_of, own_problem, problem_digest

@@ -23,7 +23,7 @@ from fedpage._version import __version__
 from fedpage.core.errors import InputError
 from fedpage.core.types import Method, Problem, dtype_of
 from fedpage.engine.loop import check_whole
-from fedpage.engine.simulation import describe, simulate
+from fedpage.engine.simulate import describe, simulate
 from fedpage.engine.stopping import Stop
 from fedpage.runs.history import History
 from fedpage.theory.planner import Costs

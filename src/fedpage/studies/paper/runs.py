@@ -12,7 +12,7 @@ from typing import Any
 
 from fedpage.core.errors import InputError
 from fedpage.data.partition import blocks
-from fedpage.engine.simulation import describe, simulate
+from fedpage.engine.simulate import describe, simulate
 from fedpage.runs.history import History
 from fedpage.studies.paper.figures import Figure, Panel, Variant
 
