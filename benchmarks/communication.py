@@ -23,7 +23,7 @@ import communication_report as report
 
 import fedpage as fp
 from fedpage.engine.simulate import provenance
-from fedpage.runs import config as specs
+from fedpage.runs import build as specs
 from fedpage.studies.tune import tune
 
 FRESH = 20_000

@@ -66,7 +66,7 @@ def simulated(config):
     """The same run in the simulator."""
     import fedpage as fp
     from fedpage.flower.node import method_of
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
 
     def run(problem=None, **changes):
         settings = config | changes

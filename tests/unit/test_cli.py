@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import fedpage as fp
-from fedpage.runs import config as specs
+from fedpage.runs import build as specs
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40")
 

@@ -22,7 +22,7 @@ import typer
 import fedpage as fp
 from fedpage.cli import main
 from fedpage.core.random import RoundDraws
-from fedpage.runs import config as specs
+from fedpage.runs import build as specs
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.report import plots
-from fedpage.runs import config as specs
+from fedpage.runs import build as specs
 from fedpage.studies import tune as tuning
 from fedpage.theory import Setting, nonconvex_fedpage, nonconvex_page
 from fedpage.theory import planner as planning

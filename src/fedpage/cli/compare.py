@@ -110,7 +110,7 @@ def _compare(
     from fedpage.core.atomic import put
     from fedpage.core.errors import InputError
     from fedpage.engine import faults
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
     from fedpage.runs import toml
     from fedpage.studies.sweep import run_names
 
@@ -191,7 +191,7 @@ def demo(
 ) -> None:
     """FedPAGE, SCAFFOLD and FedAvg on the embedded census data: a table, a plot, a report."""
     from fedpage.core.errors import InputError
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
 
     problem = specs.problem(specs.dataset("census"), 3250, "robust", "blocks")
     print(

@@ -158,7 +158,7 @@ def _estimated(
     weights: str,
     partition_seed: int,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
     from fedpage.theory import estimate
 
     problem = specs.problem(
@@ -287,7 +287,7 @@ def tune(
 ) -> None:
     """Search step sizes for the least cost to a target; other hyper-parameters are options: --S 10 --K 10."""
     from fedpage.core.errors import InputError
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
     from fedpage.studies.tune import checked, default_grid
     from fedpage.studies.tune import tune as search_steps
 

@@ -95,7 +95,7 @@ def _adapted(chosen: list[Any], quick: bool, data: str | None) -> list[Any]:
     """The figures on other data, or cut short, and marked as such."""
     from dataclasses import replace
 
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
     from fedpage.studies.paper import figures as book
 
     if data is not None:

@@ -83,7 +83,7 @@ def run(
     force: ForceOption = False,
 ) -> None:
     """Run one method. Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`)."""
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
     from fedpage.runs import toml
     from fedpage.runs.store import interval
 
@@ -134,7 +134,7 @@ def _made(command: Mapping[str, Any], threads: int, faults_from: str) -> _Made:
     from fedpage.core.errors import InputError
     from fedpage.engine import faults
     from fedpage.engine.stopping import Stop
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
 
     kind = specs.method_class(command["method"])
     hyper = specs.parsed(kind, command["hyper"])
@@ -274,7 +274,7 @@ def list_methods(
     from rich.table import Table
 
     from fedpage.methods import METHODS
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
 
     chosen: dict[str, Any] = (
         dict(METHODS) if name is None else {name.lower(): specs.method_class(name)}

@@ -1,10 +1,13 @@
-"""Errors for bad input, and how they quote a value."""
+"""Errors for bad input, and the phrases that their messages share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class InputError(ValueError):
-    """Something the user gave cannot be used. The message is one line: what was wrong, where, and what to do."""
+    """Report input that cannot be used, in one line: what is wrong, where, and what to do."""
 
 
 def short_repr(value: object) -> str:
@@ -14,3 +17,22 @@ def short_repr(value: object) -> str:
     except (RecursionError, ValueError):  # too deep, or an integer of thousands of digits
         return f"this {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Suggest the known word that is closest to a misspelt one.
+
+    Args:
+        word: what the user wrote.
+        known: the words that would have been understood.
+
+    Returns:
+        " did you mean 'x'?" with a leading space, or "" if no known word is close.
+
+    >>> did_you_mean("scafold", ["fedavg", "scaffold"])
+    " did you mean 'scaffold'?"
+    """
+    names = list(known)
+    near = get_close_matches(word, names, n=1, cutoff=0.5)
+    near = near or get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    return f" did you mean {near[0]!r}?" if near else ""

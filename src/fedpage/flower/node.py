@@ -21,7 +21,7 @@ from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import signed
 from fedpage.data.partition import Partition, by_name
 from fedpage.data.registry import known, platform_cache
-from fedpage.runs import config as specs
+from fedpage.runs import build as specs
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import pack, unpack
 from fedpage.runs.fingerprint import code_digest

@@ -1,292 +1,298 @@
-"""From words to objects: what the command line's `--data`, `--partition`, `--objective` and `--methods` mean."""
+"""Configuration: one dataclass a subject, and `structure`, which builds dataclasses from outside.
+
+A field declared here is at once an option of the command line, a key of run.toml and a key of
+Flower's run config. The module imports neither numpy nor a method, so that `fedpage --help` is fast.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import math
+import types
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 
-from fedpage.core.errors import InputError
-from fedpage.data import Dataset, load
-from fedpage.data.partition import Partition, by_name
-from fedpage.data.registry import EMBEDDED
-from fedpage.methods import METHODS
-from fedpage.methods.fair import matched
-from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
-
-OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2")
+T = TypeVar("T")
+_NONE_WORDS = ("none", "all", "default")
+"""Words for None: an optional hyper-parameter at its default, or a minibatch of all rows."""
+_BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def did_you_mean(word: str, known: list[str]) -> str:
-    """' did you mean ...?' or nothing."""
-    near = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+def setting(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    option: bool = True,
+) -> Any:
+    """Declare a field of a configuration dataclass.
 
-
-def split(text: str) -> tuple[str, dict[str, str]]:
-    """A name and its settings, from `name:key=value:key=value`.
-
-    >>> split("census:skew=1:rows=500")
-    ('census', {'skew': '1', 'rows': '500'})
+    Args:
+        default: its value where none is given; without one the field must be given.
+        help: what it means, in a few words, for the command line.
+        at_least: the smallest number that is accepted.
+        above: the largest number that is too small.
+        at_most: the largest number that is accepted.
+        option: whether the command line has an option for it.
     """
-    name, *rest = text.split(":")
-    settings = {}
-    for part in rest:
-        key, equals, value = part.partition("=")
-        if not equals or not key or not value:
-            raise InputError(f"{text!r}: expected name:key=value, found {part!r}")
-        settings[key.replace("-", "_")] = value
-    return name, settings
+    limits = {"at_least": at_least, "above": above, "at_most": at_most}
+    metadata = {"help": help, "option": option, "limits": limits}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def dataset(text: str) -> Dataset:
-    """The data set that `--data` names; embedded ones take settings, such as census:skew=1."""
-    name = text.partition(":")[0]
-    if name not in EMBEDDED:
-        return load(text)
-    name, settings = split(text)
-    options: dict[str, Any] = {}
-    for key, value in settings.items():
-        try:
-            options[key] = int(value) if key in ("rows", "seed") else float(value)
-        except ValueError:
-            raise InputError(f"--data {text}: {key} must be a number, not {value!r}") from None
-    return load(name, **options)
+# --- from tables and words to dataclasses ---------------------------------------------------------
 
 
-def problem(
-    data: Dataset,
-    clients: int,
-    objective: str,
-    partition: str,
-    alpha: float | None = None,
-    weights: str = "uniform",
-    partition_seed: int = 0,
-) -> LinearModel:
-    """The objective over the divided data."""
-    return objective_over(
-        data, by_name(partition, data.y, clients, partition_seed), objective, alpha, weights
-    )
+def structure(cls: type[T], table: object, where: str, *, words: bool = False) -> T:
+    """Build a dataclass from a table of a TOML file, from Flower's run config or from words.
 
+    Fields may be bool, int, float, str, Path, enums, Literal, Optional and other unions, lists,
+    tuples, dictionaries with text keys, and dataclasses of these. A key may have dashes where the
+    field has underscores. A float may be written without a point, and must be finite.
 
-def objective_over(
-    data: Dataset,
-    division: Partition,
-    objective: str,
-    alpha: float | None = None,
-    weights: str = "uniform",
-) -> LinearModel:
-    """The objective that a word names; alpha is that of its regulariser, 0.1 by default."""
-    if alpha is not None and objective in ("robust", "logistic", "squares"):
-        raise InputError(f"--alpha {alpha:g}: objective {objective!r} has no regulariser to weigh")
-    alpha = 0.1 if alpha is None else alpha
-    match objective:
-        case "robust":
-            return RobustRegression(data, division, weights=weights)
-        case "logistic":
-            return LogisticRegression(data, division, weights=weights)
-        case "logistic-l2":
-            return LogisticRegression(data, division, reg="l2", alpha=alpha, weights=weights)
-        case "logistic-nonconvex":
-            return LogisticRegression(data, division, reg="nonconvex", alpha=alpha, weights=weights)
-        case "squares":
-            return LeastSquares(data, division, weights=weights)
-        case "squares-l2":
-            return LeastSquares(data, division, alpha=alpha, weights=weights)
-    hint = did_you_mean(objective, list(OBJECTIVES))
-    raise InputError(f"unknown objective {objective!r}: {hint}known are {', '.join(OBJECTIVES)}")
+    Args:
+        cls: the dataclass.
+        table: keys and values.
+        where: the place that an error names, such as "run.toml, [command]", or "--" where the
+            keys are options of the command line.
+        words: values are text, as on a command line: "1" is a number, "true" a boolean, "a,b" a
+            list, "all" None where the field is optional, and capitals in a key do not matter.
 
+    Returns:
+        An instance of `cls`.
 
-def method_class(name: str) -> type[Any]:
-    """The method of that name, or the class in `file.py@Class` that a user wrote."""
-    if name.lower() in METHODS:
-        return METHODS[name.lower()]
-    path, at, cls = name.rpartition("@")
-    if at:
-        return _from_file(Path(path), cls)
-    hint = did_you_mean(name, list(METHODS))
-    raise InputError(
-        f"unknown method {name!r}: {hint}known are {', '.join(METHODS)}, or file.py@ClassName"
-    )
+    Raises:
+        InputError: a key is unknown or missing, or a value has another type or is out of range.
 
-
-def _from_file(path: Path, cls: str) -> type[Any]:
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file to take the method {cls!r} from")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
-    kind = getattr(module, cls, None)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise InputError(f"{path}: has no dataclass {cls!r}")
-    missing = [
-        n
-        for n in ("init", "call", "client", "server", "effective_step", "client_state", "name")
-        if not hasattr(kind, n)
-    ]
-    if missing:
-        raise InputError(f"{path}: {cls} is no method yet: it lacks {', '.join(missing)}")
-    return kind
-
-
-def parameters(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """A method's hyper-parameters by name."""
-    return {field.name: field for field in dataclasses.fields(kind)}
-
-
-def parsed(
-    kind: type[Any], settings: Mapping[str, str], options: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Hyper-parameters from words, by the types of the method's fields; "all" and "default" mean None.
-
-    options: what else could have been meant, such as the command's own "--rounds".
+    >>> @dataclass
+    ... class Server:
+    ...     port: int
+    ...     name: str = "localhost"
+    >>> structure(Server, {"port": 80}, "server.toml")
+    Server(port=80, name='localhost')
+    >>> structure(Server, {"prt": 80}, "server.toml")
+    Traceback (most recent call last):
+    fedpage.core.errors.InputError: server.toml: unknown key 'prt'; did you mean 'port'?
     """
-    known = parameters(kind)
+    if not isinstance(table, Mapping):
+        raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
+    known = dataclass_fields(cls)
+    kinds = field_types(cls)
     values: dict[str, Any] = {}
-    for key, text in settings.items():
-        name = key if key in known else next((n for n in known if n.lower() == key.lower()), None)
+    for key, value in table.items():
+        name = _field_name(key, known, words)
         if name is None:
-            word = "--" + key.replace("_", "-")
-            near = get_close_matches(word, options, n=1, cutoff=0.75)
-            hint = f"did you mean {near[0]}? " if near else did_you_mean(key, list(known))
-            raise InputError(
-                f"{kind.name} has no hyper-parameter {key!r}: {hint}it has {', '.join(known)}"
-            )
-        values[name] = _value(kind.name, name, str(known[name].type), text)
-    return values
-
-
-def _value(method: str, name: str, kind: str, text: str) -> Any:
-    if "None" in kind and text.lower() in ("none", "all", "default"):
-        return None
+            hint = did_you_mean(str(key), known) or f" known are {', '.join(known)}"
+            raise InputError(f"{where}: unknown key {short_repr(key)};{hint}")
+        if name in values:
+            raise InputError(f"{where}: {name} is given twice")
+        values[name] = _field_value(known[name], kinds[name], key, value, where, words)
+    for name, entry in known.items():
+        if name not in values and entry.default is MISSING and entry.default_factory is MISSING:
+            raise InputError(f"{where}: {name!r} is missing")
     try:
-        if "bool" in kind:
-            return {"true": True, "false": False}[text.lower()]
-        if "int" in kind:
-            return int(text)
-        if "float" in kind:
-            value = float(text)
-            if not math.isfinite(value):
-                raise ValueError
-            return value
-        return text
-    except (ValueError, KeyError):
-        sort = (
-            "true or false"
-            if "bool" in kind
-            else "a whole number"
-            if "int" in kind
-            else "a finite number"
-        )
-        raise InputError(f"{method}: {name} must be {sort}, not {text!r}") from None
+        return cls(**values)
+    except InputError as error:
+        named = where == "--" or str(error).startswith(where)
+        raise InputError(str(error) if named else f"{where}: {error}") from None
 
 
-def method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> Any:
-    """A method from `name:key=value`, on the paper's equal terms but for what is set.
-
-    A step size that is given stands; otherwise the effective step is `step`.
-    """
-    name, settings = split(text)
-    kind = method_class(name)
-    values = parsed(kind, settings)
-    made = matched(kind, N=N, M=M, S=S, K=int(values.get("K", K)), step=step)
-    if not {"eta_g", "eta_l"} & values.keys():
-        return dataclasses.replace(made, **values).with_step(step) if values else made
-    return dataclasses.replace(made, **values)
+def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
+    """Return the fields of a dataclass that its constructor takes, by name."""
+    return {entry.name: entry for entry in fields(cls) if entry.init}
 
 
-def typical_size(problem: LinearModel) -> int:
-    """The median M_i, for choosing minibatches."""
-    return int(np.median(problem.sizes))
+@cache
+def field_types(cls: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name, with annotations in quotes resolved."""
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in dataclass_fields(cls)}
 
 
-def method_like(kind: type[Any], settings: Mapping[str, Any], problem: LinearModel) -> Any:
-    """A method with the given settings and, for what is not given, the paper's equal terms on this problem."""
-    N, M = problem.N, typical_size(problem)
-    K = int(
-        settings.get(
-            "K", 1 if parameters(kind).get("K") and parameters(kind)["K"].default == 1 else 10
-        )
+class _Mismatch(Exception):
+    """A value that is not of the wanted type."""
+
+
+def _field_name(key: object, known: Mapping[str, object], words: bool) -> str | None:
+    if not isinstance(key, str):
+        return None
+    name = key.replace("-", "_")
+    if name in known or not words:
+        return name if name in known else None
+    return next((other for other in known if other.lower() == name.lower()), None)
+
+
+def _field_value(
+    entry: Field[Any], kind: Any, key: str, value: object, where: str, words: bool
+) -> Any:
+    limits: Mapping[str, float | None] = entry.metadata.get("limits", {})
+    try:
+        found = _convert(kind, value, f"{where}, [{key}]", words)
+        if isinstance(found, (int, float)) and not _within(found, limits):
+            raise _Mismatch
+        return found
+    except _Mismatch:
+        place = f"--{key.replace('_', '-')}" if where == "--" else f"{where}: {key}"
+        wanted = _describe(kind) + _describe_limits(limits)
+        hint = did_you_mean(value, _choices(kind)) if isinstance(value, str) else ""
+        raise InputError(
+            f"{place} must be {wanted}, not {short_repr(value)}{';' if hint else ''}{hint}"
+        ) from None
+
+
+def _convert(kind: Any, value: Any, where: str, words: bool) -> Any:
+    """Convert a value to a type, or raise _Mismatch; `where` is the place of a nested table."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_union(arguments, value, where, words)
+    if origin is Literal:
+        return _choose({choice: choice for choice in arguments}, value)
+    if origin in (list, tuple, Sequence):
+        return _convert_items(origin, arguments, value, where, words)
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise _Mismatch
+        return {key: _convert(arguments[1], item, where, words) for key, item in value.items()}
+    if is_dataclass(kind):
+        return structure(kind, value, where, words=words)  # type: ignore[arg-type]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _choose({member.value: member for member in kind}, value)
+    if words and isinstance(value, str) and kind in (bool, int, float):
+        value = _parse_word(kind, value)
+    if kind is float:
+        return _finite(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _Mismatch
+    return value
+
+
+def _convert_union(kinds: Sequence[Any], value: Any, where: str, words: bool) -> Any:
+    if type(None) in kinds and (
+        value is None or (words and isinstance(value, str) and value.lower() in _NONE_WORDS)
+    ):
+        return None
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return _convert(kind, value, where, words)
+            except _Mismatch:
+                continue
+    raise _Mismatch
+
+
+def _convert_items(
+    origin: Any, kinds: Sequence[Any], value: Any, where: str, words: bool
+) -> list[Any] | tuple[Any, ...]:
+    if words and isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, (list, tuple)):
+        raise _Mismatch
+    fixed = origin is tuple and kinds[-1] is not Ellipsis
+    if fixed and len(kinds) != len(value):
+        raise _Mismatch
+    each = kinds if fixed else [kinds[0]] * len(value)
+    items = [
+        _convert(kind, item, f"{where} {number}", words)
+        for number, (kind, item) in enumerate(zip(each, value, strict=True), start=1)
+    ]
+    return tuple(items) if origin is tuple else items
+
+
+def _choose(choices: Mapping[Any, Any], value: Any) -> Any:
+    for choice, found in choices.items():
+        if type(choice) is type(value) and choice == value:
+            return found
+    raise _Mismatch
+
+
+def _parse_word(kind: type, text: str) -> Any:
+    try:
+        return _BOOLEAN_WORDS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise _Mismatch from None
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _Mismatch
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        raise _Mismatch from None
+    if not math.isfinite(number):
+        raise _Mismatch
+    return number
+
+
+def _within(value: float, limits: Mapping[str, float | None]) -> bool:
+    low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
+    return (
+        (low is None or value >= low)
+        and (above is None or value > above)
+        and (high is None or value <= high)
     )
-    made = matched(kind, N=N, M=M, S=min(10, N), K=K, step=0.1)
-    return dataclasses.replace(made, **settings)
 
 
-def grid(kind: type[Any], searches: list[str]) -> dict[str, list[Any]]:
-    """Values to search, from `name=value,value`; "step" (effective) and "rho" = K eta_l/eta_g are known too."""
-    found: dict[str, list[Any]] = {}
-    for text in searches:
-        name, equals, values = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or not values.strip():
-            raise InputError(f"--search {text!r}: expected name=value,value,...")
-        if name in ("step", "rho"):
-            if name == "rho" and not hasattr(kind, "local_step"):
-                raise InputError(
-                    f"--search {text!r}: rho is FedPAGE's; {kind.name} has eta_g and eta_l"
-                )
-            found[name] = [
-                _value(kind.name, name, "float", value.strip()) for value in values.split(",")
-            ]
-            continue
-        for value in values.split(","):
-            ((name, parsed_value),) = parsed(kind, {name: value.strip()}).items()
-            found.setdefault(name, []).append(parsed_value)
-    return found
+def _describe_limits(limits: Mapping[str, float | None]) -> str:
+    low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
+    if low is not None and high is not None:
+        return f" from {low:,} to {high:,}"
+    parts = [
+        text
+        for bound, text in (
+            (low, f" of at least {low}"), (above, f" above {above}"), (high, f" of at most {high}"),
+        )
+        if bound is not None
+    ]  # fmt: skip
+    return " and".join(parts)
 
 
-def command_line(name: str, method: Any, where: Mapping[str, str]) -> str:
-    """The `fedpage run` that runs this method there."""
-    words = [f"fedpage run {name}"]
-    words += [f"{option} {value}" for option, value in where.items()]
-    for key, field in parameters(type(method)).items():
-        value = getattr(method, key)
-        if value != field.default:
-            shown = (
-                f"{value:.6g}"
-                if isinstance(value, float)
-                else "all"
-                if value is None
-                else str(value)
-            )
-            words.append(f"--{key.replace('_', '-')} {shown}")
-    return " ".join(words)
+_NAMES = {
+    bool: "true or false", int: "a whole number", float: "a finite number", str: "text", Path: "a path",
+}  # fmt: skip
+_PLURALS = {int: "whole numbers", float: "finite numbers", str: "words"}
 
 
-def with_theory(kind: type[Any], settings: Mapping[str, Any], problem: LinearModel) -> Any:
-    """The method with its theorem's step sizes: `--steps theory`."""
-    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
-    from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
+def _describe(kind: Any) -> str:
+    """Name a type in the words of an error message."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    choices = _choices(kind)
+    if choices:
+        return " or ".join(repr(choice) for choice in choices)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(each) for each in arguments if each is not type(None))
+    if origin in (list, tuple, Sequence):
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        return (
+            f"a list of {len(arguments)} " * fixed
+            + "a list of " * (not fixed)
+            + _PLURALS.get(arguments[0], "tables" if is_dataclass(arguments[0]) else "lists")
+        )
+    if origin in (dict, Mapping) or is_dataclass(kind):
+        return "a table"
+    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
-    base = method_like(kind, settings, problem)
-    given = {"eta_g", "eta_l", "p"} & set(settings)
-    if given:
-        raise InputError(f"--steps theory chooses {', '.join(sorted(given))} itself; leave it out")
-    if issubclass(kind, FedPAGE):
-        tuned = kind.from_theory(problem, S=base.S, K=base.K)
-        return dataclasses.replace(base, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
-    base.init(np.zeros(problem.d), problem.N)
-    L = problem.smoothness().row
-    common: dict[str, Any] = {
-        "L": L,
-        "N": problem.N,
-        "S": getattr(base, "S", 1),
-        "convex": problem.convex,
-    }
-    if issubclass(kind, SCAFFOLD):
-        return base.with_step(scaffold_steps(**common, K=base.K).effective_step)
-    if issubclass(kind, FedAvg) and not issubclass(kind, FedProx):
-        _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
-        return base.with_step(fedavg_steps(**common, K=base.K, B=B).effective_step)
-    raise InputError(f"--steps theory: the paper gives no step sizes for {kind.name}; give eta_l")
+
+def _choices(kind: Any) -> list[str]:
+    """Return the words among which a field chooses; none if it takes other values too."""
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    if get_origin(kind) in (Union, types.UnionType):
+        members = [each for each in get_args(kind) if each is not type(None)]
+        return _choices(members[0]) if len(members) == 1 else []
+    return []

@@ -39,7 +39,7 @@ class Task:
 @lru_cache(maxsize=3)
 def problem(data: str, rows: int, objective: str, clients: int) -> Any:
     """The figure's problem: the first `rows` rows in equal consecutive blocks."""
-    from fedpage.runs import config as specs
+    from fedpage.runs import build as specs
 
     loaded = specs.dataset(data)
     if rows > loaded.rows:
