@@ -115,7 +115,7 @@ def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
         "S-Local-SVRG-sampled": fp.SLocalSVRG(S=S, K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(
             step
         ),
-        "FedPAGE-Full": fp.FedPAGEFull(S=S, K=K, p=0.3).with_step(step),
-        "SCAFFOLD-Full": fp.SCAFFOLDFull(S=S, K=K).with_step(step),
-        "FedAvg-Full": fp.FedAvgFull(S=S, K=K).with_step(step),
+        "FedPAGE-Full": fp.FedPAGE.full(S=S, K=K, p=0.3).with_step(step),
+        "SCAFFOLD-Full": fp.SCAFFOLD.full(S=S, K=K).with_step(step),
+        "FedAvg-Full": fp.FedAvg.full(S=S, K=K).with_step(step),
     }

@@ -9,10 +9,11 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
+from fedpage.core.messages import reply_layouts
 from fedpage.engine.faults import FaultSampler
-from fedpage.engine.policy import Answer, Letter
-from fedpage.engine.round import Rounds
+from fedpage.engine.round import Round
 from fedpage.engine.simulation import Simulation
+from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed
 
 ALL = methods(4, 3, 0.1)
 EVERY_FAULT = fp.Faults(
@@ -85,12 +86,15 @@ def test_the_mean_is_over_those_who_answered(tied):
     problem, method = uneven(), ALL["FedAvg"]
     faults = fp.Faults(dropout=0.4, tied=tied)
     run = Simulation(problem, method, seed=1, faults=faults, policy=fp.Policy(retries=1))
-    weather, x, missing = FaultSampler(faults, problem, 1), np.zeros(problem.d), 0
+    sampler, x, missing = FaultSampler(faults, problem, 1), np.zeros(problem.d), 0
     for r in range(15):
         draws = run.draws()
         clients, message, *_ = method.call(run.state, draws)
-        first = weather.working(clients, r, 0)
-        second = weather.working(clients, r, 1)
+        everyone = np.ones(len(clients), dtype=bool)
+        first, second = (
+            everyone if mask is None else mask
+            for mask in (sampler.sample_working(clients, r, attempt) for attempt in (0, 1))
+        )
         there = clients[first | second]
         missing += int((~first).sum() + (~first & ~second).sum())
         total = np.zeros(problem.d)
@@ -127,7 +131,7 @@ def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
             assert run.costs.fallbacks == before.fallbacks
             continue
         seen += 1
-        clients, message, *_ = method._sampled(state, draws)
+        clients, message, *_ = method._call_sampled(state, draws)
         there = np.array([client for client in clients if client != 6])
         reply, _ = method.client(message, problem.oracle(there, draws), None)
         np.testing.assert_array_equal(run.state.g, np.add.reduce(reply.g) / len(there))
@@ -139,7 +143,7 @@ def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
 def test_the_first_g_waits_for_everyone_and_says_for_whom():
     problem = quadratic()
     late = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=0, faults=fp.Faults(gone=(2, 5)))
-    assert late.stopped == "gave up at round 0: no sound reply from clients 2, 5"
+    assert late.stopped.endswith("round 0 failed: no valid reply from clients 2, 5")
     assert not late.ended
     assert late.x.tolist() == [0.0] * problem.d
     asked = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=0, faults=fp.Faults(dropout=0.5))
@@ -172,13 +176,11 @@ def test_a_lost_client_is_told_once_and_training_goes_on():
 def test_a_client_that_comes_back_counts_again():
     problem, method = quadratic(), fp.FedAvg(S=8, K=1)
     run = Simulation(problem, method, seed=0, faults=fp.Faults(), policy=fp.Policy(lost_after=1))
-    told = []
-    run.rounds.tell = lambda *what: told.append(what)
-    run.rounds.roster.missed([3])
-    assert run.rounds.roster.lost == [3]
-    run.step()
-    assert run.rounds.roster.lost == []
-    assert told == [(0, "back", "client 3 answered again")]
+    run.round.health.update(present=[], absent=[3])
+    assert run.round.health.lost == [3]
+    info = run.step()
+    assert run.round.health.lost == []
+    assert info.events == (Event("back", 0, "client 3 answered again"),)
 
 
 @pytest.mark.parametrize("fault", ["lost", "late", "nan"])
@@ -190,7 +192,7 @@ def test_control_variates_stay_the_mean_of_the_clients_own(fault):
         with np.errstate(all="ignore"):
             for _ in range(40):
                 run.step()
-        gap = np.abs(run.state.c - run.client_states.everyone().c.mean(axis=0)).max()
+        gap = np.abs(run.state.c - run.client_states.get_all().c.mean(axis=0)).max()
         assert (gap < 1e-12) == holds
 
 
@@ -235,11 +237,10 @@ def test_a_late_reply_never_counts_and_without_the_policy_it_does():
     slow = fp.Faults(spread=1.0, deadline=1.5)
     always = fp.simulate(problem, method, faults=slow, policy=fp.Policy(retries=0), **options)
     assert always.last("rejected") > 0
-    weather = FaultSampler(slow, problem, 0)
+    sampler = FaultSampler(slow, problem, 0)
     everyone = np.arange(problem.N)
-    assert weather.outcomes(everyone, 3, 0) == weather.outcomes(
-        everyone, 7, 2
-    )  # slow clients are always the same ones
+    first, later = sampler.sample_outcomes(everyone, 3, 0), sampler.sample_outcomes(everyone, 7, 2)
+    np.testing.assert_array_equal(first, later)  # the same clients are always slow
 
 
 def test_a_run_that_diverges_is_not_taken_for_clients_that_fail():
@@ -271,84 +272,83 @@ def test_tied_dropout_follows_the_data():
 
 
 class Scripted:
-    """A post office whose letters are written down, wave by wave."""
+    """A transport whose chunks are written down, attempt by attempt."""
 
-    def __init__(self, waves):
-        self.waves, self.asked, self.accepted = list(waves), [], []
+    def __init__(self, attempts):
+        self.attempts, self.requested, self.committed = list(attempts), [], []
 
-    def ask(self, clients, message, wave):
-        self.asked.append(clients.tolist())
-        return [Answer(clients, letters=self.waves.pop(0))]
+    def request(self, call, draws, attempt):
+        self.requested.append((call.clients.tolist(), attempt))
+        return self.attempts.pop(0)(call)
 
-    def accept(self, clients, memory):
-        self.accepted.append(clients.tolist())
+    def commit(self, clients, client_states):
+        self.committed.append(clients.tolist())
 
 
-def reply(value, kind=None, d=4):
+def replies(values, d=4):
     from fedpage.methods.fedavg import Reply
 
-    return (kind or Reply)(np.full(d, float(value)))
+    return Reply(np.repeat(np.array(values, dtype=np.float64)[:, None], d, axis=1))
 
 
-def test_letters_count_once_in_client_order_and_only_if_they_were_asked_for():
-    from fedpage.methods.scaffold import Controlled
+def make_round(method, transport, **policy):
+    return Round(method, 8, 4, np.dtype(np.float64), transport, fp.Policy(**policy))
 
+
+def test_replies_of_several_attempts_are_added_in_client_order():
     method = fp.FedAvg(S=3, K=1)
     draws = fp.core.random.RoundDraws(0, 0)
     a, b, c = draws.clients(8, 3).tolist()
-    stranger = next(i for i in range(8) if i not in (a, b, c))
-    f32 = type(reply(0))(np.zeros(4, dtype=np.float32))
-    post = Scripted([
-        [Letter(c, 0, reply(1e16)), Letter(stranger, 0, reply(9)), Letter(a, 0, reply(1)), Letter(a, 0, reply(5)),
-         Letter(b, 7, reply(9)), Letter(b, 0, None, error="it raised ValueError"), Letter(b, 0, f32)],
-        [Letter(b, 0, Controlled(np.zeros(4), np.zeros(4))), Letter(b, 0, reply(0, d=1))],
-        [Letter(b, 0, reply(-1e16))],
+    transport = Scripted([
+        lambda call: [
+            Chunk(call.clients, np.array([a, c]), replies([1, 1e16]), received=3,
+                  rejected=[Rejection(b, "late: it belongs to round 7")]),
+        ],
+        lambda call: [Chunk(call.clients, call.clients[:0], None, received=1,
+                            rejected=[Rejection(b, "it raised ValueError")])],
+        lambda call: [Chunk(call.clients, call.clients, replies([-1e16]), received=1)],
     ])  # fmt: skip
-    rounds = Rounds(method, 8, post)
-    told = []
-    rounds.tell = lambda round, event, text: told.append(text)
-    state = rounds.play(method.init(np.zeros(4), 8), draws)
-    assert post.asked == [[a, b, c], [b], [b]]
+    one_round = make_round(method, transport)
+    state, info = one_round.step(method.init(np.zeros(4), 8), draws)
+    assert transport.requested == [([a, b, c], 0), ([b], 1), ([b], 2)]
+    assert transport.committed == [[a, b, c]]
     assert state.x.tolist() == [((1.0 - 1e16) + 1e16) / 3] * 4  # added in client order
-    assert rounds.costs.missing == 2
-    assert rounds.costs.rejected == 6
-    assert [text.partition(": ")[2] for text in told] == [
-        "nobody asked it",
-        "late: it belongs to round 7",
-        "it raised ValueError",
-        "dy of type float32 instead of float64",
-        "a Controlled instead of a Reply",
-        "dy of shape (1,) instead of (4,)",
+    assert info.count == 3
+    assert one_round.costs.missing == 2
+    assert one_round.costs.rejected == 2
+    assert one_round.costs.clients == 5
+    assert one_round.costs.floats_up == 5 * 4
+    assert [event.text for event in info.events] == [
+        f"reply of client {b}: late: it belongs to round 7",
+        f"reply of client {b}: it raised ValueError",
     ]
 
 
-def test_nobody_answering_is_waited_for_and_then_given_up():
+def test_a_round_in_which_nobody_answers_is_retried_and_then_fails():
     method, draws = fp.FedAvg(S=2, K=1), fp.core.random.RoundDraws(0, 0)
-    post = Scripted([[]] * 50)
-    rounds = Rounds(method, 8, post, policy=fp.Policy(retries=1, patience=5))
-    with pytest.raises(
-        fp.engine.policy.RoundFailed, match="gave up at round 0: no sound reply from clients"
-    ):
-        rounds.play(method.init(np.zeros(4), 8), draws)
-    assert len(post.asked) == 6
-    assert rounds.costs.round == 0
+    transport = Scripted([lambda call: [Chunk(call.clients, call.clients[:0], None)]] * 50)
+    one_round = make_round(method, transport, retries=1, patience=5)
+    with pytest.raises(RoundFailed, match="round 0 failed: no valid reply from clients"):
+        one_round.step(method.init(np.zeros(4), 8), draws)
+    assert len(transport.requested) == 6
+    assert one_round.costs.round == 0
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_form_of_a_reply_is_known_beforehand(name):
-    from fedpage.engine.policy import form_of
-
+def test_declared_replies_are_what_clients_send(name):
     problem, method = quadratic(), ALL[name]
     run = Simulation(problem, method, seed=7)
+    layouts = reply_layouts(method, problem.d, np.dtype(np.float64))
     for _ in range(8):
         draws = run.draws()
         clients, message, *_ = method.call(run.state, draws)
-        replies, _ = method.client(
+        sent, _ = method.client(
             message, problem.oracle(clients, draws), run.client_states.get(clients)
         )
-        form = form_of(method, message)
-        assert form.fault(type(replies)(*(part[0] for part in replies))) == ""
-        assert form.bytes == sum(part[0].nbytes for part in replies)
+        layout = layouts[type(message)]
+        assert layout.find_fault(sent, len(clients)) == ""
+        assert layout.matches(sent, len(clients))
+        assert layout.bytes == sum(part[0].nbytes for part in sent)
         run.step()
 
 
@@ -371,5 +371,5 @@ def test_impossible_faults_are_refused(settings, words):
 
 
 def test_a_client_that_is_not_there_cannot_be_gone():
-    with pytest.raises(fp.InputError, match="there is no client 99"):
+    with pytest.raises(fp.InputError, match="gone names client 99"):
         fp.simulate(quadratic(), fp.FedAvg(S=2), rounds=1, seed=0, faults=fp.Faults(gone=(99,)))

@@ -83,4 +83,4 @@ def test_golden(name, fused):
             if "g" in case:
                 close(run.state.g, case["g"][r])
     if "c_i_final" in case:
-        close(run.client_states.everyone().c, case["c_i_final"])
+        close(run.client_states.get_all().c, case["c_i_final"])

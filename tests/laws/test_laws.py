@@ -163,7 +163,7 @@ def test_scaffolds_c_is_the_mean_of_the_clients_c(option, kind):
     for _ in range(40):
         run.step()
         np.testing.assert_allclose(
-            run.state.c, run.client_states.everyone().c.mean(axis=0), rtol=0, atol=1e-12
+            run.state.c, run.client_states.get_all().c.mean(axis=0), rtol=0, atol=1e-12
         )
     assert np.linalg.norm(run.state.c) > 1e-3
 
@@ -205,8 +205,8 @@ def test_vrl_sgds_corrections_sum_to_zero():
     run = Simulation(problem, fp.VRLSGD(K=4, eta_l=0.05, b=2), seed=3)
     for _ in range(30):
         run.step()
-        assert np.abs(run.client_states.everyone().delta.sum(axis=0)).max() < 1e-10
-    assert np.linalg.norm(run.client_states.everyone().delta) > 0.1
+        assert np.abs(run.client_states.get_all().delta.sum(axis=0)).max() < 1e-10
+    assert np.linalg.norm(run.client_states.get_all().delta) > 0.1
 
 
 def test_fedprox_without_proximal_term_is_fedavg_bit_for_bit():
@@ -220,16 +220,19 @@ def test_fedprox_without_proximal_term_is_fedavg_bit_for_bit():
 def test_full_variants_are_the_methods_with_all_rows():
     problem = uneven("robust")
     pairs = [
-        (fp.FedPAGEFull(S=3, eta_g=0.2, K=4), fp.FedPAGE(S=3, eta_g=0.2, K=4, b3=None)),
-        (fp.SCAFFOLDFull(S=3, eta_l=0.05), fp.SCAFFOLD(S=3, eta_l=0.05, b=10**6)),
-        (fp.FedAvgFull(S=3, eta_l=0.05), fp.FedAvg(S=3, eta_l=0.05, b=None)),
+        (fp.FedPAGE.full(S=3, eta_g=0.2, K=4), fp.FedPAGE(S=3, eta_g=0.2, K=4, b3=None)),
+        (fp.SCAFFOLD.full(S=3, eta_l=0.05), fp.SCAFFOLD(S=3, eta_l=0.05, b=10**6)),
+        (fp.FedAvg.full(S=3, eta_l=0.05), fp.FedAvg(S=3, eta_l=0.05, b=None)),
     ]
     for full, same in pairs:
         assert fp.simulate(problem, full, rounds=20, seed=1).same(
             fp.simulate(problem, same, rounds=20, seed=1)
         )
-        with pytest.raises(fp.InputError, match="is all rows"):
-            dataclasses.replace(full, **{"b3" if isinstance(full, fp.FedPAGE) else "b": 5})
+        assert full.name == same.name or full.name.endswith("-Full")
+    assert [full.name for full, _ in pairs] == ["FedPAGE-Full", "SCAFFOLD-Full", "FedAvg-Full"]
+    assert fp.METHODS["fedpage-full"](S=3) == fp.FedPAGE.full(S=3)
+    with pytest.raises(fp.InputError, match="SCAFFOLD-Full: b is all rows; it cannot be set"):
+        fp.METHODS["scaffold-full"](b=4)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 1.0])
@@ -259,20 +262,20 @@ def test_leak_free_walks_move_along_the_same_mean():
     free = dataclasses.replace(plain, leak_free=True)
     clients = np.array([1, 4, 9])
     one, _ = plain.client(
-        fp.methods.fedpage.Walk(x_prev, g), problem.oracle(clients, RoundDraws(1, 3)), None
+        fp.methods.fedpage.LocalSteps(x_prev, g), problem.oracle(clients, RoundDraws(1, 3)), None
     )
-    message = fp.methods.fedpage.FreeWalk(x_prev - 0.1 * g, x_prev, g)
+    message = fp.methods.fedpage.LeakFreeSteps(x_prev - 0.1 * g, x_prev, g)
     two, _ = free.client(message, problem.oracle(clients, RoundDraws(1, 3)), None)
     np.testing.assert_allclose(two.move, one.g, rtol=0, atol=1e-13)
 
 
-def test_s_local_svrg_refreshes_with_probability_q_after_a_walk():
+def test_s_local_svrg_refreshes_with_probability_q_after_local_steps():
     problem = quadratic()
     for q, expected in ((1.0, 0.5), (0.25, 0.2)):  # a cycle is one refresh and 1/q walks on average
         run = Simulation(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=q), seed=0)
         refreshed = 0
         for _ in range(600):
-            refreshed += not run.state.walked and run.costs.round > 0
+            refreshed += not run.state.stepped and run.costs.round > 0
             run.step()
         assert refreshed / 600 == pytest.approx(expected, abs=0.04)
     rows = Simulation(uneven(), fp.SLocalSVRG(K=5), seed=0)
@@ -305,7 +308,7 @@ def test_a_walk_of_fedpage_replies_x_minus_y_over_K_eta(kind):
     x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
     client = np.array([4])
     reply, _ = method.client(
-        fp.methods.fedpage.Walk(x_prev, g), problem.oracle(client, RoundDraws(1, 3)), None
+        fp.methods.fedpage.LocalSteps(x_prev, g), problem.oracle(client, RoundDraws(1, 3)), None
     )
     oracle = problem.oracle(client, RoundDraws(1, 3))
     x = x_prev - eta_g * g

@@ -123,7 +123,7 @@ def test_vrl_sgd(objective, check):
         script.append(ScriptedDraws(r, False, [], batches))
         expected.append(x)
     run = check(fp.VRLSGD(K=K, b=b, eta_l=eta), script, expected)
-    np.testing.assert_allclose(run.client_states.everyone().delta, used, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().delta, used, rtol=0, atol=1e-10)
     np.testing.assert_allclose(np.sum(delta, axis=0), 0, atol=1e-10)
 
 
@@ -165,7 +165,7 @@ def test_s_local_svrg(objective, check, S):
         expected.append(x)
     run = check(fp.SLocalSVRG(S=S, K=K, b=b, eta_l=eta, q=0.3), script, expected)
     np.testing.assert_allclose(run.state.h, h, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.everyone().w, [w] * N, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.client_states.get_all().w, [w] * N, rtol=0, atol=1e-12)
 
 
 def test_leak_free_fedpage(objective, check):

@@ -297,7 +297,7 @@ def test_float32_all_the_way(tmp_path):
         for _ in range(3):
             run.step()
         arrays = [part for part in run.state if isinstance(part, np.ndarray)]
-        arrays += list(run.client_states.everyone() or ())
+        arrays += list(run.client_states.get_all() or ())
         assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
     history = fp.simulate(made, method, rounds=4, seed=0, out=tmp_path / "run")
     assert history.x.dtype == np.float32

@@ -12,7 +12,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.types import Call
-from fedpage.methods.fedpage import FreeWalk
+from fedpage.methods.fedpage import LeakFreeSteps
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 D, N, S = 123, 20, 5
@@ -41,10 +41,10 @@ class Printed(fp.FedPAGE):
     """FedPAGE that really sends x, x_prev and g, as the paper prints it."""
 
     def _sampled(self, state, draws):
-        return Call(draws.clients(state.N, self.S), FreeWalk(state.x, state.x_prev, state.g))
+        return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))
 
     def _free_walk(self, message, oracle):
-        reply, _ = super().client(fp.methods.fedpage.Walk(message.x_prev, message.g), oracle, None)
+        reply, _ = super().client(fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None)
         return reply
 
 

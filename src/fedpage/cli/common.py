@@ -29,7 +29,7 @@ def _data_names() -> list[str]:
 
 
 def _objective_names() -> list[str]:
-    from fedpage.runs.config import OBJECTIVES
+    from fedpage.runs.build import OBJECTIVES
 
     return list(OBJECTIVES)
 

@@ -1,9 +1,11 @@
-"""The local loops that methods are made of, each written once, as the papers write them.
+"""The local steps that methods are made of, each written once, as the papers write them.
 
-Arrays are batched: n called clients, a row each; a shared point may be (d,). Each walk returns the mean of its K
-directions, which is (x - y_K)/(K eta) without the cancellation that forming x - y_K would cost.
+Arrays have a row for each of the n called clients; a shared point may be (d,). Each function
+returns the mean of its K directions, which is (x - y_K)/(K eta) without the cancellation
+of forming x - y_K.
 
-An oracle may offer a fused kernel of the same name; the walk then calls that, and a law holds the two to 1e-12.
+An oracle may offer a fused kernel of the same name, which is then used. A law holds the
+kernel and the steps below to 1e-12 of each other.
 """
 
 from __future__ import annotations
@@ -11,6 +13,29 @@ from __future__ import annotations
 from typing import Any
 
 from fedpage.core.types import Oracle, Vector
+
+
+class FusedOracle:
+    """Base class of oracles that have fused kernels for the local steps of this module."""
+
+    def local_sgd(
+        self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None, mu: float
+    ) -> Vector:
+        """Take the steps of `local_sgd`."""
+        raise NotImplementedError
+
+    def local_page(
+        self, x: Vector, x_prev: Vector, g: Vector, *, K: int, eta: float,
+        first: int | None, rest: int | None,
+    ) -> Vector:  # fmt: skip
+        """Take the steps of `local_page`."""
+        raise NotImplementedError
+
+    def local_svrg(
+        self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
+    ) -> Vector:
+        """Take the steps of `local_svrg`."""
+        raise NotImplementedError
 
 
 def local_sgd(
@@ -23,16 +48,23 @@ def local_sgd(
     shift: Vector | None = None,
     mu: float = 0.0,
 ) -> Vector:
-    """K local SGD steps from x: y <- y - eta (grad_I(y) + shift + mu (y - x)), |I| = b.
+    """Take K SGD steps from x: y <- y - eta (grad_I(y) + shift + mu (y - x)), |I| = b.
 
-    x (d,), shift (n, d) constant (SCAFFOLD: c - c_i; VRL-SGD: -Delta_i), mu the proximal weight (FedProx).
-    Returns (n, d), the mean direction.
+    Args:
+        oracle: The called clients' oracle.
+        x: The start, (d,).
+        K: The number of steps.
+        eta: The step size.
+        b: Rows in a minibatch; None: all rows.
+        shift: A constant to add, (n, d): c - c_i (SCAFFOLD), -Delta_i (VRL-SGD).
+        mu: The proximal weight (FedProx).
+
+    Returns:
+        The mean direction, (n, d).
     """
-    fused: Any = getattr(oracle, "local_sgd", None)
-    if fused is not None:
-        walked: Vector = fused(x, K=K, eta=eta, b=b, shift=shift, mu=mu)
-        return walked
-    y: Any = x
+    if isinstance(oracle, FusedOracle):
+        return oracle.local_sgd(x, K=K, eta=eta, b=b, shift=shift, mu=mu)
+    y = x
     total: Any = 0.0
     for _ in range(K):
         direction = oracle.grad(y, oracle.batch(b))
@@ -56,17 +88,27 @@ def local_page(
     first: int | None,
     rest: int | None,
 ) -> Vector:
-    """K steps of the PAGE recursion (FedPAGE, Alg. 1, lines 13-21) from x, with y_{-1} = x_prev and g_{-1} = g.
+    """Take K steps of the PAGE recursion from x (FedPAGE, Alg. 1, lines 13-21).
 
-    g_k = grad_I(y_k) - grad_I(y_{k-1}) + g_{k-1}, y_{k+1} = y_k - eta g_k; |I| = first at k = 0, rest afterwards.
-    x, x_prev, g (d,). Returns (n, d), the mean of g_0..g_{K-1}.
+    g_k = grad_I(y_k) - grad_I(y_{k-1}) + g_{k-1} and y_{k+1} = y_k - eta g_k, with
+    y_0 = x, y_{-1} = x_prev and g_{-1} = g.
+
+    Args:
+        oracle: The called clients' oracle.
+        x: The start, (d,).
+        x_prev: The point before it, (d,).
+        g: The estimator there, (d,).
+        K: The number of steps.
+        eta: The step size.
+        first: Rows in the minibatch of step 0; None: all rows.
+        rest: Rows in the minibatches of the other steps; None: all rows.
+
+    Returns:
+        The mean of g_0..g_{K-1}, (n, d).
     """
-    fused: Any = getattr(oracle, "local_page", None)
-    if fused is not None:
-        walked: Vector = fused(x, x_prev, g, K=K, eta=eta, first=first, rest=rest)
-        return walked
-    y: Any = x
-    y_prev: Any = x_prev
+    if isinstance(oracle, FusedOracle):
+        return oracle.local_page(x, x_prev, g, K=K, eta=eta, first=first, rest=rest)
+    y, y_prev = x, x_prev
     total: Any = 0.0
     for k in range(K):
         batch = oracle.batch(first if k == 0 else rest)  # lines 14, 18
@@ -79,15 +121,23 @@ def local_page(
 def local_svrg(
     oracle: Oracle, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
 ) -> Vector:
-    """K local SVRG steps from x round the reference point w: y <- y - eta (grad_I(y) - grad_I(w) + h), |I| = b.
+    """Take K SVRG steps from x: y <- y - eta (grad_I(y) - grad_I(w) + h), |I| = b.
 
-    x (d,); w and h, the full gradient at w, (d,) or (n, d). Returns (n, d), the mean direction.
+    Args:
+        oracle: The called clients' oracle.
+        x: The start, (d,).
+        w: The reference point, (d,) or (n, d).
+        h: The full gradient at w, (d,) or (n, d).
+        K: The number of steps.
+        eta: The step size.
+        b: Rows in a minibatch; None: all rows.
+
+    Returns:
+        The mean direction, (n, d).
     """
-    fused: Any = getattr(oracle, "local_svrg", None)
-    if fused is not None:
-        walked: Vector = fused(x, w, h, K=K, eta=eta, b=b)
-        return walked
-    y: Any = x
+    if isinstance(oracle, FusedOracle):
+        return oracle.local_svrg(x, w, h, K=K, eta=eta, b=b)
+    y = x
     total: Any = 0.0
     for _ in range(K):
         batch = oracle.batch(b)

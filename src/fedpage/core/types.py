@@ -1,44 +1,61 @@
-"""The words that every room shares: vectors, calls, batches, and what a problem, an oracle and a method must offer.
+"""Types that every package shares: vectors, calls, replies, and the protocols of problems and methods.
 
 A round of any method is
 
-    call    whom to ask, and with which message        Method.call
-    client  what a called client does with its rows    Method.client
-    mean    of the replies, in client order            the engine
-    server  the next state                             Method.server
+    call     which clients, and which message to send them      Method.call
+    client   what a called client computes from its own rows    Method.client
+    mean     of the replies, in client order                    the engine
+    server   the next state                                     Method.server
 
-and nothing in a method depends on who runs it: the simulator, a Flower node, or a test with scripted coins.
+A method does not know who runs it: the simulator, a Flower node, or a test with scripted draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import Field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector: TypeAlias = NDArray[np.float64]
-"""(d,) is one model or gradient; (n, d) one of them for each called client, a row each. A problem whose `dtype` is
-float32 makes all of them float32."""
+"""(d,) is one model or gradient; (n, d) holds a row for each called client.
+
+A problem whose `dtype` is float32 makes all of them float32.
+"""
+
+Scalar: TypeAlias = Annotated[Vector, 1]
+"""A field of a message or reply that holds one number, (1,) or (n, 1), instead of d numbers."""
 
 Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
 
-
-def dtype_of(problem: Any) -> np.dtype[Any]:
-    """The type of a problem's numbers: what it says in `dtype`, or float64."""
-    return np.dtype(getattr(problem, "dtype", np.float64))
-
+DType: TypeAlias = np.dtype[np.floating[Any]]
 
 COSTS = (
-    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients", "gradients_per_client",
-    "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
+    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients",
+    "gradients_per_client", "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
 )  # fmt: skip
-"""Cumulative costs at each record. gradients counts single rows' gradients (f_ij) over all clients;
-gradients_per_client adds up, over rounds, the mean work of a called client. missing, rejected and fallbacks say how
-often a called client gave no sound reply in time, a reply did not count, and a full round became a sampled one."""
+"""Cumulative costs at each record.
+
+"gradients" counts gradients of single rows (f_ij) over all clients. "gradients_per_client" adds up,
+over rounds, the mean number of gradients of a called client. "missing" counts requests without a
+valid reply in time, "rejected" the replies that failed validation, "fallbacks" the full rounds that
+were replaced by sampled ones.
+"""
 
 
 class StopReason(StrEnum):
@@ -57,40 +74,55 @@ class StopReason(StrEnum):
 
 
 class Batch(NamedTuple):
-    """One minibatch at each of n called clients, in that client's own row numbers 0..M_i-1."""
+    """A minibatch at each of n called clients, in that client's own row numbers 0..M_i-1."""
 
     rows: Rows | None
     """(n, w), of which client i's first sizes[i] count; None means every row of every client."""
     sizes: Ints
     """(n,) rows in each client's batch."""
-    asked: int | None = None
-    """The size that was asked for, which a client with fewer rows falls short of; None: every row."""
+    requested: int | None = None
+    """The requested size, which a client with fewer rows cannot fill; None: every row."""
 
 
-class Call(NamedTuple):
-    """Whom the server calls this round, and what it tells each of them."""
+StateT = TypeVar("StateT", bound="State")
+MessageT = TypeVar("MessageT", bound=tuple[Any, ...])
+ReplyT = TypeVar("ReplyT", bound=tuple[Any, ...])
+ClientStateT = TypeVar("ClientStateT", bound="tuple[Any, ...] | None")
+
+
+class State(Protocol):
+    """A server's state: a NamedTuple with at least the current model."""
+
+    @property
+    def x(self) -> Vector:
+        """The current model, (d,)."""
+        ...
+
+
+class Call(NamedTuple, Generic[MessageT]):
+    """The clients that the server calls in a round, and the message it sends to each of them."""
 
     clients: Ints
     """(n,) client numbers, ascending."""
-    message: Any
-    """A NamedTuple of (d,) vectors; its fields are what is counted and what is sent."""
+    message: MessageT
+    """A NamedTuple of (d,) vectors; its fields are what is sent and counted."""
     require_all: bool = False
-    """Only the mean over all of these clients will do, never that over a part of them ..."""
-    fallback: Callable[[], Call] | None = None
-    """... and this makes the call to do where some of them stay silent. None: wait for them."""
+    """Whether only the mean over all of these clients is usable, never that over some of them."""
+    fallback: Callable[[], Call[MessageT]] | None = None
+    """With `require_all`: makes the call to use if some clients stay missing. None: keep retrying."""
 
 
-class Replies(NamedTuple):
-    """All that the server learns of a round."""
+class Replies(NamedTuple, Generic[ReplyT]):
+    """All that the server learns from a round."""
 
-    mean: Any
-    """The reply type of the method, each field the (d,) mean over the clients that answered."""
-    count: int  # type: ignore[assignment]  # tuple has a method of this name that nobody calls here
-    """How many clients answered."""
+    mean: ReplyT
+    """The mean reply over the clients that answered: each field (d,)."""
+    count: int  # type: ignore[assignment]  # a tuple's own method `count` is never needed here
+    """The number of clients that answered."""
 
 
 class Draws(Protocol):
-    """A round's random numbers: pure functions of the run's seed, the round, and what is asked."""
+    """A round's random numbers: pure functions of the run's seed, the round, and the arguments."""
 
     @property
     def round(self) -> int:
@@ -98,36 +130,36 @@ class Draws(Protocol):
         ...
 
     def coin(self, p: float) -> bool:
-        """True with probability p; the same underlying uniform for every p, so that methods can be paired."""
+        """Return True with probability p; one underlying uniform serves every p."""
         ...
 
     def clients(self, N: int, S: int) -> Ints:
-        """(S,) of the N clients, uniformly without replacement, ascending; S = N is everyone."""
+        """Sample S of N clients uniformly without replacement; ascending. S = N gives everyone."""
         ...
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
-        """(n, count, min(b, max M_i)) row numbers of minibatches first..first+count-1 at each client.
+        """Draw minibatches number first..first+count-1: (n, count, min(b, max M_i)) row numbers.
 
-        A client with M_i <= b gets all its rows in order, no draw.
+        A client with M_i <= b gets all its rows in order, without a draw.
         """
         ...
 
 
 @runtime_checkable
 class Oracle(Protocol):
-    """All that called clients may ask of their own rows. It counts what it computes."""
+    """What called clients may compute from their own rows; it counts what it computes."""
 
     gradients: int
     """Gradients of single rows (the paper's f_ij) computed so far, over all called clients."""
     evaluations: int
-    """Times a client evaluated its model's gradient at some point, over all called clients."""
+    """Evaluations of a client's gradient at some point, over all called clients."""
 
     def batch(self, size: int | None) -> Batch:
-        """A fresh minibatch at each client, uniformly without replacement; None or >= M_i: every row."""
+        """Draw a fresh minibatch at each client, without replacement; None or >= M_i: every row."""
         ...
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """(n, d): the mean gradient over each client's batch, at its own row of y (n, d), or at y (d,) for all."""
+        """Return (n, d): each client's mean gradient over its batch, at its row of y or at y (d,)."""
         ...
 
 
@@ -149,75 +181,113 @@ class Problem(Protocol):
 
     @property
     def N(self) -> int:
-        """Clients."""
+        """The number of clients."""
         ...
 
     @property
     def d(self) -> int:
-        """Parameters."""
+        """The number of parameters."""
         ...
 
     @property
     def sizes(self) -> Ints:
-        """(N,) rows M_i at each client."""
+        """Rows M_i of each client, (N,)."""
         ...
 
     def oracle(self, clients: Ints, draws: Draws) -> Oracle:
-        """What the called clients may ask of their rows in this round."""
+        """Return what the called clients may compute from their rows in this round."""
         ...
 
     def loss(self, x: Vector) -> float:
-        """f(x)."""
+        """Return f(x)."""
         ...
 
     def grad(self, x: Vector) -> Vector:
-        """(d,): the gradient of f at x."""
+        """Return the gradient of f at x, (d,)."""
         ...
 
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
-        """What a history records at x: at least "loss" and "grad_norm". The same bits for any number of threads."""
+        """Return what a history records at x: at least "loss" and "grad_norm".
+
+        The bits are the same for any number of threads.
+        """
         ...
 
     def smoothness(self) -> Smoothness:
-        """The problem's own Lipschitz constants."""
+        """Return the problem's Lipschitz constants."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say which problem this is: objective, data, partition, digests."""
+        """Return plain values that identify the problem: objective, data, partition, digests."""
         ...
 
 
-class Method(Protocol):
+class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
     """A federated method: a frozen dataclass whose fields are the paper's hyper-parameters."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     name: ClassVar[str]
-    """Its name as papers print it."""
+    """The method's name as papers print it."""
     paper: ClassVar[str]
     """Authors and year."""
+    messages: ClassVar[Mapping[type[Any], type[Any]]]
+    """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
     client_state: ClassVar[type[Any] | None]
-    """The NamedTuple of (d,) vectors that each client keeps between rounds, all zero at first; None: nothing."""
+    """The NamedTuple of (d,) vectors that each client keeps between rounds, zero at first, or None."""
 
     @property
     def effective_step(self) -> float:
-        """The effective step: how far the server moves along a unit of gradient per round."""
+        """How far the server moves along a unit of gradient per round."""
         ...
 
-    def with_step(self, step: float) -> Any:
-        """The same method at another effective step."""
+    def with_step(self, step: float) -> Self:
+        """Return the same method with another effective step."""
         ...
 
-    def init(self, x0: Vector, N: int) -> Any:
-        """The server's state before round 0; it has a field x, the current model."""
+    def init(self, x0: Vector, N: int) -> StateT:
+        """Return the server's state before round 0."""
         ...
 
-    def call(self, state: Any, draws: Draws) -> Call:
-        """Whom to call this round, and with which message."""
+    def call(self, state: StateT, draws: Draws) -> Call[MessageT]:
+        """Choose the clients of this round and the message to them."""
         ...
 
-    def client(self, message: Any, oracle: Oracle, client_state: Any) -> tuple[Any, Any]:
-        """The called clients' work: their replies (a NamedTuple of (n, d)) and what they remember."""
+    def client(
+        self, message: MessageT, oracle: Oracle, client_state: ClientStateT
+    ) -> tuple[ReplyT, ClientStateT]:
+        """Compute the called clients' replies and their new client states, (n, d) each."""
         ...
 
-    def server(self, state: Any, replies: Replies) -> Any:
-        """The next state."""
+    def server(self, state: StateT, replies: Replies[ReplyT]) -> StateT:
+        """Return the next state."""
         ...
+
+
+AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
+"""A method whose state, messages, replies and client states the caller does not look into."""
+
+
+@runtime_checkable
+class HasDtype(Protocol):
+    """A problem whose vectors are not float64."""
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the problem's numbers."""
+        ...
+
+
+@runtime_checkable
+class HasStart(Protocol):
+    """A problem with a start of its own, such as a network's initial parameters."""
+
+    @property
+    def x0(self) -> Vector | None:
+        """The start, (d,)."""
+        ...
+
+
+def dtype_of(problem: object) -> DType:
+    """Return the type of a problem's numbers: its `dtype`, or float64."""
+    return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)

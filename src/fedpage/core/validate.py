@@ -6,7 +6,9 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from fedpage.core.errors import InputError
+import numpy as np
+
+from fedpage.core.errors import InputError, short_repr
 
 _LARGEST = 2**31 - 1
 
@@ -77,3 +79,16 @@ def _number(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:  # a whole number beyond all floats
         return False
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number of at least `least`.
+
+    Raises:
+        InputError: It is not.
+    """
+    whole_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole_number or value < least:  # type: ignore[operator]
+        raise InputError(
+            f"{name} must be a whole number of at least {least}, not {short_repr(value)}"
+        )

@@ -1,99 +1,154 @@
-"""What every engine's server has: a method's state, its rounds and their costs. How clients are reached differs."""
+"""What every engine has: a method's state, its rounds and their costs, snapshots."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
 from fedpage.core.aggregate import add_rows, mean_rows
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, check_seed
-from fedpage.core.types import Draws, Ints, Method, Vector
-from fedpage.engine.policy import Answer, Policy
-from fedpage.engine.round import Costs, Rounds
+from fedpage.core.types import (
+    ClientStateT,
+    Draws,
+    MessageT,
+    Method,
+    ReplyT,
+    StateT,
+    Vector,
+)
+from fedpage.engine.policy import Policy
+from fedpage.engine.round import Costs, Round, RoundInfo
+from fedpage.engine.transport import Event, Transport
 from fedpage.runs.checkpoint import filled, outline_of
 
 
-class Server:
-    """Rounds of a method from x0 (d,) over N clients. Subclasses say how to `ask` clients and what to `measure`."""
+class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
+    """Run rounds of a method; a subclass says how clients are reached and what is evaluated.
+
+    Args:
+        method: The method.
+        N: The number of clients.
+        x0: The start, (d,).
+        transport: How clients are reached.
+        seed: The run's seed.
+        policy: What to do about clients that fail.
+    """
 
     def __init__(
-        self, method: Method, N: int, x0: Vector, *, seed: int, policy: Policy | None = None
+        self,
+        method: Method[StateT, MessageT, ReplyT, ClientStateT],
+        N: int,
+        x0: Vector,
+        transport: Transport[MessageT, ReplyT, ClientStateT],
+        *,
+        seed: int,
+        policy: Policy,
     ) -> None:
-        for name in ("init", "call", "client", "server"):
-            if isinstance(method, type) or not hasattr(method, name):
-                raise InputError(f"method must be a method such as FedPAGE(S=10), not {method!r}")
         self.method, self.N, self.seed = method, N, check_seed(seed)
         self.state = method.init(x0, N)
-        self.rounds = Rounds(method, N, self, policy=policy)
-        self.costs = self.rounds.costs
+        self.round = Round(method, N, len(x0), x0.dtype, transport, policy)
+        self.costs = self.round.costs
 
     @property
     def x(self) -> Vector:
-        """(d,) the current model."""
-        x: Vector = self.state.x
-        return x
+        """The current model, (d,)."""
+        return self.state.x
 
     @property
     def effective_step(self) -> float:
-        """The method's."""
+        """The method's effective step."""
         return float(self.method.effective_step)
 
     @property
     def code(self) -> dict[str, type[Any]]:
-        """The classes whose code decides what a round computes."""
+        """The classes whose code decides what a round computes, by role."""
         return {"method": type(self.method)}
 
     def draws(self) -> Draws:
-        """The coming round's random numbers."""
+        """Return the next round's random numbers."""
         return RoundDraws(self.seed, self.costs.round)
 
-    def step(self) -> None:
-        """One round."""
-        self.state = self.rounds.play(self.state, self.draws())
+    def step(self) -> RoundInfo:
+        """Run one round.
 
-    def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
-        """Send a message to clients."""
-        raise NotImplementedError
+        Raises:
+            RoundFailed: Too few clients answered.
+        """
+        self.state, info = self.round.step(self.state, self.draws())
+        return info
 
-    def accept(self, clients: Ints, client_state: Any) -> None:
-        """The replies of these clients count."""
-        raise NotImplementedError
+    def pop_events(self) -> list[Event]:
+        """Return what happened outside a round since the last call, and forget it."""
+        return []
+
+    @abstractmethod
+    def evaluate(self) -> Mapping[str, float]:
+        """Return at least "loss" and "grad_norm" of x."""
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the coming rounds depend on."""
+        """Return everything that the next rounds depend on."""
+        misses = self.round.health.misses
         return {
             "state": outline_of(self.state),
             "costs": dict(vars(self.costs)),
-            "misses": {str(client): times for client, times in self.rounds.roster.misses.items()},
+            "misses": {str(client): times for client, times in misses.items()},
         }
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
-        """Go back to a snapshot of a run with the same method."""
-        kinds = {name: type(value) for name, value in vars(Costs()).items()}
+        """Return to a snapshot of a run with the same method.
+
+        Args:
+            tree: The snapshot.
+            source: Where it comes from, for error messages.
+
+        Raises:
+            InputError: The snapshot is not one of this method on this problem.
+        """
+        types = {name: type(value) for name, value in vars(Costs()).items()}
         try:
-            state, costs = tree["state"], dict(tree["costs"])
+            costs = dict(tree["costs"])
             misses = {int(client): int(times) for client, times in tree["misses"].items()}
-            sound = {name: type(value) for name, value in costs.items()} == kinds
-            sound = sound and all(0 <= value < 2**63 for value in costs.values())
-            if not sound or any(
-                times < 1 or not 0 <= client < self.N for client, times in misses.items()
-            ):
+            valid = {name: type(value) for name, value in costs.items()} == types
+            valid = valid and all(0 <= value < 2**63 for value in costs.values())
+            if not valid or any(t < 1 or not 0 <= c < self.N for c, t in misses.items()):
                 raise TypeError
+            state = filled(self.state, tree["state"], source)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
-        self.state = filled(self.state, state, source)
-        for name, value in costs.items():
-            setattr(self.costs, name, value)
-        self.rounds.roster.misses = misses
+        self.state = state
+        vars(self.costs).update(costs)
+        self.round.health.misses = misses
+
+
+def check_is_method(method: object) -> None:
+    """Refuse what is not a method.
+
+    Raises:
+        InputError: It is a class, or lacks a part of the protocol.
+    """
+    parts = ("init", "call", "client", "server")
+    if isinstance(method, type) or not all(hasattr(method, name) for name in parts):
+        raise InputError(f"method must be a method such as FedPAGE(S=10), not {short_repr(method)}")
 
 
 def mean_evaluations(losses: Iterable[Vector], gradients: Iterable[Vector]) -> dict[str, float]:
-    """{"loss", "grad_norm"} of the mean of clients' own, in client order; chunks of losses (n,), gradients (n, d)."""
-    count, loss, total = 0, None, None
+    """Average clients' own losses and gradients in client order.
+
+    Args:
+        losses: Chunks of losses, (n,) each.
+        gradients: Chunks of gradients, (n, d) each.
+
+    Returns:
+        "loss" and "grad_norm" of the mean; NaN if there is no client.
+    """
+    count = 0
+    loss: Vector | None = None
+    total: Vector | None = None
     for values, rows in zip(losses, gradients, strict=True):
         count += len(values)
         loss = add_rows(loss, np.ascontiguousarray(values)[:, None])
@@ -102,7 +157,5 @@ def mean_evaluations(losses: Iterable[Vector], gradients: Iterable[Vector]) -> d
         return {"loss": math.nan, "grad_norm": math.nan}
     mean = total / count
     squares = mean_rows((mean * mean)[:, None])[0] * len(mean)
-    return {
-        "loss": float(loss[0] / count),
-        "grad_norm": math.sqrt(squares) if squares >= 0 else math.nan,
-    }
+    norm = math.sqrt(squares) if squares >= 0 else math.nan
+    return {"loss": float(loss[0] / count), "grad_norm": norm}

@@ -1,4 +1,4 @@
-"""Unreliable clients for the simulator: who fails, when and how is a function of the seed."""
+"""Simulate clients that fail: who fails, when and how is a function of the seed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, uniform_per_client
-from fedpage.core.types import Ints, Problem, Vector
+from fedpage.core.types import Ints, Problem, ReplyT, Vector
 from fedpage.engine.policy import Policy
 from fedpage.runs import toml
 
@@ -123,8 +123,21 @@ def parse(table: dict[str, Any], source: str) -> tuple[Faults, Policy]:
         raise InputError(f"{source}: {error}") from None
 
 
+FINE, LOST, NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE = range(6)
+"""What becomes of a reply."""
+
+
 class FaultSampler:
-    """The faults of one run on one problem: what becomes of each called client."""
+    """Draw the faults of one run on one problem.
+
+    Args:
+        faults: The rates.
+        problem: The problem, for its number of clients, their sizes and labels.
+        seed: The run's seed, used unless the faults have one of their own.
+
+    Raises:
+        InputError: The faults do not fit the problem.
+    """
 
     def __init__(self, faults: Faults, problem: Problem, seed: int) -> None:
         self.faults = faults
@@ -133,77 +146,88 @@ class FaultSampler:
         beyond = [client for client in faults.gone if client >= N]
         if beyond:
             raise InputError(
-                f"faults: there is no client {short_repr(beyond[0])} that could be gone; they are 0..{N - 1}"
+                f"faults: gone names client {short_repr(beyond[0])}, but clients are 0..{N - 1}"
             )
-        self._rates = (
-            np.full(N, float(faults.dropout)) if not faults.tied else _ranked(faults, problem)
-        )
+        uniform = np.full(N, float(faults.dropout))
+        self._rates = _rates_by_rank(faults, problem) if faults.tied else uniform
         self._gone = np.zeros(N, dtype=bool)
         self._gone[list(faults.gone)] = True
         everyone = np.arange(N, dtype=np.int64)
-        self._speed = (
-            faults.spread * _normal(self.seed, _SPEED, clients=everyone)
-            if faults.spread
-            else np.zeros(N)
-        )
+        self._speed = np.zeros(N)
+        if faults.spread:
+            self._speed = faults.spread * _normal(self.seed, _SPEED, clients=everyone)
+        self._edges = np.cumsum([faults.nan, faults.infinite, faults.shape, faults.late])
 
-    def working(self, clients: Ints, round: int, wave: int) -> NDArray[np.bool_]:
-        """(n,) which of the called clients get to work at all."""
-        out = (
-            uniform_per_client(self.seed, _DROP, round, wave, clients=clients)
-            < self._rates[clients]
-        )
-        if round >= self.faults.gone_from:
+    def sample_working(self, clients: Ints, round: int, attempt: int) -> NDArray[np.bool_] | None:
+        """Return which of the called clients start working, (n,); None if all of them do."""
+        gone = bool(self.faults.gone) and round >= self.faults.gone_from
+        if not self.faults.dropout and not gone:
+            return None
+        drop = uniform_per_client(self.seed, _DROP, round, attempt, clients=clients)
+        out = drop < self._rates[clients]
+        if gone:
             out |= self._gone[clients]
-        return ~out
+        return ~out if out.any() else None
 
-    def outcomes(self, clients: Ints, round: int, wave: int) -> list[str]:
-        """What becomes of each worker's reply: "" for nothing, or lost, nan, infinite, shape, late."""
+    def sample_outcomes(self, clients: Ints, round: int, attempt: int) -> NDArray[np.int8] | None:
+        """Return what becomes of each reply, (n,) of FINE, LOST, ...; None if all are fine."""
         faults = self.faults
-        lost = uniform_per_client(self.seed, _LOSE, round, wave, clients=clients) < faults.lost
-        u = uniform_per_client(self.seed, _KIND, round, wave, clients=clients)
-        edges = np.cumsum([faults.nan, faults.infinite, faults.shape, faults.late])
-        kinds = np.array(["nan", "infinite", "shape", "late", ""])[
-            np.searchsorted(edges, u, side="right")
-        ]
+        outcomes = np.zeros(len(clients), dtype=np.int8)
+        if self._edges[-1] > 0.0:
+            u = uniform_per_client(self.seed, _KIND, round, attempt, clients=clients)
+            codes = np.array([NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE, FINE], dtype=np.int8)
+            outcomes = codes[np.searchsorted(self._edges, u, side="right")]
         if faults.deadline is not None:
-            noise = (
-                _normal(self.seed, _NOISE, round, wave, clients=clients) if faults.noise else 0.0
-            )
-            slow = self._speed[clients] + faults.noise * noise > math.log(faults.deadline)
-            kinds[slow] = "late"
-        kinds[lost] = "lost"
-        return [str(kind) for kind in kinds]
+            noise: Vector | float = 0.0
+            if faults.noise:
+                noise = _normal(self.seed, _NOISE, round, attempt, clients=clients)
+            late = self._speed[clients] + faults.noise * noise > math.log(faults.deadline)
+            outcomes[late] = LATE
+        if faults.lost:
+            lose = uniform_per_client(self.seed, _LOSE, round, attempt, clients=clients)
+            outcomes[lose < faults.lost] = LOST
+        return outcomes if outcomes.any() else None
 
 
-def _ranked(faults: Faults, problem: Problem) -> Vector:
-    """(N,) dropout rates that rise evenly with the rank of a property of the clients' data."""
+def _rates_by_rank(faults: Faults, problem: Problem) -> Vector:
+    """Return dropout rates (N,) that rise evenly with the rank of a property of clients' data."""
     if faults.tied == "size":
-        order = -problem.sizes
+        order = np.asarray(-problem.sizes, dtype=np.float64)
+    elif isinstance(problem, HasLabels):
+        order = problem.mean_labels()
     else:
-        labels: Any = getattr(problem, "mean_labels", None)
-        if labels is None:
-            raise InputError(
-                f"faults: tied to labels, but {type(problem).__name__} has none; tie them to 'size'"
-            )
-        order = labels()
+        raise InputError(
+            f"faults: tied to labels, but {type(problem).__name__} has none; tie them to 'size'"
+        )
     rates = np.empty(problem.N)
     rates[np.argsort(order, kind="stable")] = np.linspace(0.0, 2.0 * faults.dropout, problem.N)
     return rates
 
 
+@runtime_checkable
+class HasLabels(Protocol):
+    """A problem whose clients' rows have labels."""
+
+    def mean_labels(self) -> Vector:
+        """Return the mean label of each client, (N,)."""
+        ...
+
+
 def _normal(*words: int, clients: Ints) -> Vector:
-    """(n,) standard normal numbers, by Box and Muller."""
+    """Draw a standard normal number for each client, (n,), by Box and Muller."""
     radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(*words, 0, clients=clients)))
-    return np.asarray(radius * np.cos(2.0 * np.pi * uniform_per_client(*words, 1, clients=clients)))
+    angle = 2.0 * np.pi * uniform_per_client(*words, 1, clients=clients)
+    return np.asarray(radius * np.cos(angle))
 
 
-def corrupted(reply: Any, fate: str) -> Any:
-    """The reply, a NamedTuple of (d,) arrays, as it arrives."""
-    if fate not in ("nan", "infinite", "shape"):
+def corrupt(reply: ReplyT, outcome: int) -> ReplyT:
+    """Return a client's reply, a NamedTuple of (d,) arrays, as it arrives."""
+    if outcome not in (NOT_A_NUMBER, INFINITE, WRONG_SHAPE):
         return reply
     parts = [part.copy() for part in reply]
-    if fate == "shape":
-        return type(reply)(*(part[:1] for part in parts))
-    parts[0][len(parts[0]) // 2] = math.nan if fate == "nan" else math.inf
-    return type(reply)(*parts)
+    if outcome == WRONG_SHAPE:
+        parts = [part[:1] for part in parts]
+    else:
+        parts[0][len(parts[0]) // 2] = math.nan if outcome == NOT_A_NUMBER else math.inf
+    made: ReplyT = type(reply)(*parts)
+    return made

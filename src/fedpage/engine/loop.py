@@ -12,9 +12,9 @@ import numpy as np
 
 from fedpage.core.errors import InputError
 from fedpage.core.types import Vector
-from fedpage.engine.policy import RoundFailed
-from fedpage.engine.round import Costs
+from fedpage.engine.round import Costs, RoundInfo
 from fedpage.engine.stopping import Stop, Watch
+from fedpage.engine.transport import Event, RoundFailed
 from fedpage.runs.history import History
 
 Progress = Callable[[int, int, Mapping[str, float]], None]
@@ -47,8 +47,12 @@ class Engine(Protocol):
         """The classes whose code decides what a round computes, by name."""
         ...
 
-    def step(self) -> None:
+    def step(self) -> RoundInfo:
         """One round."""
+        ...
+
+    def pop_events(self) -> list[Event]:
+        """Return what happened outside a round, and forget it."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
@@ -163,7 +167,9 @@ class Run:
         try:
             why = self._rounds(progress, keeper, limit)
         except RoundFailed as error:
-            why = str(error)
+            why = f"gave up: {error}"
+            for event in error.events:
+                self.happened(event.round, event.kind, event.text)
             with np.errstate(over="ignore", invalid="ignore"), suppress(RoundFailed):
                 if not history.rows or history.rows[-1]["round"] != engine.costs.round:
                     self._note(self._measure(), None)
@@ -189,9 +195,11 @@ class Run:
             tick = self.every or max(1, self.rounds // 100)
             while why is None and costs.round < self.rounds:
                 began = time.perf_counter()
-                engine.step()
+                info = engine.step()
                 self.seconds += time.perf_counter() - began
                 done, x = costs.round, engine.x
+                for event in (*info.events, *engine.pop_events()):
+                    self.happened(event.round, event.kind, event.text)
                 for one in self._watchers:
                     one.after_round(done)
                 if not math.isfinite(x.dot(x)):

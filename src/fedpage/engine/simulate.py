@@ -13,11 +13,11 @@ from typing import Any
 
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
-from fedpage.core.types import Method, Problem, Vector
+from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.loop import Progress, Run, Watcher
 from fedpage.engine.policy import Policy
-from fedpage.engine.simulation import Simulation, start_of
+from fedpage.engine.simulation import Evaluation, Simulation, start_of
 from fedpage.engine.stopping import Stop
 from fedpage.runs.history import History
 from fedpage.runs.store import RunDirectory
@@ -25,7 +25,7 @@ from fedpage.runs.store import RunDirectory
 
 def simulate(
     problem: Problem,
-    method: Method,
+    method: AnyMethod,
     *,
     rounds: int,
     seed: int,
@@ -41,7 +41,7 @@ def simulate(
     out: str | os.PathLike[str] | None = None,
     checkpoint_every: str | int = "10s",
     resume: bool = False,
-    evaluate: str = "pooled",
+    evaluate: Evaluation = "pooled",
 ) -> History:
     """Run `rounds` rounds of a method on a problem and return its history.
 
@@ -86,9 +86,9 @@ def simulate(
 
 
 def prepare(
-    problem: Problem, method: Method, *, rounds: int, seed: int, x0: Vector | None = None, record_every: int = 10,
+    problem: Problem, method: AnyMethod, *, rounds: int, seed: int, x0: Vector | None = None, record_every: int = 10,
     stop: Any = None, threads: int = 1, chunk: int | None = None, faults: Faults | None = None,
-    policy: Policy | None = None, evaluate: str = "pooled",
+    policy: Policy | None = None, evaluate: Evaluation = "pooled",
 ) -> Run:  # fmt: skip
     """A run that has not begun; `simulate`'s options."""
     history = History()
@@ -97,7 +97,6 @@ def prepare(
         evaluate=evaluate,
     )  # fmt: skip
     run = Run(engine, history, rounds=rounds, record_every=record_every, stop=stop)
-    engine.rounds.tell = run.happened
     history.meta = provenance(
         problem, method, seed=seed, rounds=rounds, record_every=record_every, x0=x0, stop=stop
     )
@@ -112,7 +111,7 @@ def prepare(
 
 def provenance(
     problem: Problem,
-    method: Method,
+    method: AnyMethod,
     *,
     seed: int,
     rounds: int,
@@ -151,7 +150,7 @@ def versions() -> dict[str, str]:
     return {"fedpage": __version__, "python": platform.python_version(), **others}
 
 
-def describe(method: Method) -> dict[str, Any]:
+def describe(method: AnyMethod) -> dict[str, Any]:
     """A method's name, hyper-parameters and effective step, as plain values."""
     parameters = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
     return {

@@ -1,230 +1,206 @@
-"""`simulate`: rounds of any method on any problem, in one process, and many runs through joblib."""
+"""The simulator: all clients in this process."""
 
 from __future__ import annotations
 
-from collections import deque, namedtuple
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections import namedtuple
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from fedpage.core.errors import InputError
-from fedpage.core.types import Draws, Ints, Method, Problem, Vector, dtype_of
-from fedpage.engine.base import Server, mean_evaluations
-from fedpage.engine.faults import Faults, FaultSampler, corrupted
-from fedpage.engine.loop import check_whole
-from fedpage.engine.policy import Answer, Letter, Policy
-from fedpage.engine.round import ClientStates, as_letters
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import (
+    ClientStateT,
+    HasStart,
+    Ints,
+    MessageT,
+    Method,
+    Problem,
+    ReplyT,
+    StateT,
+    Vector,
+    dtype_of,
+)
+from fedpage.core.validate import check_whole
+from fedpage.engine.base import Engine, check_is_method, mean_evaluations
+from fedpage.engine.client_states import ClientStates
+from fedpage.engine.faults import Faults, FaultSampler
+from fedpage.engine.local_transport import LateReply, LocalTransport
+from fedpage.engine.policy import Policy
+
+Evaluation = Literal["pooled", "per_client"]
+"""Over all rows at once, or client by client as in a federation; the last bits may differ."""
 
 _CHUNK = 512
-"""Clients whose replies exist at the same time, at the most (and that many again for each thread) ..."""
+"""Clients whose replies exist at the same time, at most (and as many again for each thread)."""
 _CHUNK_BYTES = 1 << 22
-"""... and the most memory that a vector of each of them may take together. No chunk size can change a bit."""
+"""The most memory that one vector of each of them may take. No chunk size changes a bit."""
 
 
-class Simulation(Server):
-    """A run's rounds in this process: the server's state, the clients' memories and the costs, a round at a time.
+@runtime_checkable
+class EvaluatesClients(Protocol):
+    """A problem that evaluates its clients one by one."""
 
-    `simulate` is the loop round it; tests use it to look inside. With `faults`, clients fail as those say, and what is
-    done about it is `policy`'s.
+    def evaluate_clients(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
+        """Return the losses (n,) and gradients (n, d) of some clients at x (d,)."""
+        ...
+
+
+@runtime_checkable
+class HasCode(Protocol):
+    """A problem whose arithmetic depends on more code than its own class."""
+
+    @property
+    def code(self) -> dict[str, type[Any]]:
+        """Further classes, by role."""
+        ...
+
+
+class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
+    """Run rounds in this process, one `step()` at a time; `simulate` is the loop around it.
+
+    Args:
+        problem: The problem.
+        method: The method.
+        seed: The run's seed.
+        x0: The start, (d,); None: the problem's own, or zeros.
+        threads: Threads that compute chunks of clients.
+        chunk: The most clients computed at once; None: by memory.
+        faults: How clients fail; None: they do not.
+        policy: What to do about clients that fail.
+        evaluate: "pooled" or "per_client".
+
+    Raises:
+        InputError: An argument is wrong, or they do not fit each other.
     """
 
     def __init__(
-        self, problem: Problem, method: Method, *, seed: int, x0: Vector | None = None, threads: int = 1,
-        chunk: int | None = None, faults: Faults | None = None, policy: Policy | None = None,
-        evaluate: str = "pooled",
-    ) -> None:  # fmt: skip
-        for name in ("oracle", "evaluate", "describe"):
-            if isinstance(problem, type) or not hasattr(problem, name):
+        self,
+        problem: Problem,
+        method: Method[StateT, MessageT, ReplyT, ClientStateT],
+        *,
+        seed: int,
+        x0: Vector | None = None,
+        threads: int = 1,
+        chunk: int | None = None,
+        faults: Faults | None = None,
+        policy: Policy | None = None,
+        evaluate: Evaluation = "pooled",
+    ) -> None:
+        parts = ("oracle", "evaluate", "describe")
+        if isinstance(problem, type) or not all(hasattr(problem, name) for name in parts):
+            raise InputError(
+                "problem must be a problem such as RobustRegression(data, clients=10), "
+                f"not {short_repr(problem)}"
+            )
+        check_is_method(method)
+        options: tuple[tuple[str, object, type], ...] = (
+            ("faults", faults, Faults),
+            ("policy", policy, Policy),
+        )
+        for name, value, type_ in options:
+            if value is not None and not isinstance(value, type_):
                 raise InputError(
-                    f"problem must be a problem such as RobustRegression(data, clients=10), not {problem!r}"
+                    f"{name} must be a {type_.__name__}, such as {type_.__name__}(), "
+                    f"not {short_repr(value)}"
                 )
-        for name, value, kind in (("faults", faults, Faults), ("policy", policy, Policy)):
-            if value is not None and not isinstance(value, kind):
-                raise InputError(
-                    f"{name} must be a {kind.__name__}, such as {kind.__name__}(), not {value!r}"
-                )
-        if evaluate not in ("pooled", "per_client"):
+        if evaluate not in get_args(Evaluation):
             raise InputError(f"evaluate must be 'pooled' or 'per_client', not {evaluate!r}")
         check_whole("threads", threads, 1)
         if chunk is None:
             chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
         check_whole("chunk", chunk, 1)
+        policy = Policy() if policy is None else policy
         start = start_of(problem, x0)
-        super().__init__(method, problem.N, start, seed=seed, policy=policy)
-        self.problem, self.evaluation = problem, evaluate
-        self.threads, self.chunk = int(threads), int(chunk)
-        self.client_states = ClientStates(method.client_state, problem.N, problem.d, start.dtype)
-        self._weather = None if faults is None else FaultSampler(faults, problem, self.seed)
-        self._late: list[Letter] = []
-        self._draws: Draws | None = None
+        self.problem, self.evaluation, self.threads = problem, evaluate, int(threads)
+        self.client_states: ClientStates[ClientStateT] = ClientStates(
+            method.client_state, problem.N, problem.d, start.dtype
+        )
+        sampler = None if faults is None else FaultSampler(faults, problem, seed)
+        self._transport = LocalTransport(
+            problem, method, self.client_states,
+            threads=int(threads), chunk=int(chunk), sampler=sampler, policy=policy,
+        )  # fmt: skip
+        super().__init__(method, problem.N, start, self._transport, seed=seed, policy=policy)
 
     @property
     def code(self) -> dict[str, type[Any]]:
-        """The classes whose code decides what a round computes."""
-        return {**super().code, "problem": type(self.problem), **getattr(self.problem, "code", {})}
-
-    def step(self) -> None:
-        """One round."""
-        self._draws = self.draws()
-        self.state = self.rounds.play(self.state, self._draws)
+        """The classes whose code decides what a round computes, by role."""
+        further = self.problem.code if isinstance(self.problem, HasCode) else {}
+        return {**super().code, "problem": type(self.problem), **further}
 
     def evaluate(self) -> Mapping[str, float]:
-        """What the problem says of x; or what its clients say of it, as in a federation."""
+        """Return what the problem, or each of its clients, says of x."""
         if self.evaluation == "pooled":
             return self.problem.evaluate(self.x, self.threads)
-        parts: Any = getattr(self.problem, "evaluate_clients", None)
-        if parts is None:
+        problem = self.problem
+        if not isinstance(problem, EvaluatesClients):
             raise InputError(
-                f"{type(self.problem).__name__} has no evaluate_clients; leave evaluate at 'pooled'"
+                f"{type(problem).__name__} has no evaluate_clients; leave evaluate at 'pooled'"
             )
-        each = [parts(chunk, self.x) for chunk in self._chunks(np.arange(self.N, dtype=np.int64))]
-        return mean_evaluations(
-            (losses for losses, _ in each), (gradients for _, gradients in each)
-        )
-
-    def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
-        """The called clients' work, in chunks; replies come in client order."""
-        if self._weather is not None:
-            return self._unreliable(clients, message, wave)
-        if len(clients) <= self.chunk:
-            return (self._client(clients, message, self.client_states.get(clients)),)
-        return self._stream(clients, message)
-
-    def accept(self, clients: Ints, client_state: Any) -> None:
-        """Clients remember."""
-        self.client_states.put(clients, client_state)
-
-    def _chunks(self, clients: Ints) -> list[Ints]:
-        return [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
-
-    def _stream(self, clients: Ints, message: Any) -> Iterator[Answer]:
-        """Every called client's work, in chunks, on threads if asked."""
-        if self.threads == 1:
-            for chunk in self._chunks(clients):
-                yield self._client(chunk, message, self.client_states.get(chunk))
-            return
-        waiting: deque[Future[Answer]] = deque()
-        with ThreadPoolExecutor(self.threads) as pool:
-            for chunk in self._chunks(clients):
-                if len(waiting) > self.threads:
-                    yield waiting.popleft().result()
-                waiting.append(
-                    pool.submit(self._client, chunk, message, self.client_states.get(chunk))
-                )
-            for done in waiting:
-                yield done.result()
-
-    def _client(self, chunk: Ints, message: Any, client_state: Any) -> Answer:
-        assert self._draws is not None
-        oracle = self.problem.oracle(chunk, self._draws)
-        if self.threads > 1:
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # the caller's setting does not reach threads
-                replies, client_state = self.method.client(message, oracle, client_state)
-        else:
-            replies, client_state = self.method.client(message, oracle, client_state)
-        return Answer(chunk, replies, client_state, None, oracle.gradients, oracle.evaluations)
-
-    def _unreliable(self, clients: Ints, message: Any, wave: int) -> Iterator[Answer]:
-        """The work of clients that fail: what arrives of it, and first of all what is late from the round before."""
-        weather, now = self._weather, self.costs.round
-        assert weather is not None
-        ripe = sorted(
-            (letter for letter in self._late if letter.round < now),
-            key=lambda letter: letter.client,
-        )
-        if ripe:
-            self._late = [letter for letter in self._late if letter.round >= now]
-            yield Answer(clients[:0], letters=ripe)
-        at_once = self.rounds.policy.remember == "at once"
-        for chunk in self._chunks(clients):
-            able = chunk[weather.working(chunk, now, wave)]
-            if not len(able):
-                yield Answer(chunk, letters=())
-                continue
-            done = self._client(able, message, self.client_states.get(able))
-            if at_once and done.client_state is not None:
-                self.client_states.put(able, done.client_state)
-            letters = []
-            for letter, fate in zip(
-                as_letters(done, now), weather.outcomes(able, now, wave), strict=True
-            ):
-                if fate == "late":
-                    self._late.append(letter._replace(client_state=None))
-                elif fate != "lost":
-                    letters.append(letter._replace(reply=corrupted(letter.reply, fate)))
-            yield Answer(
-                chunk, letters=letters, gradients=done.gradients, evaluations=done.evaluations
-            )
+        chunks = self._transport.split(np.arange(self.N, dtype=np.int64))
+        parts = [problem.evaluate_clients(clients, self.x) for clients in chunks]
+        return mean_evaluations((losses for losses, _ in parts), (grads for _, grads in parts))
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the coming rounds depend on."""
+        """Return everything that the next rounds depend on."""
         clients = self.client_states.written()
-        remembered = self.client_states.get(clients)
+        states = self.client_states.get(clients)
         late = [
             {
                 "client": one.client,
                 "round": one.round,
-                "kind": type(one.reply).__name__,
+                "type": type(one.reply).__name__,
                 "parts": list(one.reply),
             }
-            for one in self._late
+            for one in self._transport.late
         ]
-        client_state = (
-            None if remembered is None else {"clients": clients, "parts": list(remembered)}
-        )
-        return {**super().snapshot(), "client_state": client_state, "late": late}
+        table = None if states is None else {"clients": clients, "parts": list(states)}
+        return {**super().snapshot(), "client_state": table, "late": late}
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
-        """Go back to a snapshot of a run with the same method, problem, seed and faults."""
+        """Return to a snapshot of a run with the same method, problem, seed and faults."""
         try:
-            client_state = tree["client_state"]
-            late = [
-                (int(one["client"]), int(one["round"]), str(one["kind"]), one["parts"])
-                for one in tree["late"]
-            ]
-            flat = all(
-                isinstance(part, np.ndarray) and part.ndim == 1 for one in late for part in one[3]
-            )
-            if not flat or (client_state is None) != (self.method.client_state is None):
+            table, clients, states = tree["client_state"], np.empty(0, dtype=np.int64), None
+            if (table is None) != (self.method.client_state is None):
                 raise TypeError
-            if client_state is not None:
-                clients, parts = client_state["clients"], client_state["parts"]
-                shape = (len(clients), self.problem.d)
+            if table is not None and self.method.client_state is not None:
+                clients, parts = table["clients"], table["parts"]
+                shape, dtype = (len(clients), self.problem.d), dtype_of(self.problem)
                 if clients.dtype != np.int64 or clients.ndim != 1:
                     raise TypeError
-                if any(
-                    part.shape != shape or part.dtype != dtype_of(self.problem) for part in parts
-                ):
+                if any(part.shape != shape or part.dtype != dtype for part in parts):
                     raise TypeError
-                if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < self.N:
+                if len(clients) and not 0 <= clients.min() <= clients.max() < self.N:
                     raise TypeError
-                kind: Any = self.method.client_state
-                remembered = kind(*parts)
-            replies = [
-                Letter(client, of, _replied(kind_of, parts)) for client, of, kind_of, parts in late
-            ]
+                states = self.method.client_state(*parts)
+            late = [_late_reply(entry) for entry in tree["late"]]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
         super().restore(tree, source)
-        if client_state is not None:
-            self.client_states.put(clients, remembered)
-        self._late = replies
+        if states is not None:
+            self.client_states.put(clients, states)
+        self._transport.late = late
 
 
-def _replied(kind: str, parts: Any) -> Any:
-    """A late reply as it was: all that still counts of it is its name, its fields and that it is late."""
-    return namedtuple(kind, [f"part{i}" for i in range(len(parts))])(*parts)
+def _late_reply(entry: Mapping[str, Any]) -> LateReply:
+    """Rebuild a late reply from a snapshot; only its fields' values still matter."""
+    parts = entry["parts"]
+    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
+        raise TypeError
+    type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
+    return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts))
 
 
-def start_of(problem: Problem, x0: Any = None) -> Vector:
-    """(d,) a copy of the given start; else the problem's own, such as a network's first parameters; else zero."""
+def start_of(problem: Problem, x0: object = None) -> Vector:
+    """Return a copy of the given start, or the problem's own, or zeros; (d,).
+
+    Raises:
+        InputError: The start is not d finite numbers.
+    """
     d, dtype = problem.d, dtype_of(problem)
-    if x0 is None:
-        x0 = getattr(problem, "x0", None)
+    if x0 is None and isinstance(problem, HasStart):
+        x0 = problem.x0
     if x0 is None:
         return np.zeros(d, dtype)
     try:
@@ -237,5 +213,5 @@ def start_of(problem: Problem, x0: Any = None) -> Vector:
     if start.shape != (d,):
         raise InputError(f"x0 must be {d} finite numbers, not an array of shape {start.shape}")
     if not np.isfinite(start).all():
-        raise InputError(f"x0 must be {d} finite numbers; there is a NaN or an infinity in it")
+        raise InputError(f"x0 must be {d} finite numbers; it has a NaN or an infinity")
     return start

@@ -1,10 +1,11 @@
-"""The engine whose clients are Flower's nodes: fedpage's rounds over a Grid."""
+"""The engine whose clients are Flower's nodes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -12,9 +13,22 @@ from flwr.serverapp import Grid
 
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
-from fedpage.core.types import Ints, Vector
-from fedpage.engine.base import Server, mean_evaluations
-from fedpage.engine.policy import Answer, Letter, Policy, RoundFailed, finite, form_of
+from fedpage.core.messages import reply_layouts
+from fedpage.core.types import (
+    Call,
+    ClientStateT,
+    Draws,
+    DType,
+    Ints,
+    MessageT,
+    Method,
+    ReplyT,
+    StateT,
+    Vector,
+)
+from fedpage.engine.base import Engine, mean_evaluations
+from fedpage.engine.policy import Policy
+from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed
 from fedpage.flower import messages
 from fedpage.problems.base import client_scale
 from fedpage.runs.fingerprint import code_digest
@@ -35,6 +49,23 @@ _FIRST = 180.0
 """Seconds that the first answer may take, at least: a node's first call starts everything there."""
 
 
+@dataclass(frozen=True)
+class Wait:
+    """How long replies may take, and how they are waited for.
+
+    Args:
+        deadline: Seconds after which a reply is late.
+        poll: Seconds between looks for replies.
+        sleep: Waits for some seconds; replaced in tests.
+        clock: Returns seconds; replaced in tests.
+    """
+
+    deadline: float = 600.0
+    poll: float = 0.2
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+
 class Node(NamedTuple):
     """Where a client is, and what it has."""
 
@@ -47,152 +78,124 @@ class Node(NamedTuple):
     """Digests of the code of the method and of the problem there."""
 
 
-class FlowerEngine(Server):
-    """An engine whose clients are Flower's nodes.
+class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
+    """Send calls to Flower's nodes and validate what comes back.
 
-    nodes: by client number 0..N-1. d: parameters. deadline: seconds after which a reply is late. poll: seconds between
-    looks for replies. x0: zero by default. held_out: what else the server says of a model, such as its accuracy on
-    rows of its own. sleep, clock: for tests. Replies that come after their deadline are never looked at.
+    Replies that come after their deadline are never looked at.
+
+    Args:
+        grid: Flower's Grid.
+        nodes: The node of each client 0..N-1.
+        method: The method.
+        d: The number of parameters.
+        dtype: The type of the model's numbers.
+        seed: The run's seed.
+        scale: The factor of each client's objective, (N,).
+        wait: How long replies may take and how they are waited for.
     """
 
     def __init__(
-        self, grid: Grid, nodes: Mapping[int, Node], method: Any, d: int, *, seed: int, policy: Policy | None = None,
-        deadline: float = 600.0, poll: float = 0.2, weights: str = "uniform", x0: Vector | None = None,
-        held_out: Callable[[Vector], Mapping[str, float]] | None = None,
-        sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        start = np.zeros(d) if x0 is None else x0
-        super().__init__(method, len(nodes), start, seed=seed, policy=policy)
-        self._held_out = held_out
-        self.grid, self.nodes, self.d = grid, dict(nodes), d
-        self.deadline, self.poll, self.sleep, self.clock = deadline, poll, sleep, clock
-        self._scale = client_scale(
-            weights, np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
-        )
-        self._dated: dict[int, str] = {}
-        """Round and message of each client's last reply that counted: which of its memories holds."""
-        self._kind = ""
-        self._refused: set[int] = set()
+        self,
+        grid: Grid,
+        nodes: Mapping[int, Node],
+        method: Method[StateT, MessageT, ReplyT, ClientStateT],
+        *,
+        d: int,
+        dtype: DType,
+        seed: int,
+        scale: Vector,
+        wait: Wait,
+    ) -> None:
+        self.grid, self.nodes, self.method, self.d = grid, dict(nodes), method, d
+        self.seed, self.scale, self.wait = seed, scale, wait
+        self.state_dates: dict[int, str] = {}
+        """Round and message of each client's last reply that counted: which state it holds."""
         self.run_name = ""
-        """Under which clients keep what they remember."""
+        """The name under which nodes keep client states."""
+        self.events: list[Event] = []
+        """What happened to nodes since the events were last taken."""
+        self._layouts = reply_layouts(method, d, dtype)
+        self._date = ""
+        self._refused: set[int] = set()
 
-    def ask(self, clients: Ints, message: Any, wave: int) -> Iterable[Answer]:
-        """Send a message to nodes, and wait for what comes back."""
-        now, kind = self.costs.round, type(message).__name__
-        self._kind = kind
-        if wave:
-            self._look_for_new_nodes()
-        sent = {
-            client: self._message(
-                client, "train.work",
-                messages.packed(message, {
-                    "client": client, "round": now, "seed": self.seed, "kind": kind, "d": self.d,
-                    "scale": float(self._scale[client]), "run": self.run_name, "dated": self._dated.get(client, ""),
-                }),
-            )
-            for client in clients.tolist()
-        }  # fmt: skip
-        form = form_of(self.method, message)
-        letters: list[Letter] = []
-        gradients = evaluations = 0
-        for client, reply in self._exchange(sent, self.deadline).items():
-            try:
-                say = messages.said(_content(reply), REPLIED)
-                self._mine(client, say)
-                if not (0 <= say["gradients"] < 2**53 and 0 <= say["evaluations"] < 2**53):
-                    raise messages.ProtocolError("counts that cannot be")
-                letters.append(Letter(client, say["round"], messages.unpacked(reply.content, form)))
-                gradients, evaluations = (
-                    gradients + say["gradients"],
-                    evaluations + say["evaluations"],
-                )
-            except messages.ProtocolError as fault:
-                letters.append(Letter(client, now, None, error=str(fault)))
-        return (Answer(clients, letters=letters, gradients=gradients, evaluations=evaluations),)
-
-    def accept(self, clients: Ints, memory: Any) -> None:
-        """From now on these clients remember what they did in this round."""
-        if self.method.client_state is not None:
-            self._dated |= dict.fromkeys(clients.tolist(), f"{self.costs.round} {self._kind}")
-
-    def evaluate(self) -> Mapping[str, float]:
-        """Loss and gradient norm of x: every client's own, added in client order. It is no part of the costs."""
-        form, now = messages.measures(self.d, self.x.dtype), self.costs.round
-        found: dict[int, messages.Measures] = {}
-        strange: dict[int, messages.Measures] = {}
-        for wave in range(self.rounds.policy.full_retries + 1):
-            if wave:
-                self._look_for_new_nodes()
-            sent = {
-                client: self._message(
-                    client, "evaluate.measure",
-                    messages.packed(messages.Point(self.x), {
-                        "client": client, "round": now, "d": self.d, "scale": float(self._scale[client]),
-                    }),
-                )
-                for client in range(self.N) if client not in found
+    def request(
+        self, call: Call[MessageT], draws: Draws, attempt: int
+    ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
+        """Send a message to nodes and wait for their replies."""
+        now, kind = draws.round, type(call.message).__name__
+        self._date = f"{now} {kind}"
+        if attempt:
+            self.find_new_nodes(now)
+        sent = {}
+        for client in call.clients.tolist():
+            fields = {
+                "client": client, "round": now, "seed": self.seed, "kind": kind, "d": self.d,
+                "scale": float(self.scale[client]), "run": self.run_name,
+                "dated": self.state_dates.get(client, ""),
             }  # fmt: skip
-            for client, reply in self._exchange(sent, self.deadline).items():
-                try:
-                    say = messages.said(_content(reply), MEASURED)
-                    self._mine(client, say)
-                    if say["round"] != now:
-                        raise messages.ProtocolError(f"late: it belongs to round {say['round']}")
-                    one = messages.unpacked(reply.content, form)
-                    if not finite(one):
-                        strange[client] = one
-                        raise messages.ProtocolError("not finite")
-                    found[client] = one
-                except messages.ProtocolError as fault:
-                    self.rounds.tell(now, "rejected", f"measures of client {client}: {fault}")
-            if set(range(self.N)) <= {*found, *self.rounds.roster.lost}:
-                break
-        if not found and len(strange) == self.N:
-            found = strange  # everyone's: the run has diverged
-        if not found:
-            raise RoundFailed(f"gave up measuring after round {now}: no sound reply from anyone")
-        if len(found) < self.N:
-            self.rounds.tell(
-                now, "measured", f"loss and gradient over {len(found)} of {self.N} clients"
-            )
-        there = [found[client] for client in sorted(found)]
-        found_out = mean_evaluations(
-            (one.loss for one in there), (one.grad[None, :] for one in there)
+            content = messages.packed(call.message, fields)
+            sent[client] = self.make_message(client, "train.work", content, now)
+        layout = self._layouts[type(call.message)]
+        valid: dict[int, ReplyT] = {}
+        rejected: list[Rejection] = []
+        gradients = evaluations = received = 0
+        for client, message in sorted(self.exchange(sent).items()):
+            try:
+                fields = messages.said(content_of(message), REPLIED)
+                check_sender(client, fields)
+                if not (0 <= fields["gradients"] < 2**53 and 0 <= fields["evaluations"] < 2**53):
+                    raise messages.ProtocolError("impossible counts of gradients")
+                reply = messages.unpacked(message.content, layout)
+            except messages.ProtocolError as fault:
+                rejected.append(Rejection(client, str(fault)))
+                continue
+            received += 1
+            gradients += fields["gradients"]
+            evaluations += fields["evaluations"]
+            if fields["round"] != now:
+                reason = f"late: it belongs to round {fields['round']}"
+                rejected.append(Rejection(client, reason))
+            elif not is_finite(reply):
+                rejected.append(Rejection(client, "not finite", reply))
+            else:
+                valid[client] = reply
+        clients, replies = call.clients, None
+        if len(valid) < len(clients):
+            clients = np.array(sorted(valid), dtype=np.int64)
+        if valid:
+            columns = zip(*(valid[client] for client in clients.tolist()), strict=True)
+            replies = layout.type(*(np.stack(rows) for rows in columns))
+        return (
+            Chunk(call.clients, clients, replies, None, gradients, evaluations, received, rejected),
         )
-        return found_out if self._held_out is None else {**found_out, **self._held_out(self.x)}
 
-    def _mine(self, client: int, say: Mapping[str, Any]) -> None:
-        if say["client"] != client:
-            raise messages.ProtocolError(f"it says it is client {say['client']}")
+    def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
+        """Note that these clients' states of this round hold; the nodes keep them."""
+        if self.method.client_state is not None:
+            self.state_dates |= dict.fromkeys(clients.tolist(), self._date)
 
-    def _message(self, client: int, kind: str, content: RecordDict) -> Message:
+    def make_message(self, client: int, kind: str, content: RecordDict, now: int) -> Message:
+        """Return a message to a client's node."""
         node = self.nodes[client].node_id
-        return Message(content, node, kind, ttl=self.deadline, group_id=str(self.costs.round))
+        return Message(content, node, kind, ttl=self.wait.deadline, group_id=str(now))
 
-    def _exchange(self, sent: Mapping[int, Message], deadline: float) -> dict[int, Message]:
-        return exchange(
-            self.grid, sent, deadline=deadline, poll=self.poll, sleep=self.sleep, clock=self.clock
-        )
+    def exchange(self, sent: Mapping[int, Message]) -> dict[int, Message]:
+        """Send messages and wait for the replies, by client."""
+        return exchange(self.grid, sent, self.wait)
 
-    def _look_for_new_nodes(self) -> None:
-        """A node without a key of its own comes back under another number: find the client that it is."""
+    def find_new_nodes(self, now: int) -> None:
+        """Find the client of a node that came back under another number, having no key."""
         here = set(self.grid.get_node_ids())
         known = {node.node_id for node in self.nodes.values()}
         if not here - known or known <= here:
             return
-        options: dict[str, Any] = {"poll": self.poll, "sleep": self.sleep, "clock": self.clock}
+        code = code_digest(type(self.method))
         for number in sorted(here - known - self._refused):
             try:
-                new = described(
-                    self.grid,
-                    [number],
-                    code=code_digest(type(self.method)),
-                    deadline=self.deadline,
-                    **options,
-                )
+                new = described(self.grid, [number], code=code, wait=self.wait)
             except InputError as error:
                 self._refused.add(number)
-                self.rounds.tell(self.costs.round, "refused", str(error))
+                self.events.append(Event("refused", now, str(error)))
                 continue
             for client, node in new.items():
                 if client in self.nodes and self.nodes[client]._replace(node_id=number) == node:
@@ -200,30 +203,131 @@ class FlowerEngine(Server):
                         self.nodes[client] = node
                 else:
                     self._refused.add(number)
-                    self.rounds.tell(
-                        self.costs.round, "refused", f"node {number} is no client of this run"
-                    )
+                    text = f"node {number} is not a client of this run"
+                    self.events.append(Event("refused", now, text))
+
+
+class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
+    """Run rounds whose clients are Flower's nodes.
+
+    Args:
+        grid: Flower's Grid.
+        nodes: The node of each client 0..N-1.
+        method: The method.
+        d: The number of parameters.
+        seed: The run's seed.
+        policy: What to do about clients that fail.
+        wait: How long replies may take and how they are waited for.
+        weights: "uniform" or "size": the weight of each client's objective.
+        x0: The start, (d,); None: zeros.
+        held_out: What else the server records of a model, such as its accuracy on rows of its own.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Mapping[int, Node],
+        method: Method[StateT, MessageT, ReplyT, ClientStateT],
+        d: int,
+        *,
+        seed: int,
+        policy: Policy | None = None,
+        wait: Wait | None = None,
+        weights: str = "uniform",
+        x0: Vector | None = None,
+        held_out: Callable[[Vector], Mapping[str, float]] | None = None,
+    ) -> None:
+        start = np.zeros(d) if x0 is None else x0
+        policy = Policy() if policy is None else policy
+        sizes = np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
+        self._held_out = held_out
+        self.transport = GridTransport(
+            grid, nodes, method, d=d, dtype=start.dtype, seed=seed,
+            scale=client_scale(weights, sizes), wait=Wait() if wait is None else wait,
+        )  # fmt: skip
+        super().__init__(method, len(nodes), start, self.transport, seed=seed, policy=policy)
+
+    def pop_events(self) -> list[Event]:
+        """Return what happened to nodes outside a round, and forget it."""
+        events, self.transport.events = self.transport.events, []
+        return events
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Return loss and gradient norm of x: every client's own, added in client order.
+
+        It is not part of the costs.
+        """
+        transport, now, x = self.transport, self.costs.round, self.x
+        found: dict[int, messages.Measures] = {}
+        not_finite: dict[int, messages.Measures] = {}
+        for attempt in range(self.round.policy.full_retries + 1):
+            if attempt:
+                transport.find_new_nodes(now)
+            sent = {}
+            for client in range(self.N):
+                if client not in found:
+                    fields = {
+                        "client": client, "round": now, "d": transport.d,
+                        "scale": float(transport.scale[client]),
+                    }  # fmt: skip
+                    content = messages.packed(messages.Point(x), fields)
+                    sent[client] = transport.make_message(client, "evaluate.measure", content, now)
+            for client, reply in transport.exchange(sent).items():
+                try:
+                    fields = messages.said(content_of(reply), MEASURED)
+                    check_sender(client, fields)
+                    if fields["round"] != now:
+                        raise messages.ProtocolError(f"late: it belongs to round {fields['round']}")
+                    measures = messages.unpacked_measures(reply.content, transport.d, x.dtype)
+                    if not is_finite(measures):
+                        not_finite[client] = measures
+                        raise messages.ProtocolError("not finite")
+                    found[client] = measures
+                except messages.ProtocolError as fault:
+                    text = f"evaluation of client {client}: {fault}"
+                    transport.events.append(Event("rejected", now, text))
+            if set(range(self.N)) <= {*found, *self.round.health.lost}:
+                break
+        if not found and len(not_finite) == self.N:
+            found = not_finite  # everyone's: the run has diverged
+        if not found:
+            raise RoundFailed(f"evaluation after round {now} failed: no valid reply from anyone")
+        if len(found) < self.N:
+            text = f"loss and gradient over {len(found)} of {self.N} clients"
+            transport.events.append(Event("measured", now, text))
+        there = [found[client] for client in sorted(found)]
+        means = mean_evaluations((m.loss for m in there), (m.grad[None, :] for m in there))
+        return means if self._held_out is None else {**means, **self._held_out(x)}
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the coming rounds depend on; what clients remember is theirs."""
-        return {
-            **super().snapshot(),
-            "dated": {str(client): said for client, said in self._dated.items()},
-        }
+        """Return everything that the next rounds depend on; nodes keep client states."""
+        dates = {str(client): date for client, date in self.transport.state_dates.items()}
+        return {**super().snapshot(), "dated": dates}
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
-        """Go back to a snapshot."""
+        """Return to a snapshot."""
         try:
-            dated = {int(client): said + "" for client, said in tree["dated"].items()}
-            if any(not 0 <= client < self.N for client in dated):
+            dates = {int(client): date + "" for client, date in tree["dated"].items()}
+            if any(not 0 <= client < self.N for client in dates):
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of a federation") from None
         super().restore(tree, source)
-        self._dated = dated
+        self.transport.state_dates = dates
 
 
-def _content(reply: Message) -> RecordDict:
+def is_finite(parts: Iterable[Vector]) -> bool:
+    """Whether every number is finite."""
+    return all(bool(np.isfinite(part).all()) for part in parts)
+
+
+def check_sender(client: int, fields: Mapping[str, Any]) -> None:
+    """Refuse a reply that says it comes from another client."""
+    if fields["client"] != client:
+        raise messages.ProtocolError(f"it says it is client {fields['client']}")
+
+
+def content_of(reply: Message) -> RecordDict:
     """What a reply holds; an error's reason, in one line, if it is one."""
     if reply.has_error():
         reason = " ".join(str(reply.error.reason).split())
@@ -237,49 +341,52 @@ _ERRORS = {
 }  # fmt: skip
 
 
-def exchange(
-    grid: Grid, sent: Mapping[int, Message], *, deadline: float, poll: float,
-    sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
-) -> dict[int, Message]:  # fmt: skip
-    """Send messages and wait until every one is answered or the deadline is over; replies by the same keys.
+def exchange(grid: Grid, sent: Mapping[int, Message], wait: Wait) -> dict[int, Message]:
+    """Send messages and wait until every one is answered or the deadline is over.
 
-    Replies are told apart by the message that they answer, which Flower vouches for, not by what they say.
+    Replies are matched to messages by Flower's own identifiers, not by what they claim.
+
+    Args:
+        grid: Flower's Grid.
+        sent: Messages by any key, such as a client number.
+        wait: How long to wait.
+
+    Returns:
+        Replies by the same keys.
     """
     waiting: dict[str, int] = {}
-    for client, name in zip(sent, list(grid.push_messages(list(sent.values()))), strict=False):
-        if name:
-            waiting[name] = client
+    for key, message_id in zip(sent, list(grid.push_messages(list(sent.values()))), strict=False):
+        if message_id:
+            waiting[message_id] = key
     replies: dict[int, Message] = {}
-    end = clock() + deadline + 5.0  # the SuperLink itself says when a deadline is over
+    end = wait.clock() + wait.deadline + 5.0  # the SuperLink itself says when a deadline is over
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             if reply.metadata.reply_to_message_id in waiting:
                 replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
-        if not waiting or clock() > end:
+        if not waiting or wait.clock() > end:
             break
-        sleep(poll)
+        wait.sleep(wait.poll)
     return replies
 
 
-def described(grid: Grid, ids: Iterable[int], *, code: str, **options: Any) -> dict[int, Node]:
-    """Which clients some nodes are; those that gave no answer are left out. An InputError says what does not fit."""
+def described(grid: Grid, ids: Iterable[int], *, code: str, wait: Wait) -> dict[int, Node]:
+    """Ask nodes which client they are; nodes that do not answer are left out.
+
+    Raises:
+        InputError: A node does not fit the run.
+    """
+    wait = replace(wait, deadline=max(_FIRST, wait.deadline))
     sent = {
-        node: Message(
-            RecordDict(),
-            node,
-            "query.describe",
-            ttl=max(_FIRST, options["deadline"]),
-            group_id="describe",
-        )
+        node: Message(RecordDict(), node, "query.describe", ttl=wait.deadline, group_id="describe")
         for node in sorted(ids)
     }
-    options["deadline"] = max(_FIRST, options["deadline"])
     found: dict[int, Node] = {}
-    for node, reply in exchange(grid, sent, **options).items():
+    for node, reply in exchange(grid, sent, wait).items():
         if reply.has_error() and reply.error.code in (3, 4, 5, 8):  # on the way, not at the node
             continue
         try:
-            say = messages.said(_content(reply), DESCRIBED)
+            say = messages.said(content_of(reply), DESCRIBED)
         except messages.ProtocolError as fault:
             raise InputError(f"node {node} does not say which client it is: {fault}") from None
         client = say["client"]

@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
+from fedpage.core.messages import Layout, layout_of
 from fedpage.core.types import Vector
-from fedpage.engine.policy import Form
 
 PARTS, SAY = "parts", "say"
 _HEADER = 1024
@@ -65,20 +65,20 @@ def said(content: RecordDict, schema: Mapping[str, type]) -> dict[str, Any]:
     return found
 
 
-def unpacked(content: RecordDict, form: Form) -> Any:
+def unpacked(content: RecordDict, layout: Layout[Any]) -> Any:
     """The arrays that came, as the NamedTuple of a form; nothing is allocated before its size is known to be right."""
     records = dict(content)
     arrays = records.get(PARTS)
     if not isinstance(arrays, ArrayRecord) or set(records) != {PARTS, SAY}:
         raise ProtocolError("not one record of arrays and one of words")
-    fields: tuple[str, ...] = form.kind._fields
+    fields: tuple[str, ...] = layout.fields
     if set(arrays) != set(fields):
         raise ProtocolError(
             f"arrays {', '.join(sorted(map(str, arrays)))[:80]} instead of {', '.join(fields)}"
         )
-    return form.kind(*(
-        decoded(arrays[name], name, shape, dtype)
-        for name, shape, dtype in zip(fields, form.shapes, form.dtypes, strict=True)
+    return layout.type(*(
+        decoded(arrays[name], name, (size,), layout.dtype)
+        for name, size in zip(fields, layout.sizes, strict=True)
     ))  # fmt: skip
 
 
@@ -107,23 +107,20 @@ def decoded(array: Array, name: str, shape: tuple[int, ...], dtype: Any) -> np.n
     return np.frombuffer(array.data, dtype=dtype, offset=stream.tell()).reshape(shape).copy()
 
 
-def vectors(kind: type[Any], d: int, dtype: Any = np.float64) -> Form:
-    """The form of a message: every field a vector of d numbers."""
-    n = len(kind._fields)
-    return Form(kind, ((d,),) * n, (np.dtype(dtype),) * n)
+def vectors(kind: type[Any], d: int, dtype: Any = np.float64) -> Layout[Any]:
+    """Return the layout of a message: every field a vector of d numbers."""
+    return layout_of(kind, d, np.dtype(dtype))
 
 
-def measures(d: int, dtype: Any = np.float64) -> Form:
-    """The form of `Measures`."""
-    return Form(Measures, ((1,), (d,)), (np.dtype(np.float64), np.dtype(dtype)))
+def unpacked_measures(content: RecordDict, d: int, dtype: Any) -> Measures:
+    """Decode a client's loss (1,), always float64, and its gradient (d,)."""
+    arrays = dict(content).get(PARTS)
+    if not isinstance(arrays, ArrayRecord) or set(arrays) != {"loss", "grad"}:
+        raise ProtocolError("not the arrays of an evaluation")
+    loss = decoded(arrays["loss"], "loss", (1,), np.dtype(np.float64))
+    return Measures(loss, decoded(arrays["grad"], "grad", (d,), np.dtype(dtype)))
 
 
 def kinds(method: Any) -> dict[str, type[Any]]:
-    """The NamedTuples that stand in a method's file and its bases', by name: its messages are among them."""
-    found: dict[str, type[Any]] = {}
-    for base in reversed(type(method).__mro__):
-        client = vars(base).get("client")
-        for name, value in getattr(client, "__globals__", {}).items():
-            if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
-                found[name] = value
-    return found
+    """Return a method's message types by name."""
+    return {message.__name__: message for message in method.messages}

@@ -24,7 +24,7 @@ from fedpage.engine.policy import Policy
 from fedpage.engine.simulate import describe, start_described, versions
 from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
-from fedpage.flower.engine import FlowerEngine, Node, described, one_federation
+from fedpage.flower.engine import FlowerEngine, Node, Wait, described, one_federation
 from fedpage.flower.node import checked, method_of, own_problem, problem_digest
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
@@ -79,8 +79,8 @@ class FedpageStrategy(Strategy):
             lost_after=config["lost-after"],
         )  # fmt: skip
         engine = FlowerEngine(
-            grid, nodes, self.method, d, seed=config["seed"], policy=policy, deadline=config["deadline"],
-            poll=config["poll"], weights=config["weights"], sleep=self._sleep, clock=self._clock,
+            grid, nodes, self.method, d, seed=config["seed"], policy=policy, wait=self._wait(),
+            weights=config["weights"],
             x0=None if own is None else start_of(own), held_out=None if own is None else partial(_held_out, own),
         )  # fmt: skip
         stop = Stop(grad_norm=config["target"]) if config["target"] > 0 else None
@@ -90,12 +90,11 @@ class FedpageStrategy(Strategy):
         run = Run(
             engine, history, rounds=config["rounds"], record_every=config["record-every"], stop=stop
         )
-        engine.rounds.tell = self._tell(run)
         name = json.dumps(
             [history.meta[key] for key in ("method", "problem", "seed", "federation")],
             sort_keys=True,
         )
-        engine.run_name = hashlib.sha256(name.encode()).hexdigest()
+        engine.transport.run_name = hashlib.sha256(name.encode()).hexdigest()
         with RunDirectory(
             config["out"] or "fedpage-run", every=config["checkpoint-every"], say=log.warning
         ) as directory:
@@ -117,21 +116,21 @@ class FedpageStrategy(Strategy):
         log.info("fedpage: %s; %r", self.history.stopped, self.history)
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
+    def _wait(self) -> Wait:
+        return Wait(self.config["deadline"], self.config["poll"], self._sleep, self._clock)
+
     def _gather(self, grid: Grid) -> dict[int, Node]:
         """All the clients' nodes. A run that goes on does without those that are not there."""
         config, N = self.config, self.config["clients"]
         end = self._clock() + config["wait"]
-        options: dict[str, Any] = {
-            "deadline": config["deadline"], "poll": config["poll"], "sleep": self._sleep, "clock": self._clock,
-            "code": code_digest(type(self.method)),
-        }  # fmt: skip
+        code = code_digest(type(self.method))
         before = self._nodes_before()
         found: dict[int, Node] = {}
         while set(found) != set(range(N)):
             late = self._clock() > end
             new = set(grid.get_node_ids()) - {node.node_id for node in found.values()}
             if new and (len(new) + len(found) >= N or late):
-                more = described(grid, new, **options)
+                more = described(grid, new, code=code, wait=self._wait())
                 twice = sorted(set(found) & set(more))
                 if twice:
                     raise InputError(f"two nodes say they are client {twice[0]}")

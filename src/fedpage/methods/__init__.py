@@ -1,29 +1,19 @@
-"""Federated methods. To add one: a file here, and a line in METHODS."""
+"""Federated methods, a file each; a file added here registers its method by itself."""
 
-from typing import Any
+from importlib import import_module
+from pkgutil import iter_modules
 
 from fedpage.methods.fedavg import FedAvg
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.fedprox import FedProx
-from fedpage.methods.full import FedAvgFull, FedPAGEFull, SCAFFOLDFull
 from fedpage.methods.page import PAGE
+from fedpage.methods.registry import METHODS, MethodEntry
 from fedpage.methods.scaffold import SCAFFOLD
 from fedpage.methods.slocalsvrg import SLocalSVRG
 from fedpage.methods.vrlsgd import VRLSGD
 
-METHODS: dict[str, type[Any]] = {
-    "fedpage": FedPAGE,
-    "page": PAGE,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "scaffold": SCAFFOLD,
-    "vrl-sgd": VRLSGD,
-    "s-local-svrg": SLocalSVRG,
-    "fedpage-full": FedPAGEFull,
-    "scaffold-full": SCAFFOLDFull,
-    "fedavg-full": FedAvgFull,
-}
-"""Every method by the name that the command line uses."""
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "METHODS",
@@ -31,10 +21,8 @@ __all__ = [
     "SCAFFOLD",
     "VRLSGD",
     "FedAvg",
-    "FedAvgFull",
     "FedPAGE",
-    "FedPAGEFull",
     "FedProx",
-    "SCAFFOLDFull",
+    "MethodEntry",
     "SLocalSVRG",
 ]

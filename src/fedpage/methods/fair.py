@@ -1,19 +1,26 @@
-"""Equal terms: how the paper makes methods comparable in communication and in local work."""
+"""Settings that make methods comparable in communication and local work, as in the paper."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
+from fedpage.core.types import AnyMethod
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.page import PAGE
+from fedpage.methods.registry import MethodEntry
 from fedpage.methods.slocalsvrg import SLocalSVRG
 
 
 def fair_batch(M: int, K: int, b3: int = 1) -> int:
-    """The minibatch with which K SGD steps cost as many gradients as a FedPAGE walk: (2 M + 2 (K-1) b3)/K, rounded.
+    """Return the minibatch with which K SGD steps cost as much as FedPAGE's local steps.
 
-    A walk evaluates all M rows at two points, then b3 rows at two points K-1 times.
+    FedPAGE's K steps evaluate all M rows at two points, then b3 rows at two points K-1
+    times; so the minibatch is (2 M + 2 (K-1) b3)/K, rounded.
+
+    Args:
+        M: Rows of a client.
+        K: Local steps.
+        b3: FedPAGE's minibatch after the first step.
 
     >>> [fair_batch(M, 10) for M in (10, 100, 3250)]  # the paper's 4, 22 and 652
     [4, 22, 652]
@@ -21,18 +28,26 @@ def fair_batch(M: int, K: int, b3: int = 1) -> int:
     return max(1, min(M, round((2 * M + 2 * (K - 1) * b3) / K)))
 
 
-def matched(kind: type[Any], *, N: int, M: int, S: int, K: int, step: float) -> Any:
-    """A method at an effective step, on the paper's terms: S clients for FedPAGE, 2S for methods without full rounds.
+def match_terms(entry: MethodEntry, *, N: int, M: int, S: int, K: int, step: float) -> AnyMethod:
+    """Return a method on the paper's equal terms, at an effective step.
 
-    FedPAGE calls everyone with probability S/N, so on average fewer than 2S clients a round.
+    FedPAGE samples S clients and calls everyone with probability S/N, so fewer than 2S
+    clients a round on average. Methods without full rounds sample 2S.
+
+    Args:
+        entry: The method.
+        N: Clients.
+        M: Rows of a client.
+        S: FedPAGE's sampled clients.
+        K: Local steps.
+        step: The effective step.
     """
-    options: dict[str, int] = {}
-    known = {field.name: field for field in fields(kind)}
-    if "K" in known and not issubclass(kind, PAGE):
+    defaults, options = entry.hyper_parameters, dict[str, Any]()
+    if "K" in defaults and not issubclass(entry.cls, PAGE):
         options["K"] = K
-    if "S" in known and known["S"].default is not None:  # None: everyone takes part
-        options["S"] = min(S if issubclass(kind, FedPAGE) else 2 * S, N)
-    if "b" in known and known["b"].default is not None:
-        twice = 2 if issubclass(kind, SLocalSVRG) else 1  # two gradients a row
-        options["b"] = fair_batch(M, twice * K)
-    return kind(**options).with_step(step)
+    if defaults.get("S") is not None:  # None: everyone takes part
+        options["S"] = min(S if issubclass(entry.cls, FedPAGE) else 2 * S, N)
+    if defaults.get("b") is not None:
+        points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients a row
+        options["b"] = fair_batch(M, points * K)
+    return entry(**options).with_step(step)

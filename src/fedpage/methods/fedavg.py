@@ -1,14 +1,19 @@
-"""FedAvg, or local SGD with two step sizes: McMahan et al. (2017), as Karimireddy et al. (2020) write it."""
+"""FedAvg, or local SGD with two step sizes.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data" (2017), as Karimireddy et al. (2020) write it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.local import LocalSGD
+from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
@@ -30,31 +35,44 @@ class Reply(NamedTuple):
     dy: Vector
 
 
+@register("fedavg", presets={"fedavg-full": ("FedAvg-Full", {"b": None})})
 @dataclass(frozen=True)
 class FedAvg(LocalSGD):
-    """FedAvg: S clients take K SGD steps y -= eta_l grad_I(y), |I| = b; the server adds eta_g times their mean move.
+    """FedAvg: S clients take K SGD steps; the server adds eta_g times their mean move.
 
-    The effective step is K eta_g eta_l. b = None means all rows.
+    A local step is y -= eta_l grad_I(y) with |I| = b rows. The effective step is
+    K eta_g eta_l. `FedAvg.full` takes all rows in every step.
     """
 
     name: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017"
+    messages: ClassVar[dict[type[Any], type[Any]]] = {Model: Reply}
     client_state: ClassVar[None] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self) is FedAvg and self.b is None:
+            object.__setattr__(self, "name", "FedAvg-Full")
+
+    @classmethod
+    def full(cls, **hyper_parameters: Any) -> Self:
+        """Return FedAvg-Full of the paper's appendix: every gradient is over all rows."""
+        return cls(b=None, **hyper_parameters)
+
     def init(self, x0: Vector, N: int) -> State:
-        """The start."""
+        """Return the start."""
         validate.sampled(self.name, self.S, N)
         return State(x=x0, N=N)
 
-    def call(self, state: State, draws: Draws) -> Call:
-        """S clients get the model."""
+    def call(self, state: State, draws: Draws) -> Call[Model]:
+        """Send the model to S clients."""
         return Call(draws.clients(state.N, self.S), Model(state.x))
 
     def client(self, message: Model, oracle: Oracle, client_state: None) -> tuple[Reply, None]:
-        """K local steps; the reply y_K - x is -K eta_l times the mean direction."""
+        """Take K local steps; y_K - x is -K eta_l times the mean direction."""
         direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b)
-        return Reply(-(self.K * self.eta_l) * direction), client_state
+        return Reply(-(self.K * self.eta_l) * direction), None
 
-    def server(self, state: State, replies: Replies) -> State:
-        """x += eta_g mean(dy)."""
+    def server(self, state: State, replies: Replies[Reply]) -> State:
+        """Set x += eta_g mean(dy)."""
         return State(x=state.x + self.eta_g * replies.mean.dy, N=state.N)

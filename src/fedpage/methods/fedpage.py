@@ -1,16 +1,21 @@
-"""FedPAGE: Zhao, Li, Richtárik, "FedPAGE: A Fast Local Stochastic Gradient Method ..." (2021), Algorithm 1."""
+"""FedPAGE, Algorithm 1 of the paper.
+
+Zhao, Li, Richtárik, "FedPAGE: A Fast Local Stochastic Gradient Method for
+Communication-Efficient Federated Learning" (2021).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
 from fedpage.core.types import Call, Draws, Oracle, Problem, Replies, Vector
 from fedpage.methods import steps
+from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
@@ -22,60 +27,80 @@ class State(NamedTuple):
     N: int
 
 
-class Refresh(NamedTuple):
-    """To everyone: your gradient at x (lines 3-9)."""
+class FullGradient(NamedTuple):
+    """To everyone: send your gradient at x (lines 3-9)."""
 
     x: Vector
 
 
-class Walk(NamedTuple):
+class LocalSteps(NamedTuple):
     """To S clients: K PAGE steps from x = x_prev - eta_g g (lines 11-22).
 
-    The paper sends x too; two of the three determine the third, so a third of the downlink is saved.
+    The paper sends x too. Two of the three determine the third, so a third of the
+    downlink is saved.
     """
 
     x_prev: Vector
     g: Vector
 
 
-class FreeWalk(NamedTuple):
-    """The leak-free variant's walk: x is no longer x_prev - eta_g g, so all three are sent."""
+class LeakFreeSteps(NamedTuple):
+    """The leak-free variant's message: x is not x_prev - eta_g g, so all are sent."""
 
     x: Vector
     x_prev: Vector
     g: Vector
 
 
-class FreeReply(NamedTuple):
-    """The leak-free variant's reply: the mean of the K estimators, to move along, and g_{i,0}, to carry on."""
+class LeakFreeReply(NamedTuple):
+    """The mean of the K estimators, to move along, and g_{i,0}, to carry forward."""
 
     move: Vector
     g: Vector
 
 
 class Reply(NamedTuple):
-    """The client's gradient, or the mean of its K estimators: (x - y_K)/(K eta_l)."""
+    """The client's gradient, or the mean of its K estimators, (x - y_K)/(K eta_l)."""
 
     g: Vector
 
 
+_Message = FullGradient | LocalSteps | LeakFreeSteps
+_FULL: dict[str, Any] = {"b1": None, "b2": None, "b3": None}
+
+
+@register("fedpage", presets={"fedpage-full": ("FedPAGE-Full", _FULL)})
 @dataclass(frozen=True)
 class FedPAGE:
-    """FedPAGE (Algorithm 1). With probability p everyone sends a gradient; otherwise S clients walk K steps.
+    """FedPAGE: full gradients with probability p, else K local steps at S clients.
 
-    S: sampled clients. K: local steps. eta_g: the server's step, which is the effective one. eta_l: the local step;
-    None means eta_g/(100 K), at which local steps do not damp g (docs/methods/fedpage.md says when to raise it).
-    p: probability of a full round; None means S/N. b1, b2, b3: minibatches of full rounds, of a walk's first step
-    and of its other steps; None means all rows.
+    `FedPAGE.full` takes all rows in every step. `periodic` and `leak_free` go beyond the
+    paper.
 
-    Two options beyond the paper. periodic: full rounds come every round(1/p) rounds instead of by a coin; the same
-    cost, and no seed without a full round for long. leak_free: clients also send g_{i,0}; the server moves along the
-    mean of the walks but carries the mean of the g_{i,0}, which is PAGE's estimator, forward as g, so that local steps
-    do not damp it. One vector more up, and one more down.
+    Args:
+        S: Sampled clients.
+        K: Local steps.
+        eta_g: The server's step size, which is the effective step.
+        eta_l: The local step size; None: eta_g/(100 K), at which local steps do not damp
+            g (the method's page says when to raise it).
+        p: Probability of a full round; None: S/N.
+        b1: Rows in a full round's minibatch; None: all rows.
+        b2: Rows in the minibatch of the first local step; None: all rows.
+        b3: Rows in the minibatches of the other local steps; None: all rows.
+        periodic: Full rounds come every round(1/p) rounds instead of by a coin, at the
+            same cost, so that no seed is without a full round for long.
+        leak_free: Clients also send g_{i,0}. The server moves along the mean of the
+            local steps but carries the mean of the g_{i,0}, PAGE's estimator, forward
+            as g, so that local steps do not damp it. One vector more up and down.
     """
 
     name: ClassVar[str] = "FedPAGE"
     paper: ClassVar[str] = "Zhao, Li, Richtárik 2021"
+    messages: ClassVar[dict[type[Any], type[Any]]] = {
+        FullGradient: Reply,
+        LocalSteps: Reply,
+        LeakFreeSteps: LeakFreeReply,
+    }
     client_state: ClassVar[None] = None
 
     S: int = 10
@@ -102,6 +127,13 @@ class FedPAGE:
             validate.batch(self.name, name, getattr(self, name))
         for name in ("periodic", "leak_free"):
             validate.flag(self.name, name, getattr(self, name))
+        if type(self) is FedPAGE and self.b1 is self.b2 is self.b3 is None:
+            object.__setattr__(self, "name", "FedPAGE-Full")
+
+    @classmethod
+    def full(cls, **hyper_parameters: Any) -> Self:
+        """Return FedPAGE-Full of the paper's appendix: b1 = b2 = b3 = M."""
+        return cls(**_FULL, **hyper_parameters)
 
     @property
     def effective_step(self) -> float:
@@ -109,34 +141,55 @@ class FedPAGE:
         return self.eta_g
 
     def with_step(self, step: float) -> Self:
-        """The same method at another effective step; a local step that was given keeps its ratio to eta_g."""
+        """Return the same method with another effective step.
+
+        A local step that was given keeps its ratio to eta_g.
+        """
         eta_l = None if self.eta_l is None else self.eta_l * (step / self.eta_g)
         return replace(self, eta_g=step, eta_l=eta_l)
 
     @classmethod
     def from_theory(
-        cls, problem: Problem, *, S: int, K: int = 10, epsilon: float | None = None, sigma2: float | None = None,
+        cls,
+        problem: Problem,
+        *,
+        S: int,
+        K: int = 10,
+        epsilon: float | None = None,
+        sigma2: float | None = None,
         variant: str = "corrected",
-    ) -> Self:  # fmt: skip
-        """The method with the nonconvex theorems' steps: Theorem 2, or Theorem 1 where K = 1; p = S/N.
+    ) -> Self:
+        """Return the method with the step sizes of the nonconvex theorems and p = S/N.
 
-        L is that of the rows (Theorem 2) or the clients' average (Theorem 1), from `problem.smoothness()`. With sigma2,
-        the variance of rows at a client, and epsilon, b1 and b2 are those of Theorem 2; without, all rows.
-        variant: "corrected", or "printed" as in the paper (docs/theory.md says why they differ).
+        Theorem 2 is used, or Theorem 1 where K = 1. L is that of the rows (Theorem 2) or
+        the clients' average (Theorem 1), from `problem.smoothness()`.
+
+        Args:
+            problem: The problem.
+            S: Sampled clients.
+            K: Local steps.
+            epsilon: The target gradient norm, for b1 and b2.
+            sigma2: The variance of rows at a client, for b1 and b2; None: all rows.
+            variant: "corrected", or "printed" as in the paper (docs/theory.md).
+
+        Raises:
+            InputError: The values are impossible or do not determine the minibatches.
         """
-        cls(S=S, K=K)  # refuses what cannot be
+        cls(S=S, K=K)  # refuses impossible values
         validate.sampled(cls.name, S, problem.N)
         if epsilon is not None:
             validate.positive(cls.name, "epsilon", epsilon)
         L, p = problem.smoothness(), S / problem.N
-        validate.positive(cls.name, "the problem's smoothness", L.average if K == 1 else L.row)
+        needed = L.average if K == 1 else L.row
+        validate.positive(cls.name, "the problem's smoothness", needed)
         b1: int | None = None
         b2: int | None = None
         if sigma2 is not None:
             validate.at_least_zero(cls.name, "sigma2", sigma2)
             if epsilon is None:
                 raise InputError(
-                    f"{cls.name}: sigma2 without epsilon does not determine the minibatches; give both"
+                    f"{cls.name}: sigma2 without epsilon does not determine the "
+                    "minibatches; give both"
                 )
             b1, b2 = steps.nonconvex_batches(sigma2, epsilon, S, p)
         if K == 1:
@@ -147,66 +200,68 @@ class FedPAGE:
 
     @property
     def local_step(self) -> float:
-        """eta_l, given or by default eta_g/(100 K)."""
+        """The local step size eta_l, given or by default eta_g/(100 K)."""
         return self.eta_g / (100 * self.K) if self.eta_l is None else self.eta_l
 
     def init(self, x0: Vector, N: int) -> State:
-        """x^0; x^{-1} and g^{-1} are never used, because round 0 is full."""
+        """Return x^0; x^{-1} and g^{-1} are never used, because round 0 is full."""
         validate.sampled(self.name, self.S, N)
         return State(x=x0, x_prev=x0, g=0.0 * x0, N=N)
 
-    def call(self, state: State, draws: Draws) -> Call:
-        """Lines 2-4 and 10-11."""
+    def call(self, state: State, draws: Draws) -> Call[_Message]:
+        """Choose a full or a sampled round (lines 2-4 and 10-11)."""
         p = self.S / state.N if self.p is None else self.p
         if self.periodic:
             full = draws.round % max(1, round(1 / p)) == 0
         else:
             full = draws.coin(1.0 if draws.round == 0 else p)  # line 2, p_0 = 1
         if not full:
-            return self._sampled(state, draws)
-        fallback = (
-            None if draws.round == 0 else partial(self._sampled, state, draws)
-        )  # the first g waits for everyone
-        return Call(
-            draws.clients(state.N, state.N), Refresh(state.x), require_all=True, fallback=fallback
-        )  # line 4
+            return self._call_sampled(state, draws)
+        fallback = None  # the first g waits for everyone
+        if draws.round != 0:
+            fallback = partial(self._call_sampled, state, draws)
+        everyone = draws.clients(state.N, state.N)  # line 4
+        message = FullGradient(state.x)
+        return Call(everyone, message, require_all=True, fallback=fallback)
 
-    def _sampled(self, state: State, draws: Draws) -> Call:
-        """Lines 10-11: S clients walk. It also stands in for a full round in which someone stays silent."""
+    def _call_sampled(self, state: State, draws: Draws) -> Call[_Message]:
+        """Call S clients for local steps; also the fallback of a full round."""
         clients = draws.clients(state.N, self.S)  # line 11
         if self.leak_free:
-            return Call(clients, FreeWalk(state.x, state.x_prev, state.g))
-        return Call(clients, Walk(state.x_prev, state.g))
+            return Call(clients, LeakFreeSteps(state.x, state.x_prev, state.g))
+        return Call(clients, LocalSteps(state.x_prev, state.g))
 
     def client(
-        self, message: Refresh | Walk | FreeWalk, oracle: Oracle, client_state: None
-    ) -> tuple[Reply | FreeReply, None]:
-        """Lines 5-8, or 12-23."""
-        if isinstance(message, Refresh):
-            return Reply(oracle.grad(message.x, oracle.batch(self.b1))), client_state  # lines 6-7
-        if isinstance(message, FreeWalk):
-            return self._free_walk(message, oracle), client_state
+        self, message: _Message, oracle: Oracle, client_state: None
+    ) -> tuple[Reply | LeakFreeReply, None]:
+        """Compute the gradient (lines 5-8), or take local steps (lines 12-23)."""
+        if isinstance(message, FullGradient):
+            return Reply(oracle.grad(message.x, oracle.batch(self.b1))), None  # lines 6-7
+        if isinstance(message, LeakFreeSteps):
+            return self._leak_free_steps(message, oracle), None
         x_prev, g = message
-        x = x_prev - self.eta_g * g  # line 26 of the round before, as the server computed it
+        x = x_prev - self.eta_g * g  # line 26 of the last round, as the server did
         g = local_page(
-            oracle, x, x_prev, g, K=self.K, eta=self.local_step, first=self.b2, rest=self.b3
-        )
-        return Reply(g), client_state  # line 22, divided by K eta_l
+            oracle, x, x_prev, g,
+            K=self.K, eta=self.local_step, first=self.b2, rest=self.b3,
+        )  # fmt: skip
+        return Reply(g), None  # line 22, divided by K eta_l
 
-    def _free_walk(self, message: FreeWalk, oracle: Oracle) -> FreeReply:
-        """Lines 13-21 in two pieces, because g_{i,0} is wanted by itself."""
+    def _leak_free_steps(self, message: LeakFreeSteps, oracle: Oracle) -> LeakFreeReply:
+        """Take lines 13-21 in two pieces, because g_{i,0} is sent by itself."""
         x, x_prev, g = message
-        eta, K = self.local_step, self.K
-        g0 = local_page(oracle, x, x_prev, g, K=1, eta=eta, first=self.b2, rest=None)  # line 15
+        eta, K, b2, b3 = self.local_step, self.K, self.b2, self.b3
+        g0 = local_page(oracle, x, x_prev, g, K=1, eta=eta, first=b2, rest=None)  # line 15
         if K == 1:
-            return FreeReply(g0, g0)
-        later = local_page(
-            oracle, x - eta * g0, x, g0, K=K - 1, eta=eta, first=self.b3, rest=self.b3
-        )
-        return FreeReply((g0 + (K - 1) * later) / K, g0)
+            return LeakFreeReply(g0, g0)
+        x1 = x - eta * g0  # line 16
+        later = local_page(oracle, x1, x, g0, K=K - 1, eta=eta, first=b3, rest=b3)
+        return LeakFreeReply((g0 + (K - 1) * later) / K, g0)
 
-    def server(self, state: State, replies: Replies) -> State:
-        """Lines 9, 24 and 26."""
-        g = replies.mean.g  # lines 9, 24
-        move = replies.mean.move if isinstance(replies.mean, FreeReply) else g
-        return State(x=state.x - self.eta_g * move, x_prev=state.x, g=g, N=state.N)  # line 26
+    def server(self, state: State, replies: Replies[Reply | LeakFreeReply]) -> State:
+        """Set g and move along it (lines 9, 24 and 26)."""
+        mean = replies.mean
+        g = mean.g  # lines 9, 24
+        move = mean.move if isinstance(mean, LeakFreeReply) else g
+        x = state.x - self.eta_g * move  # line 26
+        return State(x=x, x_prev=state.x, g=g, N=state.N)

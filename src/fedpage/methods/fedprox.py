@@ -1,4 +1,8 @@
-"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks" (2018)."""
+"""FedProx: FedAvg with a proximal term at the clients.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
+Networks" (2018).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,18 @@ from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import Oracle
 from fedpage.methods.fedavg import FedAvg, Model, Reply
+from fedpage.methods.registry import register
 
 
+@register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedProx: FedAvg whose clients minimise f_i(y) + (mu/2)|y - x|^2. mu = 0 is FedAvg.
+    """FedProx: FedAvg whose clients minimise f_i(y) + (mu/2)|y - x|^2.
 
-    The effective step is K eta_g eta_l.
+    With mu = 0 it is FedAvg. The effective step is K eta_g eta_l.
+
+    Args:
+        mu: The weight of the proximal term.
     """
 
     name: ClassVar[str] = "FedProx"
@@ -28,6 +37,6 @@ class FedProx(FedAvg):
         validate.at_least_zero(self.name, "mu", self.mu)
 
     def client(self, message: Model, oracle: Oracle, client_state: None) -> tuple[Reply, None]:
-        """K steps y -= eta_l (grad_I(y) + mu (y - x))."""
+        """Take K steps y -= eta_l (grad_I(y) + mu (y - x))."""
         direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu)
-        return Reply(-(self.K * self.eta_l) * direction), client_state
+        return Reply(-(self.K * self.eta_l) * direction), None

@@ -1,4 +1,4 @@
-"""What the descendants of local SGD share: their hyper-parameters and their effective step."""
+"""What the descendants of local SGD share: hyper-parameters and the effective step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from fedpage.core import validate
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """S sampled clients, K local steps of size eta_l on minibatches of b rows (None: all), a server step eta_g."""
+    """Sample S clients that take K local steps each.
+
+    Args:
+        S: Sampled clients.
+        K: Local steps.
+        eta_l: The local step size.
+        eta_g: The server's step size.
+        b: Rows in a minibatch; None: all rows.
+    """
 
     name: ClassVar[str] = "local SGD"
 
@@ -34,5 +42,5 @@ class LocalSGD:
         return self.K * self.eta_g * self.eta_l
 
     def with_step(self, step: float) -> Self:
-        """The same method at another effective step, by changing eta_l."""
+        """Return the same method with another effective step, by changing eta_l."""
         return replace(self, eta_l=step / (self.K * self.eta_g))

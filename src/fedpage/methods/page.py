@@ -1,4 +1,8 @@
-"""PAGE: Li, Bao, Zhang, Richtárik, "PAGE: A Simple and Optimal Probabilistic Gradient Estimator ..." (2021)."""
+"""PAGE over clients: FedPAGE with one local step.
+
+Li, Bao, Zhang, Richtárik, "PAGE: A Simple and Optimal Probabilistic Gradient Estimator
+for Nonconvex Optimization" (2021).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from typing import ClassVar
 
 from fedpage.core.errors import InputError
 from fedpage.methods.fedpage import FedPAGE
+from fedpage.methods.registry import register
 
 
+@register("page")
 @dataclass(frozen=True)
 class PAGE(FedPAGE):
-    """PAGE over clients: FedPAGE with K = 1, where eta_l and b3 have no influence."""
+    """PAGE: FedPAGE with K = 1, where eta_l and b3 have no influence."""
 
     name: ClassVar[str] = "PAGE"
     paper: ClassVar[str] = "Li, Bao, Zhang, Richtárik 2021"

@@ -1,19 +1,27 @@
-"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (2020)."""
+"""SCAFFOLD: local SGD corrected by control variates.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
+(2020).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.local import LocalSGD
+from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
-    """The model, the server's control variate c, and the number of clients. c is the mean of all c_i."""
+    """The model, the server's control variate c, and the number of clients.
+
+    c is the mean of all c_i.
+    """
 
     x: Vector
     c: Vector
@@ -40,19 +48,25 @@ class ClientState(NamedTuple):
     c: Vector
 
 
+@register("scaffold", presets={"scaffold-full": ("SCAFFOLD-Full", {"b": None, "b0": None})})
 @dataclass(frozen=True)
 class SCAFFOLD(LocalSGD):
-    """SCAFFOLD: FedAvg whose local steps are corrected by c - c_i, the difference of control variates.
+    """SCAFFOLD: FedAvg whose local steps are corrected by c - c_i.
 
-    option "II" (default): c_i+ = c_i - c + (x - y_K)/(K eta_l). option "I": c_i+ = the client's gradient at x over a
-    batch of b0 rows (None: all). The effective step is K eta_g eta_l.
+    The effective step is K eta_g eta_l. `SCAFFOLD.full` takes all rows in every step.
+
+    Args:
+        option: "II": c_i+ = c_i - c + (x - y_K)/(K eta_l). "I": c_i+ is the client's
+            gradient at x over b0 rows.
+        b0: Rows for option "I"; None: all rows.
     """
 
     name: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al. 2020"
+    messages: ClassVar[dict[type[Any], type[Any]]] = {Controlled: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
 
-    option: str = "II"
+    option: Literal["I", "II"] = "II"
     b0: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,33 +74,40 @@ class SCAFFOLD(LocalSGD):
         validate.batch(self.name, "b0", self.b0)
         if self.option not in ("I", "II"):
             raise InputError(f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}")
+        if type(self) is SCAFFOLD and self.b is None and self.b0 is None:
+            object.__setattr__(self, "name", "SCAFFOLD-Full")
+
+    @classmethod
+    def full(cls, **hyper_parameters: Any) -> Self:
+        """Return SCAFFOLD-Full of the paper's appendix: gradients are over all rows."""
+        return cls(b=None, b0=None, **hyper_parameters)
 
     def init(self, x0: Vector, N: int) -> State:
-        """c = 0, as all c_i."""
+        """Start with c = 0, as all c_i."""
         validate.sampled(self.name, self.S, N)
         return State(x=x0, c=0.0 * x0, N=N)
 
-    def call(self, state: State, draws: Draws) -> Call:
-        """S clients get the model and c."""
+    def call(self, state: State, draws: Draws) -> Call[Controlled]:
+        """Send the model and c to S clients."""
         return Call(draws.clients(state.N, self.S), Controlled(state.x, state.c))
 
     def client(
         self, message: Controlled, oracle: Oracle, client_state: ClientState
     ) -> tuple[Reply, ClientState]:
-        """K steps y -= eta_l (grad_I(y) - c_i + c), then the new control variate."""
+        """Take K steps y -= eta_l (grad_I(y) - c_i + c), then renew c_i."""
         x, c = message
         shift = c - client_state.c
         direction = local_sgd(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=shift)
         if self.option == "II":
-            c_new = (
-                direction - shift
-            )  # c_i - c + (x - y_K)/(K eta_l), the fraction being the mean direction
+            # c_i - c + (x - y_K)/(K eta_l): the fraction is the mean direction
+            c_new = direction - shift
         else:
             c_new = oracle.grad(x, oracle.batch(self.b0))
-        return Reply(-(self.K * self.eta_l) * direction, c_new - client_state.c), ClientState(c_new)
+        reply = Reply(-(self.K * self.eta_l) * direction, c_new - client_state.c)
+        return reply, ClientState(c_new)
 
-    def server(self, state: State, replies: Replies) -> State:
-        """x += eta_g mean(dy), c += (S/N) mean(dc)."""
+    def server(self, state: State, replies: Replies[Reply]) -> State:
+        """Set x += eta_g mean(dy) and c += (S/N) mean(dc)."""
         return State(
             x=state.x + self.eta_g * replies.mean.dy,
             c=state.c + (replies.count / state.N) * replies.mean.dc,

@@ -1,44 +1,49 @@
-"""S-Local-SVRG: Gorbunov, Hanzely, Richtárik, "Local SGD: Unified Theory and New Efficient Methods" (2020)."""
+"""S-Local-SVRG: local SVRG steps with a shared reference point.
+
+Gorbunov, Hanzely, Richtárik, "Local SGD: Unified Theory and New Efficient Methods" (2020).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.local_steps import local_svrg
-from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
+from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
-    """The model, h = grad f(w) at the reference point w, rows per client, and what has happened since w changed."""
+    """The model, h = grad f(w) at the reference point w, and what has happened since."""
 
     x: Vector
     h: Vector
     rows: float
+    """Mean number of rows per client."""
     N: int
-    walked: bool
-    """The last round was one of local steps, after which w may change."""
-    told: bool
-    """Everyone has learned h."""
+    stepped: bool
+    """The last round had local steps, after which w may change."""
+    h_sent: bool
+    """Everyone has received h."""
 
 
 class Refresh(NamedTuple):
-    """To everyone: remember x as the reference point w, and send your gradient there. It counts as a round."""
+    """To everyone: keep x as the reference point w, and send your gradient there."""
 
     x: Vector
 
 
-class Learn(NamedTuple):
-    """K steps from x; remember h, the full gradient at w."""
+class StepsWithGradient(NamedTuple):
+    """K steps from x; keep h, the full gradient at w."""
 
     x: Vector
     h: Vector
 
 
-class Walk(NamedTuple):
-    """K steps from x, with the h you know."""
+class Steps(NamedTuple):
+    """K steps from x, with the h that the client has."""
 
     x: Vector
 
@@ -47,7 +52,7 @@ class Gradient(NamedTuple):
     """The client's gradient at w, and its number of rows."""
 
     h: Vector
-    rows: Vector
+    rows: Scalar
 
 
 class Move(NamedTuple):
@@ -63,17 +68,32 @@ class ClientState(NamedTuple):
     h: Vector
 
 
+@register("s-local-svrg")
 @dataclass(frozen=True)
 class SLocalSVRG:
-    """S-Local-SVRG: K steps y -= eta_l (grad_I(y) - grad_I(w) + h); x is the mean of the y_K.
+    """S-Local-SVRG: K steps y -= eta_l (grad_I(y) - grad_I(w) + h); x is the mean y_K.
 
-    After such a round w = x with probability q (None: min(1, K/M), M the clients' mean number of rows), and the next
-    round is a refresh: everyone sends the gradient at the new w. As published everyone takes part (S = None); S < N is
-    an extension, in which S clients walk and everyone still refreshes. The effective step is K eta_l.
+    After such a round w = x with probability q, and the next round is a refresh, which
+    counts as a round: everyone sends the gradient at the new w. As published everyone
+    takes part. With S < N, an extension, S clients take steps and everyone still
+    refreshes. The effective step is K eta_l.
+
+    Args:
+        S: Sampled clients; None: everyone, as published.
+        K: Local steps.
+        eta_l: The local step size.
+        b: Rows in a minibatch; None: all rows.
+        q: Probability of a new reference point; None: min(1, K/M) with M the clients'
+            mean number of rows.
     """
 
     name: ClassVar[str] = "S-Local-SVRG"
     paper: ClassVar[str] = "Gorbunov et al. 2020"
+    messages: ClassVar[dict[type[Any], type[Any]]] = {
+        Refresh: Gradient,
+        StepsWithGradient: Move,
+        Steps: Move,
+    }
     client_state: ClassVar[type[ClientState]] = ClientState
 
     S: int | None = None
@@ -96,63 +116,58 @@ class SLocalSVRG:
         """The effective step, K eta_l."""
         return self.K * self.eta_l
 
-    def with_step(self, step: float) -> SLocalSVRG:
-        """The same method at another effective step."""
+    def with_step(self, step: float) -> Self:
+        """Return the same method with another effective step."""
         return replace(self, eta_l=step / self.K)
 
     def init(self, x0: Vector, N: int) -> State:
-        """Round 0 is a refresh at w = x0."""
+        """Return the start; round 0 is a refresh at w = x0."""
         if self.S is not None:
             validate.sampled(self.name, self.S, N)
-        return State(x=x0, h=0.0 * x0, rows=1.0, N=N, walked=False, told=False)
+        return State(x=x0, h=0.0 * x0, rows=1.0, N=N, stepped=False, h_sent=False)
 
-    def call(self, state: State, draws: Draws) -> Call:
-        """A refresh where w has just become x, local steps otherwise."""
+    def call(self, state: State, draws: Draws) -> Call[Refresh | StepsWithGradient | Steps]:
+        """Refresh where w has just become x; otherwise take local steps."""
         q = min(1.0, self.K / state.rows) if self.q is None else self.q
-        if draws.round != 0 and not (state.walked and draws.coin(q)):
-            return self._walks(state, draws)
-        fallback = (
-            None if draws.round == 0 else partial(self._walks, state, draws)
-        )  # w and h stay what they were
-        return Call(
-            draws.clients(state.N, state.N), Refresh(state.x), require_all=True, fallback=fallback
-        )
+        if draws.round != 0 and not (state.stepped and draws.coin(q)):
+            return self._call_steps(state, draws)
+        clients = draws.clients(state.N, state.N)
+        fallback = None
+        if draws.round != 0:  # w and h stay what they were
+            fallback = partial(self._call_steps, state, draws)
+        return Call(clients, Refresh(state.x), require_all=True, fallback=fallback)
 
-    def _walks(self, state: State, draws: Draws) -> Call:
-        """Local steps, with h where a called client may not know it."""
+    def _call_steps(self, state: State, draws: Draws) -> Call[Refresh | StepsWithGradient | Steps]:
+        """Call for local steps, with h where a called client may not have it."""
         S = state.N if self.S is None else self.S
-        return Call(
-            draws.clients(state.N, S), Walk(state.x) if state.told else Learn(state.x, state.h)
-        )
+        message = Steps(state.x) if state.h_sent else StepsWithGradient(state.x, state.h)
+        return Call(draws.clients(state.N, S), message)
 
     def client(
-        self, message: Refresh | Learn | Walk, oracle: Oracle, client_state: ClientState
+        self,
+        message: Refresh | StepsWithGradient | Steps,
+        oracle: Oracle,
+        client_state: ClientState,
     ) -> tuple[Gradient | Move, ClientState]:
-        """The gradient at w, or K SVRG steps round w."""
+        """Compute the gradient at w, or take K SVRG steps around w."""
         x = message.x
         if isinstance(message, Refresh):
-            everything = oracle.batch(None)
-            h = oracle.grad(x, everything)
-            return Gradient(h, everything.sizes[:, None] + 0.0 * h[:, :1]), ClientState(
-                0.0 * h + x, client_state.h
-            )
-        h = 0.0 * client_state.h + message.h if isinstance(message, Learn) else client_state.h
+            all_rows = oracle.batch(None)
+            h = oracle.grad(x, all_rows)
+            rows = all_rows.sizes[:, None] + 0.0 * h[:, :1]
+            return Gradient(h, rows), ClientState(0.0 * h + x, client_state.h)
+        h = client_state.h
+        if isinstance(message, StepsWithGradient):
+            h = 0.0 * client_state.h + message.h
         direction = local_svrg(oracle, x, client_state.w, h, K=self.K, eta=self.eta_l, b=self.b)
-        return Move(-(self.K * self.eta_l) * direction), ClientState(client_state.w, h)
+        dy = -(self.K * self.eta_l) * direction
+        return Move(dy), ClientState(client_state.w, h)
 
-    def server(self, state: State, replies: Replies) -> State:
-        """x+ = mean of the y_K, or h = mean of the gradients at w."""
-        if isinstance(replies.mean, Gradient):
-            rows = float(replies.mean.rows[0])
-            return State(
-                x=state.x, h=replies.mean.h, rows=rows, N=state.N, walked=False, told=False
-            )
-        told = state.told or replies.count == state.N
-        return State(
-            x=state.x + replies.mean.dy,
-            h=state.h,
-            rows=state.rows,
-            N=state.N,
-            walked=True,
-            told=told,
-        )
+    def server(self, state: State, replies: Replies[Gradient | Move]) -> State:
+        """Set x to the mean of the y_K, or h to the mean of the gradients at w."""
+        mean = replies.mean
+        if isinstance(mean, Gradient):
+            rows = float(mean.rows[0])
+            return state._replace(h=mean.h, rows=rows, stepped=False, h_sent=False)
+        h_sent = state.h_sent or replies.count == state.N
+        return state._replace(x=state.x + mean.dy, stepped=True, h_sent=h_sent)

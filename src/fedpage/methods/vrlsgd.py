@@ -1,13 +1,17 @@
-"""VRL-SGD: Liang et al., "Variance Reduced Local SGD with Lower Communication Complexity" (2019)."""
+"""VRL-SGD: local SGD with corrections that sum to zero.
+
+Liang et al., "Variance Reduced Local SGD with Lower Communication Complexity" (2019).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
@@ -24,7 +28,7 @@ class Begin(NamedTuple):
 
 
 class Continue(NamedTuple):
-    """To everyone: x is the mean of your last models; correct yourself by it, then K steps from x."""
+    """To everyone: x is the mean of the last models; correct by it, then K steps."""
 
     x: Vector
 
@@ -36,22 +40,30 @@ class Reply(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """Delta_i, the correction of its last steps, and y_K, where they ended."""
+    """Delta_i, the correction of the last steps, and y_K, where they ended."""
 
     delta: Vector
     y: Vector
 
 
+@register("vrl-sgd")
 @dataclass(frozen=True)
 class VRLSGD:
-    """VRL-SGD: every client takes K steps y -= eta_l (grad_I(y) - Delta_i); x is the mean of the y_K.
+    """VRL-SGD: every client takes K steps y -= eta_l (grad_I(y) - Delta_i).
 
-    Delta_i += (x - y_K)/(K eta_l) once the client learns x, at its next call; the Delta_i sum to zero. Everyone takes
-    part in every round. The effective step is K eta_l.
+    x is the mean of the y_K. Delta_i += (x - y_K)/(K eta_l) once the client learns x, at
+    its next call; the Delta_i sum to zero. Everyone takes part in every round. The
+    effective step is K eta_l.
+
+    Args:
+        K: Local steps.
+        eta_l: The local step size.
+        b: Rows in a minibatch; None: all rows.
     """
 
     name: ClassVar[str] = "VRL-SGD"
     paper: ClassVar[str] = "Liang et al. 2019"
+    messages: ClassVar[dict[type[Any], type[Any]]] = {Begin: Reply, Continue: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
 
     K: int = 10
@@ -69,30 +81,30 @@ class VRLSGD:
         """The effective step, K eta_l."""
         return self.K * self.eta_l
 
-    def with_step(self, step: float) -> VRLSGD:
-        """The same method at another effective step."""
+    def with_step(self, step: float) -> Self:
+        """Return the same method with another effective step."""
         return replace(self, eta_l=step / self.K)
 
     def init(self, x0: Vector, N: int) -> State:
-        """The start; all Delta_i are 0."""
+        """Return the start; all Delta_i are 0."""
         return State(x=x0, N=N)
 
-    def call(self, state: State, draws: Draws) -> Call:
-        """Everyone, none missing: over a part of the clients the Delta_i would no longer sum to zero."""
+    def call(self, state: State, draws: Draws) -> Call[Begin | Continue]:
+        """Call everyone: over some clients the Delta_i would not sum to zero."""
         message = Begin(state.x) if draws.round == 0 else Continue(state.x)
         return Call(draws.clients(state.N, state.N), message, require_all=True)
 
     def client(
         self, message: Begin | Continue, oracle: Oracle, client_state: ClientState
     ) -> tuple[Reply, ClientState]:
-        """The correction that x makes possible, then K corrected steps."""
+        """Correct Delta_i by x, then take K corrected steps."""
         x, delta = message.x, client_state.delta
-        if isinstance(message, Continue):
-            delta = delta + (x - client_state.y) / (self.K * self.eta_l)  # of the round before
+        if isinstance(message, Continue):  # x is the mean of the last round's y_K
+            delta = delta + (x - client_state.y) / (self.K * self.eta_l)
         direction = local_sgd(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta)
         dy = -(self.K * self.eta_l) * direction
         return Reply(dy), ClientState(delta, x + dy)
 
-    def server(self, state: State, replies: Replies) -> State:
-        """x+ = mean of the y_K."""
+    def server(self, state: State, replies: Replies[Reply]) -> State:
+        """Set x to the mean of the y_K."""
         return State(x=state.x + replies.mean.dy, N=state.N)

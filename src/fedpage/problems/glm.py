@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from fedpage.core.errors import InputError
+from fedpage.core.local_steps import FusedOracle
 from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
@@ -257,7 +258,7 @@ class LinearModel:
         return about | weights_described(self.weights, self._scale)
 
 
-class LinearOracle(RowOracle):
+class LinearOracle(RowOracle, FusedOracle):
     """The called clients' rows of a linear model, with compiled walks."""
 
     def __init__(self, problem: LinearModel, clients: Ints, draws: Draws) -> None:

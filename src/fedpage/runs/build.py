@@ -16,8 +16,8 @@ from fedpage.core.errors import InputError
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, by_name
 from fedpage.data.registry import EMBEDDED
-from fedpage.methods import METHODS
-from fedpage.methods.fair import matched
+from fedpage.methods import METHODS, MethodEntry
+from fedpage.methods.fair import match_terms
 from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
 
 OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2")
@@ -103,7 +103,7 @@ def objective_over(
     raise InputError(f"unknown objective {objective!r}: {hint}known are {', '.join(OBJECTIVES)}")
 
 
-def method_class(name: str) -> type[Any]:
+def method_class(name: str) -> MethodEntry:
     """The method of that name, or the class in `file.py@Class` that a user wrote."""
     if name.lower() in METHODS:
         return METHODS[name.lower()]
@@ -116,7 +116,7 @@ def method_class(name: str) -> type[Any]:
     )
 
 
-def _from_file(path: Path, cls: str) -> type[Any]:
+def _from_file(path: Path, cls: str) -> MethodEntry:
     if not path.is_file():
         raise InputError(f"{path}: there is no such file to take the method {cls!r} from")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -127,26 +127,37 @@ def _from_file(path: Path, cls: str) -> type[Any]:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
-    kind = getattr(module, cls, None)
+    kind: Any = getattr(module, cls, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise InputError(f"{path}: has no dataclass {cls!r}")
     missing = [
         n
-        for n in ("init", "call", "client", "server", "effective_step", "client_state", "name")
+        for n in (
+            "init",
+            "call",
+            "client",
+            "server",
+            "effective_step",
+            "client_state",
+            "name",
+            "messages",
+        )
         if not hasattr(kind, n)
     ]
     if missing:
         raise InputError(f"{path}: {cls} is no method yet: it lacks {', '.join(missing)}")
-    return kind
+    return MethodEntry(kind, kind.name)
 
 
-def parameters(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+def parameters(kind: MethodEntry) -> dict[str, dataclasses.Field[Any]]:
     """A method's hyper-parameters by name."""
-    return {field.name: field for field in dataclasses.fields(kind)}
+    return {
+        field.name: field for field in dataclasses.fields(kind.cls) if field.name not in kind.preset
+    }
 
 
 def parsed(
-    kind: type[Any], settings: Mapping[str, str], options: Sequence[str] = ()
+    kind: MethodEntry, settings: Mapping[str, str], options: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Hyper-parameters from words, by the types of the method's fields; "all" and "default" mean None.
 
@@ -161,9 +172,9 @@ def parsed(
             near = get_close_matches(word, options, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}? " if near else did_you_mean(key, list(known))
             raise InputError(
-                f"{kind.name} has no hyper-parameter {key!r}: {hint}it has {', '.join(known)}"
+                f"{kind.label} has no hyper-parameter {key!r}: {hint}it has {', '.join(known)}"
             )
-        values[name] = _value(kind.name, name, str(known[name].type), text)
+        values[name] = _value(kind.label, name, str(known[name].type), text)
     return values
 
 
@@ -200,7 +211,7 @@ def method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> Any:
     name, settings = split(text)
     kind = method_class(name)
     values = parsed(kind, settings)
-    made = matched(kind, N=N, M=M, S=S, K=int(values.get("K", K)), step=step)
+    made = match_terms(kind, N=N, M=M, S=S, K=int(values.get("K", K)), step=step)
     if not {"eta_g", "eta_l"} & values.keys():
         return dataclasses.replace(made, **values).with_step(step) if values else made
     return dataclasses.replace(made, **values)
@@ -211,7 +222,7 @@ def typical_size(problem: LinearModel) -> int:
     return int(np.median(problem.sizes))
 
 
-def method_like(kind: type[Any], settings: Mapping[str, Any], problem: LinearModel) -> Any:
+def method_like(kind: MethodEntry, settings: Mapping[str, Any], problem: LinearModel) -> Any:
     """A method with the given settings and, for what is not given, the paper's equal terms on this problem."""
     N, M = problem.N, typical_size(problem)
     K = int(
@@ -219,11 +230,11 @@ def method_like(kind: type[Any], settings: Mapping[str, Any], problem: LinearMod
             "K", 1 if parameters(kind).get("K") and parameters(kind)["K"].default == 1 else 10
         )
     )
-    made = matched(kind, N=N, M=M, S=min(10, N), K=K, step=0.1)
+    made = match_terms(kind, N=N, M=M, S=min(10, N), K=K, step=0.1)
     return dataclasses.replace(made, **settings)
 
 
-def grid(kind: type[Any], searches: list[str]) -> dict[str, list[Any]]:
+def grid(kind: MethodEntry, searches: list[str]) -> dict[str, list[Any]]:
     """Values to search, from `name=value,value`; "step" (effective) and "rho" = K eta_l/eta_g are known too."""
     found: dict[str, list[Any]] = {}
     for text in searches:
@@ -232,12 +243,12 @@ def grid(kind: type[Any], searches: list[str]) -> dict[str, list[Any]]:
         if not equals or not values.strip():
             raise InputError(f"--search {text!r}: expected name=value,value,...")
         if name in ("step", "rho"):
-            if name == "rho" and not hasattr(kind, "local_step"):
+            if name == "rho" and not hasattr(kind.cls, "local_step"):
                 raise InputError(
-                    f"--search {text!r}: rho is FedPAGE's; {kind.name} has eta_g and eta_l"
+                    f"--search {text!r}: rho is FedPAGE's; {kind.label} has eta_g and eta_l"
                 )
             found[name] = [
-                _value(kind.name, name, "float", value.strip()) for value in values.split(",")
+                _value(kind.label, name, "float", value.strip()) for value in values.split(",")
             ]
             continue
         for value in values.split(","):
@@ -250,7 +261,7 @@ def command_line(name: str, method: Any, where: Mapping[str, str]) -> str:
     """The `fedpage run` that runs this method there."""
     words = [f"fedpage run {name}"]
     words += [f"{option} {value}" for option, value in where.items()]
-    for key, field in parameters(type(method)).items():
+    for key, field in parameters(MethodEntry(type(method), method.name)).items():
         value = getattr(method, key)
         if value != field.default:
             shown = (
@@ -264,7 +275,7 @@ def command_line(name: str, method: Any, where: Mapping[str, str]) -> str:
     return " ".join(words)
 
 
-def with_theory(kind: type[Any], settings: Mapping[str, Any], problem: LinearModel) -> Any:
+def with_theory(kind: MethodEntry, settings: Mapping[str, Any], problem: LinearModel) -> Any:
     """The method with its theorem's step sizes: `--steps theory`."""
     from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
     from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
@@ -273,8 +284,8 @@ def with_theory(kind: type[Any], settings: Mapping[str, Any], problem: LinearMod
     given = {"eta_g", "eta_l", "p"} & set(settings)
     if given:
         raise InputError(f"--steps theory chooses {', '.join(sorted(given))} itself; leave it out")
-    if issubclass(kind, FedPAGE):
-        tuned = kind.from_theory(problem, S=base.S, K=base.K)
+    if issubclass(kind.cls, FedPAGE):
+        tuned = kind.cls.from_theory(problem, S=base.S, K=base.K)
         return dataclasses.replace(base, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
     base.init(np.zeros(problem.d), problem.N)
     L = problem.smoothness().row
@@ -284,9 +295,9 @@ def with_theory(kind: type[Any], settings: Mapping[str, Any], problem: LinearMod
         "S": getattr(base, "S", 1),
         "convex": problem.convex,
     }
-    if issubclass(kind, SCAFFOLD):
+    if issubclass(kind.cls, SCAFFOLD):
         return base.with_step(scaffold_steps(**common, K=base.K).effective_step)
-    if issubclass(kind, FedAvg) and not issubclass(kind, FedProx):
+    if issubclass(kind.cls, FedAvg) and not issubclass(kind.cls, FedProx):
         _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
         return base.with_step(fedavg_steps(**common, K=base.K, B=B).effective_step)
-    raise InputError(f"--steps theory: the paper gives no step sizes for {kind.name}; give eta_l")
+    raise InputError(f"--steps theory: the paper gives no step sizes for {kind.label}; give eta_l")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import Method, Problem
+from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.loop import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.engine.simulation import Simulation
@@ -19,7 +19,7 @@ from fedpage.runs.history import History
 
 def sweep(
     problem: Problem,
-    methods: Sequence[Method],
+    methods: Sequence[AnyMethod],
     *,
     rounds: int,
     seeds: int | Iterable[int] = 5,
@@ -61,7 +61,7 @@ def sweep(
     return done
 
 
-def run_names(methods: Sequence[Method], seeds: Sequence[int]) -> list[str]:
+def run_names(methods: Sequence[AnyMethod], seeds: Sequence[int]) -> list[str]:
     """A name for each run of a sweep, in its order: where `out` has it.
 
     >>> import fedpage as fp
@@ -76,10 +76,10 @@ def run_names(methods: Sequence[Method], seeds: Sequence[int]) -> list[str]:
 
 
 def _runs(
-    problem: Problem, tasks: list[tuple[Method, int]], places: Sequence[Path | None], rounds: int, jobs: int | None,
+    problem: Problem, tasks: list[tuple[AnyMethod, int]], places: Sequence[Path | None], rounds: int, jobs: int | None,
     options: dict[str, Any],
 ) -> Iterator[History]:  # fmt: skip
-    each: list[tuple[Method, dict[str, Any]]] = [
+    each: list[tuple[AnyMethod, dict[str, Any]]] = [
         (method, {"seed": seed, "out": out})
         for (method, seed), out in zip(tasks, places, strict=True)
     ]

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
-from fedpage.core.types import Method, Problem, dtype_of
+from fedpage.core.types import AnyMethod, Problem, dtype_of
 from fedpage.engine.loop import check_whole
 from fedpage.engine.simulate import describe, simulate
 from fedpage.engine.stopping import Stop
@@ -146,7 +146,7 @@ def cost_of(history: History, target: float, cost: str, costs: Costs) -> float:
 
 def _trial(
     problem: Problem,
-    method: Method,
+    method: AnyMethod,
     seed: int,
     target: float,
     rounds: int,

@@ -91,7 +91,7 @@ def _vectors(*kinds: type[Any]) -> tuple[int, ...]:
 def _fedpage_round(s: Setting, K: int) -> Round:
     """With probability p = S/N everyone refreshes, otherwise S clients walk."""
     p = s.S / s.N
-    full_down, walk_down, up = _vectors(fedpage.Refresh, fedpage.Walk, fedpage.Reply)
+    full_down, walk_down, up = _vectors(fedpage.FullGradient, fedpage.LocalSteps, fedpage.Reply)
     clients = p * s.N + (1 - p) * s.S
     down = (p * s.N * full_down + (1 - p) * s.S * walk_down) / clients
     work = p * s.M + (1 - p) * (2 * s.M + 2 * (K - 1))
@@ -102,7 +102,7 @@ def _svrg_round(s: Setting) -> Round:
     """A refresh, a walk that teaches h, and 1/q - 1 walks more, with q = min(1, K/M)."""
     walks = 1 / min(1.0, s.K / s.M)
     refresh, learn, walk, up = _vectors(
-        slocalsvrg.Refresh, slocalsvrg.Learn, slocalsvrg.Walk, slocalsvrg.Move
+        slocalsvrg.Refresh, slocalsvrg.StepsWithGradient, slocalsvrg.Steps, slocalsvrg.Move
     )
     down = (refresh + learn + (walks - 1) * walk) / (1 + walks)
     return Round(s.N, down, up, (s.M + walks * 2 * s.K) / (1 + walks))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpage.core.local_steps import FusedOracle
 from fedpage.core.types import Batch, Draws, Ints, Rows, Vector
 from fedpage.problems.base import RowOracle
 from fedpage.problems.torch.rows import array_of
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.problem import TorchProblem
 
 
-class TorchOracle(RowOracle):
+class TorchOracle(RowOracle, FusedOracle):
     """The called clients' rows of a torch model. Its walks stay on the device for all K steps."""
 
     def __init__(self, problem: TorchProblem, clients: Ints, draws: Draws) -> None:

@@ -198,7 +198,7 @@ def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, w
         elif "S" in panel:
             options["S"] = panel["S"]
         try:
-            method = METHODS[table["name"]](**options)
+            method: Any = METHODS[table["name"]](**options)
             if tuned is not None:
                 method = replace(method, eta_g=tuned[0][number])
                 rho = tuned[1][number] if method.K > 1 else None
@@ -210,7 +210,7 @@ def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, w
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         except (TypeError, AttributeError):
-            known = ", ".join(field.name for field in fields(METHODS[table["name"]]))
+            known = ", ".join(field.name for field in fields(METHODS[table["name"]].cls))
             asked = ", ".join(
                 [*options, *(["eta_g"] if tuned else []), *(["rho"] if rho is not None else [])]
             )

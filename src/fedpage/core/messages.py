@@ -1,0 +1,112 @@
+"""The layout of messages and replies, derived from the types that a method declares."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
+
+import numpy as np
+
+from fedpage.core.errors import InputError, short_repr
+
+if TYPE_CHECKING:
+    from fedpage.core.types import AnyMethod, DType
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+class Layout(NamedTuple, Generic[T]):
+    """What a message, reply or client state of one client holds: names, sizes and a dtype."""
+
+    type: type[T]
+    """The NamedTuple."""
+    sizes: tuple[int, ...]
+    """Numbers in each field: d, or 1 for a `Scalar`."""
+    dtype: DType
+    """The type of the numbers, that of the model."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields."""
+        return field_names(self.type)
+
+    @property
+    def floats(self) -> int:
+        """Numbers in all fields."""
+        return sum(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(self.sizes) * self.dtype.itemsize
+
+    def find_fault(self, value: object, n: int) -> str:
+        """Say what is wrong with a value for n clients, or "" if its type and shapes are right."""
+        if type(value) is not self.type:
+            return f"is a {type(value).__name__} instead of a {self.type.__name__}"
+        for name, part, size in zip(self.fields, value, self.sizes, strict=True):
+            if not isinstance(part, np.ndarray):
+                return f"has {name} as a {type(part).__name__} instead of an array"
+            if part.shape != (n, size):
+                return f"has {name} of shape {part.shape} instead of {(n, size)}"
+            if part.dtype != self.dtype:
+                return f"has {name} of type {part.dtype} instead of {self.dtype}"
+        return ""
+
+    def matches(self, value: Any, n: int) -> bool:
+        """Whether a value has this layout, with a row for each of n clients."""
+        if type(value) is not self.type:
+            return False
+        for part, size in zip(value, self.sizes, strict=True):
+            if type(part) is not np.ndarray or part.shape != (n, size) or part.dtype != self.dtype:
+                return False
+        return True
+
+
+def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
+    """Return the layout of a NamedTuple of vectors for models of d numbers.
+
+    Args:
+        type_: A NamedTuple; a field annotated with `Scalar` holds one number, any other field d.
+        d: The number of parameters.
+        dtype: The type of the model's numbers.
+    """
+    scalars = _scalar_fields(type_)
+    sizes = tuple(1 if name in scalars else d for name in field_names(type_))
+    return Layout(type_, sizes, np.dtype(dtype))
+
+
+def field_names(type_: type[tuple[Any, ...]]) -> tuple[str, ...]:
+    """Return the names of a NamedTuple's fields."""
+    names: tuple[str, ...] | None = getattr(type_, "_fields", None)
+    if names is None:
+        raise InputError(f"{type_.__name__} must be a NamedTuple of vectors")
+    return names
+
+
+@cache
+def _scalar_fields(type_: type[tuple[Any, ...]]) -> frozenset[str]:
+    try:
+        hints = get_type_hints(type_, include_extras=True)
+    except NameError:  # a type that was defined within a function, with postponed annotations
+        return frozenset(
+            name for name, text in type_.__annotations__.items() if "Scalar" in str(text)
+        )
+    return frozenset(
+        name for name, hint in hints.items() if getattr(hint, "__metadata__", ()) == (1,)
+    )
+
+
+def reply_layouts(method: AnyMethod, d: int, dtype: DType) -> dict[type[Any], Layout[Any]]:
+    """Return the layout of the reply to each of a method's messages, by message type.
+
+    Raises:
+        InputError: The method does not declare its messages, or declares them wrongly.
+    """
+    messages = getattr(method, "messages", None)
+    if not isinstance(messages, dict) or not messages:
+        raise InputError(
+            f"{type(method).__name__}: declare `messages`, a dict from each message type to the "
+            f"type of its reply, such as {{Model: Reply}}; not {short_repr(messages)}"
+        )
+    return {message: layout_of(reply, d, dtype) for message, reply in messages.items()}

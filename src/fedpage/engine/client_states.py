@@ -1,0 +1,58 @@
+"""What clients keep between rounds, in the simulator."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, cast
+
+import numpy as np
+
+from fedpage.core.errors import InputError
+from fedpage.core.messages import field_names
+from fedpage.core.types import ClientStateT, DType, Ints
+
+
+class ClientStates(Generic[ClientStateT]):
+    """Keep every client's state: a table (N, d) for each field, zero until it is first written.
+
+    The operating system assigns memory to the rows that are written, so a million clients of whom
+    a thousand were called cost a thousand rows.
+
+    Args:
+        type_: The method's `client_state`, a NamedTuple of vectors, or None.
+        N: The number of clients.
+        d: The number of parameters.
+        dtype: The type of the model's numbers.
+    """
+
+    def __init__(self, type_: type[ClientStateT] | None, N: int, d: int, dtype: DType) -> None:
+        self._type = cast("type[NamedTuple] | None", type_)
+        try:
+            names = () if self._type is None else field_names(self._type)
+            self._tables = [np.zeros((N, d), dtype) for _ in names]
+            self._written = np.zeros(N if names else 0, dtype=bool)
+        except (MemoryError, ValueError):
+            raise InputError(
+                f"{N} clients cannot each keep {d} numbers on this machine; use fewer clients"
+            ) from None
+
+    def get(self, clients: Ints) -> ClientStateT:
+        """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
+        if self._type is None:
+            return cast("ClientStateT", None)
+        rows = [table.take(clients, axis=0) for table in self._tables]
+        return cast("ClientStateT", self._type._make(rows))
+
+    def put(self, clients: Ints, client_states: ClientStateT) -> None:
+        """Store the new states of some clients, (n, d) each."""
+        if client_states is not None:
+            for table, rows in zip(self._tables, client_states, strict=True):
+                table[clients] = rows
+            self._written[clients] = True
+
+    def get_all(self) -> ClientStateT:
+        """Return all N clients' states, (N, d) each; None if the method keeps none."""
+        return cast("ClientStateT", None if self._type is None else self._type._make(self._tables))
+
+    def written(self) -> Ints:
+        """Return the clients whose state has been written, (n,)."""
+        return np.flatnonzero(self._written)

@@ -1,0 +1,81 @@
+"""How an engine reaches clients: requests go out, chunks of validated replies come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol
+
+from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, ReplyT
+
+
+class Rejection(NamedTuple):
+    """A reply that failed validation."""
+
+    client: int
+    reason: str
+    reply: tuple[object, ...] | None = None
+    """The reply itself, fields (d,), if its only fault is that it is not finite."""
+
+
+class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
+    """The validated replies of some of the requested clients, in client order."""
+
+    requested: Ints
+    """(m,) the clients that this chunk stands for, ascending."""
+    clients: Ints
+    """(n,) those of them whose replies are valid, ascending."""
+    replies: ReplyT | None
+    """Their replies, each field (n, d); None if n = 0."""
+    client_states: ClientStateT | None = None
+    """Their new states, (n, d), to commit when the replies count; None: the client keeps them."""
+    gradients: int = 0
+    evaluations: int = 0
+    received: int = 0
+    """Replies that arrived, valid or not."""
+    rejected: Sequence[Rejection] = ()
+
+
+class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
+    """Sends a call to clients and validates what comes back."""
+
+    def request(
+        self, call: Call[MessageT], draws: Draws, attempt: int
+    ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
+        """Send the call's message to its clients.
+
+        Args:
+            call: The clients and the message.
+            draws: The round's random numbers.
+            attempt: The number of this attempt within the round, from 0.
+
+        Returns:
+            Chunks in client order that together stand for all requested clients. Replies that
+            nobody requested come in a chunk of their own, without requested clients.
+        """
+        ...
+
+    def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
+        """Store the new states of clients whose replies count."""
+        ...
+
+
+class Event(NamedTuple):
+    """Something that happened to clients and that a reader of the history wants to know."""
+
+    kind: str
+    """"rejected", "fallback", "lost", "back", or an engine's own kind."""
+    round: int
+    text: str
+
+
+class RoundFailed(Exception):
+    """Raised when too many clients have not answered for too long.
+
+    Args:
+        text: Which round failed, and who was missing.
+        events: What happened in the round.
+    """
+
+    def __init__(self, text: str, events: Sequence[Event] = ()) -> None:
+        super().__init__(text)
+        self.events = tuple(events)

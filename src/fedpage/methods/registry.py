@@ -1,0 +1,73 @@
+"""The registry of methods: names on the command line, and the classes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from fedpage.core.errors import InputError
+from fedpage.core.registry import Registry
+from fedpage.core.types import AnyMethod
+
+M = TypeVar("M", bound=type[Any])
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method's class, and the hyper-parameters that its name fixes.
+
+    Args:
+        cls: The class of the method.
+        label: The name as papers print it.
+        preset: Hyper-parameters that cannot be changed under this name.
+    """
+
+    cls: type[AnyMethod]
+    label: str
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """The hyper-parameters that can be set, with their defaults."""
+        return {
+            f.name: None if f.default is MISSING else f.default
+            for f in fields(self.cls)
+            if f.name not in self.preset
+        }
+
+    def __call__(self, **hyper_parameters: Any) -> AnyMethod:
+        """Return the method with some hyper-parameters set.
+
+        Raises:
+            InputError: A hyper-parameter is fixed, unknown, or has an impossible value.
+        """
+        for name in hyper_parameters:
+            if name in self.preset:
+                value = self.preset[name]
+                fixed = "all rows" if value is None else repr(value)
+                raise InputError(f"{self.label}: {name} is {fixed}; it cannot be set")
+        return self.cls(**self.preset, **hyper_parameters)
+
+
+METHODS: Registry[MethodEntry] = Registry("method")
+"""Every method by the name that the command line uses."""
+
+
+def register(
+    name: str, presets: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None
+) -> Callable[[M], M]:
+    """Register the decorated method.
+
+    Args:
+        name: Its name on the command line.
+        presets: Further names, each with a label and the hyper-parameters it fixes.
+    """
+
+    def decorate(cls: M) -> M:
+        METHODS.add(name, MethodEntry(cls, cls.name))
+        for other, (label, preset) in (presets or {}).items():
+            METHODS.add(other, MethodEntry(cls, label, preset))
+        return cls
+
+    return decorate
