@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         load,
         power_law,
     )
+    from fedpage.engine.check_method import check_method
     from fedpage.engine.faults import Faults
     from fedpage.engine.policy import Policy
     from fedpage.engine.simulate import simulate
@@ -77,6 +78,7 @@ _EXPORTS = {
     "fedpage.callbacks.trackers": "Track",
     "fedpage.engine.faults": "Faults",
     "fedpage.engine.policy": "Policy",
+    "fedpage.engine.check_method": "check_method",
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "simulate",
     "fedpage.studies.sweep": "sweep",
@@ -128,6 +130,7 @@ __all__ = [
     "blocks",
     "callbacks",
     "census",
+    "check_method",
     "core",
     "data",
     "dirichlet",

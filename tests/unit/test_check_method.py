@@ -1,0 +1,163 @@
+"""check_method: sound methods pass, and each way to break a method is named."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from support import methods
+
+import fedpage as fp
+from fedpage.core.local_steps import local_sgd
+from fedpage.engine.check_method import MethodError
+from fedpage.methods.fedavg import Reply, State
+
+SOUND = methods(S=4, K=3, step=0.05)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_every_method_of_the_library_passes(name):
+    report = fp.check_method(SOUND[name])
+    assert report.passed
+    assert "FAILS" not in str(report)
+
+
+@dataclass(frozen=True)
+class Undeclared(fp.FedAvg):
+    messages: ClassVar[dict[Any, Any]] = {}
+
+
+class IntegerReplies(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Reply(reply.dy.astype(np.int8)), None
+
+
+class TooFewRows(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Reply(reply.dy[:2]), None
+
+
+class Flat(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Reply(reply.dy[0]), None
+
+
+class Lists(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Reply(reply.dy.tolist()), None
+
+
+Other = namedtuple("Other", ["dy"])
+
+
+class OtherType(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Other(reply.dy), None
+
+
+class NoPair(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        return super().client(message, oracle, client_state)[0]
+
+
+class MixesClients(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Reply(reply.dy - reply.dy.mean(axis=0)), None
+
+
+class OwnRandomness(fp.FedAvg):
+    def server(self, state, replies):
+        return State(state.x + np.random.default_rng().normal(size=len(state.x)), state.N)
+
+
+class HiddenState(fp.FedAvg):
+    calls: ClassVar[list[int]] = []
+
+    def server(self, state, replies):
+        self.calls.append(1)
+        return State(state.x + replies.mean.dy / len(self.calls), state.N)
+
+
+class InPlace(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        message.x[0] += 1.0
+        return super().client(message, oracle, client_state)
+
+
+class Uphill(fp.FedAvg):
+    def server(self, state, replies):
+        return State(state.x - self.eta_g * replies.mean.dy, state.N)
+
+
+class WrongStep(fp.FedAvg):
+    def with_step(self, step):
+        return self
+
+
+class Drifts(fp.FedAvg):
+    def client(self, message, oracle, client_state):
+        direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, shift=0.1)
+        return Reply(-self.eta_l * direction), None
+
+
+BROKEN = {
+    Undeclared: "messages must map message types to reply types",
+    IntegerReplies: "the reply to Model has dy of type int8 instead of float64",
+    TooFewRows: r"the reply to Model has dy of shape \(2, 4\) instead of \(4, 4\)",
+    Flat: r"the reply to Model has dy of shape \(4,\) instead of \(4, 4\)",
+    Lists: "the reply to Model has dy as a list instead of an array",
+    OtherType: "the reply to Model is a Other instead of a Reply",
+    NoPair: r"must return \(reply, client_state\), not Reply",
+    MixesClients: "depends on who else is called",
+    OwnRandomness: "run twice with the same seed, the model differs after round 0",
+    HiddenState: "run twice with the same seed, the model differs",
+    InPlace: "is changed in place",
+    Uphill: "the first move is not downhill",
+    WrongStep: "has effective_step",
+    Drifts: "from the common optimum of all clients it moves",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broken_method_is_named_with_its_fault(kind):
+    method = kind(S=4, K=2, eta_l=0.05)
+    with pytest.raises(MethodError, match=BROKEN[kind]):
+        fp.check_method(method)
+    report = fp.check_method(method, raise_on_fault=False)
+    assert not report.passed
+    assert "FAILS" in str(report)
+
+
+@pytest.mark.parametrize("kind", [IntegerReplies, TooFewRows, Flat, Lists, OtherType, NoPair])
+def test_undeclared_replies_are_refused_in_one_line_by_the_simulator(kind):
+    problem = fp.Quadratic.random(8, 5, 4, seed=3)
+    with pytest.raises(fp.InputError, match=kind.__name__) as caught:
+        fp.simulate(problem, kind(S=4, K=2), rounds=2, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_method_is_refused():
+    with pytest.raises(fp.InputError, match="method must be a method such as FedPAGE"):
+        fp.check_method(fp.FedAvg)
+
+
+def test_a_mutable_method_is_named():
+    @dataclass
+    class Plain:
+        S: int = 4
+
+    for name in ("name", "paper", "messages", "client_state"):
+        setattr(Plain, name, getattr(fp.FedAvg, name))
+    for name in ("init", "call", "client", "server", "with_step", "effective_step"):
+        setattr(Plain, name, getattr(fp.FedAvg, name))
+    report = fp.check_method(Plain(), raise_on_fault=False)
+    assert "S can be changed; use @dataclass(frozen=True)" in str(report)
