@@ -111,9 +111,19 @@ def _coin(keys: NDArray[np.uint64]) -> float:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
-    out = np.empty(k, np.uint32)
-    _floyd(keys[1], n, k, _scratch(k), out)
-    return np.sort(out).astype(np.int64)
+    drawn = np.empty(k, np.uint32)
+    _floyd(keys[1], n, k, _scratch(k), drawn)
+    if k > 64:
+        return np.sort(drawn).astype(np.int64)
+    out = np.empty(k, np.int64)
+    for i in range(k):  # insertion sort: faster than numpy's for the few clients of a round
+        value = np.int64(drawn[i])
+        j = i
+        while j > 0 and out[j - 1] > value:
+            out[j] = out[j - 1]
+            j -= 1
+        out[j] = value
+    return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

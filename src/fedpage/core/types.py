@@ -38,7 +38,7 @@ A problem whose `dtype` is float32 makes all of them float32.
 """
 
 Scalar: TypeAlias = Annotated[Vector, 1]
-"""A field of a message or reply that holds one number, (1,) or (n, 1), instead of d numbers."""
+"""A field of a reply that holds one number, (n, 1), always float64, instead of d numbers."""
 
 Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
