@@ -61,7 +61,9 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     assert {"fedpage/py.typed", f"{about}/licenses/LICENSE"} <= shipped
     assert {name.partition("/")[0] for name in shipped} == {"fedpage", about}
     core = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
-    assert core == ["numpy", "scipy", "numba", "scikit-learn", "matplotlib", "typer", "rich"]
+    assert core == [
+        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "typer", "rich", "joblib", "jinja2",
+    ]  # fmt: skip
     assert "Classifier: Typing :: Typed" in metadata
 
 
