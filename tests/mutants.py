@@ -236,6 +236,7 @@ def apply(mutant: Mutant, source: str) -> str:
             f"in {mutant.function} of {mutant.file}, not once"
         )
     (node,) = matches
+    assert isinstance(node, ast.expr | ast.stmt | ast.keyword)
     before, after = _cut(source, node)
     indent = " " * node.col_offset
     code = textwrap.indent(mutant.new, indent).lstrip() if isinstance(new, ast.stmt) else mutant.new
@@ -291,9 +292,8 @@ def _is_same(node: ast.AST, old: ast.AST) -> bool:
     return isinstance(node, ast.stmt) and ast.unparse(node) == ast.unparse(old)
 
 
-def _cut(source: str, node: ast.AST) -> tuple[str, str]:
+def _cut(source: str, node: ast.expr | ast.stmt | ast.keyword) -> tuple[str, str]:
     """Return the text before and after the node; columns of the syntax tree count bytes."""
-    assert isinstance(node, ast.expr | ast.stmt | ast.keyword)
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     lines = source.encode().splitlines(keepends=True)
