@@ -1,7 +1,7 @@
 """FedPAGE's sampled round as a C loop, and as a bare Python loop over fedpage's own kernels.
 
-Both are lower limits for a round of the engine: the C loop shows what the arithmetic costs, the bare
-loop what the compiled kernels cost without the engine and the method around them.
+Both are lower limits for a round of the engine: the C loop shows what the arithmetic costs, the
+bare loop what the compiled kernels cost without the engine and the method around them.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def _whole(number: int) -> ctypes.c_int64:
 
 
 class BareLoop:
-    """Sampled rounds by fedpage's kernels alone: draws, local steps, mean and server step in one loop."""
+    """Sampled rounds by fedpage's kernels alone, without its engine and methods."""
 
     def __init__(self, problem: fp.RobustRegression, method: fp.FedPAGE) -> None:
         self.problem, self.method = problem, method
         self.x, self.x_prev, self.g = (np.zeros(problem.d) for _ in range(3))
 
     def rounds(self, count: int, seed: int, first: int = 1) -> None:
-        """Run rounds first..first+count-1 of the run with this seed; the same bits as the engine's."""
+        """Run rounds first..first+count-1 of a seed, with the same bits as the engine's."""
         problem, method = self.problem, self.method
         data: Any = problem._kernel_data
         N, S, K, M = problem.N, method.S, method.K, int(problem.sizes[0])

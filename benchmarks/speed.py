@@ -128,7 +128,7 @@ def rounds(data: fp.Dataset) -> None:
 
 
 def agree(data: fp.Dataset) -> None:
-    """Check that the numpy loop computes fedpage's x where nothing is random: all clients, all rows."""
+    """Check that the numpy loop computes fedpage's x with all clients and all rows."""
     dense, b = data.X.toarray()[:1000], data.y[:1000]
     problem = fp.RobustRegression(fp.Dataset.from_arrays(dense, b), clients=100)
 
@@ -177,7 +177,7 @@ def gradient(data: fp.Dataset) -> None:
 
 
 def generated(clients: int) -> fp.RobustRegression:
-    """Generate 10 one-hot rows a client with census's fields; the entries, all 1, take no memory."""
+    """Generate 10 one-hot rows per client with census's fields."""
     fields = np.array(fp.data.synthetic.FIELDS)
     rng = np.random.default_rng(0)
     rows = 10 * clients
@@ -230,7 +230,8 @@ def growth() -> None:
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
                 print(
-                    f"  memory beyond the data, {method.name}, N = {problem.N:,}, {what}: {peak:,} bytes"
+                    f"  memory beyond the data, {method.name}, N = {problem.N:,}, {what}: "
+                    f"{peak:,} bytes"
                 )
 
 

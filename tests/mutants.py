@@ -358,7 +358,7 @@ def _first_failure(output: str) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Judge all mutants, or those whose names contain one of the words; exit with 1 on survivors."""
+    """Judge all mutants, or those whose names contain one of the words."""
     chosen = [
         m for m in MUTANTS if not words or any(word.lower() in m.name.lower() for word in words)
     ]

@@ -2,9 +2,9 @@
 
     make lock            # in a new environment with the newest versions that pyproject.toml allows
 
-Run in an environment with all extras, this lists what is installed there. CI installs these versions
-(PIP_CONSTRAINT in .ci/run), because bits depend on the versions of numpy, numba and torch. Users do
-not need the file: pyproject.toml has the ranges that fedpage accepts.
+The versions are those of the environment that runs this, which needs all extras. CI installs them
+(PIP_CONSTRAINT in .ci/run), because bits depend on the versions of numpy, numba and torch. Users
+do not need the file: pyproject.toml has the ranges that fedpage accepts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAD = "# Versions that CI installs, written by `make lock`. Python {}.{}.\n"
 
 
 def roots() -> list[str]:
-    """List the requirements in pyproject.toml: those of the core, of all extras and of the build."""
+    """List the requirements in pyproject.toml of the core, all extras and the build."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = table["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]

@@ -2,8 +2,8 @@
 
     python tools/wheels.py               # needs `pip install build`
 
-Python 3.11 to 3.14 are looked for on the PATH and in ~/.pyenv/versions. Each gets an empty environment;
-a version that is not found is named.
+Python 3.11 to 3.14 are looked for on the PATH and in ~/.pyenv/versions. Each gets an empty
+environment. A version that is not found is named.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main() -> int:
             verdict = "passed" if good else f"FAILED: {done.stderr.strip()[-300:]}"
             seconds = time.monotonic() - began
             print(
-                f"Python {version}: installed in {installed:.0f} s, fedpage demo {verdict} in {seconds:.0f} s"
+                f"Python {version}: installed in {installed:.0f} s, "
+                f"fedpage demo {verdict} in {seconds:.0f} s"
             )
     return failed
 
