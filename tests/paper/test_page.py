@@ -75,7 +75,6 @@ def brightness(colour):
     return sum(int(v) for v in re.findall(r"\d+", colour)[:3]) / 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "width", [500, 1400]
 )  # a headless window is at least 500 wide; 400 is tested in a frame
@@ -94,7 +93,6 @@ def test_interactive(runs, tmp_path, width):
     assert seen["overflowOpen"] <= 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 1400])
 def test_images_without_plotly(runs, tmp_path, width):
     path = page.write(
@@ -110,7 +108,6 @@ def test_images_without_plotly(runs, tmp_path, width):
     assert seen["overflowOpen"] <= 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("interactive", [False, True])
 def test_at_400_pixels(runs, tmp_path, interactive):
     """In a frame of 400 pixels, because a headless window cannot be that narrow."""
@@ -147,7 +144,6 @@ def test_at_400_pixels(runs, tmp_path, interactive):
     assert scroll <= client
 
 
-@pytest.mark.slow
 def test_dark_mode_is_readable(runs, tmp_path):
     path = page.write(
         tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False
