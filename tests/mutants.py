@@ -66,15 +66,14 @@ FEDPAGE = [
          "draws.round == 0 or not draws.coin(1.0 if draws.round == 0 else p)"),
     Edit("FedPAGE: no fallback of a full round", "FedPAGE.call", "fallback=fallback", "fallback=None"),
     Edit("FedPAGE: the first full round has a fallback", "FedPAGE.call",
-         "None if draws.round == 0 else partial(self._sampled, state, draws)",
-         "partial(self._sampled, state, draws)"),
+         "draws.round != 0", "True"),
     Edit("FedPAGE periodic: one round late", "FedPAGE.call",
          "draws.round % max(1, round(1 / p))", "(draws.round + 1) % max(1, round(1 / p))"),
-    Edit("FedPAGE leak-free: carries the damped g", "FedPAGE._free_walk",
-         "FreeReply((g0 + (K - 1) * later) / K, g0)", "FreeReply((g0 + (K - 1) * later) / K, later)"),
+    Edit("FedPAGE leak-free: carries the damped g", "FedPAGE._leak_free_steps",
+         "LeakFreeReply((g0 + (K - 1) * later) / K, g0)", "LeakFreeReply((g0 + (K - 1) * later) / K, later)"),
     Edit("FedPAGE leak-free: moves along g_0", "FedPAGE.server",
-         "replies.mean.move if isinstance(replies.mean, FreeReply) else g", "g"),
-    Edit("FedPAGE leak-free: second part starts at x", "FedPAGE._free_walk",
+         "mean.move if isinstance(mean, LeakFreeReply) else g", "g"),
+    Edit("FedPAGE leak-free: second part starts at x", "FedPAGE._leak_free_steps",
          "x - eta * g0", "x + 0.0 * g0"),
 ]  # fmt: skip
 
@@ -172,30 +171,38 @@ SLOCALSVRG = [
     Edit("S-Local-SVRG: h not stored", "SLocalSVRG.client",
          "ClientState(client_state.w, h)", "client_state"),
     Edit("S-Local-SVRG: a refresh keeps the old h", "SLocalSVRG.server",
-         "h=replies.mean.h", "h=state.h"),
+         "h=mean.h", "h=state.h"),
     Edit("S-Local-SVRG: sampled clients do not receive h", "SLocalSVRG.server",
-         "state.told or replies.count == state.N", "True"),
+         "state.h_sent or replies.count == state.N", "True"),
     Edit("S-Local-SVRG: coin ignored", "SLocalSVRG.call",
-         "state.walked and draws.coin(q)", "state.walked"),
+         "state.stepped and draws.coin(q)", "state.stepped"),
+]  # fmt: skip
+
+CLIENT_STATES = [
+    Edit("engine: client states are read, never stored", "ClientStates.put",
+         "table[clients] = rows", "table[clients] += 0.0 * rows"),
 ]  # fmt: skip
 
 ROUND = [
-    Edit("engine: client states are read, never stored", "ClientStates.put",
-         "table[clients] = rows", "table[clients] += 0.0 * rows"),
-    Edit("engine: divided by the wrong count", "Rounds._whole",
-         "mean_rows(rows)", "mean_rows(rows[1:] if len(rows) > 1 else rows)"),
-    Edit("policy: g from a part of the clients", "Rounds._gather",
+    Edit("engine: divided by the wrong count", "Round._mean_of_all",
+         "mean_rows(part)", "mean_rows(part[1:] if len(part) > 1 else part)"),
+    Edit("policy: g from a part of the clients", "Round._gather",
          "call.require_all and policy.fall_back", "False"),
-    Edit("policy: divided by the called, not the arrived", "Rounds._parts",
-         "total / count", "total / len(call.clients)"),
-    Edit("policy: a late reply counts", "Rounds._sort", "letter.round != now", "False"),
-    Edit("policy: NaN counts", "Rounds._sort",
-         "not finite(letter.reply)", "letter.reply is None"),
-    Edit("policy: any shape counts", "Rounds._sort", "form.fault(letter.reply)", "''"),
-    Edit("policy: no retries", "Rounds._read", "not silent or attempt == retries", "True"),
-    Edit("policy: client states of replies that did not count", "Rounds._parts",
-         "self.policy.remember == 'counted'", "False"),
-    Edit("policy: full rounds are tried for a lost client", "Rounds.play", "not lost", "True"),
+    Edit("policy: divided by the called, not the arrived", "_Gathered.mean",
+         "s / self.count", "s / (self.count + len(self.missing))"),
+    Edit("policy: no retries", "Round._gather_chunks", "not len(missing)", "True"),
+    Edit("policy: full rounds are tried for a lost client", "Round.step", "not missing", "True"),
+]  # fmt: skip
+
+LOCAL_TRANSPORT = [
+    Edit("policy: a late reply counts", "LocalTransport._deliver_late",
+         "self.policy.validate", "False"),
+    Edit("policy: NaN counts", "LocalTransport._validate",
+         "delivered & (outcomes == FINE)", "delivered"),
+    Edit("policy: any shape counts", "LocalTransport._validate",
+         "_shape_fault(replies, reply) if outcomes[i] == WRONG_SHAPE else ''", "''"),
+    Edit("policy: client states of replies that did not count", "LocalTransport._request_unreliable",
+         "self.policy.commit == 'always'", "True"),
 ]  # fmt: skip
 
 TABLES: dict[str, list[Edit]] = {
@@ -208,7 +215,9 @@ TABLES: dict[str, list[Edit]] = {
     "core/local_steps.py": LOCAL_STEPS,
     "core/random.py": RANDOM,
     "problems/kernels.py": KERNELS,
+    "engine/client_states.py": CLIENT_STATES,
     "engine/round.py": ROUND,
+    "engine/local_transport.py": LOCAL_TRANSPORT,
 }
 MUTANTS = [Mutant(edit[0], file, *edit[1:]) for file, edits in TABLES.items() for edit in edits]
 
@@ -252,12 +261,10 @@ def apply(mutant: Mutant, source: str) -> str:
 
 def _find_function(tree: ast.Module, mutant: Mutant) -> ast.AST:
     """Find the function by its qualified name."""
-    node: ast.AST = tree
+    node: ast.Module | ast.ClassDef | ast.FunctionDef = tree
     for part in mutant.function.split("."):
         kinds = (ast.ClassDef, ast.FunctionDef)
-        found = [
-            child for child in ast.walk(node) if isinstance(child, kinds) and child.name == part
-        ]
+        found = [child for child in node.body if isinstance(child, kinds) and child.name == part]
         if len(found) != 1:
             raise ValueError(f"{mutant.name}: {mutant.file} does not have one {mutant.function}")
         node = found[0]
