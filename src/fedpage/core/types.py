@@ -231,10 +231,16 @@ class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
     """The method's name as papers print it."""
     paper: ClassVar[str]
     """Authors and year."""
-    messages: ClassVar[Mapping[type[Any], type[Any]]]
-    """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
-    client_state: ClassVar[type[Any] | None]
-    """The NamedTuple of (d,) vectors that each client keeps between rounds, zero at first, or None."""
+
+    @property  # read only, so that ClassVar[None] and ClassVar[type[ClientState]] both conform
+    def messages(self) -> Mapping[type[Any], type[Any]]:
+        """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
+        ...
+
+    @property
+    def client_state(self) -> type[Any] | None:
+        """The NamedTuple of (d,) vectors that each client keeps, zero at first, or None."""
+        ...
 
     @property
     def effective_step(self) -> float:
