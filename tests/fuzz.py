@@ -704,16 +704,16 @@ def check_cache(data: bytes) -> None:
     path, folder = cache_place()
     key = next(folder.glob("*.npz"), None)
     if key is None:
-        registry._parsed(path, 3, True)
+        registry._parse(path, 3, True)
         key = next(folder.glob("*.npz"))
     key.write_bytes(data)
-    assert same_parsed(registry._parsed(path, 3, True), slow_libsvm(CACHED, 3, True))
+    assert same_parsed(registry._parse(path, 3, True), slow_libsvm(CACHED, 3, True))
 
 
 def cache_seeds() -> tuple[bytes, ...]:
     path, folder = cache_place()
     before = set(folder.glob("*.npz"))
-    registry._parsed(path, 3, True)
+    registry._parse(path, 3, True)
     (place,) = set(folder.glob("*.npz")) - before or before
     whole = place.read_bytes()
     bare = io.BytesIO()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import fedpage as fp
-from fedpage.runs import build as specs
+from fedpage.runs import build
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40")
 
@@ -242,7 +242,7 @@ def test_version(run):
 
 
 def test_specs_take_the_papers_terms():
-    method = specs.method("fedavg", N=325, M=100, S=1, K=10, step=0.03)
+    method = build.build_fair_method("fedavg", N=325, M=100, S=1, K=10, step=0.03)
     assert (method.S, method.b, method.effective_step) == (2, 22, pytest.approx(0.03))
-    method = specs.method("fedpage:eta_l=0.01", N=10, M=3250, S=1, K=10, step=0.5)
+    method = build.build_fair_method("fedpage:eta_l=0.01", N=10, M=3250, S=1, K=10, step=0.5)
     assert (method.eta_l, method.S) == (0.01, 1)

@@ -171,9 +171,9 @@ def test_a_path_is_a_path_and_may_be_compressed(tmp_path, monkeypatch):
 def test_the_real_files(real, name, shape, nonzeros, positive):
     data = real(name)
     assert (data.rows, data.features) == shape
-    assert data.nonzeros == nonzeros == registry.REGISTRY[name].nonzeros
+    assert data.nonzeros == nonzeros == registry.libsvm_file(name).nonzeros
     assert int((data.y > 0).sum()) == positive
-    assert data.digest == registry.REGISTRY[name].digest
+    assert data.digest == registry.libsvm_file(name).digest
     assert set(np.unique(data.y)) == {-1.0, 1.0}
 
 
@@ -206,7 +206,7 @@ def test_search_order_and_what_to_do_when_it_is_nowhere(tmp_path, monkeypatch):
     cache.mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDPAGE_DATA", str(given))
-    item = registry.REGISTRY["ijcnn1"]
+    item = registry.libsvm_file("ijcnn1")
     with pytest.raises(InputError) as error:
         fp.load("ijcnn1")
     assert item.address in str(error.value)
@@ -231,7 +231,7 @@ def test_unknown_names_get_a_suggestion():
 
 # Fetching, from a server on this machine
 
-ENTRY = registry.Entry("tiny", "tiny", 4, 3, (-1, 1))
+ENTRY = registry.LibsvmFile("tiny", "tiny", 4, 3, (-1, 1))
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -293,7 +293,7 @@ def test_fetch_does_not_keep_what_is_wrong(tmp_path, mirror):
         download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="the server answered 404"):
-        download.fetch(registry.Entry("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror)
+        download.fetch(registry.LibsvmFile("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror)
 
 
 def test_a_finished_part_is_taken_up(tmp_path, mirror):
@@ -303,9 +303,9 @@ def test_a_finished_part_is_taken_up(tmp_path, mirror):
 
 def test_offline_one_line_says_where_to_put_the_file(tmp_path):
     with pytest.raises(InputError) as error:
-        download.fetch(registry.REGISTRY["a9a"], folder=tmp_path, mirror="http://127.0.0.1:1")
+        download.fetch(registry.libsvm_file("a9a"), folder=tmp_path, mirror="http://127.0.0.1:1")
     assert f"by hand and put it into {tmp_path}" in str(error.value)
-    assert registry.REGISTRY["a9a"].address in str(error.value)
+    assert registry.libsvm_file("a9a").address in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -435,9 +435,9 @@ def test_digests_name_the_division():
         lambda: partition.dirichlet(Y, 500, 0.001),
         lambda: partition.power_law(5, 6),
         lambda: partition.power_law(50, 6, -1.0),
-        lambda: partition.by_name("blocs", Y, 5),
-        lambda: partition.by_name("dirichlet:x", Y, 5),
-        lambda: partition.by_name("dirichlet", Y, 5),
+        lambda: partition.partition_from_text("blocs", Y, 5),
+        lambda: partition.partition_from_text("dirichlet:x", Y, 5),
+        lambda: partition.partition_from_text("dirichlet", Y, 5),
         lambda: partition.blocks("60", 6),
         lambda: partition.label_shards(Y, 5, shards=2.5),
         lambda: partition.dirichlet(Y, 5, None),
@@ -461,4 +461,4 @@ def test_every_word_for_a_division():
         "power-law",
         "power-law:0.7",
     ):
-        assert partition.by_name(text, Y, 5).N == 5
+        assert partition.partition_from_text(text, Y, 5).N == 5

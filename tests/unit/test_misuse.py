@@ -204,10 +204,10 @@ def test_what_may_not_be_read_or_written(words, what):
     """Root may do anything, so the command becomes nobody, after it has imported what it needs."""
     become = (
         "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.engine.simulation\n"
-        "from fedpage.runs import build as specs\n"
+        "from fedpage.runs import build\n"
         "sys.argv = ['fedpage', 'run', '--help']\n"
         "with contextlib.suppress(SystemExit):\n    fedpage.cli.main.main()\n"  # whatever a typer imports late
-        "specs.problem(specs.dataset('census'), 10, 'robust', 'blocks'); os.setuid(65534); "
+        "specs.problem(build.load_dataset('census'), 10, 'robust', 'blocks'); os.setuid(65534); "
         f"sys.argv = ['fedpage', 'run', 'fedpage', *{words!r}]; fedpage.cli.main.main()"
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -10,14 +10,14 @@ from http.client import HTTPException
 from pathlib import Path
 
 from fedpage.core.errors import InputError
-from fedpage.data.registry import Entry, cache_dir, verify
+from fedpage.data.registry import LibsvmFile, cache_dir, verify
 
 Report = Callable[[int, int | None], None]
 """Called with bytes so far and bytes in all, if the server says."""
 
 
 def fetch(
-    item: Entry,
+    item: LibsvmFile,
     *,
     folder: Path | None = None,
     mirror: str | None = None,
@@ -63,7 +63,7 @@ def fetch(
     return target
 
 
-def by_hand(item: Entry, folder: Path) -> str:
+def by_hand(item: LibsvmFile, folder: Path) -> str:
     """Where a file that was fetched some other way belongs."""
     return f"or get {item.address} by hand and put it into {folder}"
 
