@@ -42,8 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.cli.common import command_of
-from fedpage.cli.run import RUN
+from fedpage.cli.common import read_command
 from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
@@ -53,6 +52,7 @@ from fedpage.engine.simulate import describe, prepare
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
+from fedpage.runs.config import RunCommand
 from fedpage.runs.history import History
 from fedpage.runs.store import RunDirectory
 from fedpage.studies.paper import claims, figures
@@ -767,10 +767,15 @@ def check_checkpoint(data: bytes) -> None:
 
 
 RUN_COMMAND = {
-    "method": "scaffold", "hyper": {"S": "2"}, "data": "census", "clients": 20, "objective": "robust",
-    "partition": "blocks", "partition_seed": 0, "alpha": 0.1, "weights": "uniform", "rounds": 9, "seed": 0,
-    "record_every": 2, "target": 0.01,
-    "stop": False, "steps": "given", "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
+    "method": {"name": "scaffold", "hyper": {"S": "2"}},
+    "problem": {
+        "data": "census", "clients": 20, "objective": "robust", "partition": "blocks",
+        "partition_seed": 0, "alpha": 0.1, "weights": "uniform",
+    },
+    "run": {
+        "rounds": 9, "seed": 0, "record_every": 2, "target": 0.01, "stop": False, "steps": "given",
+    },
+    "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
 }  # fmt: skip
 
 
@@ -779,9 +784,9 @@ def check_run(data: bytes) -> None:
     path = scratch("run.toml")
     path.write_bytes(data)
     table = toml.read(path)
-    command = command_of(table, path, RUN)
-    if "faults" in command:
-        faults.parse(command["faults"], SOURCE)
+    command = read_command(RunCommand, table, path)
+    if command.faults is not None:
+        faults.parse(command.faults, SOURCE)
     if zlib.crc32(data) % 32 == 0:
         out = _scratch / f"{SOURCE}-copy"
         shutil.rmtree(out, ignore_errors=True)

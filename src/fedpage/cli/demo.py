@@ -32,7 +32,7 @@ def demo(
     check_count("--rounds", rounds, high=10_000_000)
     problem = build.build_problem(ProblemConfig())
     print(
-        f"Robust linear regression on `census` (synthetic data, {problem.data.rows:,} rows), "
+        f"Robust regression on synthetic census data: {problem.data.rows:,} rows, "
         f"{problem.N:,} clients."
     )
     methods = [
@@ -54,7 +54,7 @@ def _next_steps() -> str:
     if shutil.which("fedpage") is None and activate.is_file():
         if activate.is_relative_to(Path.cwd()):
             activate = activate.relative_to(Path.cwd())
-        lines.append(f"  . {activate}                # puts `fedpage` on the PATH")
+        lines.append(f"  . {activate}  # puts `fedpage` on the PATH")
     lines += [
         "  fedpage run fedpage --rounds 500 --eta-g 0.3 --out my-run",
         "  fedpage compare --methods fedpage,scaffold --clients 325",

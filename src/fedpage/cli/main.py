@@ -92,9 +92,9 @@ def _fail_usage(error: click.ClickException) -> NoReturn:
     if isinstance(error, click.NoSuchOption):
         text = f"No such option: {error.option_name};"
         text += did_you_mean(error.option_name, error.possibilities or [])
-    else:  # click and typer may both suggest a command
-        text, *suggestions = re.split(r"\.?\.? Did you mean ", text)
-        text += f": did you mean {suggestions[0].rstrip('?')}?" if suggestions else ""
+    unknown = re.match(r"No such command '(.*?)'", text)
+    if unknown and context is not None:  # click and typer each add suggestions of their own
+        text = f"{unknown[0]};{did_you_mean(unknown[1], getattr(context.command, 'commands', ()))}"
     if not text:  # without arguments, the help has been printed
         sys.exit(error.exit_code)
     command = "fedpage" if context is None else context.command_path

@@ -84,7 +84,12 @@ def print_summary(runs: Sequence[History], target: float) -> None:
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
     table = Table(title=f"target: gradient norm {target:g}{medians}", title_justify="left")
     for i in columns:
-        table.add_column(headings[i], justify="left" if i in (0, 9) else "right", overflow="fold")
+        table.add_column(
+            headings[i],
+            justify="left" if i in (0, 9) else "right",
+            overflow="fold",
+            min_width=_width(headings[i], [row[i] for row in cells]),
+        )
     for row in cells:
         table.add_row(*(row[i] for i in columns))
     screen.print(table)
