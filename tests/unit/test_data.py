@@ -289,7 +289,7 @@ def test_fetch_resumes_and_renames_at_the_end(tmp_path, mirror):
 
 def test_fetch_removes_wrong_content(tmp_path, mirror):
     Server.body = b"1 1:1\n"
-    with pytest.raises(InputError, match=r"what arrived was not used: .* has 4 rows, this file 1"):
+    with pytest.raises(InputError, match=r"file was not used: .* has 4 rows, this file 1"):
         download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="the server answered 404"):

@@ -20,7 +20,8 @@ FIXED = settings(
     max_examples=100,
     suppress_health_check=list(HealthCheck),
 )
-NAMES = ["libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "figure", "claims", "jsonl", "csv",
+NAMES = ["libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "figure",
+"claims", "jsonl", "csv",
          "trials", "cache", "checkpoint", "run", "faults"]  # fmt: skip
 
 
@@ -54,22 +55,26 @@ HUGE = b"1" + b"0" * 400
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("libsvm", b"3:2", b"20000001:2"), ("libsvm", b"3:2", b"2147483647:2"), ("libsvm", b"3:2", b"4294967299:2"),
+        ("libsvm", b"3:2", b"20000001:2"), ("libsvm", b"3:2", b"2147483647:2"),
+        ("libsvm", b"3:2", b"4294967299:2"),
         ("libsvm", b"0.5", b"nan"), ("libsvm", b"0.5", b"1e999"), ("libsvm", b"0.5", b"1_0"),
         ("libsvm", b"3:2", b"1:2"),
         ("libsvm", b"3:2", b"3:2:1"), ("libsvm", b"3:2", b"qid:2"), ("libsvm-3", b"3:2", b"4:2"),
         ("libsvm", b"\n", b"\r"),
-        ("figure", b"S = 2", b"S = 7"), ("figure", b"S = 2", b"S = -1"), ("figure", b"step = 0.1", b"step = nan"),
+        ("figure", b"S = 2", b"S = 7"), ("figure", b"S = 2", b"S = -1"),
+        ("figure", b"step = 0.1", b"step = nan"),
         ("figure", b"clients = 6", b"clients = 61"), ("figure", b"[0.2, 0.3]", b"[0.2]"),
         ("figure", b"rows = 60", b"rows = -6"),
         ("figure", b"[0.01, 1]", b'[0.01, "1"]'), ("figure", b"rival = false", b"rival = true"),
         ("figure", b"K = 2", b"b3 = 2"),
         ("claims", b'["A", ">=", "B", ">", "C"]', b'["A", ">="]'), ("claims", b'["a"]', b"[1]"),
         ("claims", b"300", b"-1"),
-        ("claims", b"at = 300", b"printed = [1]"), ("jsonl", b'"first_loss": 1.0', b'"first_loss": ' + HUGE),
+        ("claims", b"at = 300", b"printed = [1]"),
+        ("jsonl", b'"first_loss": 1.0', b'"first_loss": ' + HUGE),
         ("jsonl", b"1000000000", HUGE), ("jsonl", b'"diverged": false', b'"diverged": "no"'),
         ("jsonl", b'"nan"', b'"1_0"'),
-        ("jsonl", b'"x": [', b'"x": [[1], '), ("jsonl", b'{"title": "FedAvg"}', b"3"), ("csv", b"1000000000", b"1_0"),
+        ("jsonl", b'"x": [', b'"x": [[1], '), ("jsonl", b'{"title": "FedAvg"}', b"3"),
+        ("csv", b"1000000000", b"1_0"),
         ("csv", b"1000000000", HUGE), ("csv", b"loss", b"round"), ("csv", b"\n5,", b"\n,"),
     ],
 )  # fmt: skip

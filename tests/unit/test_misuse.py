@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BIN = [sys.executable, "-c", "from fedpage.cli import main; main()"]
+BIN = [sys.executable, "-c", "from fedpage.cli.main import main; main()"]
 BIG = str(10**12)
 SMALL = ("--data", "census:rows=200", "--clients", "20")
 RUN = ("run", "fedpage", *SMALL)
@@ -18,7 +18,8 @@ COMPARE = ("compare", *SMALL)
 TUNE = ("tune", "fedpage", *SMALL)
 PLAN = ("plan", "--epsilon", "0.1")
 REPRODUCE = ("reproduce", "comparison/a9a-robust")
-EVERY = (RUN, COMPARE, ("demo",), ("methods",), PLAN, TUNE, REPRODUCE, ("data", "list"), ("data", "fetch", "a9a"),
+EVERY = (RUN, COMPARE, ("demo",), ("methods",), PLAN, TUNE, REPRODUCE, ("data", "list"),
+("data", "fetch", "a9a"),
          ("data", "verify", "a9a"), ("data", "path"))  # fmt: skip
 
 
@@ -81,36 +82,56 @@ def test_misspelt_words_get_a_suggestion(fail, words, meant):
 @pytest.mark.parametrize(
     "words",
     [
-        (*RUN, "--rounds"), (*RUN, "--rounds", "ten"), (*RUN, "--rounds", "1.5"), (*RUN, "--rounds", ""),
+        (*RUN, "--rounds"), (*RUN, "--rounds", "ten"), (*RUN, "--rounds", "1.5"),
+        (*RUN, "--rounds", ""),
         (*RUN, "-S", "1"),
-        (*RUN, "--rounds", "-1"), (*RUN, "--clients", BIG), (*RUN, "--clients", "-1"), (*RUN, "--clients", "9" * 5000),
-        (*RUN, "--rounds", str(10**18), "--S", "4000"), (*RUN, "--S", BIG), (*RUN, "--K", BIG), (*RUN, "--b3", "-1"),
+        (*RUN, "--rounds", "-1"), (*RUN, "--clients", BIG), (*RUN, "--clients", "-1"),
+        (*RUN, "--clients", "9" * 5000),
+        (*RUN, "--rounds", str(10**18), "--S", "4000"), (*RUN, "--S", BIG), (*RUN, "--K", BIG),
+        (*RUN, "--b3", "-1"),
         (*RUN, "--eta-g", "1e999"), (*RUN, "--eta-g", "0x1"), (*RUN, "--periodic", "maybe"),
         (*RUN, "--seed", str(2**64)),
-        (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"), (*RUN, "--partition", ""),
-        (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"label-shards:{BIG}"), (*RUN, "--objective", ""),
-        (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"), (*RUN, "--data", "census:seed=-1"),
-        (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"), (*RUN, "--data", "a\0b.txt"),
+        (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"),
+        (*RUN, "--partition", ""),
+        (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"label-shards:{BIG}"),
+        (*RUN, "--objective", ""),
+        (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"),
+        (*RUN, "--data", "census:seed=-1"),
+        (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"),
+        (*RUN, "--data", "a\0b.txt"),
         (*RUN, "--steps", "x"),
-        (*RUN, "--objective", "logistic-l2", "--alpha", "nan"), (*RUN, "--alpha"), ("run", ""), ("run", "@"),
+        (*RUN, "--objective", "logistic-l2", "--alpha", "nan"), (*RUN, "--alpha"), ("run", ""),
+        ("run", "@"),
         ("run", "x.py@"),
-        (*RUN, "--out", "a\0b"), (*RUN, "--report", "a\0b"), (*RUN, "--=3"), (*COMPARE, "--seeds", BIG),
-        (*COMPARE, "--seeds", "-3"), (*COMPARE, "--jobs", "0"), (*COMPARE, "--S", BIG), (*COMPARE, "--K", BIG),
-        (*COMPARE, "--step", "nan"), (*COMPARE, "--methods", ""), (*COMPARE, "--methods", "fedpage:"),
+        (*RUN, "--out", "a\0b"), (*RUN, "--report", "a\0b"), (*RUN, "--=3"),
+        (*COMPARE, "--seeds", BIG),
+        (*COMPARE, "--seeds", "-3"), (*COMPARE, "--jobs", "0"), (*COMPARE, "--S", BIG),
+        (*COMPARE, "--K", BIG),
+        (*COMPARE, "--step", "nan"), (*COMPARE, "--methods", ""),
+        (*COMPARE, "--methods", "fedpage:"),
         (*COMPARE, "x"),
-        (*COMPARE, "--methods", "fedpage:K=0"), (*COMPARE, "--methods", "fedpage:K"), ("demo", "--rounds", "0"),
-        ("demo", "--seeds", BIG), ("demo", "x"), ("methods", "a", "b"), ("plan",), ("plan", "--epsilon", "1e-300"),
-        ("plan", "--epsilon", "nan"), ("plan", "--epsilon", "-1"), (*PLAN, "--clients", "0"), (*PLAN, "--S", BIG),
-        (*PLAN, "--clients", "1" + "0" * 400), (*PLAN, "--latency", "inf"), (*PLAN, "--uplink", "0"),
+        (*COMPARE, "--methods", "fedpage:K=0"), (*COMPARE, "--methods", "fedpage:K"),
+        ("demo", "--rounds", "0"),
+        ("demo", "--seeds", BIG), ("demo", "x"), ("methods", "a", "b"), ("plan",),
+        ("plan", "--epsilon", "1e-300"),
+        ("plan", "--epsilon", "nan"), ("plan", "--epsilon", "-1"), (*PLAN, "--clients", "0"),
+        (*PLAN, "--S", BIG),
+        (*PLAN, "--clients", "1" + "0" * 400), (*PLAN, "--latency", "inf"),
+        (*PLAN, "--uplink", "0"),
         (*PLAN, "--K", "0"),
         (*PLAN, "--parameters", "0"), (*PLAN, "--L", "1e308", "--D0", "1e308"), (*TUNE, "--search"),
         (*TUNE, "--search", "step"), (*TUNE, "--search", "step=,"), (*TUNE, "--search", "eta=1"),
         (*TUNE, "--seeds", BIG),
-        (*TUNE, "--search", "K=0"), (*TUNE, "--fresh", "0"), (*TUNE, "--fresh", BIG), (*TUNE, "--target", "0"),
-        (*TUNE, "--cost", "seconds"), (*TUNE, "--jobs", "-1"), (*TUNE, "--clients", BIG), ("tune",), ("reproduce",),
-        ("reproduce", ""), ("reproduce", "comparison"), (*REPRODUCE, "--seeds", "0"), (*REPRODUCE, "--seeds", BIG),
-        (*REPRODUCE, "--data", "nowhere.txt"), ("data", "path", ""), ("data", "fetch"), ("data", "fetch", "census"),
-        ("data", "fetch", "a9a", "--mirror", "ftp:/x"), ("data", "verify", "a9a", "b"), ("nothing",), ("--bogus",),
+        (*TUNE, "--search", "K=0"), (*TUNE, "--fresh", "0"), (*TUNE, "--fresh", BIG),
+        (*TUNE, "--target", "0"),
+        (*TUNE, "--cost", "seconds"), (*TUNE, "--jobs", "-1"), (*TUNE, "--clients", BIG),
+        ("tune",), ("reproduce",),
+        ("reproduce", ""), ("reproduce", "comparison"), (*REPRODUCE, "--seeds", "0"),
+        (*REPRODUCE, "--seeds", BIG),
+        (*REPRODUCE, "--data", "nowhere.txt"), ("data", "path", ""), ("data", "fetch"),
+        ("data", "fetch", "census"),
+        ("data", "fetch", "a9a", "--mirror", "ftp:/x"), ("data", "verify", "a9a", "b"),
+        ("nothing",), ("--bogus",),
         ("-x",),
     ],
     ids=lambda words: " ".join(word for word in words if word not in SMALL)[:50],
@@ -122,7 +143,7 @@ def test_wrong_values_are_refused(fail, words, tmp_path):
 
 @pytest.fixture
 def places(tmp_path):
-    """Create a file, a directory, broken links, a binary file, a damaged archive and an empty file."""
+    """Create a file, a directory, broken links, a binary file, a cut archive and an empty file."""
     (tmp_path / "file").write_text("x\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -203,10 +224,12 @@ def test_closed_or_full_standard_output_is_reported():
 def test_missing_permissions_are_reported(words, what):
     """Root may do anything, so the process becomes nobody once it has imported what it needs."""
     become = (
-        "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.engine.simulation\n"
+        "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main\n"
+        "import fedpage.engine.simulation\n"
         "from fedpage.runs import build, config\n"
         "sys.argv = ['fedpage', 'run', '--help']\n"
-        "with contextlib.suppress(SystemExit):\n    fedpage.cli.main.main()\n"  # typer imports some modules late
+        # typer imports some modules late
+        "with contextlib.suppress(SystemExit):\n    fedpage.cli.main.main()\n"
         "build.build_problem(config.ProblemConfig(clients=10)); os.setuid(65534); "
         f"sys.argv = ['fedpage', 'run', 'fedpage', *{words!r}]; fedpage.cli.main.main()"
     )

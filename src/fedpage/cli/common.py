@@ -143,9 +143,10 @@ def check_runs(problem: Any, methods: Sequence[Any], *, seed: int = 0, threads: 
 
 @contextmanager
 def interruptible(out: Path | None, jobs: int = 1) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, finish the round, write a checkpoint and end; a second one ends at once.
+    """End at Ctrl-C or SIGTERM after the current round and a checkpoint, at a second one at once.
 
-    With several processes the first signal ends at once: runs resume from their last checkpoints.
+    With several processes the first signal ends at once, and runs resume from their last
+    checkpoints.
     """
     import signal
 

@@ -56,11 +56,11 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Fill in the names and print the help."""
-        for parameter in self.params:
+        for option in self.params:
             for name, names in _NAMES.items():
-                text = getattr(parameter, "help", None)
-                if text and f"{{{name}s}}" in text:
-                    parameter.help = text.replace(f"{{{name}s}}", ", ".join(names()))  # type: ignore[attr-defined]
+                placeholder = f"{{{name}s}}"
+                if isinstance(option, click.Option) and placeholder in (option.help or ""):
+                    option.help = str(option.help).replace(placeholder, ", ".join(names()))
         super().format_help(ctx, formatter)
         # typer escapes brackets for rich, which does not print this help
         formatter.buffer = [part.replace("\\[", "[") for part in formatter.buffer]

@@ -131,7 +131,7 @@ def plan(
 
 
 def _estimate(config: ProblemConfig) -> tuple[dict[str, float], dict[str, int]]:
-    """Estimate a problem's constants, and return its rows per client, d and whether it is convex."""
+    """Estimate a problem's constants; return them, and M, d and whether it is convex."""
     from fedpage.runs.build import build_problem
     from fedpage.theory import estimate
 

@@ -134,13 +134,13 @@ def _available(chosen: list[Any]) -> None:
 def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
     from fedpage.studies.paper import runs
 
-    with progress_bars() as shown:
-        task = shown.add_task("runs", total=None)
+    with progress_bars() as bars:
+        task = bars.add_task("runs", total=None)
         return runs.run(
             runs.tasks(chosen, seeds),
             out,
             jobs,
-            lambda done, whole: shown.update(task, completed=done, total=whole),
+            lambda done, total: bars.update(task, completed=done, total=total),
         )
 
 
@@ -154,11 +154,13 @@ def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
             "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
         )
     for figure in chosen:
-        with progress_bars() as shown:
-            task = shown.add_task("search", total=None)
+        with progress_bars() as bars:
+            task = bars.add_task("search", total=None)
             rows = tuning.search(
                 figure, out, jobs,
-                lambda what, done, whole, _note, t=task: shown.update(t, completed=done, total=whole, note=what),  # type: ignore[misc]
+                lambda what, done, total, _note, task=task: bars.update(  # type: ignore[misc]
+                    task, completed=done, total=total, note=what
+                ),
             )  # fmt: skip
         table = Table(
             title=f"{figure.name}: fewest rounds to {figure.tuning['target']:g}",
@@ -231,8 +233,11 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], stati
         first = next((r for c in found.values() for runs_ in c.values() for r in runs_), None)
         methods = {v.label: repr(v.method) for p in figure.panels[:1] for v in p.variants}
         settings["figures"][figure.name] = {
-            "rounds": figure.rounds, "record_every": figure.record_every, "methods in the first panel": methods,
-            "problem": first.meta["problem"] if first else None, "versions": first.meta["versions"] if first else None,
+            "rounds": figure.rounds,
+            "record_every": figure.record_every,
+            "methods in the first panel": methods,
+            "problem": first.meta["problem"] if first else None,
+            "versions": first.meta["versions"] if first else None,
         }  # fmt: skip
     note = next(
         (
@@ -256,7 +261,7 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], stati
 
 
 def _pgf(drawn: Any, path: Path) -> None:
-    """Write the figure for LaTeX, if there is a TeX that matplotlib can ask for the size of words."""
+    """Write the figure for LaTeX, if there is a TeX, which matplotlib needs to measure text."""
     from shutil import which
     from subprocess import SubprocessError
 

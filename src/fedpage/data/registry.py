@@ -183,7 +183,7 @@ def load(
         **options: settings of an embedded data set, as in `load("census", skew=1.0)`.
 
     Raises:
-        InputError: the name is unknown, or the file is missing, malformed or not the registered one.
+        InputError: the name is unknown, or the file is missing, malformed or not the expected one.
 
     >>> load("census", rows=100).features
     123

@@ -1,7 +1,7 @@
 """Configuration: one dataclass a subject, and `structure`, which builds dataclasses from outside.
 
 A field declared here is at once an option of the command line, a key of run.toml and a key of
-Flower's run config. The module imports neither numpy nor a method, so that `fedpage --help` is fast.
+Flower's run config. The module imports no numpy, so that `fedpage --help` is fast.
 """
 
 from __future__ import annotations
