@@ -146,7 +146,7 @@ def test_errors_of_the_dataclass_itself_name_the_place_once():
 def test_methods_are_structured_from_words(name):
     cls = fp.METHODS[name]
     K = "1" if name == "page" else "3"
-    assert structure(cls, {"k": K}, name, words=True).K == int(K)
+    assert int(K) == structure(cls, {"k": K}, name, words=True).K
 
 
 def test_commands_survive_a_toml_file():
