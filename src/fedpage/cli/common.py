@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs.config import structure
+
+if TYPE_CHECKING:
+    from fedpage.methods import MethodEntry
 
 T = TypeVar("T")
 
@@ -73,19 +76,22 @@ def check_count(option: str, value: int, low: int = 1, high: int = 100_000) -> N
         raise InputError(f"{option} must be at least {low} and at most {high:,}, not {value:,}")
 
 
-def parse_hyper_parameters(context: typer.Context, cls: type[Any]) -> dict[str, str]:
+def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[str, str]:
     """Parse the words that are no options of the command, such as `--eta-g 0.1 --S=10`.
 
     Returns:
-        The hyper-parameters of the method `cls` that are given, as words.
+        The given hyper-parameters of the method, as words.
 
     Raises:
         InputError: a name is neither a hyper-parameter nor an option, or has no value.
     """
-    from fedpage.runs.config import dataclass_fields, field_values
+    from fedpage.runs.build import parse_hyper_parameters
+    from fedpage.runs.config import dataclass_fields
 
-    options = [word for entry in context.command.params for word in entry.opts if word[:2] == "--"]
-    own = [f"--{name.replace('_', '-')}" for name in dataclass_fields(cls)]
+    options = [
+        word for parameter in context.command.params for word in parameter.opts if word[:2] == "--"
+    ]
+    own = [f"--{name.replace('_', '-')}" for name in dataclass_fields(entry.cls)]
     found: dict[str, str] = {}
     words = list(context.args)
     while words:
@@ -96,14 +102,14 @@ def parse_hyper_parameters(context: typer.Context, cls: type[Any]) -> dict[str, 
         if option.lower() not in (name.lower() for name in own):
             hint = did_you_mean(option, [*options, *own])
             raise InputError(
-                f"{cls.name} has no hyper-parameter {option!r}:{hint} it has {', '.join(own)}"
+                f"{entry.label} has no hyper-parameter {option!r}:{hint} it has {', '.join(own)}"
             )
         if not equals:
             if not words or words[0].startswith("--"):
                 raise InputError(f"option {option} needs a value; see `fedpage methods`")
             value = words.pop(0)
         found[option[2:].replace("-", "_")] = value
-    field_values(cls, found, cls.name, words=True)
+    parse_hyper_parameters(entry, found)
     return found
 
 

@@ -17,21 +17,20 @@ def methods(
 
     from fedpage.methods import METHODS
     from fedpage.runs.build import find_method
-    from fedpage.runs.config import dataclass_fields
 
     chosen = dict(METHODS) if name is None else {name.lower(): find_method(name)}
     table = Table(show_lines=True)
     for heading in ("name", "hyper-parameters (defaults)", "paper", "clients store"):
         table.add_column(heading, overflow="fold")
-    for key, cls in chosen.items():
-        fields = dataclass_fields(cls).items()
-        defaults = ", ".join(f"{field}={_format(entry.default)}" for field, entry in fields)
-        state = cls.client_state
+    for key, entry in chosen.items():
+        hyper = entry.hyper_parameters.items()
+        defaults = ", ".join(f"{field}={_format(default)}" for field, default in hyper)
+        state = entry.cls.client_state
         stored = "nothing" if state is None else str(state.__doc__).rstrip(".")
-        table.add_row(key, defaults, cls.paper, stored)
+        table.add_row(key, defaults, entry.cls.paper, stored)
     console().print(table)
     if name is not None:
-        print((chosen[name.lower()].__doc__ or "").strip())
+        print((chosen[name.lower()].cls.__doc__ or "").strip())
     else:
         print(
             "None stands for a default that depends on other values, or for a minibatch of all "

@@ -12,8 +12,8 @@ from fedpage.cli.common import (
     absolute_path,
     check_runs,
     interruptible,
-    parse_hyper_parameters,
     prepare_out,
+    read_hyper_parameters,
 )
 from fedpage.cli.options import (
     CheckpointOption,
@@ -63,7 +63,7 @@ def run(
     interval(checkpoint_every)
     command = RunCommand(
         MethodConfig(
-            absolute_path(method, "@"), parse_hyper_parameters(context, build.find_method(method))
+            absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
         ),
         replace(problem, data=absolute_path(problem.data)),
         run,
@@ -107,15 +107,14 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Prepar
     from fedpage.engine import faults
     from fedpage.engine.stopping import Stop
     from fedpage.runs import build
-    from fedpage.runs.config import field_values
 
     config = command.run
     method = build.build_method(command.method)
     problem = build.build_problem(command.problem)
     if config.steps == "theory":
-        cls = type(method)
-        given = field_values(cls, command.method.hyper, cls.name, words=True)
-        method = build.build_theory_method(cls, given, problem)
+        entry = build.find_method(command.method.name)
+        given = build.parse_hyper_parameters(entry, command.method.hyper)
+        method = build.build_theory_method(entry, given, problem)
         print(f"Steps from theory: {build.command_line(command.method.name, method, {})}")
     check_runs(problem, [method], seed=config.seed, threads=threads)
     options: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpage.cli.common import check_count, parse_hyper_parameters, prepare_out
+from fedpage.cli.common import check_count, prepare_out, read_hyper_parameters
 from fedpage.cli.options import (
     ForceOption,
     JobsOption,
@@ -18,7 +18,7 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import console, progress_bars
 from fedpage.cli.plan import LinkConfig
-from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields, field_values
+from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields
 
 
 @with_config_options
@@ -63,13 +63,11 @@ def tune(
     from fedpage.studies.tune import checked, default_grid
     from fedpage.studies.tune import tune as search_steps
 
-    cls = build.find_method(method)
-    hyper = parse_hyper_parameters(context, cls)
+    entry = build.find_method(method)
+    given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
     objective = build.build_problem(problem)
-    base = build.build_default_method(
-        cls, field_values(cls, hyper, cls.name, words=True), objective
-    )
-    grid = build.parse_grid(cls, search or []) or default_grid(base, objective)
+    base = build.build_default_method(entry, given, objective)
+    grid = build.parse_grid(entry, search or []) or default_grid(base, objective)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
     counts = {

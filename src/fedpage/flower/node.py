@@ -23,7 +23,6 @@ from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, platform_cache
 from fedpage.runs import build, toml
 from fedpage.runs.checkpoint import pack, unpack
-from fedpage.runs.config import structure
 from fedpage.runs.fingerprint import code_digest
 
 CONFIG: dict[str, type] = {
@@ -72,7 +71,7 @@ def method_of(config: Mapping[str, Any]) -> Any:
                 f"run config: hyper must be words such as S=2 K=10, not {short_repr(word)}"
             )
         words[name.replace("-", "_")] = value
-    return structure(kind, words, "run config, hyper", words=True)
+    return kind(**build.parse_hyper_parameters(kind, words))
 
 
 class NodeData(NamedTuple):

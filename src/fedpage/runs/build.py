@@ -13,11 +13,12 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.types import AnyMethod
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
-from fedpage.methods import METHODS
-from fedpage.methods.fair import matched
+from fedpage.methods import METHODS, MethodEntry
+from fedpage.methods.fair import match_terms
 from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
 from fedpage.runs.config import (
     MethodConfig,
@@ -25,7 +26,6 @@ from fedpage.runs.config import (
     dataclass_fields,
     field_types,
     field_values,
-    structure,
 )
 
 OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2")
@@ -135,8 +135,8 @@ def median_rows(problem: LinearModel) -> int:
 # --- methods --------------------------------------------------------------------------------------
 
 
-def find_method(name: str) -> type[Any]:
-    """Return the method of a name, or the class that `file.py@Class` names.
+def find_method(name: str) -> MethodEntry:
+    """Return the entry of a method's name, or of the class that `file.py@Class` names.
 
     Raises:
         InputError: the name is unknown, or the file has no such method.
@@ -152,7 +152,7 @@ def find_method(name: str) -> type[Any]:
     )
 
 
-def _import_method(path: Path, name: str) -> type[Any]:
+def _import_method(path: Path, name: str) -> MethodEntry:
     if not path.is_file():
         raise InputError(f"{path}: there is no such file to import the method {name!r} from")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -163,7 +163,7 @@ def _import_method(path: Path, name: str) -> type[Any]:
     sys.modules[path.stem] = module  # dataclasses and type hints look the module up
     try:
         spec.loader.exec_module(module)
-        cls = getattr(module, name, None)
+        cls: Any = getattr(module, name, None)
         if isinstance(cls, type) and dataclasses.is_dataclass(cls):
             field_types(cls)
     except (Exception, SystemExit) as error:
@@ -174,20 +174,39 @@ def _import_method(path: Path, name: str) -> type[Any]:
             sys.modules[path.stem] = before
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise InputError(f"{path}: has no dataclass {name!r}")
-    needed = ("init", "call", "client", "server", "effective_step", "client_state", "name")
+    needed = [
+        "init",
+        "call",
+        "client",
+        "server",
+        "effective_step",
+        "client_state",
+        "name",
+        "messages",
+    ]
     missing = [attribute for attribute in needed if not hasattr(cls, attribute)]
     if missing:
         raise InputError(f"{path}: {name} is no method yet: it lacks {', '.join(missing)}")
-    return cls
+    method_class: Any = cls
+    return MethodEntry(method_class, method_class.name)
 
 
-def build_method(config: MethodConfig) -> Any:
+def parse_hyper_parameters(entry: MethodEntry, words: Mapping[str, str]) -> dict[str, Any]:
+    """Convert the given hyper-parameters of a method from words to their types.
+
+    Raises:
+        InputError: a name is unknown, or a value is not of its type.
+    """
+    return field_values(entry.cls, words, entry.label, words=True)
+
+
+def build_method(config: MethodConfig) -> AnyMethod:
     """Return the method with the given hyper-parameters and, for others, its own defaults."""
-    cls = find_method(config.name)
-    return structure(cls, config.hyper, cls.name, words=True)
+    entry = find_method(config.name)
+    return entry(**parse_hyper_parameters(entry, config.hyper))
 
 
-def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> Any:
+def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> AnyMethod:
     """Return a method on the paper's equal terms, such as "fedavg" or "fedpage:eta_l=0.01".
 
     Args:
@@ -199,23 +218,33 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
         step: the effective step, unless a step size is given.
     """
     name, settings = split_settings(text)
-    cls = find_method(name)
-    given = field_values(cls, settings, cls.name, words=True)
-    method = matched(cls, N=N, M=M, S=S, K=int(given.get("K", K)), step=step)
-    method = dataclasses.replace(method, **given)
+    entry = find_method(name)
+    given = parse_hyper_parameters(entry, settings)
+    method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K", K)), step=step)
+    method = _replace(entry, method, given)
     return method if {"eta_g", "eta_l"} & given.keys() or not given else method.with_step(step)
 
 
-def build_default_method(cls: type[Any], given: Mapping[str, Any], problem: LinearModel) -> Any:
+def build_default_method(
+    entry: MethodEntry, given: Mapping[str, Any], problem: LinearModel
+) -> AnyMethod:
     """Return a method with the given values and, for others, the paper's terms on a problem."""
-    default = dataclass_fields(cls)
-    K = int(given.get("K", 1 if "K" in default and default["K"].default == 1 else 10))
+    K = int(given.get("K", 1 if entry.hyper_parameters.get("K") == 1 else 10))
     N = problem.N
-    method = matched(cls, N=N, M=median_rows(problem), S=min(10, N), K=K, step=0.1)
-    return dataclasses.replace(method, **given)
+    method = match_terms(entry, N=N, M=median_rows(problem), S=min(10, N), K=K, step=0.1)
+    return _replace(entry, method, given)
 
 
-def build_theory_method(cls: type[Any], given: Mapping[str, Any], problem: LinearModel) -> Any:
+def _replace(entry: MethodEntry, method: Any, given: Mapping[str, Any]) -> AnyMethod:
+    """Replace hyper-parameters of a method, but none that the preset of its name fixes."""
+    entry(**given)  # raises an error for those
+    changed: AnyMethod = dataclasses.replace(method, **given)
+    return changed
+
+
+def build_theory_method(
+    entry: MethodEntry, given: Mapping[str, Any], problem: LinearModel
+) -> AnyMethod:
     """Return a method with the step sizes of its theorem on a problem, as `--steps theory` does.
 
     Raises:
@@ -224,12 +253,12 @@ def build_theory_method(cls: type[Any], given: Mapping[str, Any], problem: Linea
     from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
     from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
 
-    method = build_default_method(cls, given, problem)
+    method: Any = build_default_method(entry, given, problem)
     chosen = {"eta_g", "eta_l", "p"} & set(given)
     if chosen:
         raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
-    if issubclass(cls, FedPAGE):
-        tuned = cls.from_theory(problem, S=method.S, K=method.K)
+    if issubclass(entry.cls, FedPAGE):
+        tuned = entry.cls.from_theory(problem, S=method.S, K=method.K)
         return dataclasses.replace(method, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
     method.init(np.zeros(problem.d), problem.N)
     terms: dict[str, Any] = {
@@ -238,15 +267,15 @@ def build_theory_method(cls: type[Any], given: Mapping[str, Any], problem: Linea
         "S": getattr(method, "S", 1),
         "convex": problem.convex,
     }
-    if issubclass(cls, SCAFFOLD):
+    if issubclass(entry.cls, SCAFFOLD):
         return method.with_step(scaffold_steps(**terms, K=method.K).effective_step)
-    if issubclass(cls, FedAvg) and not issubclass(cls, FedProx):
+    if issubclass(entry.cls, FedAvg) and not issubclass(entry.cls, FedProx):
         _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
         return method.with_step(fedavg_steps(**terms, K=method.K, B=B).effective_step)
-    raise InputError(f"--steps theory: the paper gives no step sizes for {cls.name}; give eta_l")
+    raise InputError(f"--steps theory: the paper gives no step sizes for {entry.label}; give eta_l")
 
 
-def parse_grid(cls: type[Any], searches: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[Any]]:
     """Parse the values that `--search name=value,value` gives for a method's hyper-parameters.
 
     "step", the effective step, and "rho" = K eta_l/eta_g of FedPAGE are accepted as names too.
@@ -260,11 +289,14 @@ def parse_grid(cls: type[Any], searches: Sequence[str]) -> dict[str, list[Any]]:
         name = name.strip().replace("-", "_")
         if not equals or not values.strip():
             raise InputError(f"--search {text!r}: expected name=value,value,...")
-        if name == "rho" and not hasattr(cls, "local_step"):
-            raise InputError(f"--search {text!r}: rho is FedPAGE's; {cls.name} has eta_g and eta_l")
-        source = _Search if name in ("step", "rho") else cls
+        if name == "rho" and not hasattr(entry.cls, "local_step"):
+            raise InputError(
+                f"--search {text!r}: rho is FedPAGE's; {entry.label} has eta_g and eta_l"
+            )
+        source = _Search if name in ("step", "rho") else entry.cls
         for value in values.split(","):
-            parsed = field_values(source, {name: value.strip()}, f"--search {cls.name}", words=True)
+            word, where = {name: value.strip()}, f"--search {entry.label}"
+            parsed = field_values(source, word, where, words=True)
             ((field, number),) = parsed.items()
             grid.setdefault(field, []).append(number)
     return grid
