@@ -47,8 +47,8 @@ from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.policy import RoundFailed
 from fedpage.engine.simulate import describe, prepare
+from fedpage.engine.transport import RoundFailed
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
@@ -339,7 +339,7 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
             zip(panel.variants, table["method"], strict=True)
         ):
             made = variant.method
-            assert type(made) is METHODS[method["name"]]
+            assert type(made) is METHODS[method["name"]].cls
             assert 0 < made.effective_step < math.inf
             for field in fields(made):
                 value = getattr(made, field.name)
@@ -827,12 +827,12 @@ def check_faults(data: bytes) -> None:
     path.write_bytes(data)
     made, _ = faults.read(path)
     try:
-        weather = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
+        sampler = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
     except InputError as error:
         raise InputError(
             f"{SOURCE}: {error}"
         ) from None  # what does not fit the problem is no fault of the file
-    weather.outcomes(np.arange(4), 3, 1)
+    sampler.sample_outcomes(np.arange(4), 3, 1)
 
 
 def checkpoint_seeds() -> tuple[bytes, ...]:
