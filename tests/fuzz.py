@@ -1,12 +1,12 @@
-"""Random files for every reader: each must be read exactly, or refused with an InputError of one line that names it.
+"""Feed random files to every reader: each is read exactly, or refused in one line that names it.
 
     make fuzz                                            a million cases
     python tests/fuzz.py --target libsvm --cases 1000    one reader
     python tests/fuzz.py --target libsvm --replay FILE   one case again
 
-Cases are a function of the seed. They are made from a target's own seeds by mutation of bytes and of tokens, or by its
-grammar. Beside each reader stands a slow one, or a list of what must be true of whatever is accepted. A case may take
-`SECONDS` and the whole process a GiB more than it has when it starts. To add a reader, add a Target to `targets`.
+Cases are a function of the seed. They are mutations of a target's seeds, or made by its grammar.
+Each reader is compared with a slow one, or with assertions about what it accepts. A case may take
+`SECONDS`, and the process a GiB more than at its start. To add a reader, add a Target to `targets`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.cli.common import command_of
-from fedpage.cli.run import RUN
+from fedpage.cli.common import read_command
 from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.policy import RoundFailed
 from fedpage.engine.simulate import describe, prepare
+from fedpage.engine.transport import RoundFailed
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
+from fedpage.runs.config import RunCommand
 from fedpage.runs.history import History
 from fedpage.runs.store import RunDirectory
 from fedpage.studies.paper import claims, figures
@@ -61,13 +61,13 @@ from fedpage.studies.tune import Store, Trial
 SECONDS = 10.0
 MEMORY = 1 << 30
 LONGEST = 4096
-"""Bytes of a mutated case; the cases of `once` may be longer."""
+"""The most bytes of a mutated case; the cases of `once` may be longer."""
 SOURCE = "fuzzed"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader: what to start from, and what must be true of any bytes.
+    """Describe a reader: seeds to start from, and a check of what it does with any bytes.
 
     check returns, raises InputError, or fails by raising anything else.
     """
@@ -75,17 +75,17 @@ class Target:
     check: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
     words: tuple[bytes, ...] = ()
-    """Tokens to put in."""
+    """Tokens to insert."""
     make: Callable[[random.Random], bytes] | None = None
-    """A grammar's cases, half of all."""
+    """A grammar, which makes half of the cases."""
     once: tuple[bytes, ...] = ()
-    """Cases that are tried as they are, and only once: too slow or too long to mutate."""
+    """Cases that are tried once, without mutation, because they are slow or long."""
     share: int = 1
-    """Cases of a million, in thousands."""
+    """Thousands of cases of a million."""
 
 
 class Refused(Exception):
-    """What a slow reader raises; the line, where there is one."""
+    """Raised by slow readers, with the line where there is one."""
 
     def __init__(self, line: int | None = None) -> None:
         super().__init__(line)
@@ -95,7 +95,7 @@ class Refused(Exception):
 def agree(
     read: Callable[[], Any], slow: Callable[[], Any], same: Callable[[Any, Any], bool]
 ) -> None:
-    """Both accept and give the same, or both refuse, and at the same line."""
+    """Check that both readers return the same, or refuse the same line."""
     try:
         expected = slow()
     except Refused as fault:
@@ -112,11 +112,11 @@ def agree(
     assert same(found, expected), f"{found} is not {expected}"
 
 
-# --- LIBSVM text -----------------------------------------------------------------------------------------------------
+# --- LIBSVM text ----------------------------------------------------------------------------------
 
 
 def plain_number(token: bytes) -> float:
-    """A decimal number, read character by character; ValueError where it is none or not finite."""
+    """Read a finite decimal number character by character, or raise ValueError."""
     text, at = token.decode("latin-1") + "\0", 0
 
     def digits() -> int:
@@ -199,16 +199,23 @@ def check_libsvm(data: bytes, features: int | None, one_based: bool) -> None:
 
 
 NUMBERS = (
-    b"0", b"1", b"-1", b"+1", b"2", b"3", b"4", b"10", b"0.5", b"-.5", b"5.", b".", b"", b"1e3", b"1E-3", b"1e", b"e1",
-    b"1e999", b"-1e999", b"1e-999", b"nan", b"NaN", b"inf", b"-Infinity", b"0x1p3", b"0x10", b"1_0", b"+-1", b"--1",
-    b"1,2", b"1.2.3", b"1:1", b"007", b"-0", b"+0", b"-0.0", b"4e-324", b"1.7976931348623157e308", b"9007199254740993",
-    b"0.1000000000000000055511151231257827", b"\xd9\xa1", b"\xef\xbb\xbf1", b"1\0", b"\0", b"true", b"None", b"1d3",
-    b"20000000", b"20000001", b"2147483645", b"2147483646", b"2147483647", b"2147483648", b"4294967297",
-    b"99999999999999999999", b"00000000000000000000001", b"1" * 400, b"0" * 4299 + b"1", b"0" * 4300 + b"1",
+    b"0", b"1", b"-1", b"+1", b"2", b"3", b"4", b"10", b"0.5", b"-.5", b"5.", b".", b"", b"1e3",
+    b"1E-3", b"1e", b"e1",
+    b"1e999", b"-1e999", b"1e-999", b"nan", b"NaN", b"inf", b"-Infinity", b"0x1p3", b"0x10",
+    b"1_0", b"+-1", b"--1",
+    b"1,2", b"1.2.3", b"1:1", b"007", b"-0", b"+0", b"-0.0", b"4e-324", b"1.7976931348623157e308",
+    b"9007199254740993",
+    b"0.1000000000000000055511151231257827", b"\xd9\xa1", b"\xef\xbb\xbf1", b"1\0", b"\0", b"true",
+    b"None", b"1d3",
+    b"20000000", b"20000001", b"2147483645", b"2147483646", b"2147483647", b"2147483648",
+    b"4294967297",
+    b"99999999999999999999", b"00000000000000000000001", b"1" * 400, b"0" * 4299 + b"1",
+    b"0" * 4300 + b"1",
 )  # fmt: skip
 SPACES = (b" ", b" ", b" ", b"  ", b"\t", b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xc2\xa0")
 LIBSVM_WORDS = (
-    *NUMBERS, *SPACES, b"\n", b"\r\n", b"#", b"# 1:1", b"qid:1", b"qid", b":", b"1:", b":1", b"1:1:1", b"\xff\xfe",
+    *NUMBERS, *SPACES, b"\n", b"\r\n", b"#", b"# 1:1", b"qid:1", b"qid", b":", b"1:", b":1",
+    b"1:1:1", b"\xff\xfe",
 )  # fmt: skip
 LIBSVM_SEEDS = (
     b"1 1:0.5 3:2\n-1 2:1\n", b"+1 1:1 2:1 3:1\r\n-1 1:0\r\n", b"# only\n", b"", b"1\n-1\n2",
@@ -216,14 +223,16 @@ LIBSVM_SEEDS = (
     b"1 0:1 1:1\n", b"0.25 1:1e-3\t2:+.5\n", b"1 2:1\n" * 40,
 )  # fmt: skip
 LIBSVM_ONCE = (
-    b"1" * 2_000_000 + b"x", b"1 1:" + b"1" * 2_000_000 + b"x\n", b"1 1:0." + b"3" * 1_000_000, b"1 " * 500_000,
+    b"1" * 2_000_000 + b"x", b"1 1:" + b"1" * 2_000_000 + b"x\n", b"1 1:0." + b"3" * 1_000_000,
+    b"1 " * 500_000,
     b"\n" * 200_000, b"#" * 2_000_000, b"\0" * 2_000_000, b"1 " + b"0" * 1_000_000 + b"1:1\n",
-    b"1 " + b" ".join(b"%d:1" % i for i in range(1, 100_001)), b"1\r" * 100_000, b"1 1:1e" + b"9" * 1_000_000,
+    b"1 " + b" ".join(b"%d:1" % i for i in range(1, 100_001)), b"1\r" * 100_000,
+    b"1 1:1e" + b"9" * 1_000_000,
 )  # fmt: skip
 
 
 def make_libsvm(rng: random.Random) -> bytes:
-    """Rows that are sound but for one thing in a dozen."""
+    """Make rows in which one token in a dozen is wrong."""
     lines = []
     for _ in range(rng.randrange(1, 6)):
         bad = rng.random() < 0.15
@@ -250,7 +259,7 @@ def make_libsvm(rng: random.Random) -> bytes:
     )
 
 
-# --- archives --------------------------------------------------------------------------------------------------------
+# --- archives -------------------------------------------------------------------------------------
 
 
 def check_archive(data: bytes, suffix: str) -> None:
@@ -280,7 +289,7 @@ def check_archive(data: bytes, suffix: str) -> None:
 
 
 def greedy_xz() -> bytes:
-    """An archive of three bytes whose header asks for 4 GiB."""
+    """Make an archive of three bytes whose header asks for 4 GiB."""
     packed = bytearray(lzma.compress(b"1\n", check=lzma.CHECK_NONE))
     size = 4 * (packed[12] + 1)
     packed[16] = 40
@@ -291,7 +300,8 @@ def greedy_xz() -> bytes:
 def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> Target:
     small = [pack(text) for text in (b"1 1:1\n-1 2:1\n", b"", b"1 1:1\n" * 300)]
     bombs = (
-        pack(bytes(34 << 20)), pack(b"1 1:1\n" * 20_000) * 300, pack(bytes(3 << 20)) * 10, small[1] * 3000, b"",
+        pack(bytes(34 << 20)), pack(b"1 1:1\n" * 20_000) * 300, pack(bytes(3 << 20)) * 10,
+        small[1] * 3000, b"",
         bytes(99),
     )  # fmt: skip
     return Target(
@@ -306,11 +316,11 @@ def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> T
     )
 
 
-# --- TOML ------------------------------------------------------------------------------------------------------------
+# --- TOML -----------------------------------------------------------------------------------------
 
 
 def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
-    """What must be true of a figure that was accepted."""
+    """Check a figure that was accepted against its table."""
     for field in ("name", "title", "paper", "data", "objective"):
         assert type(getattr(figure, field)) is str
     for field in ("rows", "rounds", "record_every", "seeds"):
@@ -329,7 +339,7 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
             zip(panel.variants, table["method"], strict=True)
         ):
             made = variant.method
-            assert type(made) is METHODS[method["name"]]
+            assert type(made) is METHODS[method["name"]].cls
             assert 0 < made.effective_step < math.inf
             for field in fields(made):
                 value = getattr(made, field.name)
@@ -366,18 +376,26 @@ def check_claims(data: bytes) -> None:
 
 
 TOML_WORDS = (
-    b"=", b"\n", b"[", b"]", b"[[panel]]\n", b"[[method]]\n", b"[tuning]\n", b"[[claim]]\n", b"{", b"}", b'"', b'"""',
+    b"=", b"\n", b"[", b"]", b"[[panel]]\n", b"[[method]]\n", b"[tuning]\n", b"[[claim]]\n", b"{",
+    b"}", b'"', b'"""',
     b"'",
-    b"#", b".", b",", b"true", b"false", b"nan", b"inf", b"-inf", b"-1", b"0", b"1", b"2", b"1.5", b"1e400", b"1e-400",
-    b"2147483648", b"9" * 30, b"9" * 5000, b"0x" + b"f" * 40, b"1_0", b"1979-05-27", b"07:32:00", b"2021-13-45", b"[]",
-    b"[1]", b'["a"]', b"[[1]]", b"{}", b"{a = 1}", b'"a"', b'""', b"[" * 50, b"a.b.c", b"S", b"K", b"b", b"b3", b"rho",
-    b"rival", b"step", b"eta_g", b"clients", b"rows", b"rounds", b"S_rivals", b"kind", b"curves", b"printed", b"at",
-    b'"page"', b'"vrl-sgd"', b'"s-local-svrg"', b'"fedpage-full"', b'"order"', b'"alike"', b"\xff", b"\0", b"\r",
+    b"#", b".", b",", b"true", b"false", b"nan", b"inf", b"-inf", b"-1", b"0", b"1", b"2", b"1.5",
+    b"1e400", b"1e-400",
+    b"2147483648", b"9" * 30, b"9" * 5000, b"0x" + b"f" * 40, b"1_0", b"1979-05-27", b"07:32:00",
+    b"2021-13-45", b"[]",
+    b"[1]", b'["a"]', b"[[1]]", b"{}", b"{a = 1}", b'"a"', b'""', b"[" * 50, b"a.b.c", b"S", b"K",
+    b"b", b"b3", b"rho",
+    b"rival", b"step", b"eta_g", b"clients", b"rows", b"rounds", b"S_rivals", b"kind", b"curves",
+    b"printed", b"at",
+    b'"page"', b'"vrl-sgd"', b'"s-local-svrg"', b'"fedpage-full"', b'"order"', b'"alike"', b"\xff",
+    b"\0", b"\r",
     b"\xe2\x80\xa8",
 )  # fmt: skip
 TOML_ONCE = (
-    b"a = " + b"[" * 100_000, b"a = " + b"{a=" * 100_000, b"a" + b".a" * 2_000 + b" = 1", b"a = " + b"9" * 100_000,
-    b"panel = " + b"[" * 400 + b"]" * 400, b'a = "' + b"x" * 1_000_000 + b'"', b"#" * 1_000_000, b"\n" * 100_000,
+    b"a = " + b"[" * 100_000, b"a = " + b"{a=" * 100_000, b"a" + b".a" * 2_000 + b" = 1",
+    b"a = " + b"9" * 100_000,
+    b"panel = " + b"[" * 400 + b"]" * 400, b'a = "' + b"x" * 1_000_000 + b'"', b"#" * 1_000_000,
+    b"\n" * 100_000,
     b"a = [" + b"1," * 100_000 + b"]", b"claim = [1]", b"claim = 1", b"claim = [[1]]",
 )  # fmt: skip
 SMALL_FIGURE = b"""name = "tiny"
@@ -440,13 +458,13 @@ def shipped(pattern: str) -> tuple[bytes, ...]:
     return tuple(place.read_bytes() for place in sorted(places, key=lambda place: place.name))
 
 
-# --- histories -------------------------------------------------------------------------------------------------------
+# --- histories ------------------------------------------------------------------------------------
 
 _scratch = Path(tempfile.gettempdir())
 
 
 def scratch(name: str) -> Path:
-    """A file of this process's own; its name holds SOURCE."""
+    """Return a path of this process whose name contains SOURCE."""
     return _scratch / f"{SOURCE}-{name}"
 
 
@@ -613,23 +631,29 @@ def history_seeds(kind: str) -> tuple[bytes, ...]:
 
 
 JSON_WORDS = (
-    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\n", b"\r", b"\\u2028", b"\xe2\x80\xa8", b"\x1c", b"null", b"true",
+    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\n", b"\r", b"\\u2028", b"\xe2\x80\xa8", b"\x1c",
+    b"null", b"true",
     b"false",
-    b"NaN", b"Infinity", b"-Infinity", b'"inf"', b'"nan"', b'"1"', b'"1_0"', b"0", b"1", b"-1", b"1.5", b"1e400",
+    b"NaN", b"Infinity", b"-Infinity", b'"inf"', b'"nan"', b'"1"', b'"1_0"', b"0", b"1", b"-1",
+    b"1.5", b"1e400",
     b"1e-400",
-    b"1" + b"0" * 400, b"9" * 5000, b"[" * 200, b'{"a":' * 50, b'"end"', b'"x"', b'"round"', b'"meta"', b'"method"',
+    b"1" + b"0" * 400, b"9" * 5000, b"[" * 200, b'{"a":' * 50, b'"end"', b'"x"', b'"round"',
+    b'"meta"', b'"method"',
     b"[]",
-    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"', b'"search"', b'"best"',
+    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"', b'"search"',
+    b'"best"',
     b"\xff", b"\0",
     b"2e3", b"inf", b"nan", b"1_0", b" 1", b"\xd9\xa1", b"round", b"loss",
 )  # fmt: skip
 JSON_ONCE = (
-    b"[" * 1_000_000, b'{"a":' * 200_000, b'{"format": "fedpage-history-1", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
-    b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000, b"round\n1\n" + b"," * 200_000,
+    b"[" * 1_000_000, b'{"a":' * 200_000,
+    b'{"format": "fedpage-history-1", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
+    b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000,
+    b"round\n1\n" + b"," * 200_000,
 )  # fmt: skip
 
 
-# --- the trials of a search ------------------------------------------------------------------------------------------
+# --- the trials of a search -----------------------------------------------------------------------
 
 QUESTION = {"target": 0.01}
 METHOD = FedAvg(S=2)
@@ -687,7 +711,7 @@ def store_seeds() -> tuple[bytes, ...]:
     return whole, whole[:-30], whole.replace(json.dumps(describe(METHOD)).encode(), b"{}")
 
 
-# --- the stored copy of a parsed file --------------------------------------------------------------------------------
+# --- the stored copy of a parsed file -------------------------------------------------------------
 
 CACHED = b"1 1:0.5 3:2\n-1 2:1\n1 1:1 2:1 3:1\n"
 
@@ -704,16 +728,16 @@ def check_cache(data: bytes) -> None:
     path, folder = cache_place()
     key = next(folder.glob("*.npz"), None)
     if key is None:
-        registry._parsed(path, 3, True)
+        registry._parse(path, 3, True)
         key = next(folder.glob("*.npz"))
     key.write_bytes(data)
-    assert same_parsed(registry._parsed(path, 3, True), slow_libsvm(CACHED, 3, True))
+    assert same_parsed(registry._parse(path, 3, True), slow_libsvm(CACHED, 3, True))
 
 
 def cache_seeds() -> tuple[bytes, ...]:
     path, folder = cache_place()
     before = set(folder.glob("*.npz"))
-    registry._parsed(path, 3, True)
+    registry._parse(path, 3, True)
     (place,) = set(folder.glob("*.npz")) - before or before
     whole = place.read_bytes()
     bare = io.BytesIO()
@@ -723,7 +747,7 @@ def cache_seeds() -> tuple[bytes, ...]:
     return whole, whole[:-40], bare.getvalue(), bytes(32) + bare.getvalue()
 
 
-# --- runs on disk ----------------------------------------------------------------------------------------------------
+# --- runs on disk ---------------------------------------------------------------------------------
 
 STOPS = {"rounds": 9, "seed": 0, "record_every": 2, "faults": Faults(late=0.3, dropout=0.2)}
 
@@ -737,7 +761,7 @@ class _Dead(BaseException):
 
 
 def dead_run() -> Path:
-    """A run that died after its sixth round, with a checkpoint there."""
+    """Make a run that died after its sixth round, with a checkpoint."""
     out = _scratch / "dead"
     if not out.exists():
 
@@ -754,7 +778,7 @@ def dead_run() -> Path:
 
 
 def check_checkpoint(data: bytes) -> None:
-    """What is accepted can be packed again, and a run that takes it up goes on or refuses."""
+    """Check that an accepted checkpoint can be packed again, and that a run restores or refuses it."""
     tree = checkpoint.unpack(data, SOURCE)
     again = checkpoint.unpack(checkpoint.pack(tree), SOURCE)
     assert repr(again) == repr(tree)
@@ -767,21 +791,26 @@ def check_checkpoint(data: bytes) -> None:
 
 
 RUN_COMMAND = {
-    "method": "scaffold", "hyper": {"S": "2"}, "data": "census", "clients": 20, "objective": "robust",
-    "partition": "blocks", "partition_seed": 0, "alpha": 0.1, "weights": "uniform", "rounds": 9, "seed": 0,
-    "record_every": 2, "target": 0.01,
-    "stop": False, "steps": "given", "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
+    "method": {"name": "scaffold", "hyper": {"S": "2"}},
+    "problem": {
+        "data": "census", "clients": 20, "objective": "robust", "partition": "blocks",
+        "partition_seed": 0, "alpha": 0.1, "weights": "uniform",
+    },
+    "run": {
+        "rounds": 9, "seed": 0, "record_every": 2, "target": 0.01, "stop": False, "steps": "given",
+    },
+    "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
 }  # fmt: skip
 
 
 def check_run(data: bytes) -> None:
-    """A run's settings, edited by anybody: sound or refused, and the run goes on only if it is the same."""
+    """Check that an edited run.toml is read or refused, and that only the same run resumes."""
     path = scratch("run.toml")
     path.write_bytes(data)
     table = toml.read(path)
-    command = command_of(table, path, RUN)
-    if "faults" in command:
-        faults.parse(command["faults"], SOURCE)
+    command = read_command(RunCommand, table, path)
+    if command.faults is not None:
+        faults.parse(command.faults, SOURCE)
     if zlib.crc32(data) % 32 == 0:
         out = _scratch / f"{SOURCE}-copy"
         shutil.rmtree(out, ignore_errors=True)
@@ -798,12 +827,12 @@ def check_faults(data: bytes) -> None:
     path.write_bytes(data)
     made, _ = faults.read(path)
     try:
-        weather = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
+        sampler = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
     except InputError as error:
         raise InputError(
             f"{SOURCE}: {error}"
         ) from None  # what does not fit the problem is no fault of the file
-    weather.outcomes(np.arange(4), 3, 1)
+    sampler.sample_outcomes(np.arange(4), 3, 1)
 
 
 def checkpoint_seeds() -> tuple[bytes, ...]:
@@ -835,7 +864,7 @@ FAULTS_SEEDS = (
 
 
 def targets(folder: Path) -> dict[str, Target]:
-    """Every reader; files are written below the folder."""
+    """Return every reader; files are written below the folder."""
     global _scratch
     _scratch = folder
     text = partial(
@@ -862,13 +891,13 @@ def targets(folder: Path) -> dict[str, Target]:
     }  # fmt: skip
 
 
-# --- cases -----------------------------------------------------------------------------------------------------------
+# --- cases ----------------------------------------------------------------------------------------
 
 _TOKENS = re.compile(rb"[A-Za-z_]+|[0-9.eE+-]+|\s+|.", re.DOTALL)
 
 
 def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
-    """One to four small changes, to bytes or to tokens."""
+    """Make one to four small changes, of bytes or of tokens."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         at, end = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
         kind = rng.randrange(10)
@@ -901,7 +930,7 @@ def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
 
 
 def case(target: Target, seed: int, number: int) -> bytes:
-    """The case of that number: a function of the seed."""
+    """Make the case of a number, which is a function of the seed."""
     if number < len(target.once) + len(target.seeds):
         return (*target.once, *target.seeds)[number]
     rng = random.Random(seed << 40 | number)
@@ -912,7 +941,7 @@ def case(target: Target, seed: int, number: int) -> bytes:
 
 
 def verdict(target: Target, data: bytes) -> bool:
-    """Whether the reader accepted; AssertionError or the reader's own failure where it did something else."""
+    """Return whether the reader accepted the case; raise if it neither read nor refused it."""
     try:
         target.check(data)
     except InputError as error:
@@ -926,7 +955,7 @@ def verdict(target: Target, data: bytes) -> bool:
 
 
 class Hang(BaseException):
-    """A case that takes too long; no reader can catch it by catching Exception."""
+    """Raised in a case that takes too long; readers that catch Exception do not catch it."""
 
 
 def _hang(*_: object) -> None:
@@ -941,19 +970,19 @@ def _limit_memory() -> None:
 
 
 def _memory() -> str | None:
-    """A directory that is no disk, where there is one."""
+    """Return a directory in memory, where there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _warm(every: dict[str, Target]) -> None:
-    """Imports and what is compiled are no part of a case's time and memory."""
+    """Import and compile before the first case, whose time and memory are limited."""
     for target in every.values():
         for data in target.seeds:
             verdict(target, data)
 
 
 def judged(target: Target, data: bytes) -> bool:
-    """`verdict` under the clock."""
+    """Call `verdict` with a time limit."""
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         return verdict(target, data)

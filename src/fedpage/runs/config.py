@@ -1,7 +1,7 @@
 """Configuration: one dataclass a subject, and `structure`, which builds dataclasses from outside.
 
 A field declared here is at once an option of the command line, a key of run.toml and a key of
-Flower's run config. The module imports neither numpy nor a method, so that `fedpage --help` is fast.
+Flower's run config. The module imports no numpy, so that `fedpage --help` is fast.
 """
 
 from __future__ import annotations
@@ -9,22 +9,28 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
+Table: TypeAlias = dict[str, Any]
+"""Keys and values, as TOML has them."""
+Kind: TypeAlias = Any
+"""A type such as `int | None`, which Python cannot express as a type."""
+AnyClass: TypeAlias = type[Any]
+AnyField: TypeAlias = Field[Any]
 _NONE_WORDS = ("none", "all", "default")
 """Words for None: an optional hyper-parameter at its default, or a minibatch of all rows."""
 _BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def setting(
-    default: Any = MISSING,
+    default: object = MISSING,
     help: str = "",
     *,
     at_least: float | None = None,
@@ -44,9 +50,91 @@ def setting(
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "option": option, "limits": limits}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ProblemConfig:
+    """Describe an objective over data that is divided among clients."""
+
+    data: str = setting("census", "Data set or LIBSVM file; census:skew=1 changes a setting.")
+    clients: int = setting(3250, "Number of clients, N.", at_least=1)
+    objective: str = setting("robust", "Objective: {objectives}.")
+    partition: str = setting("blocks", "How clients divide the rows: {partitions}.")
+    partition_seed: int = setting(0, "Seed of a random partition.")
+    alpha: float | None = setting(None, "Weight of an objective's regulariser (default 0.1).")
+    weights: Literal["uniform", "size"] = setting(
+        "uniform", "Weight of a client: uniform, as in the paper, or its size."
+    )
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Describe a method: its name and the hyper-parameters that are given, as words."""
+
+    name: str
+    hyper: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundsConfig:
+    """Describe how long a run takes and what is recorded of it."""
+
+    rounds: int = setting(2000, "Communication rounds.", at_least=0)
+    record_every: int = setting(
+        10, "Rounds between two records; 0 records the end only.", at_least=0
+    )
+    target: float = setting(1e-2, "Gradient norm that counts as reached.", above=0)
+
+
+@dataclass(frozen=True)
+class RunConfig(RoundsConfig):
+    """Describe a run of one method."""
+
+    seed: int = setting(0, "Seed of all random numbers; equal seeds give equal bits.")
+    stop: bool = setting(False, "End the run as soon as the target is reached.")
+    steps: Literal["given", "theory"] = setting(
+        "given", "Step sizes: given, or theory for those of the method's theorem."
+    )
+
+
+@dataclass(frozen=True)
+class CompareConfig(RoundsConfig):
+    """Describe a comparison: methods with the same effective step, clients and local work."""
+
+    methods: str = setting(
+        "fedpage,scaffold,fedavg", "Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter."
+    )
+    S: int = setting(
+        10, "Clients that FedPAGE samples; methods without full rounds sample 2S.", at_least=1
+    )
+    K: int = setting(10, "Local steps.", at_least=1)
+    step: float = setting(0.1, "Effective step of every method.")
+    seeds: int = setting(
+        3, "Runs of each method, with seeds 0, 1, ...", at_least=1, at_most=100_000
+    )
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Hold what `fedpage run` was given, as run.toml keeps it for `fedpage resume`."""
+
+    method: MethodConfig
+    problem: ProblemConfig
+    run: RunConfig
+    faults: Table | None = None
+    """The content of the --faults file."""
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Hold what `fedpage compare` was given, as compare.toml keeps it for `fedpage resume`."""
+
+    problem: ProblemConfig
+    compare: CompareConfig
+    checkpoint_every: str
+    faults: Table | None = None
+    """The content of the --faults file."""
 
 
 # --- from tables and words to dataclasses ---------------------------------------------------------
@@ -83,20 +171,8 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
     Traceback (most recent call last):
     fedpage.core.errors.InputError: server.toml: unknown key 'prt'; did you mean 'port'?
     """
-    if not isinstance(table, Mapping):
-        raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
-    known = dataclass_fields(cls)
-    kinds = field_types(cls)
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        name = _field_name(key, known, words)
-        if name is None:
-            hint = did_you_mean(str(key), known) or f" known are {', '.join(known)}"
-            raise InputError(f"{where}: unknown key {short_repr(key)};{hint}")
-        if name in values:
-            raise InputError(f"{where}: {name} is given twice")
-        values[name] = _field_value(known[name], kinds[name], key, value, where, words)
-    for name, entry in known.items():
+    values = field_values(cls, table, where, words=words)
+    for name, entry in dataclass_fields(cls).items():
         if name not in values and entry.default is MISSING and entry.default_factory is MISSING:
             raise InputError(f"{where}: {name!r} is missing")
     try:
@@ -106,16 +182,53 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
         raise InputError(str(error) if named else f"{where}: {error}") from None
 
 
-def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
+def field_values(cls: AnyClass, table: object, where: str, *, words: bool = False) -> Table:
+    """Convert the given values of a dataclass's fields, as `structure` does, and build nothing."""
+    if not isinstance(table, Mapping):
+        raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
+    known = dataclass_fields(cls)
+    kinds = field_types(cls)
+    values: Table = {}
+    for key, value in table.items():
+        name = _field_name(key, known, words)
+        if name is None:
+            hint = did_you_mean(str(key), known) or f" known are {', '.join(known)}"
+            raise InputError(f"{where}: unknown key {short_repr(key)};{hint}")
+        if name in values:
+            raise InputError(f"{where}: {name} is given twice")
+        values[name] = _field_value(known[name], kinds[name], key, value, where, words)
+    return values
+
+
+def to_table(config: object) -> Table:
+    """Convert a dataclass to a table for a TOML file, which `structure` reads; None is left out."""
+    table = {}
+    for entry in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, entry.name)
+        if value is not None:
+            table[entry.name] = to_table(value) if is_dataclass(value) else value
+    return table
+
+
+def dataclass_fields(cls: AnyClass) -> dict[str, AnyField]:
     """Return the fields of a dataclass that its constructor takes, by name."""
     return {entry.name: entry for entry in fields(cls) if entry.init}
 
 
-@cache
-def field_types(cls: type[Any]) -> dict[str, Any]:
+def field_types(cls: AnyClass) -> Table:
     """Return the types of a dataclass's fields by name, with annotations in quotes resolved."""
-    hints = get_type_hints(cls)
-    return {name: hints[name] for name in dataclass_fields(cls)}
+    if cls not in _TYPES:
+        hints = get_type_hints(cls)
+        _TYPES[cls] = {name: hints[name] for name in dataclass_fields(cls)}
+    return _TYPES[cls]
+
+
+_TYPES: WeakKeyDictionary[AnyClass, Table] = WeakKeyDictionary()
+
+
+def _origin(kind: Kind) -> object:
+    """Return what a generic type is made of, such as list for list[int], or None."""
+    return get_origin(kind)
 
 
 class _Mismatch(Exception):
@@ -132,8 +245,8 @@ def _field_name(key: object, known: Mapping[str, object], words: bool) -> str | 
 
 
 def _field_value(
-    entry: Field[Any], kind: Any, key: str, value: object, where: str, words: bool
-) -> Any:
+    entry: AnyField, kind: Kind, key: str, value: object, where: str, words: bool
+) -> object:
     limits: Mapping[str, float | None] = entry.metadata.get("limits", {})
     try:
         found = _convert(kind, value, f"{where}, [{key}]", words)
@@ -149,9 +262,9 @@ def _field_value(
         ) from None
 
 
-def _convert(kind: Any, value: Any, where: str, words: bool) -> Any:
+def _convert(kind: Kind, value: object, where: str, words: bool) -> object:
     """Convert a value to a type, or raise _Mismatch; `where` is the place of a nested table."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _origin(kind), get_args(kind)
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
@@ -179,7 +292,7 @@ def _convert(kind: Any, value: Any, where: str, words: bool) -> Any:
     return value
 
 
-def _convert_union(kinds: Sequence[Any], value: Any, where: str, words: bool) -> Any:
+def _convert_union(kinds: Sequence[Kind], value: object, where: str, words: bool) -> object:
     if type(None) in kinds and (
         value is None or (words and isinstance(value, str) and value.lower() in _NONE_WORDS)
     ):
@@ -194,8 +307,8 @@ def _convert_union(kinds: Sequence[Any], value: Any, where: str, words: bool) ->
 
 
 def _convert_items(
-    origin: Any, kinds: Sequence[Any], value: Any, where: str, words: bool
-) -> list[Any] | tuple[Any, ...]:
+    origin: Kind, kinds: Sequence[Kind], value: object, where: str, words: bool
+) -> list[object] | tuple[object, ...]:
     if words and isinstance(value, str):
         value = [part.strip() for part in value.split(",")]
     if not isinstance(value, (list, tuple)):
@@ -211,14 +324,14 @@ def _convert_items(
     return tuple(items) if origin is tuple else items
 
 
-def _choose(choices: Mapping[Any, Any], value: Any) -> Any:
+def _choose(choices: Mapping[object, object], value: object) -> object:
     for choice, found in choices.items():
         if type(choice) is type(value) and choice == value:
             return found
     raise _Mismatch
 
 
-def _parse_word(kind: type, text: str) -> Any:
+def _parse_word(kind: type, text: str) -> object:
     try:
         return _BOOLEAN_WORDS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
@@ -266,9 +379,9 @@ _NAMES = {
 _PLURALS = {int: "whole numbers", float: "finite numbers", str: "words"}
 
 
-def _describe(kind: Any) -> str:
+def _describe(kind: Kind) -> str:
     """Name a type in the words of an error message."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _origin(kind), get_args(kind)
     choices = _choices(kind)
     if choices:
         return " or ".join(repr(choice) for choice in choices)
@@ -286,13 +399,13 @@ def _describe(kind: Any) -> str:
     return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def _choices(kind: Any) -> list[str]:
+def _choices(kind: Kind) -> list[str]:
     """Return the words among which a field chooses; none if it takes other values too."""
-    if get_origin(kind) is Literal:
+    if _origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [str(member.value) for member in kind]
-    if get_origin(kind) in (Union, types.UnionType):
+    if _origin(kind) in (Union, types.UnionType):
         members = [each for each in get_args(kind) if each is not type(None)]
         return _choices(members[0]) if len(members) == 1 else []
     return []

@@ -39,12 +39,12 @@ class Task:
 @lru_cache(maxsize=3)
 def problem(data: str, rows: int, objective: str, clients: int) -> Any:
     """The figure's problem: the first `rows` rows in equal consecutive blocks."""
-    from fedpage.runs import build as specs
+    from fedpage.runs import build
 
-    loaded = specs.dataset(data)
+    loaded = build.load_dataset(data)
     if rows > loaded.rows:
         raise InputError(f"{data} has {loaded.rows:,} rows, the figure needs {rows:,}")
-    return specs.objective_over(loaded, blocks(rows, clients), objective)
+    return build.build_objective(loaded, blocks(rows, clients), objective)
 
 
 def tasks(figures: Sequence[Figure], seeds: int) -> list[Task]:
