@@ -45,7 +45,9 @@ class Printed(fp.FedPAGE):
         return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))
 
     def _free_walk(self, message, oracle):
-        reply, _ = super().client(fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None)
+        reply, _ = super().client(
+            fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None
+        )
         return reply
 
 
