@@ -335,14 +335,14 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
         clients, message, *_ = method.call(run.state, draws)
         seen.add(type(message))
         states = run.client_states.get(clients)
-        reply, kept = method.client(message, problem.oracle(clients, draws), states)
+        reply, new_states = method.client(message, problem.oracle(clients, draws), states)
         for i, client in enumerate(clients):
             own = None if states is None else type(states)(*(part[i : i + 1] for part in states))
-            alone, kept = method.client(message, problem.oracle(np.array([client]), draws), own)
+            alone, own = method.client(message, problem.oracle(np.array([client]), draws), own)
             for whole, single in zip(reply, alone, strict=True):
                 assert whole[i].tobytes() == single[0].tobytes()
-            if kept is not None:
-                for whole, single in zip(kept, kept, strict=True):
+            if new_states is not None:
+                for whole, single in zip(new_states, own, strict=True):
                     assert whole[i].tobytes() == single[0].tobytes()
         run.step()
     assert len(seen) == KINDS_OF_MESSAGE.get(name, 1)
