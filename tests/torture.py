@@ -50,7 +50,9 @@ def work(problem, method, out, options):
     """One life of a run."""
     logging.disable()  # that a run begins again is no news here
     slowed(0.0008)
-    fp.simulate(problem, method, out=out, resume=True, checkpoint_every=3, **options)
+    fp.simulate(
+        problem, method, out=out, **options, options=fp.RunOptions(resume=True, checkpoint_every=3)
+    )
 
 
 def killed_until_done(problem, method, options, whole, chance, out, longest):
@@ -153,7 +155,13 @@ def limited(problem, method, options, out, limit, answer):
     """A run whose files may not grow beyond `limit` bytes: what it ends with goes through the pipe."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
-        fp.simulate(problem, method, out=out, resume=True, checkpoint_every=3, **options)
+        fp.simulate(
+            problem,
+            method,
+            out=out,
+            **options,
+            options=fp.RunOptions(resume=True, checkpoint_every=3),
+        )
         answer.send("done")
     except OSError as error:
         answer.send(f"{errno.errorcode[error.errno]}: {error.strerror}")
@@ -174,7 +182,9 @@ def fill_disk(folder, limits=range(0, 40_000, 2_500), say=print):
         said = here.recv()
         assert said == "done" or ("EFBIG" in said and "fedpage resume" in said), said
         refused += said != "done"
-        assert fp.simulate(problem, method, out=out, resume=True, **options).same(whole)
+        assert fp.simulate(
+            problem, method, out=out, **options, options=fp.RunOptions(resume=True)
+        ).same(whole)
         shutil.rmtree(out)
     assert refused > len(limits) // 4
     say(

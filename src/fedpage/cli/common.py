@@ -407,7 +407,7 @@ def sensible(
     import math
 
     from fedpage.core.errors import InputError
-    from fedpage.engine.loop import check_whole
+    from fedpage.core.validate import check_whole
     from fedpage.engine.simulation import Simulation
 
     check_whole("--rounds", rounds, 0)

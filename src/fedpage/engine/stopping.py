@@ -49,7 +49,7 @@ class Watch:
         """Why the run has diverged at this record, or None."""
         loss, done = row["loss"], row["round"]
         if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
-            return f"diverged: loss or gradient not finite at round {done:.0f}, with effective step {self.step:g}"
+            return f"loss or gradient not finite at round {done:.0f}, with effective step {self.step:g}"
         unit = max(1.0, abs(self.first))
         self.above = [*self.above, done] if loss > self.first + unit else []
         lasting = len(self.above) >= 3 and done - self.above[0] >= 200
@@ -58,7 +58,7 @@ class Watch:
                 f"; far above it since round {self.above[0]:.0f}" if self.above[0] < done else ""
             )
             return (
-                f"diverged: loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}; "
+                f"loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}; "
                 f"effective step {self.step:g}"
             )
         return None

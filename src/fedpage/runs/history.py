@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.types import COSTS as COSTS
+from fedpage.core.types import StopReason
 
 
 class History:
@@ -38,9 +39,8 @@ class History:
     def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
         self.meta: dict[str, Any] = dict(meta or {})
         self.rows: list[dict[str, float]] = []
-        self.stopped: str = ""
-        """Why the run ended: "finished", or what stopped it."""
-        self.diverged: bool = False
+        self.stop_reason: StopReason | None = None
+        self.stop_detail: str = ""
         self.x: NDArray[np.float64] | None = None
         """(d,) the last model."""
         self.first_loss: float | None = None
@@ -59,9 +59,20 @@ class History:
         return len(self.rows)
 
     @property
+    def stopped(self) -> str:
+        if self.stop_reason is None:
+            return ""
+        names = {StopReason.DIVERGED: "diverged: ", StopReason.INTERRUPTED: "cut off: "}
+        return names.get(self.stop_reason, "") + self.stop_detail or str(self.stop_reason)
+
+    @property
+    def diverged(self) -> bool:
+        return self.stop_reason is StopReason.DIVERGED
+
+    @property
     def ended(self) -> bool:
         """Whether the run came to its end, and is not one that was cut off or gave up."""
-        return bool(self.stopped) and not self.stopped.startswith(("cut off", "gave up"))
+        return self.stop_reason not in (None, StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
 
     @property
     def columns(self) -> list[str]:
@@ -171,9 +182,9 @@ class History:
     def end(self) -> dict[str, Any]:
         """The last line: why the run ended, how many records there are, and the model."""
         return {
-            "end": self.stopped,
+            "end": self.stop_reason,
+            "detail": self.stop_detail,
             "records": len(self.rows),
-            "diverged": self.diverged,
             "first_loss": None if self.first_loss is None else _json(self.first_loss),
             "x": None if self.x is None else [_json(value) for value in self.x.tolist()],
         }
@@ -236,11 +247,9 @@ class History:
                         raise ValueError
                     history.events.append(entry)
                 elif "end" in entry:
-                    ended, history.stopped, history.diverged = (
-                        True,
-                        entry["end"] + "",
-                        entry["diverged"] is True,
-                    )
+                    ended = True
+                    history.stop_reason = StopReason(entry["end"])
+                    history.stop_detail = entry["detail"] + ""
                     x = entry["x"]
                     history.x = (
                         None
@@ -250,7 +259,7 @@ class History:
                     history.first_loss = (
                         None if entry["first_loss"] is None else float(_unjson(entry["first_loss"]))
                     )
-                    sound = isinstance(x, list | None) and isinstance(entry["diverged"], bool)
+                    sound = isinstance(x, list | None)
                     if not sound or entry["records"] != len(history.rows):
                         raise ValueError
                 else:
@@ -261,8 +270,9 @@ class History:
                 ) from None
         if not history.meta and not history.rows:
             raise InputError(f"{source}: empty, not a fedpage history")
-        if not history.stopped:
-            history.stopped = "cut off: the file has no end"
+        if history.stop_reason is None:
+            history.stop_reason = StopReason.INTERRUPTED
+            history.stop_detail = "the file has no end"
         return history
 
     def to_pandas(self) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem, dtype_of
-from fedpage.engine.loop import check_whole
+from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import describe, simulate
 from fedpage.engine.stopping import Stop
 from fedpage.runs.history import History
