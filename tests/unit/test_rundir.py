@@ -16,9 +16,9 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
+from fedpage.callbacks.checkpointing import Checkpointing, request_interrupt
 from fedpage.engine.loop import Interrupted
 from fedpage.engine.simulate import prepare
-from fedpage.callbacks.checkpointing import Checkpointing, request_interrupt
 from fedpage.runs import checkpoint, store, toml
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.store import RunStore

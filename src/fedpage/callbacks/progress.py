@@ -32,7 +32,7 @@ class Progress(Callback):
     ) -> None:
         self._given, self._task, self._offset = bars, task, offset
         self._bars: Bars | None = None
-        self._updated_at = 0.0
+        self._updated_at, self._note = 0.0, ""
 
     def on_run_start(self, info: RunInfo) -> None:
         """Show the bar."""
@@ -40,23 +40,24 @@ class Progress(Callback):
         if self._task is None:
             name = str(info.meta.get("method", {}).get("name", "run"))
             self._task = self._bars.add_task(name, total=info.rounds, note="")
-        self._bars.update(self._task, completed=self._offset + info.start)
+        self._update(info.start)
         if self._given is None:
             self._bars.start()
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
         """Show the newest values."""
-        self._update(int(record["round"]), note=summarise_record(record))
+        self._note = summarise_record(record)
+        self._update(int(record["round"]))
 
     def on_round_end(self, info: RoundEnd) -> None:
         """Advance the bar."""
         if info.is_last or time.monotonic() - self._updated_at > _SECONDS_BETWEEN_UPDATES:
             self._update(info.round)
 
-    def _update(self, done: int, **fields: str) -> None:
-        assert self._bars is not None and self._task is not None
-        self._updated_at = time.monotonic()
-        self._bars.update(self._task, completed=self._offset + done, **fields)
+    def _update(self, done: int) -> None:
+        if self._bars is not None and self._task is not None:
+            self._updated_at = time.monotonic()
+            self._bars.update(self._task, completed=self._offset + done, note=self._note)
 
     def on_run_end(self, history: History) -> None:
         """Close the bar, if the run has its own."""

@@ -52,11 +52,13 @@ def describe_run(
 
 def describe_method(method: AnyMethod) -> dict[str, Any]:
     """Return the name, hyper-parameters and effective step of a method, as plain values."""
-    names = [field.name for field in fields(method)] if is_dataclass(method) else []
+    parameters: dict[str, Any] = {}
+    if is_dataclass(method):
+        parameters = {field.name: getattr(method, field.name) for field in fields(method)}
     return {
         "name": method.name,
         "class": type(method).__name__,
-        **{name: getattr(method, name) for name in names},
+        **parameters,
         "effective_step": method.effective_step,
     }
 
