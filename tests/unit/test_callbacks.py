@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -301,17 +302,22 @@ def test_wandb(tmp_path, monkeypatch):
         callbacks=[fp.Track("wandb:census")],
     )
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    losses = {}
-    for data in leveldb_records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "run":
-            assert (record.run.project, record.run.display_name) == ("census", "FedPAGE seed 1")
-        if record.WhichOneof("record_type") == "history":
-            item = {
-                one.key or ".".join(one.nested_key): one.value_json for one in record.history.item
-            }
-            losses[int(item["_step"])] = float(item["loss"])
+    deadline = time.monotonic() + 30
+    records = []
+    while "exit" not in records and time.monotonic() < deadline:  # a process of wandb's writes it
+        time.sleep(0.05)
+        records, losses = [], {}
+        for data in leveldb_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            records.append(record.WhichOneof("record_type"))
+            if records[-1] == "run":
+                names = (record.run.project, record.run.display_name)
+                assert names == ("census", "FedPAGE seed 1")
+            if records[-1] == "history":
+                items = record.history.item
+                values = {item.key or ".".join(item.nested_key): item.value_json for item in items}
+                losses[int(values["_step"])] = float(values["loss"])
     assert losses == dict(zip([0, 3, 6], history["loss"].tolist(), strict=True))
 
 

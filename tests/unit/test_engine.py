@@ -12,7 +12,7 @@ from support import methods, quadratic, uneven
 import fedpage as fp
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.errors import InputError
-from fedpage.engine.round import ClientStates
+from fedpage.engine.client_states import ClientStates
 from fedpage.engine.simulation import Simulation
 from fedpage.methods.fair import fair_batch
 
@@ -359,7 +359,6 @@ def test_targets_out_of_range_are_refused(options):
         (fp.VRLSGD, {"eta_l": -1}, "eta_l must be"),
         (fp.SLocalSVRG, {"q": 0.0}, "q must be in"),
         (fp.SLocalSVRG, {"S": 0}, "S must be"),
-        (fp.FedPAGEFull, {"b3": 1}, "b3 is all rows"),
     ],
 )
 def test_hyper_parameters_out_of_range_are_refused(kind, options, why):
@@ -386,14 +385,14 @@ def test_the_default_local_step_and_probability():
 
 def test_client_states_are_zero_until_written():
     kind = fp.SCAFFOLD.client_state
-    table = ClientStates(kind, 1000, 3)
+    table = ClientStates(kind, 1000, 3, np.dtype(np.float64))
     assert (table.get(np.array([5, 999])).c == 0).all()
     table.put(np.array([5]), kind(np.ones((1, 3))))
     assert table.get(np.array([4, 5])).c.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert ClientStates(None, 10, 3).get(np.array([1])) is None
+    assert ClientStates(None, 10, 3, np.dtype(np.float64)).get(np.array([1])) is None
 
 
-def test_sums_are_in_order_even_in_one_dimension():
+def test_sums_are_in_row_order_in_one_dimension_too():
     rng = np.random.default_rng(0)
     for d in (1, 5):
         rows = rng.normal(size=(1000, d)) * 10.0 ** rng.integers(-8, 8, size=(1000, d))
