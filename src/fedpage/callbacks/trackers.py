@@ -84,7 +84,7 @@ class Track(Callback):
         if self._bar is not None:
             self._bar.stop()
         for sink in self.sinks:
-            sink.end(history.stopped or "interrupted")
+            sink.end(history.stop_text or "interrupted")
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

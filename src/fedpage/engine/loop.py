@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
+from fedpage.core.types import StopReason, Vector
 from fedpage.engine.round import Costs, RoundInfo
-from fedpage.engine.stopping import Stop, Watch
+from fedpage.engine.stopping import Stop, Verdict, Watch
 from fedpage.engine.transport import Event, RoundFailed
 from fedpage.runs.history import History
 
@@ -164,30 +164,33 @@ class Run:
         engine, history = self.engine, self.history
         self._keeper = keeper
         limit = self.stop if isinstance(self.stop, Stop) else Stop()
+        why: Verdict | None
         try:
             why = self._rounds(progress, keeper, limit)
         except RoundFailed as error:
-            why = f"gave up: {error}"
+            why = Verdict(StopReason.ROUND_FAILED, str(error))
             for event in error.events:
                 self.happened(event.round, event.kind, event.text)
             with np.errstate(over="ignore", invalid="ignore"), suppress(RoundFailed):
                 if not history.rows or history.rows[-1]["round"] != engine.costs.round:
                     self._note(self._measure(), None)
-        history.stopped = why or "finished"
+        history.stop_reason, history.stop_detail = why or Verdict(StopReason.FINISHED, "")
         history.x = np.array(engine.x)
         return history
 
-    def _rounds(self, progress: Progress | None, keeper: Keeper | None, limit: Stop) -> str | None:
+    def _rounds(
+        self, progress: Progress | None, keeper: Keeper | None, limit: Stop
+    ) -> Verdict | None:
         """Rounds until the end, and why it is the end; None for the last round."""
         engine, history, costs = self.engine, self.history, self.engine.costs
-        why: str | None = None
+        why: Verdict | None = None
         with np.errstate(
             over="ignore", invalid="ignore"
         ):  # what diverges is reported below, in words
             if self.watch is None:
                 history.rows, history.events = [], []
                 start = self._measure()
-                self.watch = Watch(start["loss"], engine.effective_step)
+                self.watch = Watch(start["loss"], engine.effective_step, limit, history.directions)
                 history.first_loss = start["loss"]
                 if self.every:
                     self._note(start, keeper)
@@ -203,11 +206,13 @@ class Run:
                 for one in self._watchers:
                     one.after_round(done)
                 if not math.isfinite(x.dot(x)):
-                    history.diverged = True
                     step = engine.effective_step
-                    why = f"diverged: |x|^2 is not finite after round {done}, with effective step {step:g}"
-                elif limit.bytes is not None and costs.bytes_up + costs.bytes_down >= limit.bytes:
-                    why = f"spent {limit.bytes:g} bytes at round {done}"
+                    why = Verdict(
+                        StopReason.DIVERGED,
+                        f"|x|^2 is not finite after round {done}, with effective step {step:g}",
+                    )
+                else:
+                    why = limit.spent({**vars(costs), "seconds": self.seconds})
                 if done % tick == 0 and done < self.rounds and why is None:
                     if self.every:
                         self._note(self._measure(), keeper)
@@ -238,22 +243,14 @@ class Run:
             seen.flags.writeable = False  # whoever watches does not steer
             one.record(dict(self.history.rows[-1]), seen)
 
-    def _reason(self, row: Mapping[str, float], last: bool = False) -> str | None:
+    def _reason(self, row: Mapping[str, float], last: bool = False) -> Verdict | None:
         """Why the run should end at this record, if it should."""
         assert self.watch is not None
-        gone = self.watch.verdict(row, last)
-        if gone:
-            self.history.diverged = True
-            return gone
-        if callable(self.stop):
+        why = self.watch.judge(row, last)
+        if why is None and callable(self.stop):
             said = self.stop(row)
-            return str(said) if said else None
-        if isinstance(self.stop, Stop) and row["loss"] <= self.watch.first:
-            for name in ("grad_norm", "loss"):
-                target = getattr(self.stop, name)
-                if target is not None and row[name] <= target:
-                    return f"reached {name} {target:g} at round {row['round']}"
-        return None
+            return Verdict(StopReason.CALLBACK, str(said)) if said else None
+        return why
 
     def snapshot(self) -> dict[str, Any]:
         """All that the rest of the run depends on, but for the history's records."""
@@ -261,16 +258,17 @@ class Run:
         return {
             "round": self.engine.costs.round,
             "seconds": self.seconds,
-            "first_loss": self.watch.first,
-            "above": [float(round) for round in self.watch.above],
+            "watch": dict(self.watch.snapshot()),
             "engine": self.engine.snapshot(),
         }
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
         """Go back to a snapshot; the history must be cut to the records made before it."""
         try:
-            seconds, first = float(tree["seconds"]), float(tree["first_loss"])
-            above = [float(round) for round in tree["above"]]
+            seconds = float(tree["seconds"])
+            stop = self.stop if isinstance(self.stop, Stop) else None
+            watch = Watch(math.nan, self.engine.effective_step, stop, self.history.directions)
+            watch.restore(tree["watch"])
             engine = tree["engine"]
             if not isinstance(engine, dict) or not seconds >= 0.0:
                 raise TypeError
@@ -278,9 +276,8 @@ class Run:
             raise InputError(f"{source}: not the checkpoint of a run") from None
         self.engine.restore(engine, source)
         self.seconds = seconds
-        self.watch = Watch(first, self.engine.effective_step)
-        self.watch.above = above
-        self.history.first_loss = first
+        self.watch = watch
+        self.history.first_loss = watch.first
 
 
 def check_watchers(watchers: object) -> None:

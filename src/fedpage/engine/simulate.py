@@ -121,9 +121,7 @@ def provenance(
 ) -> dict[str, Any]:
     """Plain values that say which run this is: method, problem with digests, seed, start, versions."""
     named = stop is None or isinstance(stop, Stop)
-    ending = (
-        {k: v for k, v in vars(stop).items() if v is not None} if isinstance(stop, Stop) else {}
-    )
+    ending = stop.describe() if isinstance(stop, Stop) else {}
     return {
         "method": describe(method),
         "problem": problem.describe(),

@@ -20,7 +20,7 @@ from fedpage.engine.loop import Interrupted, Run
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import pack, unpack
 from fedpage.runs.fingerprint import digest_of, identity, refuse
-from fedpage.runs.history import History, encoded
+from fedpage.runs.history import History, encode_row
 
 _NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _KEPT = 2
@@ -214,7 +214,7 @@ class RunDirectory:
     def record(self, row: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
         with self._failing():
-            self._line(encoded(row))
+            self._line(encode_row(row))
 
     def event(self, entry: Mapping[str, Any]) -> None:
         """Append what happened to history.jsonl."""
@@ -263,9 +263,9 @@ class RunDirectory:
 
     def finish(self, history: History) -> History:
         """Write the end, unless the run only gave up waiting for clients."""
-        if not history.stopped.startswith("gave up"):
+        if history.ended:
             with self._failing():
-                self._line(history.end())
+                self._line(history.end_line(history.write_model(self.path / "history.jsonl")))
                 os.fsync(self._stream.fileno())
         return history
 
