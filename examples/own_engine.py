@@ -74,9 +74,7 @@ class Threads(Server):
 
     def evaluate(self):
         each = [site.evaluate(self.x) for site in self.sites]
-        return mean_evaluations(
-            (losses for losses, _ in each), (gradients for _, gradients in each)
-        )
+        return mean_evaluations((one.losses for one in each), (one.gradients for one in each))
 
 
 def run(problem, method, *, rounds, seed):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedpage.callbacks.progress import Progress
     from fedpage.callbacks.trackers import Track
     from fedpage.core.errors import InputError
+    from fedpage.core.metrics import METRICS, Metric, metric
     from fedpage.core.types import Method, Oracle, Problem, Smoothness, StopReason
     from fedpage.data import (
         Dataset,
@@ -63,7 +64,9 @@ if TYPE_CHECKING:
         SLocalSVRG,
     )
     from fedpage.problems import (
+        OBJECTIVES,
         LeastSquares,
+        LinearModel,
         LogisticRegression,
         Quadratic,
         RobustRegression,
@@ -89,10 +92,12 @@ _EXPORTS = {
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG VRLSGD",
-    "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
+    "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
+    "RobustRegression RowProblem",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.core.errors": "InputError",
+    "fedpage.core.metrics": "METRICS Metric metric",
     "fedpage.core.types": "Method Oracle Problem Smoothness StopReason",
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
@@ -102,6 +107,8 @@ _PACKAGES = (
 
 __all__ = [
     "METHODS",
+    "METRICS",
+    "OBJECTIVES",
     "PAGE",
     "SCAFFOLD",
     "VRLSGD",
@@ -116,8 +123,10 @@ __all__ = [
     "History",
     "InputError",
     "LeastSquares",
+    "LinearModel",
     "LogisticRegression",
     "Method",
+    "Metric",
     "Oracle",
     "Partition",
     "Policy",
@@ -149,6 +158,7 @@ __all__ = [
     "load",
     "load_model",
     "methods",
+    "metric",
     "power_law",
     "problems",
     "report",

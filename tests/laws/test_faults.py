@@ -10,6 +10,7 @@ from support import methods, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.messages import reply_layouts
+from fedpage.core.types import StopReason
 from fedpage.engine.faults import FaultSampler
 from fedpage.engine.round import Round
 from fedpage.engine.simulation import Simulation
@@ -143,11 +144,12 @@ def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
 def test_the_first_g_waits_for_everyone_and_says_for_whom():
     problem = quadratic()
     late = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=0, faults=fp.Faults(gone=(2, 5)))
-    assert late.stopped.endswith("round 0 failed: no valid reply from clients 2, 5")
+    assert late.stop_reason is StopReason.ROUND_FAILED
+    assert late.stop_detail == "round 0 failed: no valid reply from clients 2, 5"
     assert not late.ended
     assert late.x.tolist() == [0.0] * problem.d
     asked = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=0, faults=fp.Faults(dropout=0.5))
-    assert asked.stopped == "finished"
+    assert asked.stop_reason is StopReason.FINISHED
 
 
 def test_a_lost_client_is_told_once_and_training_goes_on():
@@ -207,7 +209,7 @@ def test_nonsense_is_rejected_by_name_and_without_the_policy_it_is_added():
         sound = fp.simulate(
             problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy(retries=0)
         )
-        assert sound.stopped == "finished"
+        assert sound.stop_reason is StopReason.FINISHED
         assert words in sound.events[0]["text"]
         assert sound.events[0]["text"].startswith("reply of client ")
         naive = fp.simulate(
@@ -254,7 +256,7 @@ def test_a_run_that_diverges_is_not_taken_for_clients_that_fail():
         faults=fp.Faults(nan=0.0),
     )
     assert history.diverged
-    assert "after round 1, with effective step 5e+200" in history.stopped
+    assert "after round 1, with effective step 5e+200" in history.stop_detail
 
 
 def test_tied_dropout_follows_the_data():

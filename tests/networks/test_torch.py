@@ -80,7 +80,7 @@ def test_logistic_regression_in_torch_is_the_same_run(name):
     assert np.abs(ours.x - theirs.x).max() < 1e-10 * max(1.0, np.abs(ours.x).max())
     for column in ("loss", "grad_norm"):
         np.testing.assert_allclose(theirs[column], ours[column], rtol=1e-10, atol=1e-12)
-    for column in fp.runs.history.COSTS:
+    for column in fp.core.types.COSTS:
         np.testing.assert_array_equal(theirs[column], ours[column])
     assert np.abs(ours.x).max() > 0.02
 
@@ -140,7 +140,7 @@ def test_walks_on_the_device_are_the_walks(name):
     fused = fp.simulate(problem(), method, rounds=4, seed=3)
     plain = fp.simulate(Unfused(problem()), method, rounds=4, seed=3)
     np.testing.assert_allclose(fused.x, plain.x, rtol=0, atol=1e-12)
-    for column in fp.runs.history.COSTS:
+    for column in fp.core.types.COSTS:
         np.testing.assert_array_equal(fused[column], plain[column])
 
 

@@ -127,8 +127,8 @@ def test_a_flat_point_with_a_high_loss_is_no_target():
     history = fp.History()
     for r, loss, norm in [(0, 0.4, 0.5), (10, 20.0, 1e-9), (20, 0.3, 0.1)]:
         history.append({"round": r, "loss": loss, "grad_norm": norm})
-    assert history.rounds_to("grad_norm", 1e-3) == math.inf
-    assert history.rounds_to("grad_norm", 0.2) == 20
+    assert history.cost_to("grad_norm", 1e-3, "round") == math.inf
+    assert history.cost_to("grad_norm", 0.2, "round") == 20
     assert history.best("grad_norm") == 0.1
     data = fp.load("census", rows=500)
     problem = fp.RobustRegression(data, clients=50)
@@ -150,7 +150,7 @@ def test_divergence_is_found_for_any_record_every(record_every):
     assert away.diverged
     assert away.stop_reason is DIVERGED
     assert away.stop_detail.startswith("loss")
-    assert away.rounds_to("grad_norm", 1e9) in (
+    assert away.cost_to("grad_norm", 1e9, "round") in (
         0.0,
         math.inf,
     )  # only x0 itself, where it was recorded

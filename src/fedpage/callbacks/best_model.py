@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fedpage.callbacks.base import Callback, RunInfo
+from fedpage.core import metrics
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
-
-LOW = ("loss", "norm", "error", "mse", "mae", "rmse", "perplexity")
-HIGH = ("accuracy", "r2", "f1", "auc", "precision", "recall")
 
 
 @runtime_checkable
@@ -67,14 +65,13 @@ class Best(Callback):
             raise InputError(
                 f"Best: column must be the name of a column such as 'loss', not {short_repr(column)}"
             )
-        if higher_is_better is None and not column.endswith(LOW + HIGH):
-            raise InputError(
-                f"Best: unknown whether a high {column} is good; give higher_is_better=True or False"
-            )
+        if higher_is_better is None:
+            try:
+                higher_is_better = metrics.higher_is_better(column)
+            except InputError as error:
+                raise InputError(f"Best: {error}, or give Best(higher_is_better=...)") from None
         self.problem, self.path, self.column = problem, Path(path), column
-        self.higher_is_better = (
-            column.endswith(HIGH) if higher_is_better is None else higher_is_better
-        )
+        self.higher_is_better = higher_is_better
         self.value, self.round = math.nan, -1
         problem.check_model_path(self.path)
 

@@ -42,6 +42,7 @@ from fedpage.cli.common import (
     writable,
 )
 from fedpage.cli.compare import again
+from fedpage.core.types import StopReason
 
 
 def run(
@@ -206,8 +207,8 @@ def _do(
             print(
                 f"{event}: {len(told)} times, first at round {told[0]['round']}: {told[0]['text']}."
             )
-    if history.stopped != "finished":
-        print(f"The run stopped early: {history.stopped}.")
+    if history.stop_reason is not StopReason.FINISHED:
+        print(f"The run stopped early: {history.stop_text}.")
     if out:
         history.to_csv(out / "history.csv")
     if out or report:
@@ -218,7 +219,7 @@ def _do(
             target,
             report,
         )
-    if history.stopped.startswith("gave up"):
+    if history.stop_reason is StopReason.ROUND_FAILED:
         raise typer.Exit(1)
 
 

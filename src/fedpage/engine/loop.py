@@ -106,6 +106,7 @@ class Run:
         self.rounds, self.record_every, self.stop = int(rounds), int(record_every), stop
         self.seconds = 0.0
         """The time spent in rounds."""
+        self._targets = stop if isinstance(stop, Stop) else Stop()
         self._watch: Watch | None = None
         self._callbacks: tuple[Callback, ...] = ()
 
@@ -178,7 +179,7 @@ class Run:
         history = self.history
         history.rows, history.events = [], []
         record = self._evaluate()
-        self._watch = Watch(record["loss"], self.engine.effective_step)
+        self._watch = self._make_watch(record["loss"])
         history.first_loss = record["loss"]
         if not self.record_every:
             return None
@@ -214,29 +215,21 @@ class Run:
                 f"|x|^2 is not finite after round {costs.round}, "
                 f"with effective step {self.engine.effective_step:g}",
             )
-        budget = self.stop.bytes if isinstance(self.stop, Stop) else None
-        if budget is not None and costs.bytes_up + costs.bytes_down >= budget:
-            return Stopped(StopReason.BUDGET, f"spent {budget:g} bytes at round {costs.round}")
+        if isinstance(self.stop, Stop):
+            return self.stop.spent({**vars(costs), "seconds": self.seconds})
         return None
 
     def _judge(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:
         """Return why the run ends at this record, if it does."""
         assert self._watch is not None
-        diverged = self._watch.verdict(record, is_last)
-        if diverged:
-            return Stopped(StopReason.DIVERGED, diverged)
-        if isinstance(self.stop, Stop):
-            if record["loss"] <= self._watch.first:
-                for name in ("grad_norm", "loss"):
-                    target = getattr(self.stop, name)
-                    if target is not None and record[name] <= target:
-                        detail = f"reached {name} {target:g} at round {record['round']}"
-                        return Stopped(StopReason.TARGET, detail)
-        elif self.stop is not None:
+        stopped = self._watch.judge(record, is_last)
+        if stopped is None and self.stop is not None and not isinstance(self.stop, Stop):
             text = self.stop(record)
-            if text:
-                return Stopped(StopReason.CALLBACK, str(text))
-        return None
+            return Stopped(StopReason.CALLBACK, str(text)) if text else None
+        return stopped
+
+    def _make_watch(self, first_loss: float) -> Watch:
+        return Watch(first_loss, self.engine.effective_step, self._targets, self.history.directions)
 
     def _has_record(self) -> bool:
         """Return whether the current model has been recorded."""
@@ -273,8 +266,7 @@ class Run:
         return {
             "round": self.rounds_done,
             "seconds": self.seconds,
-            "first_loss": self._watch.first,
-            "above": [float(round) for round in self._watch.above],
+            "watch": dict(self._watch.snapshot()),
             "engine": self.engine.snapshot(),
         }
 
@@ -289,13 +281,11 @@ class Run:
             InputError: If the snapshot does not belong to this run.
         """
         try:
-            seconds, first = float(snapshot["seconds"]), float(snapshot["first_loss"])
-            above = [float(round) for round in snapshot["above"]]
-            engine = snapshot["engine"]
+            seconds, engine = float(snapshot["seconds"]), snapshot["engine"]
+            watch = self._make_watch(math.nan)
+            watch.restore(snapshot["watch"])
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{source}: not the checkpoint of a run") from None
         self.engine.restore(engine, source)
         self.seconds = seconds
-        self._watch = Watch(first, self.engine.effective_step)
-        self._watch.above = above
-        self.history.first_loss = first
+        self._watch, self.history.first_loss = watch, watch.first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,10 +187,9 @@ def describe_simulation(
 ) -> dict[str, Any]:
     """Return the provenance of a run of `simulate`, given the same arguments."""
     options = options or RunOptions()
+    ending: Mapping[str, object] | str = {} if stop is None else "a function"
     if isinstance(stop, Stop):
-        ending: dict[str, Any] | str = {k: v for k, v in vars(stop).items() if v is not None}
-    else:
-        ending = {} if stop is None else "a function"
+        ending = stop.describe()
     has_start = options.x0 is not None or getattr(problem, "x0", None) is not None
     meta = describe_run(
         method,

@@ -18,9 +18,8 @@ from fedpage.data.partition import Partition, by_name
 from fedpage.data.registry import EMBEDDED
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import match_terms
-from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
-
-OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2")
+from fedpage.problems import OBJECTIVES, LinearModel
+from fedpage.problems.base import Weights
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -66,7 +65,7 @@ def problem(
     objective: str,
     partition: str,
     alpha: float | None = None,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
     partition_seed: int = 0,
 ) -> LinearModel:
     """The objective over the divided data."""
@@ -80,27 +79,10 @@ def objective_over(
     division: Partition,
     objective: str,
     alpha: float | None = None,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
 ) -> LinearModel:
-    """The objective that a word names; alpha is that of its regulariser, 0.1 by default."""
-    if alpha is not None and objective in ("robust", "logistic", "squares"):
-        raise InputError(f"--alpha {alpha:g}: objective {objective!r} has no regulariser to weigh")
-    alpha = 0.1 if alpha is None else alpha
-    match objective:
-        case "robust":
-            return RobustRegression(data, division, weights=weights)
-        case "logistic":
-            return LogisticRegression(data, division, weights=weights)
-        case "logistic-l2":
-            return LogisticRegression(data, division, reg="l2", alpha=alpha, weights=weights)
-        case "logistic-nonconvex":
-            return LogisticRegression(data, division, reg="nonconvex", alpha=alpha, weights=weights)
-        case "squares":
-            return LeastSquares(data, division, weights=weights)
-        case "squares-l2":
-            return LeastSquares(data, division, alpha=alpha, weights=weights)
-    hint = did_you_mean(objective, list(OBJECTIVES))
-    raise InputError(f"unknown objective {objective!r}: {hint}known are {', '.join(OBJECTIVES)}")
+    """Make the problem of a named objective; alpha is its regulariser's weight, 0.1 by default."""
+    return OBJECTIVES[objective].problem(data, division, alpha=alpha, weights=weights)
 
 
 def method_class(name: str) -> MethodEntry:

@@ -20,7 +20,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
-from fedpage.runs.history import History, encoded
+from fedpage.runs.history import History, encode_row, model_path
 
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
@@ -145,12 +145,13 @@ class RunStore:
 
     def _begin(self, run: StorableRun) -> None:
         """Delete the run that was here, and write run.toml and the first line of history.jsonl."""
-        for old in [self.path / "run.toml", self.history_path, *self._checkpoints()]:
-            old.unlink(missing_ok=True)
+        old = [self.path / "run.toml", self.history_path, model_path(self.history_path)]
+        for path in [*old, *self._checkpoints()]:
+            path.unlink(missing_ok=True)
         about = fingerprint(run.history.meta, run.code)
         self._fingerprint = digest(about)
         meta = run.history.meta
-        header = json.dumps({"format": History.FORMAT, "meta": meta}).encode("utf-8") + b"\n"
+        header = json.dumps(run.history.header()).encode("utf-8") + b"\n"
         table = {
             "format": 1,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -169,7 +170,7 @@ class RunStore:
         self._check_same_run(run)
         text = self._read_history()
         try:
-            history = History.parse(text.decode("utf-8", "replace"), str(self.history_path))
+            history = History.parse(text.decode("utf-8", "replace"), self.history_path)
             if history.ended:
                 return history
         except InputError as error:
@@ -229,7 +230,7 @@ class RunStore:
 
     def _truncate(self, run: StorableRun, text: bytes) -> None:
         """Cut history.jsonl, and the run's history, to what a checkpoint knows of it."""
-        past = History.parse(text.decode("utf-8"), str(self.history_path))
+        past = History.parse(text.decode("utf-8"), self.history_path)
         run.history.rows, run.history.events = past.rows, past.events
         with self._explain_os_errors():
             os.truncate(self.history_path, len(text))
@@ -262,15 +263,17 @@ class RunStore:
 
     def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
-        self._append(encoded(record))
+        self._append(encode_row(record))
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
         self._append({"event": kind, "round": round, "text": text})
 
     def write_end(self, history: History) -> None:
-        """Append the end of the run to history.jsonl."""
-        self._append(history.end())
+        """Write the last model beside history.jsonl, and append the end of the run to it."""
+        with self._explain_os_errors():
+            model = history.write_model(self.history_path)
+        self._append(history.end_line(model))
         with self._explain_os_errors():
             self._sync()
 

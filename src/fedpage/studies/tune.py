@@ -133,8 +133,8 @@ def _round_off(value: float) -> float:
 def cost_of(history: History, target: float, cost: str, costs: Costs) -> float:
     """What a run paid until its gradient norm was at most the target, while f(x) <= f(x0); inf if it never was."""
     if cost != "seconds":
-        return history.reach("grad_norm", target, "round" if cost == "rounds" else cost)
-    rounds = history.reach("grad_norm", target, "round")
+        return history.cost_to("grad_norm", target, "round" if cost == "rounds" else cost)
+    rounds = history.cost_to("grad_norm", target, "round")
     if not math.isfinite(rounds):
         return math.inf
     at = int(np.flatnonzero(history["round"] == rounds)[0])

@@ -75,7 +75,7 @@ def finished(task: Task, out: Path) -> History | None:
         and history.meta.get("figure_data")
         == [task.figure.data, task.figure.rows, task.figure.objective]
     )
-    return history if same and not history.stopped.startswith("cut off") else None
+    return history if same and history.ended else None
 
 
 def _do(task: Task, out: Path) -> None:
