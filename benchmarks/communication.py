@@ -23,7 +23,8 @@ import communication_report as report
 
 import fedpage as fp
 from fedpage.engine.simulate import provenance
-from fedpage.runs import build as specs
+from fedpage.runs import build
+from fedpage.runs.config import ProblemConfig
 from fedpage.studies.tune import tune
 
 FRESH = 20_000
@@ -43,7 +44,9 @@ class Case:
         return "".join(c if c.isalnum() else "-" for c in f"{self.data}-{self.objective}")
 
     def problem(self) -> Any:
-        return specs.problem(specs.dataset(self.data), self.clients, self.objective, "blocks")
+        return build.build_problem(
+            ProblemConfig(data=self.data, clients=self.clients, objective=self.objective)
+        )
 
 
 CASES = tuple(
@@ -105,10 +108,10 @@ def search(
     case: Case, problem: Any, name: str, target: float, terms: Terms, out: Path
 ) -> dict[str, Any]:
     """The method's best steps for a target, and the command line that finds the same in the same file."""
-    base = specs.method_like(specs.method_class(name), {}, problem)
+    base = build.build_default_method(build.find_method(name), {}, problem)
     values, each = (
         grid(base, problem, terms),
-        vectors_a_round(base, problem.N, specs.typical_size(problem)),
+        vectors_a_round(base, problem.N, build.median_rows(problem)),
     )
     rounds, record_every = math.ceil(terms.search / each), max(1, round(2.5 * terms.between / each))
     folder = out / "tuning" / case.name / name
@@ -155,7 +158,7 @@ def final(
     """A run until the least target or the end of the budget, and whether it was done now and not before."""
     stop = fp.Stop(grad_norm=least, bytes=8 * problem.d * terms.run)
     record_every = max(
-        1, round(terms.between / vectors_a_round(method, problem.N, specs.typical_size(problem)))
+        1, round(terms.between / vectors_a_round(method, problem.N, build.median_rows(problem)))
     )
     options: dict[str, Any] = {
         "rounds": terms.run,

@@ -3,7 +3,7 @@
 import fedpage as fp
 from fedpage.data import registry
 
-name = "a9a" if registry.find(registry.REGISTRY["a9a"]) else "census"
+name = "a9a" if registry.find(registry.libsvm_file("a9a")) else "census"
 data = fp.load(name)
 problem = fp.RobustRegression(data, clients=3250)
 methods = [fp.FedPAGE(S=10, K=10, eta_g=0.1), fp.SCAFFOLD(S=20, K=10, eta_l=0.01, b=4)]

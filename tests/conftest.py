@@ -31,7 +31,7 @@ def real():
     from fedpage.data import registry
 
     def load(name: str):
-        if registry.find(registry.REGISTRY[name]) is None:
+        if registry.find(registry.libsvm_file(name)) is None:
             pytest.skip(f"{name} is neither in FEDPAGE_DATA, ../shared/data nor the cache")
         return registry.load(name)
 

@@ -1,12 +1,12 @@
-"""Random files for every reader: each must be read exactly, or refused with an InputError of one line that names it.
+"""Feed random files to every reader: each is read exactly, or refused in one line that names it.
 
     make fuzz                                            a million cases
     python tests/fuzz.py --target libsvm --cases 1000    one reader
     python tests/fuzz.py --target libsvm --replay FILE   one case again
 
-Cases are a function of the seed. They are made from a target's own seeds by mutation of bytes and of tokens, or by its
-grammar. Beside each reader stands a slow one, or a list of what must be true of whatever is accepted. A case may take
-`SECONDS` and the whole process a GiB more than it has when it starts. To add a reader, add a Target to `targets`.
+Cases are a function of the seed. They are mutations of a target's seeds, or made by its grammar.
+Each reader is compared with a slow one, or with assertions about what it accepts. A case may take
+`SECONDS`, and the process a GiB more than at its start. To add a reader, add a Target to `targets`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.cli.common import command_of
-from fedpage.cli.run import RUN
+from fedpage.cli.common import read_command
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.data import libsvm, registry
@@ -55,6 +54,7 @@ from fedpage.engine.simulate import describe, prepare
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
+from fedpage.runs.config import RunCommand
 from fedpage.runs.history import History, model_path
 from fedpage.runs.store import RunDirectory
 from fedpage.studies.paper import claims, figures
@@ -114,7 +114,7 @@ def agree(
     assert same(found, expected), f"{found} is not {expected}"
 
 
-# --- LIBSVM text -----------------------------------------------------------------------------------------------------
+# --- LIBSVM text ----------------------------------------------------------------------------------
 
 
 def plain_number(token: bytes) -> float:
@@ -201,16 +201,23 @@ def check_libsvm(data: bytes, features: int | None, one_based: bool) -> None:
 
 
 NUMBERS = (
-    b"0", b"1", b"-1", b"+1", b"2", b"3", b"4", b"10", b"0.5", b"-.5", b"5.", b".", b"", b"1e3", b"1E-3", b"1e", b"e1",
-    b"1e999", b"-1e999", b"1e-999", b"nan", b"NaN", b"inf", b"-Infinity", b"0x1p3", b"0x10", b"1_0", b"+-1", b"--1",
-    b"1,2", b"1.2.3", b"1:1", b"007", b"-0", b"+0", b"-0.0", b"4e-324", b"1.7976931348623157e308", b"9007199254740993",
-    b"0.1000000000000000055511151231257827", b"\xd9\xa1", b"\xef\xbb\xbf1", b"1\0", b"\0", b"true", b"None", b"1d3",
-    b"20000000", b"20000001", b"2147483645", b"2147483646", b"2147483647", b"2147483648", b"4294967297",
-    b"99999999999999999999", b"00000000000000000000001", b"1" * 400, b"0" * 4299 + b"1", b"0" * 4300 + b"1",
+    b"0", b"1", b"-1", b"+1", b"2", b"3", b"4", b"10", b"0.5", b"-.5", b"5.", b".", b"", b"1e3",
+    b"1E-3", b"1e", b"e1",
+    b"1e999", b"-1e999", b"1e-999", b"nan", b"NaN", b"inf", b"-Infinity", b"0x1p3", b"0x10",
+    b"1_0", b"+-1", b"--1",
+    b"1,2", b"1.2.3", b"1:1", b"007", b"-0", b"+0", b"-0.0", b"4e-324", b"1.7976931348623157e308",
+    b"9007199254740993",
+    b"0.1000000000000000055511151231257827", b"\xd9\xa1", b"\xef\xbb\xbf1", b"1\0", b"\0", b"true",
+    b"None", b"1d3",
+    b"20000000", b"20000001", b"2147483645", b"2147483646", b"2147483647", b"2147483648",
+    b"4294967297",
+    b"99999999999999999999", b"00000000000000000000001", b"1" * 400, b"0" * 4299 + b"1",
+    b"0" * 4300 + b"1",
 )  # fmt: skip
 SPACES = (b" ", b" ", b" ", b"  ", b"\t", b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xc2\xa0")
 LIBSVM_WORDS = (
-    *NUMBERS, *SPACES, b"\n", b"\r\n", b"#", b"# 1:1", b"qid:1", b"qid", b":", b"1:", b":1", b"1:1:1", b"\xff\xfe",
+    *NUMBERS, *SPACES, b"\n", b"\r\n", b"#", b"# 1:1", b"qid:1", b"qid", b":", b"1:", b":1",
+    b"1:1:1", b"\xff\xfe",
 )  # fmt: skip
 LIBSVM_SEEDS = (
     b"1 1:0.5 3:2\n-1 2:1\n", b"+1 1:1 2:1 3:1\r\n-1 1:0\r\n", b"# only\n", b"", b"1\n-1\n2",
@@ -218,9 +225,11 @@ LIBSVM_SEEDS = (
     b"1 0:1 1:1\n", b"0.25 1:1e-3\t2:+.5\n", b"1 2:1\n" * 40,
 )  # fmt: skip
 LIBSVM_ONCE = (
-    b"1" * 2_000_000 + b"x", b"1 1:" + b"1" * 2_000_000 + b"x\n", b"1 1:0." + b"3" * 1_000_000, b"1 " * 500_000,
+    b"1" * 2_000_000 + b"x", b"1 1:" + b"1" * 2_000_000 + b"x\n", b"1 1:0." + b"3" * 1_000_000,
+    b"1 " * 500_000,
     b"\n" * 200_000, b"#" * 2_000_000, b"\0" * 2_000_000, b"1 " + b"0" * 1_000_000 + b"1:1\n",
-    b"1 " + b" ".join(b"%d:1" % i for i in range(1, 100_001)), b"1\r" * 100_000, b"1 1:1e" + b"9" * 1_000_000,
+    b"1 " + b" ".join(b"%d:1" % i for i in range(1, 100_001)), b"1\r" * 100_000,
+    b"1 1:1e" + b"9" * 1_000_000,
 )  # fmt: skip
 
 
@@ -252,7 +261,7 @@ def make_libsvm(rng: random.Random) -> bytes:
     )
 
 
-# --- archives --------------------------------------------------------------------------------------------------------
+# --- archives -------------------------------------------------------------------------------------
 
 
 def check_archive(data: bytes, suffix: str) -> None:
@@ -293,7 +302,8 @@ def greedy_xz() -> bytes:
 def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> Target:
     small = [pack(text) for text in (b"1 1:1\n-1 2:1\n", b"", b"1 1:1\n" * 300)]
     bombs = (
-        pack(bytes(34 << 20)), pack(b"1 1:1\n" * 20_000) * 300, pack(bytes(3 << 20)) * 10, small[1] * 3000, b"",
+        pack(bytes(34 << 20)), pack(b"1 1:1\n" * 20_000) * 300, pack(bytes(3 << 20)) * 10,
+        small[1] * 3000, b"",
         bytes(99),
     )  # fmt: skip
     return Target(
@@ -308,7 +318,7 @@ def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> T
     )
 
 
-# --- TOML ------------------------------------------------------------------------------------------------------------
+# --- TOML -----------------------------------------------------------------------------------------
 
 
 def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
@@ -368,18 +378,26 @@ def check_claims(data: bytes) -> None:
 
 
 TOML_WORDS = (
-    b"=", b"\n", b"[", b"]", b"[[panel]]\n", b"[[method]]\n", b"[tuning]\n", b"[[claim]]\n", b"{", b"}", b'"', b'"""',
+    b"=", b"\n", b"[", b"]", b"[[panel]]\n", b"[[method]]\n", b"[tuning]\n", b"[[claim]]\n", b"{",
+    b"}", b'"', b'"""',
     b"'",
-    b"#", b".", b",", b"true", b"false", b"nan", b"inf", b"-inf", b"-1", b"0", b"1", b"2", b"1.5", b"1e400", b"1e-400",
-    b"2147483648", b"9" * 30, b"9" * 5000, b"0x" + b"f" * 40, b"1_0", b"1979-05-27", b"07:32:00", b"2021-13-45", b"[]",
-    b"[1]", b'["a"]', b"[[1]]", b"{}", b"{a = 1}", b'"a"', b'""', b"[" * 50, b"a.b.c", b"S", b"K", b"b", b"b3", b"rho",
-    b"rival", b"step", b"eta_g", b"clients", b"rows", b"rounds", b"S_rivals", b"kind", b"curves", b"printed", b"at",
-    b'"page"', b'"vrl-sgd"', b'"s-local-svrg"', b'"fedpage-full"', b'"order"', b'"alike"', b"\xff", b"\0", b"\r",
+    b"#", b".", b",", b"true", b"false", b"nan", b"inf", b"-inf", b"-1", b"0", b"1", b"2", b"1.5",
+    b"1e400", b"1e-400",
+    b"2147483648", b"9" * 30, b"9" * 5000, b"0x" + b"f" * 40, b"1_0", b"1979-05-27", b"07:32:00",
+    b"2021-13-45", b"[]",
+    b"[1]", b'["a"]', b"[[1]]", b"{}", b"{a = 1}", b'"a"', b'""', b"[" * 50, b"a.b.c", b"S", b"K",
+    b"b", b"b3", b"rho",
+    b"rival", b"step", b"eta_g", b"clients", b"rows", b"rounds", b"S_rivals", b"kind", b"curves",
+    b"printed", b"at",
+    b'"page"', b'"vrl-sgd"', b'"s-local-svrg"', b'"fedpage-full"', b'"order"', b'"alike"', b"\xff",
+    b"\0", b"\r",
     b"\xe2\x80\xa8",
 )  # fmt: skip
 TOML_ONCE = (
-    b"a = " + b"[" * 100_000, b"a = " + b"{a=" * 100_000, b"a" + b".a" * 2_000 + b" = 1", b"a = " + b"9" * 100_000,
-    b"panel = " + b"[" * 400 + b"]" * 400, b'a = "' + b"x" * 1_000_000 + b'"', b"#" * 1_000_000, b"\n" * 100_000,
+    b"a = " + b"[" * 100_000, b"a = " + b"{a=" * 100_000, b"a" + b".a" * 2_000 + b" = 1",
+    b"a = " + b"9" * 100_000,
+    b"panel = " + b"[" * 400 + b"]" * 400, b'a = "' + b"x" * 1_000_000 + b'"', b"#" * 1_000_000,
+    b"\n" * 100_000,
     b"a = [" + b"1," * 100_000 + b"]", b"claim = [1]", b"claim = 1", b"claim = [[1]]",
 )  # fmt: skip
 SMALL_FIGURE = b"""name = "tiny"
@@ -442,7 +460,7 @@ def shipped(pattern: str) -> tuple[bytes, ...]:
     return tuple(place.read_bytes() for place in sorted(places, key=lambda place: place.name))
 
 
-# --- histories -------------------------------------------------------------------------------------------------------
+# --- histories ------------------------------------------------------------------------------------
 
 _scratch = Path(tempfile.gettempdir())
 
@@ -615,23 +633,29 @@ def history_seeds(kind: str) -> tuple[bytes, ...]:
 
 
 JSON_WORDS = (
-    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\n", b"\r", b"\\u2028", b"\xe2\x80\xa8", b"\x1c", b"null", b"true",
+    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\n", b"\r", b"\\u2028", b"\xe2\x80\xa8", b"\x1c",
+    b"null", b"true",
     b"false",
-    b"NaN", b"Infinity", b"-Infinity", b'"inf"', b'"nan"', b'"1"', b'"1_0"', b"0", b"1", b"-1", b"1.5", b"1e400",
+    b"NaN", b"Infinity", b"-Infinity", b'"inf"', b'"nan"', b'"1"', b'"1_0"', b"0", b"1", b"-1",
+    b"1.5", b"1e400",
     b"1e-400",
-    b"1" + b"0" * 400, b"9" * 5000, b"[" * 200, b'{"a":' * 50, b'"end"', b'"x"', b'"round"', b'"meta"', b'"method"',
+    b"1" + b"0" * 400, b"9" * 5000, b"[" * 200, b'{"a":' * 50, b'"end"', b'"x"', b'"round"',
+    b'"meta"', b'"method"',
     b"[]",
-    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"', b'"search"', b'"best"',
+    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"', b'"search"',
+    b'"best"',
     b"\xff", b"\0",
     b"2e3", b"inf", b"nan", b"1_0", b" 1", b"\xd9\xa1", b"round", b"loss",
 )  # fmt: skip
 JSON_ONCE = (
-    b"[" * 1_000_000, b'{"a":' * 200_000, b'{"format": "fedpage-history-2", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
-    b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000, b"round\n1\n" + b"," * 200_000,
+    b"[" * 1_000_000, b'{"a":' * 200_000,
+    b'{"format": "fedpage-history-2", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
+    b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000,
+    b"round\n1\n" + b"," * 200_000,
 )  # fmt: skip
 
 
-# --- the trials of a search ------------------------------------------------------------------------------------------
+# --- the trials of a search -----------------------------------------------------------------------
 
 QUESTION = {"target": 0.01}
 METHOD = FedAvg(S=2)
@@ -689,7 +713,7 @@ def store_seeds() -> tuple[bytes, ...]:
     return whole, whole[:-30], whole.replace(json.dumps(describe(METHOD)).encode(), b"{}")
 
 
-# --- the stored copy of a parsed file --------------------------------------------------------------------------------
+# --- the stored copy of a parsed file -------------------------------------------------------------
 
 CACHED = b"1 1:0.5 3:2\n-1 2:1\n1 1:1 2:1 3:1\n"
 
@@ -706,16 +730,16 @@ def check_cache(data: bytes) -> None:
     path, folder = cache_place()
     key = next(folder.glob("*.npz"), None)
     if key is None:
-        registry._parsed(path, 3, True)
+        registry._parse(path, 3, True)
         key = next(folder.glob("*.npz"))
     key.write_bytes(data)
-    assert same_parsed(registry._parsed(path, 3, True), slow_libsvm(CACHED, 3, True))
+    assert same_parsed(registry._parse(path, 3, True), slow_libsvm(CACHED, 3, True))
 
 
 def cache_seeds() -> tuple[bytes, ...]:
     path, folder = cache_place()
     before = set(folder.glob("*.npz"))
-    registry._parsed(path, 3, True)
+    registry._parse(path, 3, True)
     (place,) = set(folder.glob("*.npz")) - before or before
     whole = place.read_bytes()
     bare = io.BytesIO()
@@ -725,7 +749,7 @@ def cache_seeds() -> tuple[bytes, ...]:
     return whole, whole[:-40], bare.getvalue(), bytes(32) + bare.getvalue()
 
 
-# --- runs on disk ----------------------------------------------------------------------------------------------------
+# --- runs on disk ---------------------------------------------------------------------------------
 
 STOPS = {"rounds": 9, "seed": 0, "record_every": 2, "faults": Faults(late=0.3, dropout=0.2)}
 
@@ -769,10 +793,15 @@ def check_checkpoint(data: bytes) -> None:
 
 
 RUN_COMMAND = {
-    "method": "scaffold", "hyper": {"S": "2"}, "data": "census", "clients": 20, "objective": "robust",
-    "partition": "blocks", "partition_seed": 0, "alpha": 0.1, "weights": "uniform", "rounds": 9, "seed": 0,
-    "record_every": 2, "target": 0.01,
-    "stop": False, "steps": "given", "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
+    "method": {"name": "scaffold", "hyper": {"S": "2"}},
+    "problem": {
+        "data": "census", "clients": 20, "objective": "robust", "partition": "blocks",
+        "partition_seed": 0, "alpha": 0.1, "weights": "uniform",
+    },
+    "run": {
+        "rounds": 9, "seed": 0, "record_every": 2, "target": 0.01, "stop": False, "steps": "given",
+    },
+    "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
 }  # fmt: skip
 
 
@@ -781,9 +810,9 @@ def check_run(data: bytes) -> None:
     path = scratch("run.toml")
     path.write_bytes(data)
     table = toml.read(path)
-    command = command_of(table, path, RUN)
-    if "faults" in command:
-        faults.parse(command["faults"], SOURCE)
+    command = read_command(RunCommand, table, path)
+    if command.faults is not None:
+        faults.parse(command.faults, SOURCE)
     if zlib.crc32(data) % 32 == 0:
         out = _scratch / f"{SOURCE}-copy"
         shutil.rmtree(out, ignore_errors=True)
@@ -864,7 +893,7 @@ def targets(folder: Path) -> dict[str, Target]:
     }  # fmt: skip
 
 
-# --- cases -----------------------------------------------------------------------------------------------------------
+# --- cases ----------------------------------------------------------------------------------------
 
 _TOKENS = re.compile(rb"[A-Za-z_]+|[0-9.eE+-]+|\s+|.", re.DOTALL)
 

@@ -66,16 +66,16 @@ def simulated(config):
     """The same run in the simulator."""
     import fedpage as fp
     from fedpage.flower.node import method_of
-    from fedpage.runs import build as specs
+    from fedpage.runs import build
+    from fedpage.runs.config import ProblemConfig, structure
 
     def run(problem=None, **changes):
         settings = config | changes
         if problem is None:
             alpha = settings["alpha"] if "-" in settings["objective"] else None
-            problem = specs.problem(
-                specs.dataset(settings["data"]), settings["clients"], settings["objective"], settings["partition"],
-                alpha, settings["weights"], settings["partition-seed"],
-            )  # fmt: skip
+            names = ("data", "clients", "objective", "partition", "partition-seed", "weights")
+            table = {name: settings[name] for name in names} | {"alpha": alpha}
+            problem = build.build_problem(structure(ProblemConfig, table, "test"))
         return fp.simulate(
             problem, method_of(settings), rounds=settings["rounds"], seed=settings["seed"], record_every=settings["record-every"],
             evaluate="per_client",

@@ -1,4 +1,4 @@
-"""Reading, finding, fetching and dividing data."""
+"""Data: files, the registry, downloads, generated data and partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedpage.data import download, libsvm, partition, registry
 TEXT = b"+1 1:0.5 3:2\n-1 2:1e-3 # a comment 9:9\n\n-1\n+1 3:-4 \n"
 
 
-def test_a_small_file_in_every_packing(tmp_path):
+def test_files_are_read_plain_and_compressed(tmp_path):
     for suffix, pack in (
         ("", bytes),
         (".xz", lzma.compress),
@@ -70,7 +70,7 @@ def test_index_base_and_width(tmp_path):
         (b"", "there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"),
     ],
 )
-def test_a_bad_line_is_named_with_its_token(tmp_path, text, fault):
+def test_errors_name_the_line_and_the_token(tmp_path, text, fault):
     path = tmp_path / "bad"
     path.write_bytes(text)
     with pytest.raises(InputError) as error:
@@ -79,7 +79,7 @@ def test_a_bad_line_is_named_with_its_token(tmp_path, text, fault):
     assert str(path) in str(error.value)
 
 
-def test_a_cut_off_archive_and_a_missing_file(tmp_path):
+def test_truncated_archives_and_missing_files_are_refused(tmp_path):
     for suffix, pack in ((".xz", lzma.compress), (".bz2", bz2.compress), (".gz", gzip.compress)):
         path = tmp_path / f"cut{suffix}"
         path.write_bytes(pack(TEXT)[:-9])
@@ -91,7 +91,7 @@ def test_a_cut_off_archive_and_a_missing_file(tmp_path):
         fp.load(tmp_path)
 
 
-def test_labels_of_two_kinds_become_signs_and_others_stay():
+def test_two_labels_become_signs_and_other_targets_stay():
     assert fp.Dataset.from_arrays(np.eye(3), [0, 1, 1]).y.tolist() == [-1, 1, 1]
     assert fp.Dataset.from_arrays(np.eye(3), [2, 1, 2]).y.tolist() == [1, -1, 1]
     assert fp.Dataset.from_arrays(np.eye(3), [0.5, 1.5, 2.5]).y.tolist() == [0.5, 1.5, 2.5]
@@ -105,17 +105,17 @@ def test_labels_of_two_kinds_become_signs_and_others_stay():
         (np.zeros((0, 2)), [], "no rows"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(X, y, why):
+def test_arrays_of_wrong_shapes_are_refused(X, y, why):
     with pytest.raises(InputError, match=why):
         fp.Dataset.from_arrays(X, y)
 
 
-def test_targets_of_a_regression_stay_what_they_are():
+def test_regression_targets_are_kept():
     data = fp.Dataset.from_arrays(np.ones((2, 1)), [0.0, 10.0])
     assert fp.LeastSquares(data, clients=1).loss(np.zeros(1)) == 25.0
 
 
-def test_arrays_that_would_reach_outside_are_refused():
+def test_indices_outside_the_arrays_are_refused():
     ok = {"name": "d", "indptr": np.array([0, 1, 2]), "indices": np.array([0, 1], dtype=np.int32)}
     ok |= {"values": np.ones(2), "y": np.ones(2), "features": 2}
     fp.Dataset(**ok)
@@ -145,14 +145,14 @@ def test_arrays_that_would_reach_outside_are_refused():
             oracle.grad(np.zeros(shape), oracle.batch(None))
 
 
-def test_one_huge_index_costs_a_line_not_gigabytes(tmp_path):
+def test_a_huge_index_is_refused_before_memory_is_allocated(tmp_path):
     path = tmp_path / "huge"
     path.write_bytes(b"1 2000000000:1\n-1 1:1\n")
     with pytest.raises(InputError, match="largest index is 2,000,000,000"):
         fp.load(path)
 
 
-def test_a_path_is_a_path_and_may_be_compressed(tmp_path, monkeypatch):
+def test_a_path_is_never_taken_for_a_name(tmp_path, monkeypatch):
     (tmp_path / "mine.xz").write_bytes(lzma.compress(TEXT))
     assert fp.load(tmp_path / "mine", features=3).rows == 4
     monkeypatch.chdir(tmp_path)
@@ -168,16 +168,16 @@ def test_a_path_is_a_path_and_may_be_compressed(tmp_path, monkeypatch):
         ("mushrooms", (8_124, 112), 170_604, 4_208),
     ],
 )
-def test_the_real_files(real, name, shape, nonzeros, positive):
+def test_real_files_have_their_registered_content(real, name, shape, nonzeros, positive):
     data = real(name)
     assert (data.rows, data.features) == shape
-    assert data.nonzeros == nonzeros == registry.REGISTRY[name].nonzeros
+    assert data.nonzeros == nonzeros == registry.libsvm_file(name).nonzeros
     assert int((data.y > 0).sum()) == positive
-    assert data.digest == registry.REGISTRY[name].digest
+    assert data.digest == registry.libsvm_file(name).digest
     assert set(np.unique(data.y)) == {-1.0, 1.0}
 
 
-def test_the_digest_is_of_the_content(tmp_path):
+def test_digests_depend_on_the_content_only(tmp_path):
     a, b, c = (tmp_path / n for n in "abc")
     a.write_bytes(b"1 1:1 2:2\n0 2:1\n")
     b.write_bytes(b"+1   1:1.0 2:2   \n0.0 2:1\t\n\n")
@@ -185,7 +185,7 @@ def test_the_digest_is_of_the_content(tmp_path):
     assert fp.load(a).digest == fp.load(b).digest != fp.load(c).digest
 
 
-def test_the_stored_copy_is_used_only_while_it_is_whole(tmp_path, monkeypatch):
+def test_a_damaged_or_stale_cache_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "parsed_dir", lambda: tmp_path / "cache")
     path = tmp_path / "small"
     path.write_bytes(TEXT)
@@ -200,13 +200,13 @@ def test_the_stored_copy_is_used_only_while_it_is_whole(tmp_path, monkeypatch):
     assert fp.load(path, features=3).X[0, 0] == 0.75
 
 
-def test_search_order_and_what_to_do_when_it_is_nowhere(tmp_path, monkeypatch):
+def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkeypatch):
     given, cache = tmp_path / "given", tmp_path / "cache" / "fedpage"
     given.mkdir()
     cache.mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDPAGE_DATA", str(given))
-    item = registry.REGISTRY["ijcnn1"]
+    item = registry.libsvm_file("ijcnn1")
     with pytest.raises(InputError) as error:
         fp.load("ijcnn1")
     assert item.address in str(error.value)
@@ -231,7 +231,7 @@ def test_unknown_names_get_a_suggestion():
 
 # Fetching, from a server on this machine
 
-ENTRY = registry.Entry("tiny", "tiny", 4, 3, (-1, 1))
+ENTRY = registry.LibsvmFile("tiny", "tiny", 4, 3, (-1, 1))
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -271,7 +271,7 @@ def mirror(monkeypatch):
     thread.join()
 
 
-def test_fetch_resumes_and_ends_in_one_step(tmp_path, mirror):
+def test_fetch_resumes_and_renames_at_the_end(tmp_path, mirror):
     Server.cut = 20
     with pytest.raises(InputError, match="20 bytes are kept"):
         download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
@@ -287,32 +287,34 @@ def test_fetch_resumes_and_ends_in_one_step(tmp_path, mirror):
     assert seen[-1] == (len(TEXT), len(TEXT))
 
 
-def test_fetch_does_not_keep_what_is_wrong(tmp_path, mirror):
+def test_fetch_removes_wrong_content(tmp_path, mirror):
     Server.body = b"1 1:1\n"
-    with pytest.raises(InputError, match=r"what arrived was not used: .* has 4 rows, this file 1"):
+    with pytest.raises(InputError, match=r"file was not used: .* has 4 rows, this file 1"):
         download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="the server answered 404"):
-        download.fetch(registry.Entry("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror)
+        download.fetch(
+            registry.LibsvmFile("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror
+        )
 
 
-def test_a_finished_part_is_taken_up(tmp_path, mirror):
+def test_a_complete_part_is_used(tmp_path, mirror):
     (tmp_path / "tiny.part").write_bytes(TEXT)
     assert download.fetch(ENTRY, folder=tmp_path, mirror=mirror).read_bytes() == TEXT
 
 
-def test_offline_one_line_says_where_to_put_the_file(tmp_path):
+def test_offline_the_error_says_where_to_put_the_file(tmp_path):
     with pytest.raises(InputError) as error:
-        download.fetch(registry.REGISTRY["a9a"], folder=tmp_path, mirror="http://127.0.0.1:1")
+        download.fetch(registry.libsvm_file("a9a"), folder=tmp_path, mirror="http://127.0.0.1:1")
     assert f"by hand and put it into {tmp_path}" in str(error.value)
-    assert registry.REGISTRY["a9a"].address in str(error.value)
+    assert registry.libsvm_file("a9a").address in str(error.value)
     assert "\n" not in str(error.value)
 
 
 # Generated and bundled data
 
 
-def test_census_has_the_shape_of_a9a_and_says_that_it_is_synthetic():
+def test_census_has_the_shape_of_a9a_and_a_note():
     data = fp.load("census")
     assert (data.rows, data.features, data.nonzeros) == (32_561, 123, 32_561 * 14)
     assert 0.23 < (data.y > 0).mean() < 0.25
@@ -354,7 +356,7 @@ def test_census_labels_follow_a_planted_model():
     assert 0.81 < accuracy < 0.95  # the majority alone is 0.76; on a9a linear models reach 0.85
 
 
-def test_bundled_data_is_real_and_signed():
+def test_bundled_data_has_signed_labels():
     cancer, digits = fp.load("breast_cancer"), fp.load("digits")
     assert (cancer.rows, cancer.features) == (569, 30)
     assert (digits.rows, digits.features) == (1797, 64)
@@ -366,7 +368,7 @@ def test_bundled_data_is_real_and_signed():
 @pytest.mark.parametrize(
     "options", [{"rows": 1}, {"skew": -1}, {"skew": float("nan")}, {"noise": -0.1}]
 )
-def test_census_refuses_nonsense(options):
+def test_census_refuses_numbers_out_of_range(options):
     with pytest.raises(InputError, match="census"):
         fp.load("census", **options)
 
@@ -377,7 +379,7 @@ Y = np.where(np.arange(1000) % 10 == 0, 1.0, -1.0)
 
 
 @pytest.mark.parametrize(
-    "division",
+    "split",
     [
         partition.blocks(1000, 7),
         partition.iid(1000, 7),
@@ -387,23 +389,23 @@ Y = np.where(np.arange(1000) % 10 == 0, 1.0, -1.0)
     ],
     ids=lambda p: p.name,
 )
-def test_no_row_belongs_to_two_clients_and_nobody_is_empty(division):
-    assert division.N == 7
-    assert len(set(division.order.tolist())) == len(division.order)
-    assert division.sizes.min() >= 1
-    assert division.sizes.sum() == len(division.order)
-    assert {int(r) for i in range(7) for r in division.rows(i)} == set(division.order.tolist())
+def test_partitions_are_disjoint_and_leave_no_client_empty(split):
+    assert split.N == 7
+    assert len(set(split.order.tolist())) == len(split.order)
+    assert split.sizes.min() >= 1
+    assert split.sizes.sum() == len(split.order)
+    assert {int(r) for i in range(7) for r in split.rows(i)} == set(split.order.tolist())
 
 
-def test_blocks_are_the_papers():
-    division = partition.blocks(32_561, 3250)
-    assert (division.sizes == 10).all()
-    assert division.order.tolist() == list(range(32_500))
+def test_blocks_are_consecutive_as_in_the_paper():
+    split = partition.blocks(32_561, 3250)
+    assert (split.sizes == 10).all()
+    assert split.order.tolist() == list(range(32_500))
 
 
 def test_shards_concentrate_labels_and_dirichlet_does_with_small_alpha():
-    def purity(division):
-        shares = [np.mean(Y[division.rows(i)] > 0) for i in range(division.N)]
+    def purity(split):
+        shares = [np.mean(Y[split.rows(i)] > 0) for i in range(split.N)]
         return np.var(shares)
 
     assert purity(partition.label_shards(Y, 10, shards=1)) > 10 * purity(partition.iid(1000, 10))
@@ -418,7 +420,7 @@ def test_power_law_sizes_fall_and_use_every_row():
     assert (partition.power_law(1000, 10, 0.0).sizes == 100).all()
 
 
-def test_digests_name_the_division():
+def test_partition_digests_depend_on_the_seed():
     assert partition.iid(100, 5, seed=1).digest == partition.iid(100, 5, seed=1).digest
     assert partition.iid(100, 5, seed=1).digest != partition.iid(100, 5, seed=2).digest
 
@@ -435,9 +437,9 @@ def test_digests_name_the_division():
         lambda: partition.dirichlet(Y, 500, 0.001),
         lambda: partition.power_law(5, 6),
         lambda: partition.power_law(50, 6, -1.0),
-        lambda: partition.by_name("blocs", Y, 5),
-        lambda: partition.by_name("dirichlet:x", Y, 5),
-        lambda: partition.by_name("dirichlet", Y, 5),
+        lambda: partition.partition_from_text("blocs", Y, 5),
+        lambda: partition.partition_from_text("dirichlet:x", Y, 5),
+        lambda: partition.partition_from_text("dirichlet", Y, 5),
         lambda: partition.blocks("60", 6),
         lambda: partition.label_shards(Y, 5, shards=2.5),
         lambda: partition.dirichlet(Y, 5, None),
@@ -445,13 +447,13 @@ def test_digests_name_the_division():
         lambda: partition.Partition("mine", np.arange(3), np.array([0, 3, 3])),
     ],
 )
-def test_impossible_divisions_are_refused_in_a_sentence(make):
+def test_impossible_partitions_are_refused_in_one_line(make):
     with pytest.raises(InputError) as error:
         make()
     assert "\n" not in str(error.value)
 
 
-def test_every_word_for_a_division():
+def test_partition_texts_are_understood():
     for text in (
         "blocks",
         "iid",
@@ -461,4 +463,54 @@ def test_every_word_for_a_division():
         "power-law",
         "power-law:0.7",
     ):
-        assert partition.by_name(text, Y, 5).N == 5
+        assert partition.partition_from_text(text, Y, 5).N == 5
+
+
+def test_every_registered_partition_makes_one():
+    arguments = {"dirichlet": ":0.5"}
+    for name in partition.PARTITIONS:
+        assert partition.partition_from_text(name + arguments.get(name, ""), Y, 5).N == 5
+
+
+def test_a_partition_is_added_by_a_decorator_and_works_on_the_command_line(run):
+    @partition.PARTITIONS.register("first-rows")
+    def first_rows(n: int, clients: int, count: int = 2):
+        ptr = np.arange(clients + 1) * count
+        return fp.Partition(f"first_rows({clients})", np.arange(clients * count), ptr)
+
+    try:
+        assert partition.usage().endswith(", first-rows[:count]")
+        small = ("--data", "census:rows=100", "--clients", "5", "--rounds", "3", "--S", "2")
+        code, _, err = run("run", "fedavg", *small, "--partition", "first-rows:4", "--out", "new")
+        assert code == 0, err
+        history = fp.History.load("new/history.jsonl")
+        assert history.meta["problem"]["partition"] == "first_rows(5)"
+        assert "first-rows[:count]" in run("run", "--help")[1]
+        code, _, err = run("run", "fedavg", *small, "--partition", "first-rows:x")
+        assert (code, "count must be a whole number" in err) == (2, True)
+    finally:
+        partition.PARTITIONS.remove("first-rows")
+
+
+def test_a_data_set_is_added_by_a_decorator_and_works_on_the_command_line(run):
+    @registry.embedded("ones", rows=40, features=2, note="all ones")
+    def ones(rows: int = 40, value: float = 1.0):
+        return fp.Dataset.from_arrays(np.full((rows, 2), value), np.arange(rows) % 2, name="ones")
+
+    try:
+        assert "all ones" in run("data", "list")[1]
+        words = ("--clients", "4", "--rounds", "3", "--S", "2")
+        code, out, err = run("run", "fedavg", "--data", "ones:rows=20:value=0.5", *words)
+        assert code == 0, err
+        assert "FedAvg" in out
+        code, _, err = run("run", "fedavg", "--data", "ones:row=20", *words)
+        assert (code, "did you mean 'rows'?" in err) == (2, True)
+    finally:
+        registry.DATASETS.remove("ones")
+
+
+def test_registries_refuse_a_name_that_is_taken():
+    with pytest.raises(InputError, match="partition 'iid' is registered already"):
+        partition.PARTITIONS.register("iid")(partition.blocks)
+    assert partition.PARTITIONS.get("nothing") is None
+    assert "nothing" not in partition.PARTITIONS

@@ -22,7 +22,7 @@ import typer
 import fedpage as fp
 from fedpage.cli import main
 from fedpage.core.random import RoundDraws
-from fedpage.runs import build as specs
+from fedpage.runs import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,7 +124,7 @@ def accepted(line: str, whole: bool) -> None:
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
     if command.name in ("run", "tune") and words and not words[0].startswith("-"):
-        kind = specs.method_class(words[0].replace("examples/", f"{ROOT}/examples/"))
+        kind = build.find_method(words[0].replace("examples/", f"{ROOT}/examples/"))
         names = [field.name for field in dataclasses.fields(kind)]
         known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
     unknown = [

@@ -1,4 +1,4 @@
-"""A few hundred of tests/fuzz.py's cases for each reader, and what hypothesis makes up beside them."""
+"""Some hundred cases of tests/fuzz.py for each reader, and further ones from hypothesis."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ FIXED = settings(
     max_examples=100,
     suppress_health_check=list(HealthCheck),
 )
-NAMES = ["libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "figure", "claims", "jsonl", "csv",
+NAMES = ["libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "figure",
+"claims", "jsonl", "csv",
          "trials", "cache", "checkpoint", "run", "faults"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def targets():
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(registry, "parsed_dir", registry.parsed_dir)  # put back what a target changes
+        patch.setattr(registry, "parsed_dir", registry.parsed_dir)  # restores what a target changes
         yield fuzz.targets(Path(folder))
 
 
-def test_every_reader_is_here(targets):
+def test_every_reader_is_tested(targets):
     assert list(targets) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_cases(targets, name):
+def test_first_cases_are_read_or_refused(targets, name):
     target = targets[name]
     verdicts = [fuzz.verdict(target, seed) for seed in target.seeds]
     start = len(target.once) + len(target.seeds)
@@ -54,33 +55,37 @@ HUGE = b"1" + b"0" * 400
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("libsvm", b"3:2", b"20000001:2"), ("libsvm", b"3:2", b"2147483647:2"), ("libsvm", b"3:2", b"4294967299:2"),
+        ("libsvm", b"3:2", b"20000001:2"), ("libsvm", b"3:2", b"2147483647:2"),
+        ("libsvm", b"3:2", b"4294967299:2"),
         ("libsvm", b"0.5", b"nan"), ("libsvm", b"0.5", b"1e999"), ("libsvm", b"0.5", b"1_0"),
         ("libsvm", b"3:2", b"1:2"),
         ("libsvm", b"3:2", b"3:2:1"), ("libsvm", b"3:2", b"qid:2"), ("libsvm-3", b"3:2", b"4:2"),
         ("libsvm", b"\n", b"\r"),
-        ("figure", b"S = 2", b"S = 7"), ("figure", b"S = 2", b"S = -1"), ("figure", b"step = 0.1", b"step = nan"),
+        ("figure", b"S = 2", b"S = 7"), ("figure", b"S = 2", b"S = -1"),
+        ("figure", b"step = 0.1", b"step = nan"),
         ("figure", b"clients = 6", b"clients = 61"), ("figure", b"[0.2, 0.3]", b"[0.2]"),
         ("figure", b"rows = 60", b"rows = -6"),
         ("figure", b"[0.01, 1]", b'[0.01, "1"]'), ("figure", b"rival = false", b"rival = true"),
         ("figure", b"K = 2", b"b3 = 2"),
         ("claims", b'["A", ">=", "B", ">", "C"]', b'["A", ">="]'), ("claims", b'["a"]', b"[1]"),
         ("claims", b"300", b"-1"),
-        ("claims", b"at = 300", b"printed = [1]"), ("jsonl", b'"first_loss": 1.0', b'"first_loss": ' + HUGE),
+        ("claims", b"at = 300", b"printed = [1]"),
+        ("jsonl", b'"first_loss": 1.0', b'"first_loss": ' + HUGE),
         ("jsonl", b"1000000000", HUGE), ("jsonl", b'"end": "finished"', b'"end": "done"'),
         ("jsonl", b'"nan"', b'"1_0"'),
-        ("jsonl", b'"model": "', b'"model": "0'), ("jsonl", b'{"title": "FedAvg"}', b"3"), ("csv", b"1000000000", b"1_0"),
+        ("jsonl", b'"model": "', b'"model": "0'), ("jsonl", b'{"title": "FedAvg"}', b"3"),
+        ("csv", b"1000000000", b"1_0"),
         ("csv", b"1000000000", HUGE), ("csv", b"loss", b"round"), ("csv", b"\n5,", b"\n,"),
     ],
 )  # fmt: skip
-def test_particular_faults(targets, name, old, new):
+def test_particular_faults_are_refused(targets, name, old, new):
     seed = targets[name].seeds[0]
     assert old in seed
     assert fuzz.verdict(targets[name], seed)
     assert not fuzz.verdict(targets[name], seed.replace(old, new, 1))
 
 
-def test_particular_lines(targets):
+def test_particular_lines_are_read_or_refused(targets):
     whole = targets["jsonl"].seeds[0]
     assert fuzz.verdict(
         targets["jsonl"], whole.replace(b"0.5, -1e-300", b"0.5, -0.0")
@@ -98,7 +103,7 @@ def test_particular_lines(targets):
 
 
 @pytest.mark.parametrize("name", ["libsvm", "libsvm-zero-10"])
-def test_lines_of_tokens(targets, name):
+def test_random_lines_are_read_or_refused(targets, name):
     tokens = st.sampled_from(fuzz.LIBSVM_WORDS)
     pairs = st.builds(
         b"%s:%s".__mod__, st.tuples(st.sampled_from(fuzz.NUMBERS), st.sampled_from(fuzz.NUMBERS))
@@ -130,7 +135,7 @@ def test_lines_of_tokens(targets, name):
         "faults",
     ],
 )
-def test_a_seed_with_something_put_in(targets, name):
+def test_changed_seeds_are_read_or_refused(targets, name):
     target = targets[name]
     words = (
         st.binary(max_size=8) | st.sampled_from(target.words)
@@ -148,13 +153,13 @@ def test_a_seed_with_something_put_in(targets, name):
 
 
 @pytest.mark.parametrize("name", ["figure", "claims", "jsonl", "csv", "trials"])
-def test_long_and_deep_files(targets, name):
+def test_long_and_deep_files_are_read_or_refused(targets, name):
     for data in targets[name].once[:3]:
         fuzz.verdict(targets[name], data)
 
 
 @pytest.mark.parametrize("name", ["xz", "gz", "bz2"])
-def test_bombs_are_not_unpacked(targets, name):
+def test_decompression_bombs_are_refused(targets, name):
     for data in (targets[name].once[0], *((fuzz.greedy_xz(),) if name == "xz" else ())):
         assert len(data) < 200_000
         with pytest.raises(InputError, match=r"unpacks to more than 200 times|Memory usage limit"):
@@ -163,14 +168,14 @@ def test_bombs_are_not_unpacked(targets, name):
     assert libsvm.unpack(sound, f".{name}", "x") == bytes(30 << 20)
 
 
-def test_a_long_number_with_a_slip_takes_no_time():
+def test_a_long_malformed_number_is_refused_quickly():
     for text in (b"1" * 300_000 + b"x", b"1 1:" + b"1" * 300_000 + b"x\n"):
         with pytest.raises(InputError, match=r"line 1: the (label|value)"):
             libsvm.parse(text, features=3)
 
 
 @pytest.mark.parametrize("features", [0, -1, 2**31, 10**18, 1.5, "3", True])
-def test_a_number_of_features_that_is_none(features):
+def test_impossible_numbers_of_features_are_refused(features):
     with pytest.raises(InputError, match="features must be a whole number from 1 to 2,147,483,646"):
         libsvm.parse(b"1 1:1\n", features=features)
 
@@ -182,8 +187,8 @@ def test_cases_are_a_function_of_the_seed(targets):
     assert [fuzz.case(target, 3, n) for n in numbers] != [fuzz.case(target, 4, n) for n in numbers]
 
 
-def test_the_fuzzer_notices(targets):
-    """Readers that are wrong in a value, in a line, and in what they let pass."""
+def test_the_fuzzer_detects_broken_readers(targets):
+    """Use readers that return a wrong value, name a wrong line, or accept too much."""
     honest = targets["libsvm-3"]
 
     def wrong_value(*args, **options):

@@ -1,4 +1,4 @@
-"""Whatever is wrong on the command line: a code that is not 0, one line on stderr, no traceback."""
+"""Mistakes on the command line: each ends with one line on stderr, a code and no traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BIN = [sys.executable, "-c", "from fedpage.cli import main; main()"]
+BIN = [sys.executable, "-c", "from fedpage.cli.main import main; main()"]
 BIG = str(10**12)
 SMALL = ("--data", "census:rows=200", "--clients", "20")
 RUN = ("run", "fedpage", *SMALL)
@@ -18,13 +18,14 @@ COMPARE = ("compare", *SMALL)
 TUNE = ("tune", "fedpage", *SMALL)
 PLAN = ("plan", "--epsilon", "0.1")
 REPRODUCE = ("reproduce", "comparison/a9a-robust")
-EVERY = (RUN, COMPARE, ("demo",), ("methods",), PLAN, TUNE, REPRODUCE, ("data", "list"), ("data", "fetch", "a9a"),
+EVERY = (RUN, COMPARE, ("demo",), ("methods",), PLAN, TUNE, REPRODUCE, ("data", "list"),
+("data", "fetch", "a9a"),
          ("data", "verify", "a9a"), ("data", "path"))  # fmt: skip
 
 
 @pytest.fixture
-def oops(run):
-    """Asserts one line on stderr and a code that is not 0, and returns the line."""
+def fail(run):
+    """Return a function that asserts one line on stderr and code 1 or 2, and returns the line."""
 
     def check(*words):
         code, _, err = run(*words)
@@ -39,24 +40,24 @@ def oops(run):
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_a_flag_that_is_none(oops, words, tmp_path):
-    assert "--bogus" in oops(*words, "--bogus") or "'bogus'" in oops(*words, "--bogus", "1")
+def test_unknown_options_are_refused(fail, words, tmp_path):
+    assert "--bogus" in fail(*words, "--bogus") or "'bogus'" in fail(*words, "--bogus", "1")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ((*RUN, "--round", "10"), "did you mean --rounds?"),
-        ((*RUN, "--dat", "a9a"), "did you mean --data?"),
-        ((*RUN, "--forc"), "did you mean --force?"),
-        ((*RUN, "--eta-gg", "1"), "did you mean 'eta_g'?"),
-        ((*TUNE, "--serch", "step=1"), "did you mean --search?"),
-        ((*TUNE, "--seed", "3"), "did you mean --seeds?"),
-        ((*COMPARE, "--round", "5"), "did you mean --rounds?"),
-        (("demo", "--seds", "5"), "did you mean --seeds?"),
-        (("plan", "--epsilom", "5"), "did you mean --epsilon?"),
-        ((*REPRODUCE, "--quik"), "did you mean --quick?"),
+        ((*RUN, "--round", "10"), "did you mean '--rounds'?"),
+        ((*RUN, "--dat", "a9a"), "did you mean '--data'?"),
+        ((*RUN, "--forc"), "did you mean '--force'?"),
+        ((*RUN, "--eta-gg", "1"), "did you mean '--eta-g'?"),
+        ((*TUNE, "--serch", "step=1"), "did you mean '--search'?"),
+        ((*TUNE, "--seed", "3"), "did you mean '--seeds'?"),
+        ((*COMPARE, "--round", "5"), "did you mean '--rounds'?"),
+        (("demo", "--seds", "5"), "did you mean '--seeds'?"),
+        (("plan", "--epsilom", "5"), "did you mean '--epsilon'?"),
+        ((*REPRODUCE, "--quik"), "did you mean '--quick'?"),
         (("rn",), "did you mean 'run'?"),
         (("tun", "fedpage"), "did you mean 'tune'"),
         (("data", "lst"), "did you mean 'list'?"),
@@ -74,55 +75,75 @@ def test_a_flag_that_is_none(oops, words, tmp_path):
         ((*TUNE, "--cost", "byte"), "did you mean 'bytes'?"),
     ],
 )  # fmt: skip
-def test_a_slip_of_the_pen_gets_a_suggestion(oops, words, meant):
-    assert meant in oops(*words)
+def test_misspelt_words_get_a_suggestion(fail, words, meant):
+    assert meant in fail(*words)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        (*RUN, "--rounds"), (*RUN, "--rounds", "ten"), (*RUN, "--rounds", "1.5"), (*RUN, "--rounds", ""),
+        (*RUN, "--rounds"), (*RUN, "--rounds", "ten"), (*RUN, "--rounds", "1.5"),
+        (*RUN, "--rounds", ""),
         (*RUN, "-S", "1"),
-        (*RUN, "--rounds", "-1"), (*RUN, "--clients", BIG), (*RUN, "--clients", "-1"), (*RUN, "--clients", "9" * 5000),
-        (*RUN, "--rounds", str(10**18), "--S", "4000"), (*RUN, "--S", BIG), (*RUN, "--K", BIG), (*RUN, "--b3", "-1"),
+        (*RUN, "--rounds", "-1"), (*RUN, "--clients", BIG), (*RUN, "--clients", "-1"),
+        (*RUN, "--clients", "9" * 5000),
+        (*RUN, "--rounds", str(10**18), "--S", "4000"), (*RUN, "--S", BIG), (*RUN, "--K", BIG),
+        (*RUN, "--b3", "-1"),
         (*RUN, "--eta-g", "1e999"), (*RUN, "--eta-g", "0x1"), (*RUN, "--periodic", "maybe"),
         (*RUN, "--seed", str(2**64)),
-        (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"), (*RUN, "--partition", ""),
-        (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"label-shards:{BIG}"), (*RUN, "--objective", ""),
-        (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"), (*RUN, "--data", "census:seed=-1"),
-        (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"), (*RUN, "--data", "a\0b.txt"),
+        (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"),
+        (*RUN, "--partition", ""),
+        (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"label-shards:{BIG}"),
+        (*RUN, "--objective", ""),
+        (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"),
+        (*RUN, "--data", "census:seed=-1"),
+        (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"),
+        (*RUN, "--data", "a\0b.txt"),
         (*RUN, "--steps", "x"),
-        (*RUN, "--objective", "logistic-l2", "--alpha", "nan"), (*RUN, "--alpha"), ("run", ""), ("run", "@"),
+        (*RUN, "--objective", "logistic-l2", "--alpha", "nan"), (*RUN, "--alpha"), ("run", ""),
+        ("run", "@"),
         ("run", "x.py@"),
-        (*RUN, "--out", "a\0b"), (*RUN, "--report", "a\0b"), (*RUN, "--=3"), (*COMPARE, "--seeds", BIG),
-        (*COMPARE, "--seeds", "-3"), (*COMPARE, "--jobs", "0"), (*COMPARE, "--S", BIG), (*COMPARE, "--K", BIG),
-        (*COMPARE, "--step", "nan"), (*COMPARE, "--methods", ""), (*COMPARE, "--methods", "fedpage:"),
+        (*RUN, "--out", "a\0b"), (*RUN, "--report", "a\0b"), (*RUN, "--=3"),
+        (*COMPARE, "--seeds", BIG),
+        (*COMPARE, "--seeds", "-3"), (*COMPARE, "--jobs", "0"), (*COMPARE, "--S", BIG),
+        (*COMPARE, "--K", BIG),
+        (*COMPARE, "--step", "nan"), (*COMPARE, "--methods", ""),
+        (*COMPARE, "--methods", "fedpage:"),
         (*COMPARE, "x"),
-        (*COMPARE, "--methods", "fedpage:K=0"), (*COMPARE, "--methods", "fedpage:K"), ("demo", "--rounds", "0"),
-        ("demo", "--seeds", BIG), ("demo", "x"), ("methods", "a", "b"), ("plan",), ("plan", "--epsilon", "1e-300"),
-        ("plan", "--epsilon", "nan"), ("plan", "--epsilon", "-1"), (*PLAN, "--clients", "0"), (*PLAN, "--S", BIG),
-        (*PLAN, "--clients", "1" + "0" * 400), (*PLAN, "--latency", "inf"), (*PLAN, "--uplink", "0"),
+        (*COMPARE, "--methods", "fedpage:K=0"), (*COMPARE, "--methods", "fedpage:K"),
+        ("demo", "--rounds", "0"),
+        ("demo", "--seeds", BIG), ("demo", "x"), ("methods", "a", "b"), ("plan",),
+        ("plan", "--epsilon", "1e-300"),
+        ("plan", "--epsilon", "nan"), ("plan", "--epsilon", "-1"), (*PLAN, "--clients", "0"),
+        (*PLAN, "--S", BIG),
+        (*PLAN, "--clients", "1" + "0" * 400), (*PLAN, "--latency", "inf"),
+        (*PLAN, "--uplink", "0"),
         (*PLAN, "--K", "0"),
         (*PLAN, "--parameters", "0"), (*PLAN, "--L", "1e308", "--D0", "1e308"), (*TUNE, "--search"),
         (*TUNE, "--search", "step"), (*TUNE, "--search", "step=,"), (*TUNE, "--search", "eta=1"),
         (*TUNE, "--seeds", BIG),
-        (*TUNE, "--search", "K=0"), (*TUNE, "--fresh", "0"), (*TUNE, "--fresh", BIG), (*TUNE, "--target", "0"),
-        (*TUNE, "--cost", "seconds"), (*TUNE, "--jobs", "-1"), (*TUNE, "--clients", BIG), ("tune",), ("reproduce",),
-        ("reproduce", ""), ("reproduce", "comparison"), (*REPRODUCE, "--seeds", "0"), (*REPRODUCE, "--seeds", BIG),
-        (*REPRODUCE, "--data", "nowhere.txt"), ("data", "path", ""), ("data", "fetch"), ("data", "fetch", "census"),
-        ("data", "fetch", "a9a", "--mirror", "ftp:/x"), ("data", "verify", "a9a", "b"), ("nothing",), ("--bogus",),
+        (*TUNE, "--search", "K=0"), (*TUNE, "--fresh", "0"), (*TUNE, "--fresh", BIG),
+        (*TUNE, "--target", "0"),
+        (*TUNE, "--cost", "seconds"), (*TUNE, "--jobs", "-1"), (*TUNE, "--clients", BIG),
+        ("tune",), ("reproduce",),
+        ("reproduce", ""), ("reproduce", "comparison"), (*REPRODUCE, "--seeds", "0"),
+        (*REPRODUCE, "--seeds", BIG),
+        (*REPRODUCE, "--data", "nowhere.txt"), ("data", "path", ""), ("data", "fetch"),
+        ("data", "fetch", "census"),
+        ("data", "fetch", "a9a", "--mirror", "ftp:/x"), ("data", "verify", "a9a", "b"),
+        ("nothing",), ("--bogus",),
         ("-x",),
     ],
     ids=lambda words: " ".join(word for word in words if word not in SMALL)[:50],
 )  # fmt: skip
-def test_wrong_values(oops, words, tmp_path):
-    oops(*words)
+def test_wrong_values_are_refused(fail, words, tmp_path):
+    fail(*words)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
 def places(tmp_path):
-    """A file, a directory, a link to itself, a link to nowhere, a file of random bytes, and one below a file."""
+    """Create a file, a directory, broken links, a binary file, a cut archive and an empty file."""
     (tmp_path / "file").write_text("x\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -149,29 +170,29 @@ def places(tmp_path):
         "/dev/null",
     ],
 )
-def test_data_that_cannot_be_read(oops, places, words, name):
-    assert name.removeprefix("./") in oops(*words, "--data", name)
+def test_unreadable_data_is_refused(fail, places, words, name):
+    assert name.removeprefix("./") in fail(*words, "--data", name)
 
 
 @pytest.mark.parametrize("name", ["folder@X", "binary@X", "loop@X", "file@X", "broken@X", "x.py@X"])
-def test_methods_that_cannot_be_read(oops, places, name):
+def test_unreadable_methods_are_refused(fail, places, name):
     (places / "x.py").write_text("def (")
-    assert name.partition("@")[0] in oops("run", name)
+    assert name.partition("@")[0] in fail("run", name)
 
 
 @pytest.mark.parametrize("words", [RUN, COMPARE, ("demo",), TUNE, REPRODUCE], ids=" ".join)
 @pytest.mark.parametrize(
     "name", ["file", "file/below", "loop", "loop/below", "/proc/none", "/dev/null"]
 )
-def test_places_to_write_that_are_none(oops, places, real, words, name):
+def test_unwritable_out_is_refused(fail, places, real, words, name):
     if words is REPRODUCE:
         real("a9a")
-    assert f"--out {name}: " in oops(*words, "--out", name)
+    assert f"--out {name}: " in fail(*words, "--out", name)
 
 
 @pytest.mark.parametrize("name", ["folder", "file/below", "loop/below", "/proc/none/x.html"])
-def test_reports_that_cannot_be_written_are_refused_before_the_run(oops, places, name):
-    assert f"--report {name}: " in oops(*RUN, "--report", name)
+def test_unwritable_reports_are_refused_before_the_run(fail, places, name):
+    assert f"--report {name}: " in fail(*RUN, "--report", name)
 
 
 def call(*words, **options):
@@ -182,10 +203,10 @@ def call(*words, **options):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="descriptors of POSIX")
-def test_standard_output_that_is_closed_or_full():
+def test_closed_or_full_standard_output_is_reported():
     closed = call("methods", preexec_fn=lambda: os.close(1))
     assert closed.returncode == 1
-    assert closed.stderr == "fedpage: standard output is closed: there is nowhere to answer to\n"
+    assert closed.stderr == "fedpage: standard output is closed: results cannot be printed\n"
     if os.path.exists("/dev/full"):
         with open("/dev/full", "w") as full:
             done = call("methods", stdout=full)
@@ -194,20 +215,22 @@ def test_standard_output_that_is_closed_or_full():
 
 
 @pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become somebody else"
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user"
 )
 @pytest.mark.parametrize(
     ("words", "what"),
     [(("--data", "secret"), "Permission denied"), (("--out", "new"), "--out new")],
 )
-def test_what_may_not_be_read_or_written(words, what):
-    """Root may do anything, so the command becomes nobody, after it has imported what it needs."""
+def test_missing_permissions_are_reported(words, what):
+    """Root may do anything, so the process becomes nobody once it has imported what it needs."""
     become = (
-        "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.engine.simulation\n"
-        "from fedpage.runs import build as specs\n"
+        "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main\n"
+        "import fedpage.engine.simulation\n"
+        "from fedpage.runs import build, config\n"
         "sys.argv = ['fedpage', 'run', '--help']\n"
-        "with contextlib.suppress(SystemExit):\n    fedpage.cli.main.main()\n"  # whatever a typer imports late
-        "specs.problem(specs.dataset('census'), 10, 'robust', 'blocks'); os.setuid(65534); "
+        # typer imports some modules late
+        "with contextlib.suppress(SystemExit):\n    fedpage.cli.main.main()\n"
+        "build.build_problem(config.ProblemConfig(clients=10)); os.setuid(65534); "
         f"sys.argv = ['fedpage', 'run', 'fedpage', *{words!r}]; fedpage.cli.main.main()"
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -222,7 +245,7 @@ def test_what_may_not_be_read_or_written(words, what):
     assert what in done.stderr
 
 
-def test_a_search_file_of_another_kind_is_named(oops, places, real):
+def test_a_damaged_search_file_is_named(fail, places, real):
     from fedpage.cli import reproduce
     from fedpage.core.errors import InputError
     from fedpage.studies.paper import figures
@@ -232,5 +255,5 @@ def test_a_search_file_of_another_kind_is_named(oops, places, real):
     path.parent.mkdir(parents=True)
     for text in ("{", "[1]", "[" * 100_000, '[{"panel": "x", "eta_g": "a", "within_tenth": []}]'):
         path.write_text(text)
-        with pytest.raises(InputError, match=r"a9a\.json: not what the search writes"):
+        with pytest.raises(InputError, match=r"a9a\.json: not a result of the search"):
             reproduce._judge([figures.load(name)], 1, places)

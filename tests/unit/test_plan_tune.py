@@ -11,7 +11,8 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.report import plots
-from fedpage.runs import build as specs
+from fedpage.runs import build
+from fedpage.runs.config import field_values
 from fedpage.studies import tune as tuning
 from fedpage.theory import Setting, nonconvex_fedpage, nonconvex_page
 from fedpage.theory import planner as planning
@@ -177,7 +178,7 @@ def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     about = history.meta["method"]
     if "page" in method:
-        kind = specs.method_class(method)
+        kind = build.find_method(method)
         tuned = kind.from_theory(problem, S=5, K=about["K"])
         assert (about["eta_g"], about["eta_l"], about["p"]) == (tuned.eta_g, tuned.eta_l, tuned.p)
     assert about["effective_step"] < 0.1
@@ -328,10 +329,11 @@ def test_the_heat_map_marks_winner_and_failures(problem, tmp_path):
 
 
 def test_command_lines_say_everything_that_differs_from_the_defaults():
-    line = specs.command_line(
+    line = build.command_line(
         "fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True), {"--data": "a9a"}
     )
     assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all --periodic True"
-    again = specs.parsed(fp.FedPAGE, {"S": "3", "eta_g": "0.25", "b3": "all", "periodic": "True"})
+    words = {"S": "3", "eta_g": "0.25", "b3": "all", "periodic": "True"}
+    again = field_values(fp.FedPAGE, words, "test", words=True)
     assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True)
     assert np.isfinite(again["eta_g"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo
 from fedpage.core.types import Vector
@@ -39,7 +40,7 @@ class Progress(Callback):
         self._bars = progress_bars() if self._given is None else self._given
         if self._task is None:
             name = str(info.meta.get("method", {}).get("name", "run"))
-            self._task = self._bars.add_task(name, total=info.rounds, note="")
+            self._task = self._bars.add_task(name, total=info.rounds)
         self._update(info.start)
         if self._given is None:
             self._bars.start()
@@ -67,22 +68,28 @@ class Progress(Callback):
 
 
 def progress_bars() -> Bars:
-    """Return bars on stderr, each with a name, a count, the time left and a note.
+    """Return progress bars on stderr whose tasks may carry a `note`.
 
     Returns:
-        A `rich.progress.Progress`; use it as a context manager, and give every task a `note`.
+        A `rich.progress.Progress`, to be used as a context manager.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    return Bars(
+    class BarsWithNotes(Bars):
+        """Bars whose tasks have an empty note at first."""
+
+        def add_task(self, description: str, *args: Any, **fields: Any) -> TaskID:
+            return super().add_task(description, *args, **{"note": "", **fields})
+
+    return BarsWithNotes(
         TextColumn("{task.description:<10}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True, highlight=False),
+        console=Console(stderr=True, width=None if sys.stderr.isatty() else 140, highlight=False),
     )
 
 

@@ -1,4 +1,4 @@
-"""`fedpage data list | fetch | verify | path`."""
+"""`fedpage data`: list, fetch and verify data sets."""
 
 from __future__ import annotations
 
@@ -6,55 +6,49 @@ from typing import Annotated
 
 import typer
 
-from fedpage.cli.common import console
+from fedpage.cli.options import Command
+from fedpage.cli.output import console
+from fedpage.core.errors import InputError
 
-app = typer.Typer(help="Data sets: list, fetch, verify, path.", no_args_is_help=True)
+app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
 
 
-@app.command(name="list")
+@app.command(name="list", cls=Command)
 def data_list() -> None:
-    """Every known data set: shape, labels, whether its content is pinned, and where it lies."""
+    """List the known data sets with their shapes, labels and files."""
     from rich.table import Table
 
-    from fedpage.data import registry
+    from fedpage.data.registry import DATASETS, Embedded, find
 
     table = Table()
-    for heading in ("name", "rows", "features", "labels", "content", "where"):
+    for heading in ("name", "rows", "features", "labels", "content", "file"):
         table.add_column(
             heading, overflow="fold", justify="right" if heading in ("rows", "features") else "left"
         )
-    shapes = {
-        "census": ("32,561", "123"),
-        "breast_cancer": ("569", "30"),
-        "digits": ("1,797", "64"),
-    }
-    notes = {
-        "census": "synthetic",
-        "breast_cancer": "real, scikit-learn's",
-        "digits": "real, scikit-learn's",
-    }
-    for name in registry.EMBEDDED:
-        table.add_row(name, *shapes[name], "-1, 1", notes[name], "embedded")
-    for item in registry.REGISTRY.values():
-        path = registry.find(item)
-        labels = ", ".join(map(str, item.labels))
-        content = "pinned" if item.pinned else "unpinned"
-        where = str(path) if path else "not here: fedpage data fetch " + item.name
-        table.add_row(item.name, f"{item.rows:,}", f"{item.features:,}", labels, content, where)
+    for name, item in DATASETS.items():
+        if isinstance(item, Embedded):
+            labels, content, file = "-1, 1", item.note, "embedded"
+        else:
+            path = find(item)
+            labels = ", ".join(map(str, item.labels))
+            content = "pinned" if item.is_pinned else "unpinned"
+            file = str(path) if path else f"not here: fedpage data fetch {name}"
+        table.add_row(name, f"{item.rows:,}", f"{item.features:,}", labels, content, file)
     console().print(table)
     print(
-        "pinned: checked to the last bit. unpinned: no copy was seen yet; rows, labels and index range are checked."
+        "pinned: every bit of the file is checked.\n"
+        "unpinned: only rows, labels and the range of indices are checked."
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def fetch(
-    name: Annotated[str, typer.Argument(help="A data set of `fedpage data list`.")],
+    name: Annotated[str, typer.Argument(help="Name of a data set (see `fedpage data list`).")],
     mirror: Annotated[
-        str | None, typer.Option("--mirror", help="Another address that holds the same files.")
+        str | None, typer.Option("--mirror", help="Address of another server that has the files.")
     ] = None,
 ) -> None:
-    """Download a data set into the cache; goes on where an interrupted download ended."""
+    """Download a data set into the cache, or continue a download that was interrupted."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -67,7 +61,7 @@ def fetch(
     from fedpage.data import registry
     from fedpage.data.download import fetch as download
 
-    item = registry.entry(name)
+    item = registry.libsvm_file(name)
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars = Progress(*columns, console=console(stderr=True))
     tasks: list[TaskID] = []
@@ -86,37 +80,43 @@ def fetch(
     print(f"{name} is in {path}")
 
 
-@app.command()
-def verify(name: Annotated[str, typer.Argument(help="A data set of `fedpage data list`.")]) -> None:
-    """Read a data set's file and check it against the registry."""
-    from fedpage.core.errors import InputError
+@app.command(cls=Command)
+def verify(
+    name: Annotated[str, typer.Argument(help="Name of a data set (see `fedpage data list`).")],
+) -> None:
+    """Check the file of a data set against its known shape, labels and digest."""
     from fedpage.data import registry
 
-    item = registry.entry(name)
+    item = registry.libsvm_file(name)
     path = registry.find(item)
     if path is None:
-        raise InputError(f"data set {name!r} is not here: run `fedpage data fetch {name}`")
+        raise InputError(
+            f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`"
+        )
     data = registry.verify(item, path)
     what = (
         f"digest {data.digest}"
-        if item.pinned
+        if item.is_pinned
         else "rows, labels and the range of indices agree; its digest is not pinned"
     )
     print(f"{path}: {data.rows:,} x {data.features:,}, {data.nonzeros:,} nonzeros, {what}")
 
 
-@app.command()
+@app.command(cls=Command)
 def path(
-    name: Annotated[str | None, typer.Argument(help="A data set; none: the directory.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a data set; without it, the directory.")
+    ] = None,
 ) -> None:
-    """Where data is kept, or where one data set's file lies."""
-    from fedpage.core.errors import InputError
+    """Print the directory for data, or the path of a data set's file."""
     from fedpage.data import registry
 
     if name is None:
         print(registry.cache_dir())
         return
-    found = registry.find(registry.entry(name))
+    found = registry.find(registry.libsvm_file(name))
     if found is None:
-        raise InputError(f"data set {name!r} is not here: run `fedpage data fetch {name}`")
+        raise InputError(
+            f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`"
+        )
     print(found)

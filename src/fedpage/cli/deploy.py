@@ -1,4 +1,4 @@
-"""`fedpage deploy`: keys, an app, what is missing, and a federation on this machine to try."""
+"""`fedpage deploy`: keys, a Flower app, checks, and a federation on this machine to try."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpage.cli.common import bars, note, show, writable
+from fedpage.cli.common import check_count, prepare_out
+from fedpage.cli.options import Command
+from fedpage.cli.output import print_summary
+from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpage.flower.deploy.local_federation import Loopback
 
 app = typer.Typer(
-    help="A real federation, on Flower (needs 'fedpage[flower]').", no_args_is_help=True
+    help="Run on a real federation with Flower (needs 'fedpage[flower]').", no_args_is_help=True
 )
-FileOption = Annotated[Path | None, typer.Option()]
 
 
 def _needs_flower() -> None:
-    from fedpage.core.errors import InputError
-
     try:
         import flwr  # noqa: F401
     except ImportError:
         raise InputError("this needs Flower: pip install 'fedpage[flower]'") from None
 
 
-@app.command()
+@app.command(cls=Command)
 def init(folder: Annotated[Path, typer.Argument(help="A new directory for the app.")]) -> None:
-    """Write a Flower app: one pyproject.toml with every setting and what it means."""
-    from fedpage.core.errors import InputError
-
+    """Write a Flower app: a pyproject.toml with every setting, explained."""
     path = folder / "pyproject.toml"
     if path.exists():
-        raise InputError(f"{path}: is there already")
-    writable(folder, force=True)
+        raise InputError(f"{path}: exists already; choose another directory")
+    prepare_out(folder, force=True)
     path.write_text(
         files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8"), encoding="utf-8"
     )
-    print(f"{path} is written; `fedpage deploy check --app {folder}` looks at it.")
+    print(f"{path} is written. Check it with `fedpage deploy check --app {folder}`.")
 
 
-@app.command()
+@app.command(cls=Command)
 def keys(
     folder: Annotated[Path, typer.Argument(help="A new directory.")],
     host: Annotated[
         list[str] | None,
         typer.Option("--host", help="A name or address of the server; may be repeated."),
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="How many.")] = 1,
-    days: Annotated[int, typer.Option("--days", help="How long certificates hold.")] = 365,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes.")] = 1,
+    days: Annotated[
+        int, typer.Option("--days", help="Days for which certificates are valid.")
+    ] = 365,
 ) -> None:
-    """Make a certificate authority, the server's certificate and a key pair for each node."""
+    """Create a certificate authority, the server's certificate and a key pair for each node."""
     _needs_flower()
     from fedpage.flower.deploy.keys import make
 
     for path in make(folder, hosts=host or ["localhost", "127.0.0.1"], nodes=nodes, days=days):
         print(path)
-    print("To nodes go ca.pem and their own nodeN, nothing else; ca.key goes into a safe.")
+    print("Give each node ca.pem and its own nodeN, nothing else. Keep ca.key secret.")
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     app_folder: Annotated[Path | None, typer.Option("--app", help="The app's directory.")] = None,
     ca: Annotated[Path | None, typer.Option("--ca", help="The authority's certificate.")] = None,
     cert: Annotated[Path | None, typer.Option("--cert", help="The server's certificate.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="The server's private key.")] = None,
     node_key: Annotated[
-        Path | None, typer.Option("--node-key", help="A node's private key.")
+        Path | None, typer.Option("--node-key", help="Private key of a node.")
     ] = None,
     address: Annotated[
         str | None, typer.Option("--address", help="host:port of the server.")
@@ -78,9 +78,9 @@ def check(
     superlink: Annotated[
         str | None, typer.Option("--superlink", help="A name in Flower's config.toml.")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="A site's own file.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Data file of a node.")] = None,
 ) -> None:
-    """Say what is missing (versions, certificates, keys, an address, data) before a round is run."""
+    """Check versions, certificates, keys, an address and data before a run."""
     _needs_flower()
     from fedpage.flower.deploy.preflight import look
 
@@ -103,33 +103,32 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     method: Annotated[str, typer.Option("--method", help="See `fedpage methods`.")] = "fedpage",
     hyper: Annotated[
-        str, typer.Option("--hyper", help="Its hyper-parameters.")
+        str, typer.Option("--hyper", help="Hyper-parameters of the method.")
     ] = "S=2 K=10 eta_g=0.5",
-    nodes: Annotated[int, typer.Option("--nodes", help="SuperNodes.")] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of SuperNodes.")] = 4,
     rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.")] = 20,
     out: Annotated[
-        Path, typer.Option("--out", help="A new directory for keys, logs and the run.")
+        Path, typer.Option("--out", help="New directory for keys, logs and the run.")
     ] = Path("flower-demo"),
 ) -> None:
-    """A federation on this machine: a SuperLink and SuperNodes with TLS and registered keys, and then none of it."""
+    """Start a SuperLink and SuperNodes with TLS on this machine, run a method, and stop them."""
     _needs_flower()
     import shutil
     import signal
     import tempfile
 
-    from fedpage.core.errors import InputError
     from fedpage.flower.deploy.local_federation import Loopback
     from fedpage.runs.history import History
 
-    if nodes < 1 or rounds < 1:
-        raise InputError(f"--nodes and --rounds must be at least 1, not {min(nodes, rounds)}")
+    check_count("--nodes", nodes)
+    check_count("--rounds", rounds, high=10_000_000)
     if out == Path("flower-demo"):
-        shutil.rmtree(out, ignore_errors=True)  # its own directory is written anew
-    writable(out, force=False)
+        shutil.rmtree(out, ignore_errors=True)  # its own directory is written again
+    prepare_out(out, force=False)
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -142,7 +141,8 @@ def demo(
         (Path(folder) / "pyproject.toml").write_text(source, encoding="utf-8")
         with Loopback(home, own) as federation:
             print(
-                f"A SuperLink at {federation.address} and {nodes} SuperNodes, TLS and registered keys; logs in {out}."
+                f"A SuperLink at {federation.address} and {nodes} SuperNodes with TLS and "
+                f"registered keys; logs are in {out}."
             )
             config = {
                 "method": method,
@@ -154,21 +154,21 @@ def demo(
             run = federation.submit(Path(folder), **config)
             _watch(federation, run, home / "run", method, rounds)
     history = History.load(home / "run" / "history.jsonl")
-    show([history], 0.1)
-    print(f"Every process is stopped. The run: {out / 'run'}")
+    print_summary([history], 0.1)
+    print(f"All processes are stopped. The run is in {out / 'run'}.")
 
 
 def _watch(federation: Loopback, run: str, place: Path, title: str, rounds: int) -> None:
-    """A bar that follows the run's directory until the run has ended."""
-    from fedpage.core.errors import InputError
+    """Show a progress bar from the run's directory until the run has ended."""
+    from fedpage.callbacks.progress import progress_bars, summarise_record
     from fedpage.runs.history import History
 
     asked = time.monotonic()
-    with bars() as shown:
-        task: Any = shown.add_task(title, total=rounds, note="nodes are starting")
+    with progress_bars() as bars:
+        task: Any = bars.add_task(title, total=rounds, note="nodes are starting")
         while True:
             done = max(
-                [0, *(int(one.name[:9]) for one in (place / "checkpoints").glob("[0-9]*.npz"))]
+                [0, *(int(path.name[:9]) for path in (place / "checkpoints").glob("[0-9]*.npz"))]
             )
             history = (
                 History.load(place / "history.jsonl")
@@ -176,15 +176,15 @@ def _watch(federation: Loopback, run: str, place: Path, title: str, rounds: int)
                 else None
             )
             newest = (
-                note(history.rows[-1])
+                summarise_record(history.rows[-1])
                 if history is not None and history.rows
                 else "nodes are starting"
             )
             if history is not None and history.ended:
-                shown.update(task, completed=history.last("round"), note=newest)
+                bars.update(task, completed=history.last("round"), note=newest)
                 return
-            shown.update(task, completed=done, note=newest)
-            if time.monotonic() - asked > 15:  # asking costs Flower two seconds of work
+            bars.update(task, completed=done, note=newest)
+            if time.monotonic() - asked > 15:  # asking Flower takes two seconds
                 status, why = federation.status(run)
                 finished = status.startswith("finished")
                 if finished and not (

@@ -1,15 +1,28 @@
-"""The command line. Heavy imports happen inside the commands, so that `fedpage --help` answers at once."""
+"""The command line. Commands import what they need when they run, so `fedpage --help` is fast."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import click
 import typer
 
 from fedpage._version import __version__
-from fedpage.cli import compare, data, deploy, plan, reproduce, run
+from fedpage.cli.compare import compare
+from fedpage.cli.data import app as data
+from fedpage.cli.demo import demo
+from fedpage.cli.deploy import app as deploy
+from fedpage.cli.methods import methods
+from fedpage.cli.options import Command
+from fedpage.cli.plan import plan
+from fedpage.cli.reproduce import reproduce
+from fedpage.cli.resume import resume
+from fedpage.cli.run import run
+from fedpage.cli.tune import tune
+from fedpage.core.errors import InputError, did_you_mean
 
 app = typer.Typer(
     name="fedpage",
@@ -19,86 +32,81 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_free_options = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-}  # a method's hyper-parameters
-app.command(context_settings=_free_options)(run.run)
-app.command()(compare.compare)
-app.command()(run.resume)
-app.command()(compare.demo)
-app.command(name="methods")(run.list_methods)
-app.command()(plan.plan)
-app.command(context_settings=_free_options)(plan.tune)
-app.command()(reproduce.reproduce)
-app.add_typer(data.app, name="data")
-app.add_typer(deploy.app, name="deploy")
+_hyper_parameters = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(cls=Command, context_settings=_hyper_parameters)(run)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(resume)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(methods)
+app.command(cls=Command)(plan)
+app.command(cls=Command, context_settings=_hyper_parameters)(tune)
+app.command(cls=Command)(reproduce)
+app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
 
 
 def main() -> None:
-    """Run the command line; whatever the user got wrong becomes one line on stderr and exit code 2."""
+    """Run the command line; a user's mistake becomes one line on stderr and exit code 2."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
-        _fail("standard output is closed: there is nowhere to answer to", 1)
+        _fail("standard output is closed: results cannot be printed", 1)
     try:
         code = app(standalone_mode=False, prog_name="fedpage")
-    except KeyboardInterrupt:
-        _fail("interrupted; what was not finished is not written", 130)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _fail("interrupted; unfinished work is not saved", 130)
     except BrokenPipeError:  # the reader of a pipe has gone, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except click.ClickException as error:
+        _fail_usage(error)
+    except InputError as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        path = f"{error.filename}: " if error.filename else ""
+        _fail(f"{path}{error.strerror or error}", 1)
     except Exception as error:
-        if type(error).__name__ == "Abort":
-            _fail("interrupted; what was not finished is not written", 130)
-        if type(error).__name__ == "Interrupted":
+        if type(error).__name__ == "Interrupted":  # of the engine, whose import takes a second
             _fail(str(error), 130)
-        if hasattr(error, "format_message"):  # a usage error of typer's
-            context = getattr(error, "ctx", None)
-            if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-                print(context.get_help())
-                sys.exit(2)
-            command = getattr(context, "command_path", "fedpage")
-            text = (
-                str(error.format_message())
-                .replace("\n", " ")
-                .replace(". Did you", ": did you")
-                .rstrip(".")
-            )
-            near = getattr(error, "possibilities", None)
-            if near and hasattr(error, "option_name"):
-                text = f"No such option: {error.option_name}; did you mean {near[0]}?"
-            if text:
-                _fail(f"{text}; see `{command} --help`", 2)
-            sys.exit(int(getattr(error, "exit_code", 2)))  # no arguments: the help was shown
-        from fedpage.core.errors import InputError
-
-        if isinstance(error, InputError):
-            _fail(str(error), 2)
-        if isinstance(error, OSError):
-            where = f"{error.filename}: " if error.filename else ""
-            _fail(f"{where}{error.strerror or error}", 1)
-        if isinstance(error, ValueError) and "null byte" in str(
-            error
-        ):  # some versions of click look at paths first
-            _fail("a file's name cannot have a NUL in it", 2)
+        if isinstance(error, ValueError) and "null byte" in str(error):  # from click's paths
+            _fail("the name of a file cannot contain a NUL", 2)
         if os.environ.get("FEDPAGE_DEBUG"):
             raise
         if isinstance(error, MemoryError):
-            _fail(f"not enough memory for this ({error or 'none is left'})", 1)
+            _fail(f"not enough memory ({error or 'none is left'})", 1)
         _fail(
-            f"unexpected {type(error).__name__}: {error} (FEDPAGE_DEBUG=1 shows where; please report it)",
+            f"unexpected {type(error).__name__}: {error} "
+            "(FEDPAGE_DEBUG=1 shows where; please report it)",
             1,
         )
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(text: str, code: int) -> None:
+def _fail_usage(error: click.ClickException) -> NoReturn:
+    """Report a usage error that click has found: an unknown option, command or value."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        print(context.get_help())
+        sys.exit(2)
+    text = error.format_message().replace("\n", " ").rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        text = f"No such option: {error.option_name};"
+        text += did_you_mean(error.option_name, error.possibilities or [])
+    unknown = re.match(r"No such command '(.*?)'", text)
+    if unknown and context is not None:  # click and typer each add suggestions of their own
+        text = f"{unknown[0]};{did_you_mean(unknown[1], getattr(context.command, 'commands', ()))}"
+    if not text:  # without arguments, the help has been printed
+        sys.exit(error.exit_code)
+    command = "fedpage" if context is None else context.command_path
+    _fail(f"{text.rstrip(';')}; see `{command} --help`", 2)
+
+
+def _fail(text: str, code: int) -> NoReturn:
     print("fedpage: " + " ".join(text.splitlines()), file=sys.stderr)
     sys.exit(code)
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"fedpage {__version__}")
         raise typer.Exit
@@ -107,7 +115,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""`fedpage reproduce`: the paper's figures and claims."""
+"""`fedpage reproduce`: run the paper's experiments and check its claims."""
 
 from __future__ import annotations
 
@@ -9,35 +9,41 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpage.cli.common import at_most, bars, console, writable
+from fedpage.cli.common import check_count, prepare_out
+from fedpage.cli.options import JobsOption
+from fedpage.cli.output import console
+from fedpage.core.errors import InputError
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A figure's name, or all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a figure, or all.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Runs of every curve (default: the figure's, 5).")
+        int | None,
+        typer.Option("--seeds", help="Runs of each curve (default: 5, as in the figures)."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Processes.")] = 1,
+    jobs: JobsOption = 1,
     out: Annotated[
-        Path, typer.Option("--out", help="Directory; finished runs in it are kept.")
+        Path, typer.Option("--out", help="Directory; finished runs in it are reused.")
     ] = Path("paper-runs"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first look: 2 seeds, a tenth of the rounds.")
+        bool, typer.Option("--quick", help="Run 2 seeds and a tenth of the rounds.")
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Other data, such as census; marked in every title."),
+        typer.Option("--data", help="Use other data, such as census; titles say so."),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Search the local-steps figures' step sizes again.")
+        bool, typer.Option("--tune", help="Search the step sizes of the local-steps figures.")
     ] = False,
     static: Annotated[
-        bool, typer.Option("--static", help="Images instead of interactive curves.")
+        bool, typer.Option("--static", help="Write images instead of interactive curves.")
     ] = False,
 ) -> None:
-    """Run the paper's experiments and judge its claims. Finished runs are kept; Ctrl-C loses those in hand only."""
-    from fedpage.core.errors import InputError
+    """Run the paper's experiments and check its claims.
+
+    Finished runs are reused, so an interrupted reproduction can be started again.
+    """
     from fedpage.studies.paper import figures as book
 
     if listing:
@@ -45,15 +51,13 @@ def reproduce(
         return
     if name is None:
         raise InputError("name a figure of `fedpage reproduce --list`, or all")
-    chosen = [book.load(one) for one in (book.names() if name == "all" else [name])]
+    chosen = [book.load(figure) for figure in (book.names() if name == "all" else [name])]
     seeds = max(figure.seeds for figure in chosen) if seeds is None else seeds
-    if seeds < 1 or jobs < 1:
-        raise InputError(f"--seeds and --jobs must be at least 1, not {min(seeds, jobs)}")
-    at_most("--seeds", seeds)
+    check_count("--seeds", seeds)
     seeds = min(seeds, 2) if quick else seeds
     chosen = _adapted(chosen, quick, data)
     _available(chosen)
-    writable(out, force=True)  # finished runs in it are kept
+    prepare_out(out, force=True)
     jobs = min(jobs, os.cpu_count() or 1)
     began = time.perf_counter()
     if tune:
@@ -71,7 +75,7 @@ def reproduce(
     page = _report(chosen, seeds, out, verdicts, static)
     _show(verdicts)
     spent = time.perf_counter() - began
-    print(f"{fresh} runs done, the others were there; {spent:.0f} s in all. Report: {page}")
+    print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
 
 
 def _list() -> None:
@@ -92,14 +96,14 @@ def _list() -> None:
 
 
 def _adapted(chosen: list[Any], quick: bool, data: str | None) -> list[Any]:
-    """The figures on other data, or cut short, and marked as such."""
+    """Change the figures to other data or fewer rounds, and say so in their titles."""
     from dataclasses import replace
 
-    from fedpage.runs import build as specs
+    from fedpage.runs.build import load_dataset
     from fedpage.studies.paper import figures as book
 
     if data is not None:
-        rows = specs.dataset(data).rows
+        rows = load_dataset(data).rows
         chosen = [book.on_other_data(figure, data, rows) for figure in chosen]
     if quick:
         chosen = [
@@ -115,34 +119,36 @@ def _adapted(chosen: list[Any], quick: bool, data: str | None) -> list[Any]:
 
 
 def _available(chosen: list[Any]) -> None:
-    """Refuse before anything is run, and say how to get the data."""
-    from fedpage.core.errors import InputError
+    """Check that the data is on this machine before anything is run."""
     from fedpage.data import registry
 
     for name in dict.fromkeys(figure.data for figure in chosen):
-        if name in registry.REGISTRY and registry.find(registry.REGISTRY[name]) is None:
+        entry = registry.DATASETS.get(name)
+        if isinstance(entry, registry.LibsvmFile) and registry.find(entry) is None:
             raise InputError(
-                f"{name} is not here: run `fedpage data fetch {name}`, or try `--data census`, which is synthetic"
+                f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`, "
+                "or use `--data census`, which is synthetic"
             )
 
 
 def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
+    from fedpage.callbacks.progress import progress_bars
     from fedpage.studies.paper import runs
 
-    with bars() as shown:
-        task = shown.add_task("runs", total=None)
+    with progress_bars() as bars:
+        task = bars.add_task("runs", total=None)
         return runs.run(
             runs.tasks(chosen, seeds),
             out,
             jobs,
-            lambda done, whole: shown.update(task, completed=done, total=whole),
+            lambda done, total: bars.update(task, completed=done, total=total),
         )
 
 
 def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
     from rich.table import Table
 
-    from fedpage.core.errors import InputError
+    from fedpage.callbacks.progress import progress_bars
     from fedpage.studies.paper import tuning
 
     if not chosen:
@@ -150,11 +156,13 @@ def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
             "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
         )
     for figure in chosen:
-        with bars() as shown:
-            task = shown.add_task("search", total=None)
+        with progress_bars() as bars:
+            task = bars.add_task("search", total=None)
             rows = tuning.search(
                 figure, out, jobs,
-                lambda what, done, whole, _note, t=task: shown.update(t, completed=done, total=whole, note=what),  # type: ignore[misc]
+                lambda what, done, total, _note, task=task: bars.update(  # type: ignore[misc]
+                    task, completed=done, total=total, note=what
+                ),
             )  # fmt: skip
         table = Table(
             title=f"{figure.name}: fewest rounds to {figure.tuning['target']:g}",
@@ -182,7 +190,6 @@ def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
 def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
     import json
 
-    from fedpage.core.errors import InputError
     from fedpage.studies.paper import claims, runs
 
     figures = {figure.name: figure for figure in chosen}
@@ -201,7 +208,7 @@ def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
                     )
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise InputError(
-                    f"{path}: not what the search writes; remove it and run with --tune again"
+                    f"{path}: not a result of the search; remove it and run with --tune again"
                 ) from None
     concerned = [claim for claim in claims.claims() if set(claim.figures) & set(figures)]
     return [claims.judge(claim, figures, found, tuned) for claim in concerned]
@@ -228,8 +235,11 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], stati
         first = next((r for c in found.values() for runs_ in c.values() for r in runs_), None)
         methods = {v.label: repr(v.method) for p in figure.panels[:1] for v in p.variants}
         settings["figures"][figure.name] = {
-            "rounds": figure.rounds, "record_every": figure.record_every, "methods in the first panel": methods,
-            "problem": first.meta["problem"] if first else None, "versions": first.meta["versions"] if first else None,
+            "rounds": figure.rounds,
+            "record_every": figure.record_every,
+            "methods in the first panel": methods,
+            "problem": first.meta["problem"] if first else None,
+            "versions": first.meta["versions"] if first else None,
         }  # fmt: skip
     note = next(
         (
@@ -253,7 +263,7 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], stati
 
 
 def _pgf(drawn: Any, path: Path) -> None:
-    """For LaTeX. matplotlib asks a TeX for the size of words, so without a working one there is no such file."""
+    """Write the figure for LaTeX, if there is a TeX, which matplotlib needs to measure text."""
     from shutil import which
     from subprocess import SubprocessError
 
@@ -267,7 +277,7 @@ def _pgf(drawn: Any, path: Path) -> None:
             drawn.savefig(path)
     except (RuntimeError, SubprocessError, OSError, ValueError) as error:
         path.unlink(missing_ok=True)
-        print(f"no {path.name}: {system} answered {str(error).splitlines()[0]}")
+        print(f"{path.name} was not written: {system} failed ({str(error).splitlines()[0]})")
 
 
 def _show(verdicts: list[Any]) -> None:

@@ -32,7 +32,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("scafold", ["fedavg", "scaffold"])
     " did you mean 'scaffold'?"
     """
-    names = list(known)
-    near = get_close_matches(word, names, n=1, cutoff=0.5)
-    near = near or get_close_matches(word.lower(), names, n=1, cutoff=0.5)
-    return f" did you mean {near[0]!r}?" if near else ""
+    names = {name.lstrip("-").lower(): name for name in known}  # options begin with dashes
+    near = get_close_matches(word.lstrip("-").lower(), names, n=1)
+    return f" did you mean {names[near[0]]!r}?" if near else ""

@@ -12,7 +12,7 @@ E = TypeVar("E")
 
 
 class UnknownName(InputError, KeyError):
-    """Report a name that is not in a registry. It is a KeyError too, so that `get` and `in` work."""
+    """Report a name that is not in a registry; a KeyError too, so that `get` and `in` work."""
 
     __str__ = ValueError.__str__  # a KeyError would quote its message
 
@@ -34,7 +34,7 @@ class Registry(Mapping[str, T], Generic[T]):
     (9, ['square'])
     >>> shapes["sqare"]
     Traceback (most recent call last):
-    fedpage.core.registry.UnknownName: unknown shape 'sqare': did you mean 'square'? known are square
+    fedpage.core.registry.UnknownName: unknown shape 'sqare': did you mean 'square'? ...
     """
 
     def __init__(self, noun: str) -> None:

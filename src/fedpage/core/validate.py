@@ -1,4 +1,4 @@
-"""Refusals, in a sentence each, that the methods share."""
+"""Checks of hyper-parameters that the methods share; each raises an InputError of one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST = 2**31 - 1
 
 
 def plain(method: Any) -> None:
-    """Turn numpy's numbers in a frozen dataclass into Python's: theirs overflow, and cannot be saved."""
+    """Convert numpy numbers in a frozen dataclass to Python numbers, which can be saved."""
     for field in fields(method):
         value = getattr(method, field.name)
         if hasattr(value, "item") and getattr(value, "shape", None) == ():
@@ -22,7 +22,7 @@ def plain(method: Any) -> None:
 
 
 def whole(method: str, name: str, value: object, least: int = 1) -> None:
-    """A whole number of at least `least`."""
+    """Check a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         raise InputError(
             f"{method}: {name} must be a whole number from {least} to {_LARGEST:,}, not {value!r}"
@@ -30,44 +30,44 @@ def whole(method: str, name: str, value: object, least: int = 1) -> None:
 
 
 def batch(method: str, name: str, value: object) -> None:
-    """A minibatch size: a whole number of at least 1, or None for all rows."""
+    """Check a minibatch size: a whole number of at least 1, or None for all rows."""
     if value is not None:
         whole(method, name, value)
 
 
 def positive(method: str, name: str, value: object) -> None:
-    """A finite number above 0: a step size."""
+    """Check a step size: a finite number above 0."""
     if not _number(value) or not float(value) > 0.0:  # type: ignore[arg-type]
         raise InputError(f"{method}: {name} must be a finite number above 0, not {value!r}")
 
 
 def at_least_zero(method: str, name: str, value: object) -> None:
-    """A finite number of at least 0: a weight."""
+    """Check a weight: a finite number of at least 0."""
     if not _number(value) or not float(value) >= 0.0:  # type: ignore[arg-type]
         raise InputError(f"{method}: {name} must be a finite number of at least 0, not {value!r}")
 
 
 def all_rows(method: str, **batches: int | None) -> None:
-    """Minibatches that must be all rows, as the method's name says."""
+    """Check that minibatches are all rows, as the method's name says."""
     for name, value in batches.items():
         if value is not None:
             raise InputError(f"{method}: {name} is all rows; it cannot be {value!r}")
 
 
 def flag(method: str, name: str, value: object) -> None:
-    """True or False."""
+    """Check a boolean."""
     if not isinstance(value, bool):
         raise InputError(f"{method}: {name} must be True or False, not {value!r}")
 
 
 def probability(method: str, name: str, value: object) -> None:
-    """A number in (0, 1]."""
+    """Check a number in (0, 1]."""
     if not _number(value) or not 0.0 < float(value) <= 1.0:  # type: ignore[arg-type]
         raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
 
 
 def sampled(method: str, S: int, N: int) -> None:
-    """S clients can be drawn from N."""
+    """Check that S clients can be sampled from N."""
     if S > N:
         raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
 

@@ -1,5 +1,6 @@
-"""Data sets and their division among clients."""
+"""Data sets, and their partition among clients."""
 
+from fedpage.data import bundled, synthetic
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks, dirichlet, iid, label_shards, power_law
 from fedpage.data.registry import load
@@ -9,10 +10,12 @@ __all__ = [
     "Dataset",
     "Partition",
     "blocks",
+    "bundled",
     "census",
     "dirichlet",
     "iid",
     "label_shards",
     "load",
     "power_law",
+    "synthetic",
 ]

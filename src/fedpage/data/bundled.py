@@ -1,14 +1,16 @@
-"""Small real data sets that come with scikit-learn: no download."""
+"""Small real data sets that come with scikit-learn and need no download."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from fedpage.data.dataset import Dataset
+from fedpage.data.registry import embedded
 
 
+@embedded("breast_cancer", rows=569, features=30, note="real, from scikit-learn")
 def breast_cancer() -> Dataset:
-    """569 x 30, features standardised; +1 is benign. Wolberg, Street, Mangasarian (1995)."""
+    """Return 569 x 30 standardised features; +1 is benign. Wolberg, Street, Mangasarian (1995)."""
     from sklearn.datasets import load_breast_cancer
 
     X, y = load_breast_cancer(return_X_y=True)
@@ -16,8 +18,9 @@ def breast_cancer() -> Dataset:
     return Dataset.from_arrays(X, y, name="breast_cancer", note="standardised")
 
 
+@embedded("digits", rows=1_797, features=64, note="real, from scikit-learn")
 def digits() -> Dataset:
-    """1,797 x 64 grey values divided by 16; +1 is an odd digit. Alpaydin, Kaynak (1998)."""
+    """Return 1,797 x 64 grey values from 0 to 1; +1 is an odd digit. Alpaydin, Kaynak (1998)."""
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)

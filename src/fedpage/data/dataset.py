@@ -1,4 +1,4 @@
-"""A data set: sparse rows, labels, a name and a digest of what it contains."""
+"""Data sets: sparse rows, labels, a name and a digest of the content."""
 
 from __future__ import annotations
 
@@ -16,9 +16,19 @@ from fedpage.core.types import Vector
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """n rows of d features with n labels. The arrays are those of a CSR matrix; `X` is that matrix.
+    """Hold n rows of d features and n labels, as the arrays of a CSR matrix.
 
-    Shapes: indptr (n+1,), indices (nnz,), values (nnz,), y (n,).
+    Attributes:
+        name: the name in records and reports.
+        indptr: (n+1,) where each row begins in `indices` and `values`.
+        indices: (nnz,) columns, from 0 to d-1.
+        values: (nnz,) entries.
+        y: (n,) labels -1/+1, or targets of a regression.
+        features: the number of features, d.
+        note: what a reader of results must know, such as that the data is synthetic.
+
+    Raises:
+        InputError: the arrays do not fit together, or hold a NaN or an infinity.
     """
 
     name: str
@@ -28,7 +38,6 @@ class Dataset:
     y: Vector
     features: int
     note: str = ""
-    """What a reader of results must know, such as that the data is synthetic."""
 
     def __post_init__(self) -> None:
         if self.rows == 0:
@@ -39,7 +48,7 @@ class Dataset:
             )
         if len(self.indptr) != self.rows + 1 or len(self.indices) != len(self.values):
             raise InputError(
-                f"data set {self.name!r}: rows, indices and values do not belong together"
+                f"data set {self.name!r}: the lengths of rows, indices and values do not agree"
             )
         if (
             self.indptr[0] != 0
@@ -55,13 +64,21 @@ class Dataset:
         ):
             raise InputError(f"data set {self.name!r}: an index is outside 0..{self.features - 1}")
         if not (np.isfinite(self.values).all() and np.isfinite(self.y).all()):
-            raise InputError(f"data set {self.name!r}: there is a NaN or an infinity in it")
+            raise InputError(f"data set {self.name!r}: it contains a NaN or an infinity")
 
     @classmethod
     def from_arrays(cls, X: Any, y: Any, name: str = "mine", note: str = "") -> Dataset:
-        """A data set from a dense (n, d) array or any scipy.sparse matrix, and labels or targets (n,).
+        """Make a data set from arrays.
 
-        Labels 0/1, 1/2 or -1/1 are classes and become -1/+1; any other values stay, as targets of a regression.
+        Args:
+            X: (n, d) features, a dense array or a scipy.sparse matrix.
+            y: (n,) labels or targets. Labels 0/1, 1/2 or -1/1 are classes and become -1/+1; other
+                values are kept, as targets of a regression.
+            name: the name in records and reports.
+            note: what a reader of results must know.
+
+        Raises:
+            InputError: X or y has a wrong shape, or values that are not finite real numbers.
 
         >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], [0, 1]).y.tolist()
         [-1.0, 1.0]
@@ -81,7 +98,8 @@ class Dataset:
             ) from None
         if matrix.ndim != 2 or matrix.shape[1] == 0:
             raise InputError(
-                f"data set {name!r}: X must be a matrix with at least one column, not of shape {matrix.shape}"
+                f"data set {name!r}: X must be a matrix with at least one column, "
+                f"not of shape {matrix.shape}"
             )
         matrix.sum_duplicates()
         matrix.sort_indices()
@@ -90,9 +108,7 @@ class Dataset:
                 f"data set {name!r}: X has {matrix.shape[0]} rows but y has {len(labels)} labels"
             )
         if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
-            raise InputError(
-                f"data set {name!r}: X and y must be finite; there is a NaN or an infinity in them"
-            )
+            raise InputError(f"data set {name!r}: X and y must be finite, without NaN or infinity")
         return cls(
             name=name,
             indptr=matrix.indptr.astype(np.int64),
@@ -105,12 +121,12 @@ class Dataset:
 
     @property
     def rows(self) -> int:
-        """n."""
+        """The number of rows, n."""
         return len(self.y)
 
     @property
     def nonzeros(self) -> int:
-        """Stored entries of X."""
+        """The number of stored entries of X."""
         return len(self.values)
 
     @property
@@ -120,14 +136,14 @@ class Dataset:
 
     @cached_property
     def X(self) -> Any:
-        """(n, d) scipy.sparse CSR array that shares this data set's memory."""
+        """The features (n, d) as a scipy.sparse CSR array that shares this data set's memory."""
         from scipy.sparse import csr_array
 
         return csr_array((self.values, self.indices, self.indptr), shape=(self.rows, self.features))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the parsed content: shape, labels, row lengths, indices, values. Layout of the file is no part."""
+        """SHA-256 of the content: shape, labels, indices and values."""
         return content_digest(self.features, self.y, self.indptr, self.indices, self.values)
 
     def __repr__(self) -> str:
@@ -143,7 +159,7 @@ def content_digest(
     indices: NDArray[np.int32],
     values: Vector,
 ) -> str:
-    """SHA-256 over a canonical little-endian form of a parsed data set."""
+    """Compute the SHA-256 of a data set in a canonical little-endian form."""
     state = hashlib.sha256(f"fedpage-data-1 {len(y)} {features} {len(values)}".encode())
     for array, kind in ((y, "<f8"), (indptr, "<i8"), (indices, "<i4"), (values, "<f8")):
         state.update(np.ascontiguousarray(array, dtype=kind).tobytes())
@@ -151,7 +167,7 @@ def content_digest(
 
 
 def signed(y: Vector) -> Vector:
-    """(n,) labels as -1/+1 where they are 0/1, 1/2 or -1/1, the larger one positive; other values as they are.
+    """Map labels (n,) 0/1, 1/2 or -1/1 to -1/+1, the larger to +1, and return others as floats.
 
     >>> signed(np.array([1.0, 2.0, 1.0])).tolist(), signed(np.array([0.0, 10.0])).tolist()
     ([-1.0, 1.0, -1.0], [0.0, 10.0])

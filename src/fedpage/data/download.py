@@ -1,4 +1,4 @@
-"""Downloading: into a `.part` file that can be resumed, checked, then renamed in one step."""
+"""Download data sets: into a `.part` file that can be continued, is checked, and then renamed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,33 @@ from http.client import HTTPException
 from pathlib import Path
 
 from fedpage.core.errors import InputError
-from fedpage.data.registry import Entry, cache_dir, verify
+from fedpage.data.registry import LibsvmFile, cache_dir, verify
 
 Report = Callable[[int, int | None], None]
-"""Called with bytes so far and bytes in all, if the server says."""
+"""Called with the bytes so far and the total, or None if the server does not state it."""
 
 
 def fetch(
-    item: Entry,
+    item: LibsvmFile,
     *,
     folder: Path | None = None,
     mirror: str | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Download a registered data set and verify it; returns its path. An unfinished download is continued."""
+    """Download a registered data set, or continue a download, and verify the file.
+
+    Args:
+        item: the data set.
+        folder: where to put the file; by default the cache directory.
+        mirror: the address of another server that has the files.
+        report: called after every block.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        InputError: the download failed, or the content is not the data set's.
+    """
     folder = folder or cache_dir()
     address = (mirror.rstrip("/") + "/" + item.file) if mirror else item.address
     suffix = Path(item.file).suffix if Path(item.file).suffix in {".bz2", ".xz", ".gz"} else ""
@@ -34,37 +47,36 @@ def fetch(
         _download(address, part, report)
     except urllib.error.HTTPError as error:
         raise InputError(
-            f"{address}: the server answered {error.code}; {by_hand(item, folder)}"
+            f"{address}: the server answered {error.code}; {_manual_hint(item, folder)}"
         ) from None
     except ValueError:
-        raise InputError(
-            f"{address}: not an address that can be fetched; give --mirror as https://..."
-        ) from None
+        raise InputError(f"{address}: not an address; give --mirror as https://...") from None
     except HTTPException as error:
         raise InputError(
-            f"{address}: the answer was cut off ({error!r}); fetch again, {by_hand(item, folder)}"
+            f"{address}: the response was cut off ({error!r}); fetch again, "
+            f"{_manual_hint(item, folder)}"
         ) from None
     except OSError as error:  # URLError and time-outs are OSErrors, and so is a full disk
         reason = getattr(error, "reason", None) or error.strerror or error
         kept = (
-            f"{part.stat().st_size:,} bytes are kept, fetch again to go on; "
+            f"{part.stat().st_size:,} bytes are kept, fetch again to continue; "
             if part.exists()
             else ""
         )
         raise InputError(
-            f"{address}: no download ({reason}); {kept}{by_hand(item, folder)}"
+            f"{address}: the download failed ({reason}); {kept}{_manual_hint(item, folder)}"
         ) from None
     try:
         verify(item, part)
     except InputError as error:
         part.unlink(missing_ok=True)
-        raise InputError(f"{address}: what arrived was not used: {error}") from None
+        raise InputError(f"{address}: the downloaded file was not used: {error}") from None
     os.replace(part, target)
     return target
 
 
-def by_hand(item: Entry, folder: Path) -> str:
-    """Where a file that was fetched some other way belongs."""
+def _manual_hint(item: LibsvmFile, folder: Path) -> str:
+    """Say where to put a file that was downloaded in another way."""
     return f"or get {item.address} by hand and put it into {folder}"
 
 
@@ -74,26 +86,24 @@ def _download(address: str, part: Path, report: Report | None) -> None:
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        answer = urllib.request.urlopen(request, timeout=30)
+        response = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
-        if (
-            error.code == 416 and have
-        ):  # nothing after what we have: the part is whole, or not of this file
+        if error.code == 416 and have:  # there are no further bytes; `verify` judges the part
             return
         raise
-    with answer:
-        goes_on = answer.status == 206
-        if not goes_on:
+    with response:
+        continues = response.status == 206
+        if not continues:
             have = 0
-        length = answer.headers.get("Content-Length")
-        whole = have + int(length) if length else None
-        with open(part, "ab" if goes_on else "wb") as stream:
-            while block := answer.read(1 << 16):
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        with open(part, "ab" if continues else "wb") as stream:
+            while block := response.read(1 << 16):
                 stream.write(block)
                 have += len(block)
                 if report:
-                    report(have, whole)
+                    report(have, total)
             stream.flush()
             os.fsync(stream.fileno())
-    if whole is not None and have < whole:
-        raise OSError(f"the connection ended after {have:,} of {whole:,} bytes")
+    if total is not None and have < total:
+        raise OSError(f"the connection ended after {have:,} of {total:,} bytes")

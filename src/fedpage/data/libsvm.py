@@ -1,7 +1,8 @@
-"""A strict reader of LIBSVM files: `label index:value index:value ...`, a row a line, plain or compressed.
+"""Read LIBSVM files strictly, plain or compressed: lines `label index:value index:value ...`.
 
-scikit-learn's compiled parser does the reading; what it lets pass (indices out of order or twice, a NaN, an
-underscore in a number) is checked afterwards, and a second, slow reader then finds the line and the token to report.
+scikit-learn's compiled parser reads the text. What it wrongly accepts (indices out of order or
+twice, a NaN, an underscore in a number) is checked afterwards. If there is an error, a second, slow
+reader finds the line and the token to report.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from fedpage.core.types import Vector
 
 _LARGEST = 2**31 - 2
 _WIDEST = 20_000_000
-"""More features than this must be asked for: a slip of the pen in one index would cost gigabytes."""
+"""The most features without `features=`; with more, one mistyped index would cost gigabytes."""
 _LONGEST = 4300
-"""Digits of an index, leading zeros included, that Python's int reads."""
+"""The most digits of an index, leading zeros included, that Python's int reads."""
 _BLOCK, _PIECE = 1 << 16, 1 << 20
 _BOMB, _RATIO = 1 << 25, 200
-"""An archive that unpacks to more than 32 MiB and 200 times its size is no data set: a9a unpacks to 17 times."""
+"""An archive is refused if it unpacks to more than 32 MiB and 200 times its size; a9a: 17 times."""
 _DICTIONARY = 1 << 28
-"""The most memory that an .xz file may ask for; `xz -9` asks for a quarter of it."""
+"""The most memory that an .xz file may need; one of `xz -9` needs a quarter of it."""
 _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
 
 
 class _Gzip:
-    """zlib's decompressor with the interface of lzma's and bz2's."""
+    """Give zlib's decompressor the interface of those of lzma and bz2."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
@@ -67,7 +68,7 @@ SUFFIXES = ("", *_UNPACKERS)
 
 
 class Parsed(NamedTuple):
-    """What a file holds: labels (n,) as written, and the arrays of a CSR matrix with 0-based indices."""
+    """The content of a file: labels (n,) as written, and a CSR matrix with 0-based indices."""
 
     y: Vector
     indptr: NDArray[np.int64]
@@ -77,12 +78,20 @@ class Parsed(NamedTuple):
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's text, unpacked according to its suffix."""
+    """Read a file and unpack it according to its suffix.
+
+    Raises:
+        InputError: the file cannot be read or unpacked.
+    """
     return unpack(read_packed(path), path.suffix, str(path))
 
 
 def read_packed(path: Path) -> bytes:
-    """The file's bytes as they are."""
+    """Read the bytes of a file without unpacking them.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -94,7 +103,11 @@ def read_packed(path: Path) -> bytes:
 
 
 def unpack(packed: bytes, suffix: str, source: str) -> bytes:
-    """What an archive of that suffix holds; other bytes are returned as they are."""
+    """Unpack the bytes of a .xz, .bz2 or .gz file; other bytes are returned as they are.
+
+    Raises:
+        InputError: the archive is damaged, or unpacks to far more than a data set does.
+    """
     if suffix not in _UNPACKERS:
         return packed
     pieces, size = [], 0
@@ -103,8 +116,8 @@ def unpack(packed: bytes, suffix: str, source: str) -> bytes:
             size += len(piece)
             if size > max(_BOMB, _RATIO * len(packed)):
                 raise InputError(
-                    f"{source}: unpacks to more than {_RATIO} times its {len(packed):,} bytes, which no data set does; "
-                    "unpack it yourself if it is one"
+                    f"{source}: unpacks to more than {_RATIO} times its {len(packed):,} bytes; "
+                    "if it is a data set nevertheless, unpack it yourself"
                 )
             pieces.append(piece)
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
@@ -115,7 +128,7 @@ def unpack(packed: bytes, suffix: str, source: str) -> bytes:
 
 
 def _pieces(packed: bytes, unpacker: Callable[[], Any]) -> Iterator[bytes]:
-    """What the archive's streams, one after another and padded with zeros perhaps, unpack to, a piece at a time."""
+    """Unpack the streams of an archive, which may be padded with zeros, a piece at a time."""
     blocks = (packed[at : at + _BLOCK] for at in range(0, len(packed), _BLOCK))
     rest = b""
     while True:
@@ -138,7 +151,16 @@ def _pieces(packed: bytes, unpacker: Callable[[], Any]) -> Iterator[bytes]:
 def parse(
     text: bytes, *, features: int | None, one_based: bool = True, source: str = "<bytes>"
 ) -> Parsed:
-    """Parse LIBSVM text. `features` fixes d (None: the largest index found); indices count from 1 or from 0.
+    """Parse LIBSVM text.
+
+    Args:
+        text: the lines.
+        features: d; None takes the largest index.
+        one_based: whether indices begin at 1, or else at 0.
+        source: what errors call the text.
+
+    Raises:
+        InputError: a line is malformed; the message names the line and the token.
 
     >>> parse(b"+1 1:0.5 3:2\\n-1 2:1\\n", features=3).indices.tolist()
     [0, 2, 1]
@@ -152,10 +174,10 @@ def parse(
             f"{source}: features must be a whole number from 1 to {_LARGEST:,}, not {features!r}"
         )
     if b"#" in text:
-        text = re.sub(rb"#[^\n]*", b"", text)  # comments; the line numbers stay
+        text = re.sub(rb"#[^\n]*", b"", text)  # comments go, line ends stay
     limit = _LARGEST if features is None else features
     if b"_" in text or b"qid" in text:
-        _point_at_fault(text, limit, one_based, source)
+        _raise_first_error(text, limit, one_based, source)
     from sklearn.datasets import load_svmlight_file
 
     try:
@@ -163,7 +185,7 @@ def parse(
             io.BytesIO(text), n_features=features, zero_based=not one_based
         )
     except (ValueError, OverflowError, IndexError):
-        _point_at_fault(text, limit, one_based, source)
+        _raise_first_error(text, limit, one_based, source)
     y = np.ascontiguousarray(labels, dtype=np.float64)
     indptr, indices, values = (
         matrix.indptr.astype(np.int64),
@@ -182,7 +204,7 @@ def parse(
         and (rising | ~inside).all()
         and (len(indices) == 0 or (int(indices.min()) >= 0 and int(indices.max()) < limit))
     ):
-        _point_at_fault(text, limit, one_based, source)
+        _raise_first_error(text, limit, one_based, source)
     if len(y) == 0:
         raise InputError(
             f"{source}: there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"
@@ -193,56 +215,56 @@ def parse(
         if width > _WIDEST:
             row = int(np.searchsorted(indptr, int(indices.argmax()), side="right"))
             raise InputError(
-                f"{source}, line {_line_of_row(text, row)}: the largest index is {width - (not one_based):,}; "
-                "if that is meant, give the number of features"
+                f"{source}, line {_line_of_row(text, row)}: the largest index is "
+                f"{width - (not one_based):,}; if it is correct, give the number of features"
             )
     return Parsed(y, indptr, indices, values.astype(np.float64), width)
 
 
 def _line_of_row(text: bytes, row: int) -> int:
-    """The line of the row of that number, both counted from 1."""
+    """Return the line of a row, both counted from 1."""
     lines = (number for number, line in enumerate(io.BytesIO(text), start=1) if line.split(None, 1))
     return next(number for count, number in enumerate(lines, start=1) if count == row)
 
 
-def _point_at_fault(text: bytes, features: int, one_based: bool, source: str) -> NoReturn:
-    """Read line by line until something is wrong, and say what, where and which token."""
+def _raise_first_error(text: bytes, features: int, one_based: bool, source: str) -> NoReturn:
+    """Read line by line until the first error, and raise it with its line and token."""
     for number, line in enumerate(io.BytesIO(text), start=1):
         tokens = line.split()
         if not tokens:
             continue
-        fault = _fault(tokens, features, one_based)
+        fault = _find_error(tokens, features, one_based)
         if fault:
             raise InputError(f"{source}, line {number}: {fault}")
-    raise InputError(f"{source}: not a LIBSVM file that scikit-learn's reader accepts")
+    raise InputError(f"{source}: not a LIBSVM file that scikit-learn can read")
 
 
-def _shown(token: bytes) -> str:
+def _quote(token: bytes) -> str:
     text = token[:41].decode("ascii", "backslashreplace")
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _fault(tokens: list[bytes], features: int, one_based: bool) -> str | None:
-    """What is wrong with one line's tokens, or None."""
+def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | None:
+    """Describe the error in the tokens of a line, or return None."""
     if not _NUMBER.match(tokens[0]) or not math.isfinite(float(tokens[0])):
-        return f"the label {_shown(tokens[0])} is not a number"
+        return f"the label {_quote(tokens[0])} is not a number"
     lowest = 1 if one_based else 0
     before = lowest - 1
     for token in tokens[1:]:
         index, colon, value = token.partition(b":")
         if not colon:
-            return f"expected index:value, found {_shown(token)}"
+            return f"expected index:value, found {_quote(token)}"
         if not _INTEGER.match(index):
-            return f"the index in {_shown(token)} is not a whole number"
+            return f"the index in {_quote(token)} is not a whole number"
         if not _NUMBER.match(value) or not math.isfinite(float(value)):
-            return f"the value in {_shown(token)} is not a finite number"
+            return f"the value in {_quote(token)} is not a finite number"
         digits = index.lstrip(b"+-")
         if len(digits) > _LONGEST:
-            return f"the index in {_shown(token)} has {len(digits):,} digits"
+            return f"the index in {_quote(token)} has {len(digits):,} digits"
         number = int(digits)
         if not lowest <= number <= features - 1 + lowest or (number and index[:1] == b"-"):
-            return f"the index in {_shown(token)} is outside {lowest}..{features - 1 + lowest}"
+            return f"the index in {_quote(token)} is outside {lowest}..{features - 1 + lowest}"
         if number <= before:
-            return f"the index in {_shown(token)} does not rise above the one before it ({before})"
+            return f"the index in {_quote(token)} does not rise above the one before it ({before})"
         before = number
     return None

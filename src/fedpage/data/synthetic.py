@@ -1,7 +1,7 @@
-"""`census`: generated one-hot data of a9a's shape, so that everything can be tried without a download.
+"""`census`: synthetic one-hot data of a9a's shape, for trying everything without a download.
 
-It is synthetic. Fields, values per field and the share of positives are those of the UCI census data behind a9a; the
-rows are drawn from a planted model, and no number of it describes any person.
+Fields, values per field and the share of positive labels are those of the UCI census data behind
+a9a. The rows are drawn from a planted model and describe no person.
 """
 
 from __future__ import annotations
@@ -12,26 +12,36 @@ from fedpage.core.errors import InputError
 from fedpage.core.random import uniforms
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset
+from fedpage.data.registry import embedded
 
 FIELDS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
-"""Values of each categorical field; together 123 features."""
+"""The number of values of each categorical field; together 123 features."""
 _SCALES = (10, 100, 3250)
-"""Rows in a row that share a tilt, so that clients of any size differ from each other."""
+"""Lengths of the blocks of rows that share a tilt, so that clients of any size differ."""
 _POSITIVE = 0.24
 
 
 def _normals(seed: int, *words: int, size: int) -> Vector:
-    """(size,) standard normal numbers by the Box-Muller transform."""
+    """Draw (size,) standard normal numbers by the Box-Muller transform."""
     u, v = uniforms(seed, *words, 1, size=size), uniforms(seed, *words, 2, size=size)
     return np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v)
 
 
+@embedded("census", rows=32_561, features=123, note="synthetic")
 def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int = 0) -> Dataset:
-    """A generated data set of `rows` x 123 with 14 ones a row and labels -1/+1, about a quarter positive.
+    """Generate `rows` x 123 features, 14 ones a row, and labels -1/+1, a quarter of them positive.
 
-    skew: how much clients differ (0: rows are exchangeable; 1: strongly). Neighbouring rows share a tilt of the
-    category frequencies and of the label, at scales of 10, 100 and 3250 rows, so that consecutive blocks of any size
-    are unlike each other. noise: temperature of the labels (0: the planted linear model decides).
+    Neighbouring rows share a tilt of the category frequencies and of the label, at scales of 10,
+    100 and 3250 rows, so that consecutive blocks of any size differ from each other.
+
+    Args:
+        rows: the number of rows.
+        skew: how much clients differ, from 0 (rows are exchangeable) to 1 (strongly) and above.
+        noise: noise of the labels; at 0 the planted linear model decides.
+        seed: of all random numbers.
+
+    Raises:
+        InputError: a number is out of range.
 
     >>> data = census(rows=50)
     >>> data.X.shape, data.nonzeros
@@ -39,7 +49,8 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
     """
     if not 2 <= rows <= 20_000_000 or not 0.0 <= skew <= 10.0 or not 0.0 <= noise <= 100.0:
         raise InputError(
-            f"census: rows={rows} must be from 2 to 20,000,000, skew={skew} in 0..10 and noise={noise} in 0..100"
+            f"census: rows={rows} must be from 2 to 20,000,000, skew={skew} from 0 to 10 "
+            f"and noise={noise} from 0 to 100"
         )
     smallest = _SCALES[0]
     regions = -(-rows // smallest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ from fedpage.core.random import check_seed, uniform_per_client
 from fedpage.core.types import Ints, Problem, ReplyT, Vector
 from fedpage.engine.policy import Policy
 from fedpage.runs import toml
+from fedpage.runs.config import structure
 
 _DROP, _LOSE, _KIND, _SPEED, _NOISE = 1, 2, 3, 4, 5
 """Purposes of the draws, so that changing one rate changes no other fault."""
@@ -96,31 +98,27 @@ def _within(name: str, value: object, low: float, high: float) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _FaultsFile:
+    """The tables of a faults file."""
+
+    faults: Faults = dataclasses.field(default_factory=Faults)
+    policy: Policy = dataclasses.field(default_factory=Policy)
+
+
 def read(path: str | os.PathLike[str]) -> tuple[Faults, Policy]:
-    """Faults and policy from a TOML file with the tables [faults] and [policy], both optional, fields as keys."""
+    """Read faults and policy from a TOML file with the tables [faults] and [policy], both optional.
+
+    Raises:
+        InputError: the file cannot be read, or a key or value is wrong.
+    """
     return parse(toml.read(path), os.fspath(path))
 
 
-def parse(table: dict[str, Any], source: str) -> tuple[Faults, Policy]:
-    """`read` for a table that is already there."""
-    toml.known(table, {"faults": dict, "policy": dict}, source, {"faults", "policy"})
-    faults, policy = dict(table.get("faults", {})), dict(table.get("policy", {}))
-    kinds: dict[str, type] = {"tied": str, "gone": list, "gone_from": int, "seed": int}
-    schema = {field.name: kinds.get(field.name, float) for field in dataclasses.fields(Faults)}
-    toml.known(faults, schema, f"{source}, [faults]", set(schema))
-    numbers: dict[str, type] = {
-        "retries": int,
-        "full_retries": int,
-        "patience": int,
-        "lost_after": int,
-        "remember": str,
-    }
-    shape = {field.name: numbers.get(field.name, bool) for field in dataclasses.fields(Policy)}
-    toml.known(policy, shape, f"{source}, [policy]", set(shape))
-    try:
-        return Faults(**faults), Policy(**policy)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
+def parse(table: Mapping[str, object], source: str) -> tuple[Faults, Policy]:
+    """Build faults and policy from the table of a faults file, which errors call `source`."""
+    file = structure(_FaultsFile, table, source)
+    return file.faults, file.policy
 
 
 FINE, LOST, NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE = range(6)

@@ -19,10 +19,9 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import Ints, Rows, Vector
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import signed
-from fedpage.data.partition import Partition, by_name
-from fedpage.data.registry import known, platform_cache
-from fedpage.runs import build as specs
-from fedpage.runs import toml
+from fedpage.data.partition import Partition, partition_from_text
+from fedpage.data.registry import DATASETS, platform_cache
+from fedpage.runs import build, toml
 from fedpage.runs.checkpoint import pack, unpack
 from fedpage.runs.fingerprint import code_digest
 
@@ -63,7 +62,7 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def method_of(config: Mapping[str, Any]) -> Any:
     """The method that a run's configuration names: `method` and `hyper`, such as "S=2 K=10 eta_g=0.1"."""
-    kind = specs.method_class(str(config["method"]))
+    kind = build.find_method(str(config["method"]))
     words = {}
     for word in str(config["hyper"]).split():
         name, equals, value = word.partition("=")
@@ -72,7 +71,7 @@ def method_of(config: Mapping[str, Any]) -> Any:
                 f"run config: hyper must be words such as S=2 K=10, not {short_repr(word)}"
             )
         words[name.replace("-", "_")] = value
-    return kind(**specs.parsed(kind, words))
+    return kind(**build.parse_hyper_parameters(kind, words))
 
 
 class NodeData(NamedTuple):
@@ -113,13 +112,13 @@ def _site(
         rows = np.arange(data.rows, dtype=np.int64)
     elif config["data"]:
         if (
-            str(config["data"]).partition(":")[0] not in known()
+            str(config["data"]).partition(":")[0] not in DATASETS
         ):  # a server names no files on a node
             raise InputError(
                 f"run config: there is no data set {short_repr(config['data'])}; the node's own config names files"
             )
-        data = specs.dataset(str(config["data"]))
-        rows = by_name(
+        data = build.load_dataset(str(config["data"]))
+        rows = partition_from_text(
             str(config["partition"]), data.y, clients, int(config["partition-seed"])
         ).rows(client)
     else:
@@ -130,7 +129,7 @@ def _site(
     alpha = (
         None if config["objective"] in ("robust", "logistic", "squares") else float(config["alpha"])
     )
-    problem = specs.objective_over(data, alone, str(config["objective"]), alpha)
+    problem = build.build_objective(data, alone, str(config["objective"]), alpha)
     digest = hashlib.sha256(f"{data.digest} {alone.digest}".encode()).hexdigest()
     return NodeData(client, problem, digest, kinds)
 

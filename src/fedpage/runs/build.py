@@ -1,285 +1,301 @@
-"""From words to objects: what the command line's `--data`, `--partition`, `--objective` and `--methods` mean."""
+"""Build data sets, problems and methods from their configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import math
+import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.types import AnyMethod
 from fedpage.data import Dataset, load
-from fedpage.data.partition import Partition, by_name
-from fedpage.data.registry import EMBEDDED
+from fedpage.data.partition import Partition, partition_from_text
+from fedpage.data.registry import DATASETS, Embedded
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import match_terms
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.base import Weights
+from fedpage.runs.config import (
+    MethodConfig,
+    ProblemConfig,
+    dataclass_fields,
+    field_types,
+    field_values,
+)
 
 
-def did_you_mean(word: str, known: list[str]) -> str:
-    """' did you mean ...?' or nothing."""
-    near = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+def split_settings(text: str) -> tuple[str, dict[str, str]]:
+    """Split `name:key=value:key=value` into the name and its settings.
 
+    Raises:
+        InputError: a part after the name is not key=value.
 
-def split(text: str) -> tuple[str, dict[str, str]]:
-    """A name and its settings, from `name:key=value:key=value`.
-
-    >>> split("census:skew=1:rows=500")
+    >>> split_settings("census:skew=1:rows=500")
     ('census', {'skew': '1', 'rows': '500'})
     """
-    name, *rest = text.split(":")
+    name, *parts = text.split(":")
     settings = {}
-    for part in rest:
+    for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
             raise InputError(f"{text!r}: expected name:key=value, found {part!r}")
-        settings[key.replace("-", "_")] = value
+        settings[key] = value
     return name, settings
 
 
-def dataset(text: str) -> Dataset:
-    """The data set that `--data` names; embedded ones take settings, such as census:skew=1."""
-    name = text.partition(":")[0]
-    if name not in EMBEDDED:
+# --- problems -------------------------------------------------------------------------------------
+
+
+def load_dataset(text: str) -> Dataset:
+    """Load the data set that `--data` names, such as "a9a", "census:skew=1" or a path.
+
+    Raises:
+        InputError: the name or a setting is unknown, or the file cannot be read.
+    """
+    entry = DATASETS.get(text.partition(":")[0])
+    if not isinstance(entry, Embedded):
         return load(text)
-    name, settings = split(text)
-    options: dict[str, Any] = {}
-    for key, value in settings.items():
-        try:
-            options[key] = int(value) if key in ("rows", "seed") else float(value)
-        except ValueError:
-            raise InputError(f"--data {text}: {key} must be a number, not {value!r}") from None
-    return load(name, **options)
-
-
-def problem(
-    data: Dataset,
-    clients: int,
-    objective: str,
-    partition: str,
-    alpha: float | None = None,
-    weights: Weights = "uniform",
-    partition_seed: int = 0,
-) -> LinearModel:
-    """The objective over the divided data."""
-    return objective_over(
-        data, by_name(partition, data.y, clients, partition_seed), objective, alpha, weights
+    name, settings = split_settings(text)
+    hints = get_type_hints(entry.make)
+    options = dataclasses.make_dataclass(
+        name,
+        [
+            (key, hints[key], dataclasses.field(default=parameter.default))
+            for key, parameter in signature(entry.make).parameters.items()
+            if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+        ],
     )
+    return load(name, **field_values(options, settings, f"--data {name}", words=True))
 
 
-def objective_over(
+def build_problem(config: ProblemConfig) -> LinearModel:
+    """Load the data, divide it among the clients, and return the objective over it.
+
+    Raises:
+        InputError: a name is unknown, or the data does not suffice for the clients.
+    """
+    data = load_dataset(config.data)
+    partition = partition_from_text(config.partition, data.y, config.clients, config.partition_seed)
+    return build_objective(data, partition, config.objective, config.alpha, config.weights)
+
+
+def build_objective(
     data: Dataset,
-    division: Partition,
+    partition: Partition,
     objective: str,
     alpha: float | None = None,
     weights: Weights = "uniform",
 ) -> LinearModel:
-    """Make the problem of a named objective; alpha is its regulariser's weight, 0.1 by default."""
-    return OBJECTIVES[objective].problem(data, division, alpha=alpha, weights=weights)
+    """Return the objective of a name over divided data.
+
+    Args:
+        data: the rows and labels.
+        partition: which client holds which rows.
+        objective: a name of OBJECTIVES.
+        alpha: the weight of its regulariser, 0.1 where it is None.
+        weights: "uniform" or "size".
+
+    Raises:
+        InputError: the name is unknown, or alpha is given and there is no regulariser.
+    """
+    return OBJECTIVES[objective].problem(data, partition, alpha=alpha, weights=weights)
 
 
-def method_class(name: str) -> MethodEntry:
-    """The method of that name, or the class in `file.py@Class` that a user wrote."""
+def median_rows(problem: LinearModel) -> int:
+    """Return the median number of rows of a client, from which minibatches are chosen."""
+    return int(np.median(problem.sizes))
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+def find_method(name: str) -> MethodEntry:
+    """Return the entry of a method's name, or of the class that `file.py@Class` names.
+
+    Raises:
+        InputError: the name is unknown, or the file has no such method.
+    """
     if name.lower() in METHODS:
         return METHODS[name.lower()]
     path, at, cls = name.rpartition("@")
     if at:
-        return _from_file(Path(path), cls)
-    hint = did_you_mean(name, list(METHODS))
+        return _import_method(Path(path), cls)
+    hint = did_you_mean(name, METHODS)
     raise InputError(
-        f"unknown method {name!r}: {hint}known are {', '.join(METHODS)}, or file.py@ClassName"
+        f"unknown method {name!r}:{hint} known are {', '.join(METHODS)}, or file.py@ClassName"
     )
 
 
-def _from_file(path: Path, cls: str) -> MethodEntry:
+def _import_method(path: Path, name: str) -> MethodEntry:
     if not path.is_file():
-        raise InputError(f"{path}: there is no such file to take the method {cls!r} from")
+        raise InputError(f"{path}: there is no such file to import the method {name!r} from")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module  # dataclasses and type hints look the module up
     try:
         spec.loader.exec_module(module)
+        cls: Any = getattr(module, name, None)
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            field_types(cls)
     except (Exception, SystemExit) as error:
         raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
-    kind: Any = getattr(module, cls, None)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise InputError(f"{path}: has no dataclass {cls!r}")
-    missing = [
-        n
-        for n in (
-            "init",
-            "call",
-            "client",
-            "server",
-            "effective_step",
-            "client_state",
-            "name",
-            "messages",
-        )
-        if not hasattr(kind, n)
+    finally:  # a worker process could not import it by this name
+        del sys.modules[path.stem]
+        if before is not None:
+            sys.modules[path.stem] = before
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise InputError(f"{path}: has no dataclass {name!r}")
+    needed = [
+        "init",
+        "call",
+        "client",
+        "server",
+        "effective_step",
+        "client_state",
+        "name",
+        "messages",
     ]
+    missing = [attribute for attribute in needed if not hasattr(cls, attribute)]
     if missing:
-        raise InputError(f"{path}: {cls} is no method yet: it lacks {', '.join(missing)}")
-    return MethodEntry(kind, kind.name)
+        raise InputError(f"{path}: {name} is no method yet: it lacks {', '.join(missing)}")
+    method_class: Any = cls
+    return MethodEntry(method_class, method_class.name)
 
 
-def parameters(kind: MethodEntry) -> dict[str, dataclasses.Field[Any]]:
-    """A method's hyper-parameters by name."""
-    return {
-        field.name: field for field in dataclasses.fields(kind.cls) if field.name not in kind.preset
+def parse_hyper_parameters(entry: MethodEntry, words: Mapping[str, str]) -> dict[str, Any]:
+    """Convert the given hyper-parameters of a method from words to their types.
+
+    Raises:
+        InputError: a name is unknown, or a value is not of its type.
+    """
+    return field_values(entry.cls, words, entry.label, words=True)
+
+
+def build_method(config: MethodConfig) -> AnyMethod:
+    """Return the method with the given hyper-parameters and, for others, its own defaults."""
+    entry = find_method(config.name)
+    return entry(**parse_hyper_parameters(entry, config.hyper))
+
+
+def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> AnyMethod:
+    """Return a method on the paper's equal terms, such as "fedavg" or "fedpage:eta_l=0.01".
+
+    Args:
+        text: its name, or file.py@Class, and hyper-parameters that are not on equal terms.
+        N: the number of clients.
+        M: rows of a client, from which minibatches are chosen.
+        S: clients that FedPAGE samples.
+        K: local steps.
+        step: the effective step, unless a step size is given.
+    """
+    name, settings = split_settings(text)
+    entry = find_method(name)
+    given = parse_hyper_parameters(entry, settings)
+    method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K", K)), step=step)
+    method = _replace(entry, method, given)
+    return method if {"eta_g", "eta_l"} & given.keys() or not given else method.with_step(step)
+
+
+def build_default_method(
+    entry: MethodEntry, given: Mapping[str, Any], problem: LinearModel
+) -> AnyMethod:
+    """Return a method with the given values and, for others, the paper's terms on a problem."""
+    K = int(given.get("K", 1 if entry.hyper_parameters.get("K") == 1 else 10))
+    N = problem.N
+    method = match_terms(entry, N=N, M=median_rows(problem), S=min(10, N), K=K, step=0.1)
+    return _replace(entry, method, given)
+
+
+def _replace(entry: MethodEntry, method: Any, given: Mapping[str, Any]) -> AnyMethod:
+    """Replace hyper-parameters of a method, but none that the preset of its name fixes."""
+    entry(**given)  # raises an error for those
+    changed: AnyMethod = dataclasses.replace(method, **given)
+    return changed
+
+
+def build_theory_method(
+    entry: MethodEntry, given: Mapping[str, Any], problem: LinearModel
+) -> AnyMethod:
+    """Return a method with the step sizes of its theorem on a problem, as `--steps theory` does.
+
+    Raises:
+        InputError: a step size is given too, or there is no theorem for the method.
+    """
+    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
+    from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
+
+    method: Any = build_default_method(entry, given, problem)
+    chosen = {"eta_g", "eta_l", "p"} & set(given)
+    if chosen:
+        raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
+    if issubclass(entry.cls, FedPAGE):
+        tuned = entry.cls.from_theory(problem, S=method.S, K=method.K)
+        return dataclasses.replace(method, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
+    method.init(np.zeros(problem.d), problem.N)
+    terms: dict[str, Any] = {
+        "L": problem.smoothness().row,
+        "N": problem.N,
+        "S": getattr(method, "S", 1),
+        "convex": problem.convex,
     }
+    if issubclass(entry.cls, SCAFFOLD):
+        return method.with_step(scaffold_steps(**terms, K=method.K).effective_step)
+    if issubclass(entry.cls, FedAvg) and not issubclass(entry.cls, FedProx):
+        _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
+        return method.with_step(fedavg_steps(**terms, K=method.K, B=B).effective_step)
+    raise InputError(f"--steps theory: the paper gives no step sizes for {entry.label}; give eta_l")
 
 
-def parsed(
-    kind: MethodEntry, settings: Mapping[str, str], options: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Hyper-parameters from words, by the types of the method's fields; "all" and "default" mean None.
+def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[Any]]:
+    """Parse the values that `--search name=value,value` gives for a method's hyper-parameters.
 
-    options: what else could have been meant, such as the command's own "--rounds".
+    "step", the effective step, and "rho" = K eta_l/eta_g of FedPAGE are accepted as names too.
+
+    Raises:
+        InputError: a name is unknown, or a value is not of its type.
     """
-    known = parameters(kind)
-    values: dict[str, Any] = {}
-    for key, text in settings.items():
-        name = key if key in known else next((n for n in known if n.lower() == key.lower()), None)
-        if name is None:
-            word = "--" + key.replace("_", "-")
-            near = get_close_matches(word, options, n=1, cutoff=0.75)
-            hint = f"did you mean {near[0]}? " if near else did_you_mean(key, list(known))
-            raise InputError(
-                f"{kind.label} has no hyper-parameter {key!r}: {hint}it has {', '.join(known)}"
-            )
-        values[name] = _value(kind.label, name, str(known[name].type), text)
-    return values
-
-
-def _value(method: str, name: str, kind: str, text: str) -> Any:
-    if "None" in kind and text.lower() in ("none", "all", "default"):
-        return None
-    try:
-        if "bool" in kind:
-            return {"true": True, "false": False}[text.lower()]
-        if "int" in kind:
-            return int(text)
-        if "float" in kind:
-            value = float(text)
-            if not math.isfinite(value):
-                raise ValueError
-            return value
-        return text
-    except (ValueError, KeyError):
-        sort = (
-            "true or false"
-            if "bool" in kind
-            else "a whole number"
-            if "int" in kind
-            else "a finite number"
-        )
-        raise InputError(f"{method}: {name} must be {sort}, not {text!r}") from None
-
-
-def method(text: str, *, N: int, M: int, S: int, K: int, step: float) -> Any:
-    """A method from `name:key=value`, on the paper's equal terms but for what is set.
-
-    A step size that is given stands; otherwise the effective step is `step`.
-    """
-    name, settings = split(text)
-    kind = method_class(name)
-    values = parsed(kind, settings)
-    made = match_terms(kind, N=N, M=M, S=S, K=int(values.get("K", K)), step=step)
-    if not {"eta_g", "eta_l"} & values.keys():
-        return dataclasses.replace(made, **values).with_step(step) if values else made
-    return dataclasses.replace(made, **values)
-
-
-def typical_size(problem: LinearModel) -> int:
-    """The median M_i, for choosing minibatches."""
-    return int(np.median(problem.sizes))
-
-
-def method_like(kind: MethodEntry, settings: Mapping[str, Any], problem: LinearModel) -> Any:
-    """A method with the given settings and, for what is not given, the paper's equal terms on this problem."""
-    N, M = problem.N, typical_size(problem)
-    K = int(
-        settings.get(
-            "K", 1 if parameters(kind).get("K") and parameters(kind)["K"].default == 1 else 10
-        )
-    )
-    made = match_terms(kind, N=N, M=M, S=min(10, N), K=K, step=0.1)
-    return dataclasses.replace(made, **settings)
-
-
-def grid(kind: MethodEntry, searches: list[str]) -> dict[str, list[Any]]:
-    """Values to search, from `name=value,value`; "step" (effective) and "rho" = K eta_l/eta_g are known too."""
-    found: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any]] = {}
     for text in searches:
         name, equals, values = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not values.strip():
             raise InputError(f"--search {text!r}: expected name=value,value,...")
-        if name in ("step", "rho"):
-            if name == "rho" and not hasattr(kind.cls, "local_step"):
-                raise InputError(
-                    f"--search {text!r}: rho is FedPAGE's; {kind.label} has eta_g and eta_l"
-                )
-            found[name] = [
-                _value(kind.label, name, "float", value.strip()) for value in values.split(",")
-            ]
-            continue
+        if name == "rho" and not hasattr(entry.cls, "local_step"):
+            raise InputError(
+                f"--search {text!r}: rho is FedPAGE's; {entry.label} has eta_g and eta_l"
+            )
+        source = _Search if name in ("step", "rho") else entry.cls
         for value in values.split(","):
-            ((name, parsed_value),) = parsed(kind, {name: value.strip()}).items()
-            found.setdefault(name, []).append(parsed_value)
-    return found
+            word, where = {name: value.strip()}, f"--search {entry.label}"
+            parsed = field_values(source, word, where, words=True)
+            ((field, number),) = parsed.items()
+            grid.setdefault(field, []).append(number)
+    return grid
 
 
-def command_line(name: str, method: Any, where: Mapping[str, str]) -> str:
-    """The `fedpage run` that runs this method there."""
-    words = [f"fedpage run {name}"]
-    words += [f"{option} {value}" for option, value in where.items()]
-    for key, field in parameters(MethodEntry(type(method), method.name)).items():
+@dataclasses.dataclass
+class _Search:
+    """What can be searched beside the hyper-parameters."""
+
+    step: float = 0.0
+    rho: float = 0.0
+
+
+def command_line(name: str, method: Any, options: Mapping[str, str]) -> str:
+    """Write the `fedpage run` command that runs a method with other options as given."""
+    words = [f"fedpage run {name}", *(f"{option} {value}" for option, value in options.items())]
+    for key, field in dataclass_fields(type(method)).items():
         value = getattr(method, key)
         if value != field.default:
-            shown = (
-                f"{value:.6g}"
-                if isinstance(value, float)
-                else "all"
-                if value is None
-                else str(value)
-            )
-            words.append(f"--{key.replace('_', '-')} {shown}")
+            text = "all" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+            words.append(f"--{key.replace('_', '-')} {text}")
     return " ".join(words)
-
-
-def with_theory(kind: MethodEntry, settings: Mapping[str, Any], problem: LinearModel) -> Any:
-    """The method with its theorem's step sizes: `--steps theory`."""
-    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
-    from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
-
-    base = method_like(kind, settings, problem)
-    given = {"eta_g", "eta_l", "p"} & set(settings)
-    if given:
-        raise InputError(f"--steps theory chooses {', '.join(sorted(given))} itself; leave it out")
-    if issubclass(kind.cls, FedPAGE):
-        tuned = kind.cls.from_theory(problem, S=base.S, K=base.K)
-        return dataclasses.replace(base, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
-    base.init(np.zeros(problem.d), problem.N)
-    L = problem.smoothness().row
-    common: dict[str, Any] = {
-        "L": L,
-        "N": problem.N,
-        "S": getattr(base, "S", 1),
-        "convex": problem.convex,
-    }
-    if issubclass(kind.cls, SCAFFOLD):
-        return base.with_step(scaffold_steps(**common, K=base.K).effective_step)
-    if issubclass(kind.cls, FedAvg) and not issubclass(kind.cls, FedProx):
-        _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
-        return base.with_step(fedavg_steps(**common, K=base.K, B=B).effective_step)
-    raise InputError(f"--steps theory: the paper gives no step sizes for {kind.label}; give eta_l")

@@ -1,7 +1,7 @@
 """Configuration: one dataclass a subject, and `structure`, which builds dataclasses from outside.
 
 A field declared here is at once an option of the command line, a key of run.toml and a key of
-Flower's run config. The module imports neither numpy nor a method, so that `fedpage --help` is fast.
+Flower's run config. The module imports no numpy, so that `fedpage --help` is fast.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
@@ -44,9 +44,91 @@ def setting(
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "option": option, "limits": limits}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ProblemConfig:
+    """Describe an objective over data that is divided among clients."""
+
+    data: str = setting("census", "Data set or LIBSVM file; census:skew=1 changes a setting.")
+    clients: int = setting(3250, "Number of clients, N.", at_least=1)
+    objective: str = setting("robust", "Objective: {objectives}.")
+    partition: str = setting("blocks", "How clients divide the rows: {partitions}.")
+    partition_seed: int = setting(0, "Seed of a random partition.")
+    alpha: float | None = setting(None, "Weight of an objective's regulariser (default 0.1).")
+    weights: Literal["uniform", "size"] = setting(
+        "uniform", "Weight of a client: uniform, as in the paper, or its size."
+    )
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Describe a method: its name and the hyper-parameters that are given, as words."""
+
+    name: str
+    hyper: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundsConfig:
+    """Describe how long a run takes and what is recorded of it."""
+
+    rounds: int = setting(2000, "Communication rounds.", at_least=0)
+    record_every: int = setting(
+        10, "Rounds between two records; 0 records the end only.", at_least=0
+    )
+    target: float = setting(1e-2, "Gradient norm that counts as reached.", above=0)
+
+
+@dataclass(frozen=True)
+class RunConfig(RoundsConfig):
+    """Describe a run of one method."""
+
+    seed: int = setting(0, "Seed of all random numbers; equal seeds give equal bits.")
+    stop: bool = setting(False, "End the run as soon as the target is reached.")
+    steps: Literal["given", "theory"] = setting(
+        "given", "Step sizes: given, or theory for those of the method's theorem."
+    )
+
+
+@dataclass(frozen=True)
+class CompareConfig(RoundsConfig):
+    """Describe a comparison: methods with the same effective step, clients and local work."""
+
+    methods: str = setting(
+        "fedpage,scaffold,fedavg", "Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter."
+    )
+    S: int = setting(
+        10, "Clients that FedPAGE samples; methods without full rounds sample 2S.", at_least=1
+    )
+    K: int = setting(10, "Local steps.", at_least=1)
+    step: float = setting(0.1, "Effective step of every method.")
+    seeds: int = setting(
+        3, "Runs of each method, with seeds 0, 1, ...", at_least=1, at_most=100_000
+    )
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Hold what `fedpage run` was given, as run.toml keeps it for `fedpage resume`."""
+
+    method: MethodConfig
+    problem: ProblemConfig
+    run: RunConfig
+    faults: dict[str, Any] | None = None
+    """The content of the --faults file."""
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Hold what `fedpage compare` was given, as compare.toml keeps it for `fedpage resume`."""
+
+    problem: ProblemConfig
+    compare: CompareConfig
+    checkpoint_every: str
+    faults: dict[str, Any] | None = None
+    """The content of the --faults file."""
 
 
 # --- from tables and words to dataclasses ---------------------------------------------------------
@@ -83,6 +165,21 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
     Traceback (most recent call last):
     fedpage.core.errors.InputError: server.toml: unknown key 'prt'; did you mean 'port'?
     """
+    values = field_values(cls, table, where, words=words)
+    for name, entry in dataclass_fields(cls).items():
+        if name not in values and entry.default is MISSING and entry.default_factory is MISSING:
+            raise InputError(f"{where}: {name!r} is missing")
+    try:
+        return cls(**values)
+    except InputError as error:
+        named = where == "--" or str(error).startswith(where)
+        raise InputError(str(error) if named else f"{where}: {error}") from None
+
+
+def field_values(
+    cls: type[Any], table: object, where: str, *, words: bool = False
+) -> dict[str, Any]:
+    """Convert the given values of a dataclass's fields, as `structure` does, and build nothing."""
     if not isinstance(table, Mapping):
         raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
     known = dataclass_fields(cls)
@@ -96,14 +193,17 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
         if name in values:
             raise InputError(f"{where}: {name} is given twice")
         values[name] = _field_value(known[name], kinds[name], key, value, where, words)
-    for name, entry in known.items():
-        if name not in values and entry.default is MISSING and entry.default_factory is MISSING:
-            raise InputError(f"{where}: {name!r} is missing")
-    try:
-        return cls(**values)
-    except InputError as error:
-        named = where == "--" or str(error).startswith(where)
-        raise InputError(str(error) if named else f"{where}: {error}") from None
+    return values
+
+
+def to_table(config: object) -> dict[str, Any]:
+    """Convert a dataclass to a table for a TOML file, which `structure` reads; None is left out."""
+    table = {}
+    for entry in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, entry.name)
+        if value is not None:
+            table[entry.name] = to_table(value) if is_dataclass(value) else value
+    return table
 
 
 def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
@@ -111,11 +211,15 @@ def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
     return {entry.name: entry for entry in fields(cls) if entry.init}
 
 
-@cache
 def field_types(cls: type[Any]) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, with annotations in quotes resolved."""
-    hints = get_type_hints(cls)
-    return {name: hints[name] for name in dataclass_fields(cls)}
+    if cls not in _TYPES:
+        hints = get_type_hints(cls)
+        _TYPES[cls] = {name: hints[name] for name in dataclass_fields(cls)}
+    return _TYPES[cls]
+
+
+_TYPES: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
 
 
 class _Mismatch(Exception):

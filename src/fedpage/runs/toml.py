@@ -1,4 +1,4 @@
-"""TOML files: read with one-line errors, checked against what is known, and written."""
+"""Read and write TOML files; errors are one line that names the file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from typing import Any
 from fedpage.core.errors import InputError, short_repr
 
 _LARGEST = 1 << 20
-"""Bytes of a TOML file, at the most; ours have some hundred."""
+"""The most bytes of a TOML file; those of fedpage have some hundred."""
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The table in a TOML file."""
+    """Read the table of a TOML file.
+
+    Raises:
+        InputError: the file cannot be read, or is not TOML.
+    """
     path = Path(path)
     try:
         with open(path, "rb") as stream:
@@ -27,7 +31,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     if len(text) > _LARGEST:
-        raise InputError(f"{path}: larger than {_LARGEST:,} bytes, which no settings are")
+        raise InputError(f"{path}: larger than {_LARGEST:,} bytes, which no configuration is")
     try:
         return loads(text.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
@@ -36,13 +40,21 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def loads(text: str, source: str) -> dict[str, Any]:
-    """The table in TOML text; an error names the source and, where TOML's reader knows it, the line."""
+    """Parse TOML text.
+
+    Args:
+        text: the text.
+        source: what errors call it.
+
+    Raises:
+        InputError: the text is not TOML; the message names the line where it is known.
+    """
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError) as error:
         raise InputError(f"{source}: not TOML ({' '.join(str(error).split())[:200]})") from None
     except RecursionError:
-        raise InputError(f"{source}: not TOML that can be read (nested too deeply)") from None
+        raise InputError(f"{source}: nested too deeply to be read") from None
 
 
 def known(table: Any, schema: Mapping[str, type], where: str, optional: set[str]) -> None:
@@ -77,7 +89,7 @@ def _finite(value: Any) -> bool:
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """TOML text of a table of tables, strings, numbers, booleans and lists of them; None is left out.
+    """Write a table of tables, text, numbers, booleans and lists as TOML; None is left out.
 
     >>> print(dumps({"seed": 0, "method": {"name": "fedpage", "eta_g": 0.1}}), end="")
     seed = 0
@@ -118,8 +130,8 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return '"' + "".join(_character(c) for c in value) + '"'
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(one) for one in value) + "]"
-    raise TypeError(f"{type(value).__name__} has no place in a settings file")
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    raise TypeError(f"{type(value).__name__} cannot be written to a TOML file")
 
 
 def _character(c: str) -> str:

@@ -1,0 +1,63 @@
+"""`fedpage demo`: a comparison to look at first."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpage.cli.common import check_count, prepare_out
+from fedpage.cli.options import ForceOption
+from fedpage.cli.output import print_summary, write_reports
+from fedpage.cli.sweep import sweep
+from fedpage.runs.config import ProblemConfig
+
+_OUT = Path("demo-report")
+_TARGET = 5e-3
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Directory for the report.")] = _OUT,
+    rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.")] = 3000,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each method.")] = 3,
+    force: ForceOption = False,
+) -> None:
+    """Compare FedPAGE, SCAFFOLD and FedAvg on the embedded census data, in a table and a report."""
+    from fedpage.runs import build
+
+    check_count("--seeds", seeds)
+    check_count("--rounds", rounds, high=10_000_000)
+    problem = build.build_problem(ProblemConfig())
+    print(
+        f"Robust regression on synthetic census data: {problem.data.rows:,} rows, "
+        f"{problem.N:,} clients."
+    )
+    methods = [
+        build.build_fair_method(name, N=problem.N, M=10, S=10, K=10, step=0.1)
+        for name in ("fedpage", "scaffold", "fedavg")
+    ]
+    prepare_out(out, force or out == _OUT)  # its own directory is written again
+    shutil.rmtree(out / "runs", ignore_errors=True)
+    runs = sweep(problem, methods, rounds=rounds, seeds=seeds, record_every=10, out=out / "runs")
+    print_summary(runs, _TARGET)
+    write_reports(runs, out, "FedPAGE, SCAFFOLD and FedAvg on synthetic census data", _TARGET)
+    print(_next_steps())
+
+
+def _next_steps() -> str:
+    """Write the commands to type next, such that they work in the shell that ran the demo."""
+    activate = Path(sys.executable).parent / "activate"
+    lines = ["Next:"]
+    if shutil.which("fedpage") is None and activate.is_file():
+        if activate.is_relative_to(Path.cwd()):
+            activate = activate.relative_to(Path.cwd())
+        lines.append(f"  . {activate}  # puts `fedpage` on the PATH")
+    lines += [
+        "  fedpage run fedpage --rounds 500 --eta-g 0.3 --out my-run",
+        "  fedpage compare --methods fedpage,scaffold --clients 325",
+        "  fedpage --help",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,59 @@
+"""`fedpage resume`: continue a run or a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpage.cli import compare, run
+from fedpage.cli.common import read_command
+from fedpage.cli.options import JobsOption, ReportOption, ThreadsOption
+from fedpage.core.errors import InputError
+from fedpage.runs.config import CompareCommand, RunCommand
+
+
+def resume(
+    directory: Annotated[
+        Path, typer.Argument(help="The --out of a `fedpage run` or `fedpage compare`.")
+    ],
+    threads: ThreadsOption = 1,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-every", help="Change the interval of checkpoints: 100 rounds, or 30s."
+        ),
+    ] = None,
+    jobs: JobsOption = 1,
+    report: ReportOption = None,
+) -> None:
+    """Continue a run or a comparison that was interrupted.
+
+    The result is the same, bit for bit, as without the interruption.
+    """
+    from fedpage.runs import toml
+
+    path = directory / "compare.toml"
+    if path.is_file():
+        comparison = read_command(CompareCommand, toml.read(path), path)
+        compare.execute(comparison, directory, jobs, report, resume=True)
+        return
+    path = directory / "run.toml"
+    if not path.is_file():
+        problem = "has no run in it" if directory.is_dir() else "is not a directory"
+        raise InputError(
+            f"{directory}: {problem}; give the --out of a `fedpage run` or `fedpage compare`"
+        )
+    table = toml.read(path)
+    if "federation" in table.get("fingerprint", {}):
+        raise InputError(f"{path}: a Flower run; start the same `flwr run` again to continue it")
+    if table.get("format") == 1 and "command" not in table:
+        raise InputError(
+            f"{path}: started from Python; continue it with "
+            f"simulate(..., out={str(directory)!r}, options=RunOptions(resume=True))"
+        )
+    command = read_command(RunCommand, table, path)
+    every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
+    prepared = run.prepare_run(command, threads, str(path))
+    run.execute(prepared, command, directory, every, report, resume=True)

@@ -1,0 +1,63 @@
+"""Run every method with every seed, with progress bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedpage.core.types import Method, Problem
+    from fedpage.engine.simulate import RunOptions
+    from fedpage.runs.history import History
+
+
+def sweep(
+    problem: Problem,
+    methods: Sequence[Method],
+    *,
+    rounds: int,
+    seeds: int,
+    record_every: int,
+    out: Path,
+    jobs: int = 1,
+    options: RunOptions | None = None,
+) -> list[History]:
+    """Run every method with the seeds 0, 1, ..., each run in a directory of its own in `out`.
+
+    In one process every method has a bar over its rounds; in several there is one over the runs.
+    """
+    from fedpage.callbacks.progress import Progress, progress_bars
+    from fedpage.studies.sweep import iterate_sweep
+
+    runs: list[History] = []
+    with progress_bars() as bars:
+        if jobs == 1:
+            tasks = [bars.add_task(method.name, total=rounds * seeds) for method in methods]
+        else:
+            tasks = [bars.add_task("runs", total=len(methods) * seeds)]
+
+        def show_rounds(method: Method, seed: int) -> list[Progress]:
+            return [Progress(bars, tasks[methods.index(method)], offset=seed * rounds)]
+
+        histories = iterate_sweep(
+            problem,
+            methods,
+            rounds=rounds,
+            seeds=seeds,
+            record_every=record_every,
+            jobs=jobs,
+            callbacks=show_rounds if jobs == 1 else None,
+            out=out,
+            options=options,
+        )
+        for history in histories:
+            runs.append(history)
+            if jobs == 1:  # a run that ended early, or had ended before, leaves its bar behind
+                method, seed = divmod(len(runs) - 1, seeds)
+                bars.update(tasks[method], completed=(seed + 1) * rounds)
+            else:
+                seed, gradient = history.meta["seed"], history.last("grad_norm")
+                note = f"{history.label}, seed {seed}: gradient {gradient:.2e}"
+                bars.update(tasks[0], completed=len(runs), note=note)
+    return runs

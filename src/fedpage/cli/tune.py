@@ -1,0 +1,165 @@
+"""`fedpage tune`: search hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpage.cli.common import check_count, prepare_out, read_hyper_parameters
+from fedpage.cli.options import (
+    ForceOption,
+    JobsOption,
+    MethodArgument,
+    ReportOption,
+    with_config_options,
+)
+from fedpage.cli.output import console
+from fedpage.cli.plan import LinkConfig
+from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields
+
+
+@with_config_options
+def tune(
+    context: typer.Context,
+    method: MethodArgument,
+    problem: ProblemConfig,
+    run: RoundsConfig,
+    link: LinkConfig,
+    cost: Annotated[
+        str,
+        typer.Option(
+            "--cost", help="rounds, clients, bytes, bytes_up, bytes_down, gradients or seconds."
+        ),
+    ] = "rounds",
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            help="name=value,value,...: eta_g, eta_l, step, rho, K, b3, p, ...; repeatable.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Seeds of the last level of the search.")
+    ] = 8,
+    fresh: Annotated[
+        int, typer.Option("--fresh", help="Other seeds, on which the winner is evaluated.")
+    ] = 5,
+    jobs: JobsOption = 1,
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Directory for the trials; a search in it is continued."),
+    ] = Path("runs/tune"),
+    report: ReportOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Search the step sizes that reach a target at the least cost.
+
+    Other hyper-parameters are options: --S 10 --K 10.
+    """
+    from fedpage.runs import build
+    from fedpage.studies.tune import checked, default_grid
+    from fedpage.studies.tune import tune as search_steps
+
+    entry = build.find_method(method)
+    given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
+    objective = build.build_problem(problem)
+    base = build.build_default_method(entry, given, objective)
+    grid = build.parse_grid(entry, search or []) or default_grid(base, objective)
+    check_count("--seeds", seeds)
+    check_count("--fresh", fresh)
+    counts = {
+        "--rounds": run.rounds, "--record-every": run.record_every, "--seeds": seeds,
+        "--fresh": fresh,
+    }  # fmt: skip
+    costs = link.costs()
+    checked(objective, base, run.target, cost, costs, grid, counts)
+    continued = not out.exists() or (out / "trials.jsonl").exists()
+    prepare_out(out, force or continued, report)
+    from fedpage.callbacks.progress import progress_bars
+
+    with progress_bars() as bars:
+        task = bars.add_task("runs", total=None)
+
+        def progress(done: int, total: int, note: str) -> None:
+            bars.update(task, completed=done, total=total, note=note)
+
+        tuned = search_steps(
+            objective, base, target=run.target, cost=cost, grid=grid, rounds=run.rounds,
+            record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
+            store=out / "trials.jsonl", progress=progress,
+        )  # fmt: skip
+    _print_result(tuned, out, grid)
+    command = build.command_line(method, tuned.method, _options(problem, run.rounds))
+    print("Run it: " + command)
+    if report:
+        _write_report(report, objective, tuned, run, out / "grid.png", command)
+
+
+def _options(problem: ProblemConfig, rounds: int) -> dict[str, str]:
+    """Return the options of `fedpage run` that describe a problem, where they are not defaults."""
+    always = ("data", "clients", "objective", "partition")
+    options = {}
+    for name, field in dataclass_fields(ProblemConfig).items():
+        value = getattr(problem, name)
+        if name in always or value != field.default:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            options[f"--{name.replace('_', '-')}"] = text
+    return options | {"--rounds": str(rounds)}
+
+
+def _write_report(
+    report: Path, problem: Any, tuned: Any, run: RoundsConfig, picture: Path, command: str
+) -> None:
+    """Run the winner on the fresh seeds and write a report with the grid and the command."""
+    import base64
+    import html
+
+    from fedpage.report import page
+    from fedpage.studies.sweep import sweep
+
+    runs = sweep(
+        problem,
+        [tuned.method],
+        rounds=run.rounds,
+        seeds=range(10_000, 10_000 + tuned.fresh),
+        record_every=run.record_every,
+    )
+    image = base64.b64encode(picture.read_bytes()).decode("ascii")
+    extra = (
+        f'<p><img alt="costs over the grid" src="data:image/png;base64,{image}"></p>'
+        f"<pre>{html.escape(command)}</pre>"
+    )
+    title = f"{tuned.method.name} tuned on {problem.data.name}, {problem.N:,} clients"
+    print(f"Report: {page.of_runs(runs, report, title=title, target=tuned.target, extra=extra)}")
+
+
+def _print_result(tuned: Any, out: Path, grid: dict[str, list[Any]]) -> None:
+    from rich.table import Table
+
+    from fedpage.report import plots
+
+    table = Table(
+        title=f"{tuned.cost} to a gradient norm of {tuned.target:g}, medians over seeds",
+        title_justify="left",
+    )
+    names = [
+        name for name in ("eta_g", "eta_l", "K", "b3", "b", "p") if hasattr(tuned.method, name)
+    ]
+    for heading in (*names, tuned.cost, "best gradient norm", "seeds"):
+        table.add_column(heading, justify="right")
+    for candidate, score in tuned.scores[:8]:
+        values = [getattr(candidate, name) for name in names]
+        cells = ["default" if value is None else f"{value:.4g}" for value in values]
+        paid = f"{score.cost:,.4g}" if math.isfinite(score.cost) else "not reached"
+        table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
+    console().print(table)
+    low, middle, high = (f"{v:,.5g}" if math.isfinite(v) else "not reached" for v in tuned.judged)
+    print(
+        f"On {tuned.fresh} fresh seeds: {middle} {tuned.cost} (quartiles {low} to {high}). "
+        "Report this number."
+    )
+    print(f"{tuned.runs} runs, and {tuned.kept} from an earlier search, in {out / 'trials.jsonl'}")
+    print(f"Grid: {plots.heat_map(tuned, grid, out / 'grid.png')}")

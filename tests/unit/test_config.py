@@ -1,0 +1,195 @@
+"""`structure`: dataclasses from TOML tables, flat configurations and words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import fedpage as fp
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.engine import faults
+from fedpage.runs import toml
+from fedpage.runs.build import build_method
+from fedpage.runs.config import (
+    CompareConfig,
+    MethodConfig,
+    ProblemConfig,
+    RunCommand,
+    RunConfig,
+    setting,
+    structure,
+    to_table,
+)
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Inner:
+    numbers: tuple[int, ...] = ()
+    pair: tuple[float, str] = (1.0, "a")
+
+
+@dataclass(frozen=True)
+class Outer:
+    port: int
+    name: str = "x"
+    ratio: float = 0.5
+    flag: bool = False
+    limit: int | None = 3
+    weights: Literal["uniform", "size"] = "uniform"
+    colour: Colour = Colour.RED
+    inner: Inner = Inner()
+    items: list[Inner] = field(default_factory=list)
+    table: dict[str, int] = field(default_factory=dict)
+    path: Path | None = None
+    number_or_word: float | str = 0.0
+    batch_size: int = setting(1, at_least=1, at_most=10)
+    step: float = setting(1.0, above=0)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ({"ratio": 2}, "ratio", 2.0),
+        ({"limit": 7}, "limit", 7),
+        ({"weights": "size"}, "weights", "size"),
+        ({"colour": "blue"}, "colour", Colour.BLUE),
+        ({"inner": {"numbers": [1, 2]}}, "inner", Inner((1, 2))),
+        ({"inner": {"pair": [2, "b"]}}, "inner", Inner((), (2.0, "b"))),
+        ({"items": [{"numbers": [3]}]}, "items", [Inner((3,))]),
+        ({"table": {"a": 1}}, "table", {"a": 1}),
+        ({"path": "a/b"}, "path", Path("a/b")),
+        ({"number_or_word": "word"}, "number_or_word", "word"),
+        ({"batch-size": 4}, "batch_size", 4),
+    ],
+    ids=str,
+)
+def test_values_of_tables_are_converted(table, name, value):
+    assert getattr(structure(Outer, {"port": 1} | table, "f.toml"), name) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ({"port": "80"}, "port", 80),
+        ({"PORT": "80"}, "port", 80),
+        ({"ratio": "1e-3"}, "ratio", 1e-3),
+        ({"flag": "True"}, "flag", True),
+        ({"limit": "all"}, "limit", None),
+        ({"limit": "5"}, "limit", 5),
+        ({"inner": {"numbers": "1,2, 3"}}, "inner", Inner((1, 2, 3))),
+        ({"batch-size": "4"}, "batch_size", 4),
+    ],
+    ids=str,
+)
+def test_words_are_parsed(words, name, value):
+    table = words if "port" in {key.lower() for key in words} else {"port": "1"} | words
+    assert getattr(structure(Outer, table, "words", words=True), name) == value
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "f.toml: 'port' is missing"),
+        (3, "f.toml: must be a table of keys, not 3"),
+        ({"port": "80"}, "f.toml: port must be a whole number, not '80'"),
+        ({"port": True}, "f.toml: port must be a whole number, not True"),
+        ({"port": 1.5}, "f.toml: port must be a whole number, not 1.5"),
+        ({"prt": 1}, "f.toml: unknown key 'prt'; did you mean 'port'?"),
+        ({"flg": 1}, "f.toml: unknown key 'flg'; did you mean 'flag'?"),
+        ({"port": 1, "ratio": float("inf")}, "f.toml: ratio must be a finite number, not inf"),
+        ({"port": 1, "ratio": 10**400}, "f.toml: ratio must be a finite number, not 1000000"),
+        ({"port": 1, "flag": 1}, "f.toml: flag must be true or false, not 1"),
+        ({"port": 1, "limit": "all"}, "f.toml: limit must be a whole number, not 'all'"),
+        ({"port": 1, "weights": "sise"}, "weights must be 'uniform' or 'size', not 'sise'; did"),
+        ({"port": 1, "colour": "rod"}, "colour must be 'red' or 'blue', not 'rod'; did you mean"),
+        ({"port": 1, "inner": 1}, "f.toml, [inner]: must be a table of keys, not 1"),
+        ({"port": 1, "inner": {"x": 1}}, "f.toml, [inner]: unknown key 'x'; known are numbers"),
+        ({"port": 1, "inner": {"numbers": ["a"]}}, "numbers must be a list of whole numbers, not"),
+        ({"port": 1, "inner": {"pair": [1.0]}}, "[inner]: pair must be a list of 2"),
+        ({"port": 1, "items": [{}, {"y": 1}]}, "f.toml, [items] 2: unknown key 'y'"),
+        ({"port": 1, "items": {}}, "f.toml: items must be a list of tables, not {}"),
+        ({"port": 1, "table": {"a": "b"}}, "f.toml: table must be a table, not {'a': 'b'}"),
+        ({"port": 1, "batch-size": 0}, "batch-size must be a whole number from 1 to 10, not 0"),
+        ({"port": 1, "step": 0}, "f.toml: step must be a finite number above 0, not 0"),
+        ({"port": 1, "batch-size": 1, "batch_size": 1}, "f.toml: batch_size is given twice"),
+    ],
+    ids=str,
+)
+def test_errors_are_one_line_and_name_the_place(table, message):
+    with pytest.raises(InputError) as error:
+        structure(Outer, table, "f.toml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_options_are_named_with_dashes():
+    with pytest.raises(InputError, match=r"^--batch-size must be a whole number from 1 to 10"):
+        structure(Outer, {"port": 1, "batch_size": 11}, "--")
+
+
+def test_errors_of_the_dataclass_itself_name_the_place_once():
+    with pytest.raises(InputError, match=r"^run config: FedPAGE: K must be a whole number"):
+        structure(fp.FedPAGE, {"K": 0}, "run config")
+    with pytest.raises(InputError, match=r"^FedPAGE: K must be a whole number"):
+        structure(fp.FedPAGE, {"K": 0}, "FedPAGE")
+
+
+@pytest.mark.parametrize("name", list(fp.METHODS))
+def test_methods_are_built_from_words(name):
+    K = "1" if name == "page" else "3"
+    assert build_method(MethodConfig(name, {"k": K})).K == int(K)
+
+
+def test_commands_survive_a_toml_file():
+    problem = ProblemConfig(data="a9a", alpha=0.5, objective="logistic-l2")
+    table: dict[str, Any] = {"faults": {"dropout": 0.1}}
+    command = RunCommand(MethodConfig("fedavg", {"S": "3"}), problem, RunConfig(seed=4), table)
+    text = toml.dumps(to_table(command))
+    assert structure(RunCommand, toml.loads(text, "run.toml"), "run.toml") == command
+    compare = CompareConfig(S=3, methods="fedpage")
+    assert structure(CompareConfig, toml.loads(toml.dumps(to_table(compare)), "c"), "c") == compare
+
+
+def test_faults_files_are_structured():
+    table = {"faults": {"dropout": 0, "gone": [1, 2]}, "policy": {"retries": 4}}
+    made, policy = faults.parse(table, "faults.toml")
+    assert (made.dropout, made.gone, policy.retries) == (0.0, (1, 2), 4)
+    with pytest.raises(InputError, match=r"faults.toml, \[policy\]: unknown key 'retry'; did you"):
+        faults.parse({"policy": {"retry": 1}}, "faults.toml")
+    with pytest.raises(InputError, match=r"faults.toml, \[faults\]: faults: dropout must be"):
+        faults.parse({"faults": {"dropout": 2.0}}, "faults.toml")
+
+
+def test_did_you_mean_ignores_capitals_and_dashes():
+    assert did_you_mean("--ROUND", ["--rounds"]) == " did you mean '--rounds'?"
+    assert did_you_mean("bogus", ["rounds"]) == ""
+
+
+def test_a_new_field_is_an_option_of_the_command_line():
+    import typer
+    from typer.testing import CliRunner
+
+    from fedpage.cli.options import with_config_options
+
+    @dataclass(frozen=True)
+    class Config:
+        depth: int = setting(2, "Depth of the tree.", at_least=1)
+
+    def grow(config) -> None:
+        print(f"depth {config.depth}")
+
+    grow.__annotations__["config"] = Config
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(with_config_options(grow))
+    assert "Depth of the tree." in CliRunner().invoke(app, ["--help"]).output
+    assert CliRunner().invoke(app, ["--depth", "5"]).output == "depth 5\n"
+    assert "--depth must be" in str(CliRunner().invoke(app, ["--depth", "0"]).exception)
