@@ -1,63 +1,90 @@
-# Everything runs in .venv, which is made from pyproject.toml when it is missing or older than that.
+# Development tasks. Everything runs in $(VENV), which is made from pyproject.toml when it is missing
+# or older than that. `make help` lists the targets.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ALL := test,docs,pandas,flower-simulation,torch,tensorboard,mlflow,wandb,notebook
+# SLOW=1 includes the tests that need processes, a browser, a wheel, a notebook or a built site.
+XDIST ?= -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(XDIST) $(if $(SLOW),-m "")
 
-.PHONY: demo test lint types rooms tests mutants torture fuzz faults bench bench-torch bench-peers communication docs flower-demo wheels clean
+.PHONY: help demo test lint types imports tests mutants torture fuzz faults bench bench-torch \
+  bench-peers communication docs flower-demo wheels lock shell clean
 
-demo: $(VENV)/.core
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
+	  awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.core ## install fedpage in .venv and compare methods in a minute
 	$(BIN)/fedpage demo
+	@echo "To type fedpage yourself: . $(BIN)/activate"
 
-test: $(TESTS) lint types rooms tests
+test: lint types imports tests ## style, types, imports and tests; SLOW=1 for all tests
 
-lint: $(TESTS)
+lint: $(TESTS) ## style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(TESTS)
+types: $(TESTS) ## static types of src and tests
 	$(BIN)/mypy
 
-rooms: $(TESTS)
+imports: $(TESTS) ## each package imports only from the packages below it
 	$(BIN)/lint-imports --no-logo
 
-tests: $(TESTS)
-	$(BIN)/python -m pytest
+tests: $(TESTS) ## the tests alone
+	$(PYTEST)
 
-mutants: $(TESTS)
+mutants: $(TESTS) ## change the methods in one place at a time; the laws must fail
 	$(BIN)/python tests/mutants.py
 
-torture: $(TESTS)
+torture: $(TESTS) ## kill runs at random moments; a resumed run must have the same bits
 	$(BIN)/python tests/torture.py
 
 CASES ?= 1000000
 SEED ?= 0
-fuzz: $(TESTS)
+fuzz: $(TESTS) ## feed random files to every reader; CASES=1000000 SEED=0
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --seed $(SEED)
 
-faults: $(TESTS)
+faults: $(TESTS) ## methods under clients that fail
 	$(BIN)/python benchmarks/faults.py
 
-bench: $(TESTS)
-	$(BIN)/python benchmarks/speed.py
+bench: $(TESTS) ## speed; BEFORE=DIR compares with the fedpage in DIR/src
+	$(BIN)/python benchmarks/speed.py $(if $(BEFORE),--before $(BEFORE))
 
-bench-torch:
+bench-torch: ## speed of torch models
 	$(MAKE) EXTRAS=torch $(VENV)/.extras-torch
 	$(BIN)/python benchmarks/torch_speed.py
 
+REPETITIONS ?= 3
+bench-peers: $(TESTS) ## speed against other libraries
+	$(BIN)/python benchmarks/peers/run.py --repetitions $(REPETITIONS) $(if $(INTO),--into $(INTO))
+
+communication: $(TESTS) ## bytes to a target, per method
+	$(BIN)/python benchmarks/communication.py
+
 # The site in site/, and a check of its links. Nothing of it is loaded from another host.
-docs:
+docs: ## build the documentation in site/
 	$(MAKE) EXTRAS=docs $(VENV)/.extras-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python tools/docs/links.py site
 
-communication: $(TESTS)
-	$(BIN)/python benchmarks/communication.py
+flower-demo: ## a federation of real processes on this machine
+	$(MAKE) EXTRAS=flower $(VENV)/.extras-flower
+	$(BIN)/fedpage deploy demo
 
-REPETITIONS ?= 3
-bench-peers: $(TESTS)
-	$(BIN)/python benchmarks/peers/run.py --repetitions $(REPETITIONS) $(if $(INTO),--into $(INTO))
+wheels: $(TESTS) ## build the wheel and try it with every Python that is here
+	$(BIN)/python tools/wheels.py
+
+lock: ## write constraints.txt anew, from the newest versions that pyproject.toml allows
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$(ALL)]"
+	.venv-lock/bin/python tools/lock.py
+
+shell: $(TESTS) ## a shell in which fedpage, pytest and ruff are on the path
+	@PATH="$(abspath $(BIN)):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" $${SHELL:-/bin/sh}
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -66,19 +93,12 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(PIP) -e .
 	@touch $@
 
 $(TESTS): $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
+	$(PIP) -e ".[$(EXTRAS)]"
 	@touch $@
 
-flower-demo:
-	$(MAKE) EXTRAS=flower $(VENV)/.extras-flower
-	$(BIN)/fedpage deploy demo
-
-wheels: $(TESTS)
-	$(BIN)/python tools/wheels.py
-
-clean:
-	rm -rf $(VENV) build dist site demo-report flower-demo
+clean: ## remove the environment and everything that is built
+	rm -rf $(VENV) .venv-lock build dist site demo-report flower-demo

@@ -1,4 +1,4 @@
-"""Modules of extras that are not installed are not searched for doctests."""
+"""Leave modules of extras that are not installed out of the search for doctests."""
 
 from importlib.util import find_spec
 

@@ -1,7 +1,7 @@
-"""The plain loop that a careful researcher would write: dense numpy, one client after the other. Kept as the yardstick.
+"""Plain numpy loops of three methods, which benchmarks/speed.py compares fedpage with.
 
-Nothing here is fedpage's. Each client's rows are a view of one dense array, minibatches come from numpy's generator,
-every gradient is two small dense products, and nothing is computed twice.
+They use nothing of fedpage. Each client's rows are a view of one dense array, minibatches come from
+numpy's generator, every gradient is two small dense products, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Loop:
     def __init__(
         self, X: np.ndarray, y: np.ndarray, clients: int, seed: int = 0, *, shuffle: bool = False
     ) -> None:
-        """shuffle: minibatches by permutation(M)[:b], not choice(M, b, replace=False); the same law, and faster."""
+        """With shuffle, draw by permutation(M)[:b], which is faster than choice."""
         self.shuffle = shuffle
         M = len(y) // clients
         self.A = np.ascontiguousarray(X[: M * clients].reshape(clients, M, -1))

@@ -1,7 +1,10 @@
-"""`make bench`: fedpage against a plain numpy loop, scipy and itself, as ratios within one run.
+"""Compare fedpage with a C loop, a numpy loop, scipy and an older fedpage: `make bench`.
 
-Every number is the smallest of several repetitions, taken in turns, so that a busy machine hurts both sides alike.
-Needs a9a (in FEDPAGE_DATA, ../shared/data or the cache); without it the embedded census data stands in, and is named.
+    python benchmarks/speed.py --before DIR       # also time rounds of the fedpage in DIR/src
+
+Every number is the smallest of several repetitions. Both sides of a ratio are measured in turns, so
+that a busy machine hurts both alike. The data set is a9a (in FEDPAGE_DATA, ../shared/data or the
+cache), or the embedded census data where a9a is missing; the first line names it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ[name] = "1"
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -23,19 +27,24 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "FEDPAGE_DATA" not in os.environ and SHARED.is_dir():
     os.environ["FEDPAGE_DATA"] = str(SHARED)
 
+import c_loop
 import numpy as np
 import reference
+import rounds as all_rounds
 
 import fedpage as fp
-from fedpage.data import registry
 
 
 def data_set() -> fp.Dataset:
-    return fp.load("a9a" if registry.find(registry.REGISTRY["a9a"]) else "census")
+    """Load a9a, or census where a9a is not here."""
+    try:
+        return fp.load("a9a")
+    except fp.InputError:
+        return fp.load("census")
 
 
 def in_turns(tasks: dict[str, Callable[[], float]], repetitions: int) -> dict[str, float]:
-    """Smallest result of each task, which returns its own seconds."""
+    """Return the smallest result of each task; a task returns its own seconds."""
     best = dict.fromkeys(tasks, float("inf"))
     for _ in range(repetitions):
         for name, task in tasks.items():
@@ -53,7 +62,35 @@ def line(what: str, ours: str, theirs: str, ratio: float, wanted: str) -> None:
     print(f"{what:44s} {ours:>12s} {theirs:>12s} {ratio:9.2f}x  {wanted}", flush=True)
 
 
+def against_c(data: fp.Dataset) -> None:
+    """Compare FedPAGE's sampled round with a C loop, and with the bare kernels."""
+    problem = fp.RobustRegression(data, clients=3250)
+    method = fp.FedPAGE(S=10, K=10, eta_g=0.1, p=1e-12)  # sampled rounds only
+    library = c_loop.compile_loop()
+    c_loop.check(library, problem, method)
+    run, bare = fp.Simulation(problem, method, seed=0), c_loop.BareLoop(problem, method)
+    run.step()
+    tasks = {
+        "ours": lambda: timed(lambda: [run.step() for _ in range(650)]) / 650,
+        "bare": lambda: timed(lambda: bare.rounds(650, seed=0)) / 650,
+    }
+    if library is None:
+        print("FedPAGE against C: skipped, because there is no C compiler (cc) here")
+    else:
+        loop = c_loop.CLoop(library, problem, method)
+        tasks["C"] = lambda: timed(lambda: loop.rounds(2000, seed=0)) / 2000
+    best = in_turns(tasks, 15)
+    ours = f"{best['ours'] * 1e6:.1f} us"
+    for name, what, wanted in (
+        ("C", "FedPAGE's sampled round / C loop", "wanted: at most 3.5"),
+        ("bare", "  / bare Python loop over the kernels", ""),
+    ):
+        if name in best:
+            line(what, ours, f"{best[name] * 1e6:.1f} us", best["ours"] / best[name], wanted)
+
+
 def rounds(data: fp.Dataset) -> None:
+    """Compare rounds with a numpy loop."""
     problem, dense = fp.RobustRegression(data, clients=3250), data.X.toarray()
     cases = {
         "FedPAGE  S=10 K=10 b3=1": (fp.FedPAGE(S=10, K=10, eta_g=0.1), reference.fedpage),
@@ -94,7 +131,7 @@ def rounds(data: fp.Dataset) -> None:
 
 
 def agree(data: fp.Dataset) -> None:
-    """The yardstick computes the right thing: with all clients and all rows nothing is random, and x must be ours."""
+    """Check that the numpy loop computes fedpage's x with all clients and all rows."""
     dense, b = data.X.toarray()[:1000], data.y[:1000]
     problem = fp.RobustRegression(fp.Dataset.from_arrays(dense, b), clients=100)
 
@@ -112,6 +149,7 @@ def agree(data: fp.Dataset) -> None:
 
 
 def gradient(data: fp.Dataset) -> None:
+    """Compare the full gradient with scipy's sparse and numpy's dense products."""
     n = data.rows // 3250 * 3250
     problem, X, y = fp.RobustRegression(data, clients=3250), data.X[:n], data.y[:n]
     dense, x = X.toarray(), np.linspace(-0.1, 0.1, data.features)
@@ -142,7 +180,7 @@ def gradient(data: fp.Dataset) -> None:
 
 
 def generated(clients: int) -> fp.RobustRegression:
-    """clients x 10 one-hot rows of census's fields; entries are not stored, they are all 1."""
+    """Generate 10 one-hot rows per client with census's fields."""
     fields = np.array(fp.data.synthetic.FIELDS)
     rng = np.random.default_rng(0)
     rows = 10 * clients
@@ -158,6 +196,7 @@ def generated(clients: int) -> fp.RobustRegression:
 
 
 def growth() -> None:
+    """Compare sampled rounds of a million clients with those of 3,250, in time and memory."""
     small, large = generated(3_250), generated(1_000_000)
     never = 1e-12  # sampled rounds only: a full one costs N by definition
     for method in (fp.FedPAGE(S=10, K=10, p=never), fp.SCAFFOLD(S=20), fp.FedAvg(S=20)):
@@ -194,11 +233,39 @@ def growth() -> None:
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
                 print(
-                    f"  memory beyond the data, {method.name}, N = {problem.N:,}, {what}: {peak:,} bytes"
+                    f"  memory beyond the data, {method.name}, N = {problem.N:,}, {what}: "
+                    f"{peak:,} bytes"
                 )
 
 
+def faults(data: fp.Dataset) -> None:
+    """Compare rounds under faults that never happen with plain rounds."""
+    problem = fp.RobustRegression(data, clients=3250)
+    for method in (fp.FedPAGE(S=10, K=10, p=1e-12), fp.SCAFFOLD(S=20), fp.FedAvg(S=20)):
+        runs = {
+            "faults": fp.Simulation(problem, method, seed=0, faults=fp.Faults()),
+            "plain": fp.Simulation(problem, method, seed=0),
+        }
+        for run in runs.values():
+            run.step()
+        best = in_turns(
+            {
+                name: lambda r=run: timed(lambda: [r.step() for _ in range(200)]) / 200
+                for name, run in runs.items()
+            },
+            15,
+        )
+        line(
+            f"{method.name} with faults=Faults() / plain",
+            f"{best['faults'] * 1e6:.1f} us",
+            f"{best['plain'] * 1e6:.1f} us",
+            best["faults"] / best["plain"],
+            "wanted: at most 1.5",
+        )
+
+
 def starts() -> None:
+    """Time the import, the command line and the first result."""
     code = (
         "import time; began = time.perf_counter(); import fedpage as fp; "
         "problem = fp.RobustRegression(fp.load('{data}'), clients=3250); "
@@ -231,19 +298,24 @@ def starts() -> None:
             [sys.executable, "-c", code.format(data="census")], {"NUMBA_CACHE_DIR": empty}
         )
     print(
-        f"{'first result on census, nothing compiled yet':44s} {seconds:9.2f} s   wanted: at most 20 s"
+        f"{'first result on census, not compiled yet':44s} {seconds:9.2f} s   wanted: at most 20 s"
     )
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, help="a checkout of an older fedpage")
+    before = parser.parse_args().before
     data = data_set()
-    print(
-        f"data: {data}, one thread, float64\n{'':44s} {'ours':>12s} {'theirs':>12s} {'ratio':>10s}"
-    )
+    print(f"data: {data}, one thread, float64")
+    print(f"{'':44s} {'ours':>12s} {'theirs':>12s} {'ratio':>10s}")
+    against_c(data)
     rounds(data)
     gradient(data)
     growth()
+    faults(data)
     starts()
+    all_rounds.measure(before)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where tests find real data: FEDPAGE_DATA, or ../shared/data beside the project, or the user's cache."""
+"""Fixtures of all tests. Real data comes from FEDPAGE_DATA, ../shared/data or the user's cache."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if "FEDPAGE_DATA" not in os.environ and (BESIDE / "data").is_dir():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_clutter(tmp_path_factory):
-    """What tests parse is not kept in the user's cache."""
+def _separate_cache(tmp_path_factory):
+    """Keep parsed data sets out of the user's cache."""
     from fedpage.data import registry
 
     folder = tmp_path_factory.mktemp("parsed")
@@ -27,7 +27,7 @@ def _no_clutter(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def real():
-    """Loads a registered data set, or skips and says so."""
+    """Load a registered data set, or skip the test where it is not here."""
     from fedpage.data import registry
 
     def load(name: str):
@@ -40,7 +40,7 @@ def real():
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Calls the command line in an empty directory: exit code, stdout, stderr."""
+    """Call the command line in an empty directory; return its exit code, stdout and stderr."""
     from fedpage.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def refused(run):
-    """Asserts that the command line answers with one line that says what is wrong, and exit code 2."""
+    """Check that the command line exits with 2 and one line that contains a text."""
 
     def check(words, what):
         code, _, err = run(*words)
@@ -70,7 +70,7 @@ def refused(run):
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A mutant's laws must run on the mutant, not on the package beside it."""
+    """Refuse to run a mutant's laws on anything but the mutant."""
     import fedpage
 
     where = os.environ.get("FEDPAGE_MUTANT")

@@ -49,8 +49,8 @@ from fedpage.core.types import StopReason
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.policy import RoundFailed
 from fedpage.engine.simulate import describe, prepare
+from fedpage.engine.transport import RoundFailed
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
@@ -63,13 +63,13 @@ from fedpage.studies.tune import Store, Trial
 SECONDS = 10.0
 MEMORY = 1 << 30
 LONGEST = 4096
-"""Bytes of a mutated case; the cases of `once` may be longer."""
+"""The most bytes of a mutated case; the cases of `once` may be longer."""
 SOURCE = "fuzzed"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader: what to start from, and what must be true of any bytes.
+    """Describe a reader: seeds to start from, and a check of what it does with any bytes.
 
     check returns, raises InputError, or fails by raising anything else.
     """
@@ -77,17 +77,17 @@ class Target:
     check: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
     words: tuple[bytes, ...] = ()
-    """Tokens to put in."""
+    """Tokens to insert."""
     make: Callable[[random.Random], bytes] | None = None
-    """A grammar's cases, half of all."""
+    """A grammar, which makes half of the cases."""
     once: tuple[bytes, ...] = ()
-    """Cases that are tried as they are, and only once: too slow or too long to mutate."""
+    """Cases that are tried once, without mutation, because they are slow or long."""
     share: int = 1
-    """Cases of a million, in thousands."""
+    """Thousands of cases of a million."""
 
 
 class Refused(Exception):
-    """What a slow reader raises; the line, where there is one."""
+    """Raised by slow readers, with the line where there is one."""
 
     def __init__(self, line: int | None = None) -> None:
         super().__init__(line)
@@ -97,7 +97,7 @@ class Refused(Exception):
 def agree(
     read: Callable[[], Any], slow: Callable[[], Any], same: Callable[[Any, Any], bool]
 ) -> None:
-    """Both accept and give the same, or both refuse, and at the same line."""
+    """Check that both readers return the same, or refuse the same line."""
     try:
         expected = slow()
     except Refused as fault:
@@ -118,7 +118,7 @@ def agree(
 
 
 def plain_number(token: bytes) -> float:
-    """A decimal number, read character by character; ValueError where it is none or not finite."""
+    """Read a finite decimal number character by character, or raise ValueError."""
     text, at = token.decode("latin-1") + "\0", 0
 
     def digits() -> int:
@@ -234,7 +234,7 @@ LIBSVM_ONCE = (
 
 
 def make_libsvm(rng: random.Random) -> bytes:
-    """Rows that are sound but for one thing in a dozen."""
+    """Make rows in which one token in a dozen is wrong."""
     lines = []
     for _ in range(rng.randrange(1, 6)):
         bad = rng.random() < 0.15
@@ -291,7 +291,7 @@ def check_archive(data: bytes, suffix: str) -> None:
 
 
 def greedy_xz() -> bytes:
-    """An archive of three bytes whose header asks for 4 GiB."""
+    """Make an archive of three bytes whose header asks for 4 GiB."""
     packed = bytearray(lzma.compress(b"1\n", check=lzma.CHECK_NONE))
     size = 4 * (packed[12] + 1)
     packed[16] = 40
@@ -322,7 +322,7 @@ def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> T
 
 
 def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
-    """What must be true of a figure that was accepted."""
+    """Check a figure that was accepted against its table."""
     for field in ("name", "title", "paper", "data", "objective"):
         assert type(getattr(figure, field)) is str
     for field in ("rows", "rounds", "record_every", "seeds"):
@@ -341,7 +341,7 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
             zip(panel.variants, table["method"], strict=True)
         ):
             made = variant.method
-            assert type(made) is METHODS[method["name"]]
+            assert type(made) is METHODS[method["name"]].cls
             assert 0 < made.effective_step < math.inf
             for field in fields(made):
                 value = getattr(made, field.name)
@@ -466,7 +466,7 @@ _scratch = Path(tempfile.gettempdir())
 
 
 def scratch(name: str) -> Path:
-    """A file of this process's own; its name holds SOURCE."""
+    """Return a path of this process whose name contains SOURCE."""
     return _scratch / f"{SOURCE}-{name}"
 
 
@@ -763,7 +763,7 @@ class _Dead(BaseException):
 
 
 def dead_run() -> Path:
-    """A run that died after its sixth round, with a checkpoint there."""
+    """Make a run that died after its sixth round, with a checkpoint."""
     out = _scratch / "dead"
     if not out.exists():
 
@@ -780,7 +780,7 @@ def dead_run() -> Path:
 
 
 def check_checkpoint(data: bytes) -> None:
-    """What is accepted can be packed again, and a run that takes it up goes on or refuses."""
+    """Check that an accepted checkpoint can be packed again, and that a run restores or refuses it."""
     tree = checkpoint.unpack(data, SOURCE)
     again = checkpoint.unpack(checkpoint.pack(tree), SOURCE)
     assert repr(again) == repr(tree)
@@ -806,7 +806,7 @@ RUN_COMMAND = {
 
 
 def check_run(data: bytes) -> None:
-    """A run's settings, edited by anybody: sound or refused, and the run goes on only if it is the same."""
+    """Check that an edited run.toml is read or refused, and that only the same run resumes."""
     path = scratch("run.toml")
     path.write_bytes(data)
     table = toml.read(path)
@@ -829,12 +829,12 @@ def check_faults(data: bytes) -> None:
     path.write_bytes(data)
     made, _ = faults.read(path)
     try:
-        weather = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
+        sampler = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
     except InputError as error:
         raise InputError(
             f"{SOURCE}: {error}"
         ) from None  # what does not fit the problem is no fault of the file
-    weather.outcomes(np.arange(4), 3, 1)
+    sampler.sample_outcomes(np.arange(4), 3, 1)
 
 
 def checkpoint_seeds() -> tuple[bytes, ...]:
@@ -866,7 +866,7 @@ FAULTS_SEEDS = (
 
 
 def targets(folder: Path) -> dict[str, Target]:
-    """Every reader; files are written below the folder."""
+    """Return every reader; files are written below the folder."""
     global _scratch
     _scratch = folder
     text = partial(
@@ -899,7 +899,7 @@ _TOKENS = re.compile(rb"[A-Za-z_]+|[0-9.eE+-]+|\s+|.", re.DOTALL)
 
 
 def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
-    """One to four small changes, to bytes or to tokens."""
+    """Make one to four small changes, of bytes or of tokens."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         at, end = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
         kind = rng.randrange(10)
@@ -932,7 +932,7 @@ def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
 
 
 def case(target: Target, seed: int, number: int) -> bytes:
-    """The case of that number: a function of the seed."""
+    """Make the case of a number, which is a function of the seed."""
     if number < len(target.once) + len(target.seeds):
         return (*target.once, *target.seeds)[number]
     rng = random.Random(seed << 40 | number)
@@ -943,7 +943,7 @@ def case(target: Target, seed: int, number: int) -> bytes:
 
 
 def verdict(target: Target, data: bytes) -> bool:
-    """Whether the reader accepted; AssertionError or the reader's own failure where it did something else."""
+    """Return whether the reader accepted the case; raise if it neither read nor refused it."""
     try:
         target.check(data)
     except InputError as error:
@@ -957,7 +957,7 @@ def verdict(target: Target, data: bytes) -> bool:
 
 
 class Hang(BaseException):
-    """A case that takes too long; no reader can catch it by catching Exception."""
+    """Raised in a case that takes too long; readers that catch Exception do not catch it."""
 
 
 def _hang(*_: object) -> None:
@@ -972,19 +972,19 @@ def _limit_memory() -> None:
 
 
 def _memory() -> str | None:
-    """A directory that is no disk, where there is one."""
+    """Return a directory in memory, where there is one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _warm(every: dict[str, Target]) -> None:
-    """Imports and what is compiled are no part of a case's time and memory."""
+    """Import and compile before the first case, whose time and memory are limited."""
     for target in every.values():
         for data in target.seeds:
             verdict(target, data)
 
 
 def judged(target: Target, data: bytes) -> bool:
-    """`verdict` under the clock."""
+    """Call `verdict` with a time limit."""
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         return verdict(target, data)

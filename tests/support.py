@@ -1,4 +1,4 @@
-"""What several tests share: scripted draws, oracles without fused walks, and small problems."""
+"""Scripted draws, oracles without fused kernels, and small problems, shared by the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpage.engine.simulation import Simulation
 
 
 class ScriptedDraws:
-    """A round whose coin, clients and minibatches are written down."""
+    """Draws of one round whose coin, clients and minibatches are given."""
 
     def __init__(
         self, round: int, coin: bool, clients: list[int], batches: dict[int, list[list[int]]]
@@ -37,7 +37,7 @@ class ScriptedDraws:
 
 
 class Replay(Simulation):
-    """A simulation whose draws come from a list."""
+    """A simulation that takes its draws from a list, an entry a round."""
 
     def __init__(self, *args: Any, script: list[ScriptedDraws], **options: Any) -> None:
         super().__init__(*args, seed=0, **options)
@@ -47,8 +47,8 @@ class Replay(Simulation):
         return self.script[self.costs.round]
 
 
-class WalksOnly:
-    """An oracle that offers `batch` and `grad` only, so that the walks themselves run."""
+class PlainOracle:
+    """An oracle that offers only `batch` and `grad`, so that core/local_steps.py itself runs."""
 
     def __init__(self, oracle: Any) -> None:
         self._oracle = oracle
@@ -64,7 +64,7 @@ class WalksOnly:
 
 
 class Unfused:
-    """A problem whose oracles have no fused walks."""
+    """A problem whose oracles have no fused local steps."""
 
     def __init__(self, problem: Any) -> None:
         self._problem = problem
@@ -72,17 +72,17 @@ class Unfused:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)
 
-    def oracle(self, clients: Any, draws: Any) -> WalksOnly:
-        return WalksOnly(self._problem.oracle(clients, draws))
+    def oracle(self, clients: Any, draws: Any) -> PlainOracle:
+        return PlainOracle(self._problem.oracle(clients, draws))
 
 
 def quadratic(noise: float = 0.0, **options: Any) -> fp.Quadratic:
-    """8 clients of 5 rows in 4 dimensions that disagree about the minimum."""
+    """Make 8 clients of 5 rows in 4 dimensions whose minima differ."""
     return fp.Quadratic.random(8, 5, 4, seed=3, spread=3.0, noise=noise, **options)
 
 
 def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") -> Any:
-    """A linear model over clients of very different sizes, some with a single row, values other than 1."""
+    """Make a linear model over clients of very different sizes, with values other than 1."""
     data = fp.load("census", rows=240, skew=1.0)
     values = 0.5 + fp.core.random.uniforms(5, size=data.nonzeros)
     data = fp.Dataset("scaled", data.indptr, data.indices, values, data.y, data.features)
@@ -96,7 +96,7 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
 
 
 def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
-    """Every method under the laws, at an effective step; full: all minibatches are all rows."""
+    """Make every method under the laws at an effective step; full: each minibatch is all rows."""
     b = None if full else 2
     page = {"S": S, "b1": None if full else 3, "b2": None if full else 3, "b3": b}
     local = {"S": S, "K": K, "b": b}

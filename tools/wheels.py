@@ -1,8 +1,9 @@
-"""Builds the wheel and tries it: in an empty environment of each Python that is here, `fedpage demo` must pass.
+"""Build the wheel, install it for every Python that is here, and run `fedpage demo` with it.
 
     python tools/wheels.py               # needs `pip install build`
 
-Looks for python3.11, python3.12 and python3.13 on the PATH and below ~/.pyenv/versions; says which it did not find.
+Python 3.11 to 3.14 are looked for on the PATH and in ~/.pyenv/versions. Each gets an empty
+environment. A version that is not found is named.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 def python(version: str) -> str | None:
-    """A Python of this version."""
+    """Find a Python of this version."""
     for home in sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*"), reverse=True):
         if (home / "bin" / "python").exists():
             return str(home / "bin" / "python")
@@ -27,7 +28,7 @@ def python(version: str) -> str | None:
 
 
 def main() -> int:
-    """Build, install and try; the number of Pythons that failed."""
+    """Build, install and run; return the number of Pythons that failed."""
     failed = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -41,7 +42,7 @@ def main() -> int:
         for version in VERSIONS:
             found = python(version)
             if found is None:
-                print(f"Python {version}: not here")
+                print(f"Python {version}: not found")
                 continue
             place, began = folder / version, time.monotonic()
             subprocess.run([found, "-m", "venv", place], check=True)
@@ -65,7 +66,8 @@ def main() -> int:
             verdict = "passed" if good else f"FAILED: {done.stderr.strip()[-300:]}"
             seconds = time.monotonic() - began
             print(
-                f"Python {version}: installed in {installed:.0f} s, fedpage demo {verdict} in {seconds:.0f} s"
+                f"Python {version}: installed in {installed:.0f} s, "
+                f"fedpage demo {verdict} in {seconds:.0f} s"
             )
     return failed
 

@@ -128,9 +128,11 @@ def do(
 def speed_data(home: Path) -> dict[str, Path]:
     """a9a (or the embedded census data) for each case; the large one is the same rows ten times, in new orders."""
     import fedpage as fp
-    from fedpage.data import registry
 
-    data = fp.load("a9a" if registry.find(registry.REGISTRY["a9a"]) else "census")
+    try:
+        data = fp.load("a9a")
+    except fp.InputError:
+        data = fp.load("census")
     if not (data.values == 1).all():
         raise SystemExit("the peers' data must be one-hot")
     rng, paths = np.random.default_rng(0), {}

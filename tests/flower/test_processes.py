@@ -15,6 +15,7 @@ import fedpage as fp
 from fedpage.flower.deploy import keys
 from fedpage.flower.deploy.local_federation import Loopback, Simulated, _descendants, _free_ports
 
+pytestmark = pytest.mark.slow  # starts real federations
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
 QUICK = """
 import sys, time

@@ -124,6 +124,7 @@ def test_runs_are_kept_and_done_once(tmp_path):
     assert runs.finished(runs.tasks([longer], 1)[0], tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_the_runs_in_hand_only(tmp_path):
     words = [
         "reproduce",

@@ -12,6 +12,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.types import Call
+from fedpage.methods import fair
 from fedpage.methods.fedpage import LeakFreeSteps
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -44,7 +45,9 @@ class Printed(fp.FedPAGE):
         return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))
 
     def _free_walk(self, message, oracle):
-        reply, _ = super().client(fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None)
+        reply, _ = super().client(
+            fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None
+        )
         return reply
 
 
@@ -84,7 +87,7 @@ def test_the_third_vector_is_counted_as_if_it_had_been_sent(bench, problem):
 
 def test_the_budget_in_rounds_is_what_a_round_sends(bench, problem):
     for kind in fp.METHODS.values():
-        method = fp.methods.fair.matched(kind, N=N, M=10, S=S, K=10, step=0.01)
+        method = fair.matched(kind, N=N, M=10, S=S, K=10, step=0.01)
         sent = (
             fp.simulate(problem, method, rounds=400, seed=0, record_every=400).last("bytes")
             / VECTOR

@@ -17,6 +17,7 @@ pytest.importorskip(
 pytest.importorskip(
     "ipykernel", reason="needs a notebook's libraries: pip install 'fedpage[notebook]'"
 )
+pytestmark = pytest.mark.slow  # runs the notebook in a kernel
 
 
 def test_it_says_again_what_it_says():

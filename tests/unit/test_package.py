@@ -1,4 +1,4 @@
-"""What is shipped: the wheel's contents, versions that agree, the shell's completion."""
+"""Check the wheel's contents, versions, the shell's completion, the lock file and the Makefile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import fedpage as fp
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     pytest.importorskip(
         "setuptools", reason="building a wheel without a network needs setuptools here"
@@ -27,7 +29,7 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     )
     names = [name for name in listed.stdout.split("\0") if name] if listed.returncode == 0 else []
     if not names:
-        pytest.skip("not a checkout of git's: what belongs to the package is not known")
+        pytest.skip("not a git checkout: the files of the package are not known")
     for name in names:
         if name.startswith("src/") or "/" not in name:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,9 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     assert {"fedpage/py.typed", f"{about}/licenses/LICENSE"} <= shipped
     assert {name.partition("/")[0] for name in shipped} == {"fedpage", about}
     core = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
-    assert core == ["numpy", "scipy", "numba", "scikit-learn", "matplotlib", "typer", "rich"]
+    assert core == [
+        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib", "typer", "rich",
+    ]  # fmt: skip
     assert "Classifier: Typing :: Typed" in metadata
 
 
@@ -110,3 +114,31 @@ def test_the_shell_completes(words, place, expected):
         check=False,
     )
     assert set(done.stdout.split()) == expected, done.stderr
+
+
+def test_the_locked_versions_are_allowed():
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("#")
+    locked = dict(line.split("==") for line in lines[1:])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in (Requirement(line) for group in groups for line in group):
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), requirement
+    assert not [line for line in lines[1:] if re.search(r"[/@ ]", line)]
+
+
+def test_every_make_target_that_is_documented_exists():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", text, flags=re.MULTILINE))
+    (phony,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", text, flags=re.MULTILINE)
+    assert set(phony.replace("\\", " ").split()) == targets
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        named = re.findall(
+            r"(?:^|`|&& )make ([a-z-]+)", page.read_text("utf-8"), flags=re.MULTILINE
+        )
+        assert set(named) <= targets, page

@@ -123,6 +123,7 @@ def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
 )
 def test_ours_and_the_numpy_loop_meet_the_reference(peers, do, kind, S, method):
     problem = getattr(peers.plain, kind)()
+    variants: list[tuple[str, dict[str, str]]]
     variants = [("ours", {}), ("numpy_loop", {})] + [("ours", {"option": "I"})] * (
         method["method"] == "scaffold"
     )

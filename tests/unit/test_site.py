@@ -22,6 +22,7 @@ import fedpage as fp
 
 ROOT = Path(__file__).resolve().parents[2]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.slow  # builds the site and opens it in a browser
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ torture = pytest.importorskip(
     "torture", reason="forked processes and their limits need a Unix", exc_type=ImportError
 )
 
+pytestmark = pytest.mark.slow  # starts processes and kills them
+
 
 def quiet(text):
     """Print nothing."""

@@ -1,8 +1,8 @@
-"""The one order in which clients' replies are added.
+"""Add up clients' replies in one fixed order.
 
-A running sum, one client after the other in client order: no chunking, thread count or engine can change a bit of it.
-numpy's own sum may add in pairs, and does so for (n, 1) arrays; a loop over rows in Python would cost as much as the
-clients' work.
+The sum runs over one client after the other in client order, so no chunking, thread count or
+engine changes a bit of it. numpy's own sum may add in pairs, and does so for (n, 1) arrays; a
+Python loop over rows would cost as much as the clients' work.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from fedpage.core.types import Ints, Vector
+
 _fast: Any = njit(cache=True, nogil=True, error_model="numpy")
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 @_fast
@@ -26,42 +27,66 @@ def _add_rows(total: NDArray[np.float64], rows: NDArray[np.float64]) -> None:
 
 @_fast
 def _mean_rows(rows: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+    n = rows.shape[0]
     for l in range(rows.shape[1]):
         out[l] = 0.0
-    for i in range(rows.shape[0]):
+    for i in range(n):
         for l in range(rows.shape[1]):
             out[l] += rows[i, l]
     for l in range(rows.shape[1]):
-        out[l] /= rows.shape[0]
+        out[l] /= n
 
 
-def mean_rows(rows: Any) -> Any:
-    """(d,): the mean of rows (n, d), bit for bit `add_rows(None, rows)` divided by n, in one call.
+@_fast
+def _take_rows(table: NDArray[np.float64], clients: Ints, out: NDArray[np.float64]) -> None:
+    for i in range(len(clients)):
+        client = clients[i]
+        for l in range(out.shape[1]):
+            out[i, l] = table[client, l]
+
+
+@_fast
+def _put_rows(table: NDArray[np.float64], clients: Ints, rows: NDArray[np.float64]) -> None:
+    for i in range(len(clients)):
+        client = clients[i]
+        for l in range(rows.shape[1]):
+            table[client, l] = rows[i, l]
+
+
+def mean_rows(rows: Vector) -> Vector:
+    """Return the mean of rows (n, d): bit for bit `add_rows(None, rows)` divided by n.
 
     >>> mean_rows(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [2.0, 3.0]
     """
-    if type(rows) is np.ndarray and rows.dtype in _FLOATS and rows.flags.c_contiguous:
-        out = np.empty(rows.shape[1], rows.dtype)
-        _mean_rows(rows, out)
-        return out
-    return add_rows(None, rows) / len(rows)
+    out = np.empty(rows.shape[1], rows.dtype)
+    _mean_rows(np.ascontiguousarray(rows), out)
+    return out
 
 
-def add_rows(total: Any, rows: Any) -> Any:
-    """(d,): total plus each row of rows (n, d), one after the other; total None is zero. `total` may be reused.
+def add_rows(total: Vector | None, rows: Vector) -> Vector:
+    """Add each row of rows (n, d) to total (d,), one after the other.
+
+    Args:
+        total: The sum so far, which may be changed in place; None is zero.
+        rows: The rows to add, (n, d).
 
     >>> add_rows(None, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
-    if type(rows) is np.ndarray and rows.dtype in _FLOATS:
-        if total is None:
-            total = np.zeros(rows.shape[1], rows.dtype)
-        _add_rows(total, rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
-        return total
     if total is None:
-        total = 0 * rows[0]
-        total[:] = 0  # also where the first row is not finite, or -0.0
-    for row in rows:  # tensors of another library
-        total = total + row
+        total = np.zeros(rows.shape[1], rows.dtype)
+    _add_rows(total, np.ascontiguousarray(rows))
     return total
+
+
+def take_rows(table: Vector, clients: Ints) -> Vector:
+    """Return copies of some rows of a table (N, d), as (n, d). Client numbers are not checked."""
+    out = np.empty((len(clients), table.shape[1]), table.dtype)
+    _take_rows(table, clients, out)
+    return out
+
+
+def put_rows(table: Vector, clients: Ints, rows: Vector) -> None:
+    """Write rows (n, d) into a table (N, d). Client numbers are not checked."""
+    _put_rows(table, clients, np.ascontiguousarray(rows))

@@ -16,14 +16,14 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class Layout(NamedTuple, Generic[T]):
-    """What a message, reply or client state of one client holds: names, sizes and a dtype."""
+    """What a message, reply or client state of one client holds: names, sizes and types."""
 
     type: type[T]
     """The NamedTuple."""
     sizes: tuple[int, ...]
     """Numbers in each field: d, or 1 for a `Scalar`."""
-    dtype: DType
-    """The type of the numbers, that of the model."""
+    dtypes: tuple[DType, ...]
+    """The type of each field's numbers: that of the model, or float64 for a `Scalar`."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -38,27 +38,31 @@ class Layout(NamedTuple, Generic[T]):
     @property
     def bytes(self) -> int:
         """Bytes of all fields."""
-        return sum(self.sizes) * self.dtype.itemsize
+        each = zip(self.sizes, self.dtypes, strict=True)
+        return sum(size * dtype.itemsize for size, dtype in each)
 
     def find_fault(self, value: object, n: int) -> str:
         """Say what is wrong with a value for n clients, or "" if its type and shapes are right."""
         if type(value) is not self.type:
             return f"is a {type(value).__name__} instead of a {self.type.__name__}"
-        for name, part, size in zip(self.fields, value, self.sizes, strict=True):
+        each = zip(self.fields, value, self.sizes, self.dtypes, strict=True)
+        for name, part, size, dtype in each:
             if not isinstance(part, np.ndarray):
                 return f"has {name} as a {type(part).__name__} instead of an array"
             if part.shape != (n, size):
                 return f"has {name} of shape {part.shape} instead of {(n, size)}"
-            if part.dtype != self.dtype:
-                return f"has {name} of type {part.dtype} instead of {self.dtype}"
+            if part.dtype != dtype:
+                return f"has {name} of type {part.dtype} instead of {dtype}"
         return ""
 
     def matches(self, value: Any, n: int) -> bool:
         """Whether a value has this layout, with a row for each of n clients."""
         if type(value) is not self.type:
             return False
-        for part, size in zip(value, self.sizes, strict=True):
-            if type(part) is not np.ndarray or part.shape != (n, size) or part.dtype != self.dtype:
+        for part, size, dtype in zip(value, self.sizes, self.dtypes, strict=True):
+            if type(part) is not np.ndarray or part.shape != (n, size):
+                return False
+            if part.dtype is not dtype and part.dtype != dtype:
                 return False
         return True
 
@@ -71,9 +75,10 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
         d: The number of parameters.
         dtype: The type of the model's numbers.
     """
-    scalars = _scalar_fields(type_)
-    sizes = tuple(1 if name in scalars else d for name in field_names(type_))
-    return Layout(type_, sizes, np.dtype(dtype))
+    scalars, names = _scalar_fields(type_), field_names(type_)
+    sizes = tuple(1 if name in scalars else d for name in names)
+    dtypes = tuple(np.dtype(np.float64 if name in scalars else dtype) for name in names)
+    return Layout(type_, sizes, dtypes)
 
 
 def field_names(type_: type[tuple[Any, ...]]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
-"""Random numbers as pure functions of (seed, purpose, round, client, draw).
+"""Draw random numbers as pure functions of (seed, purpose, round, client, draw).
 
-There is no generator that advances: whoever asks the same question gets the same answer, so a run has the same bits
-on any number of threads, with any chunking of clients, in the simulator or on a real federation, resumed or not.
+No generator advances: the same arguments give the same numbers. So a run has the same bits on any
+number of threads, with any chunking of clients, in the simulator or on a real federation, and after
+a resume.
 
-The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, with Stafford's constants), bounded
-integers come from Lemire's multiplication (2019) with its rejection step, subsets from Floyd's algorithm (1987), which
-costs O(S) whatever N is.
+The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014, with Stafford's
+constants). Bounded integers come from Lemire's multiplication (2019) with its rejection step, and
+subsets from Floyd's algorithm (1987), which costs O(S) for any N.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import Ints, Rows, Vector
 
 COIN, CLIENTS, BATCH, DATA, FAULTS = 1, 2, 3, 4, 5
-"""Purposes: streams that must never meet."""
+"""Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -40,7 +41,7 @@ def _mix(z: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _fold(key: np.uint64, word: np.uint64) -> np.uint64:
-    """Key of the stream `word` below `key`."""
+    """Return the key of the stream `word` below `key`."""
     return _mix(_mix(key + _GOLDEN) ^ (word + _GOLDEN))
 
 
@@ -48,7 +49,10 @@ def _fold(key: np.uint64, word: np.uint64) -> np.uint64:
 def _floyd(
     key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArray[np.uint32]
 ) -> None:
-    """Write k of the numbers 0..n-1, without replacement, into out. table: scratch, a power of two >= 2k long."""
+    """Write k of the numbers 0..n-1, without replacement, into out.
+
+    table is scratch space: a power of two of at least 2k entries.
+    """
     mask = np.int64(len(table) - 1)
     state = key
     word, half_left = key, False
@@ -111,9 +115,19 @@ def _coin(keys: NDArray[np.uint64]) -> float:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
-    out = np.empty(k, np.uint32)
-    _floyd(keys[1], n, k, _scratch(k), out)
-    return np.sort(out).astype(np.int64)
+    drawn = np.empty(k, np.uint32)
+    _floyd(keys[1], n, k, _scratch(k), drawn)
+    if k > 64:
+        return np.sort(drawn).astype(np.int64)
+    out = np.empty(k, np.int64)
+    for i in range(k):  # insertion sort: faster than numpy's for the few clients of a round
+        value = np.int64(drawn[i])
+        j = i
+        while j > 0 and out[j - 1] > value:
+            out[j] = out[j - 1]
+            j -= 1
+        out[j] = value
+    return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -163,14 +177,14 @@ def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[n
 
 
 def _mixed(z: int) -> int:
-    """The mixing function on Python's integers, for the few keys a round needs."""
+    """Mix Python's integers, for the few keys a round needs."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return z ^ (z >> 31)
 
 
 def _below(key: int, word: int) -> int:
-    """`_fold` on Python's integers; a unit test holds the two equal."""
+    """Compute `_fold` on Python's integers; a unit test holds the two equal."""
     golden = 0x9E3779B97F4A7C15
     inner = _mixed((key + golden) & 0xFFFFFFFFFFFFFFFF)
     return _mixed(inner ^ ((word + golden) & 0xFFFFFFFFFFFFFFFF))
@@ -178,13 +192,17 @@ def _below(key: int, word: int) -> int:
 
 @lru_cache(maxsize=64)
 def _run_keys(seed: int) -> NDArray[np.uint64]:
-    """(3,) the part of a round's keys that all rounds of a run share, by purpose."""
+    """Return the part of a round's keys that all rounds of a run share, by purpose, (3,)."""
     key = _below(0, seed)
     return np.array([_below(key, purpose) for purpose in (COIN, CLIENTS, BATCH)], dtype=np.uint64)
 
 
 def check_seed(seed: int) -> int:
-    """The seed itself if it is a whole number that fits 64 bits; an InputError if not."""
+    """Return the seed if it is a whole number of 64 bits.
+
+    Raises:
+        InputError: It is not.
+    """
     if (
         isinstance(seed, bool)
         or not isinstance(seed, (int, np.integer))
@@ -198,7 +216,12 @@ def check_seed(seed: int) -> int:
 
 
 class RoundDraws:
-    """The draws of one round of one run.
+    """Draw the random numbers of one round of one run.
+
+    Args:
+        seed: The run's seed.
+        round: The round's number.
+
 
     >>> RoundDraws(seed=0, round=7).clients(N=1000, S=3).tolist() == RoundDraws(0, 7).clients(1000, 3).tolist()
     True
@@ -214,11 +237,11 @@ class RoundDraws:
         _round_keys(_run_keys(seed), round, self._keys)
 
     def coin(self, p: float) -> bool:
-        """True with probability p: u < p, where u depends on seed and round only."""
+        """Return u < p, where u depends on seed and round only."""
         return bool(_coin(self._keys) < p)
 
     def clients(self, N: int, S: int) -> Ints:
-        """(S,) ascending client numbers, uniform without replacement, in O(S)."""
+        """Sample S of N clients without replacement, ascending, in O(S)."""
         if S >= N:
             return np.arange(N, dtype=np.int64)
         if N > 2**32 - 1:
@@ -227,13 +250,13 @@ class RoundDraws:
         return chosen
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
-        """(n, count, min(b, max M_i)): each client's minibatches numbered first..first+count-1 in this round."""
+        """Draw minibatches first..first+count-1 of each client: (n, count, min(b, max M_i))."""
         drawn: Rows = _minibatches(self._keys, clients, sizes, b, first, count)
         return drawn
 
 
 def _key(seed: int, *words: int) -> np.uint64:
-    """The stream that a seed and some words, the purpose first, lead to."""
+    """Return the key of the stream of a seed and some words, the purpose first."""
     key = _below(0, check_seed(seed))
     for word in words:
         key = _below(key, word)
@@ -241,7 +264,13 @@ def _key(seed: int, *words: int) -> np.uint64:
 
 
 def uniforms(seed: int, *words: int, size: int) -> Vector:
-    """(size,) numbers in [0, 1), a function of the seed and the words: for generated data and partitions.
+    """Draw `size` numbers in [0, 1) for generated data and partitions.
+
+    Args:
+        seed: The seed.
+        words: Whole numbers that tell this use of the seed from others.
+        size: How many numbers.
+
 
     >>> uniforms(0, 1, size=2).tolist() == uniforms(0, 1, size=5)[:2].tolist()
     True
@@ -251,7 +280,13 @@ def uniforms(seed: int, *words: int, size: int) -> Vector:
 
 
 def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
-    """(n,) a number in [0, 1) for each of the clients, a function of the seed, the words and that client alone.
+    """Draw a number in [0, 1) for each client, (n,), independent of the other clients.
+
+    Args:
+        seed: The seed.
+        words: Whole numbers that tell this use of the seed from others.
+        clients: Client numbers, (n,).
+
 
     >>> both = uniform_per_client(0, 7, clients=np.array([3, 9]))
     >>> bool(both[1] == uniform_per_client(0, 7, clients=np.array([9]))[0])
@@ -262,7 +297,8 @@ def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
 
 
 def permutation(seed: int, *words: int, size: int) -> Ints:
-    """(size,) the numbers 0..size-1 in an order that is a function of the seed and the words.
+    """Return the numbers 0..size-1 in an order given by the seed and the words.
+
 
     >>> sorted(permutation(3, size=4).tolist())
     [0, 1, 2, 3]

@@ -38,7 +38,7 @@ A problem whose `dtype` is float32 makes all of them float32.
 """
 
 Scalar: TypeAlias = Annotated[Vector, 1]
-"""A field of a message or reply that holds one number, (1,) or (n, 1), instead of d numbers."""
+"""A field of a reply that holds one number, (n, 1), always float64, instead of d numbers."""
 
 Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
@@ -233,10 +233,16 @@ class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
     """The method's name as papers print it."""
     paper: ClassVar[str]
     """Authors and year."""
-    messages: ClassVar[Mapping[type[Any], type[Any]]]
-    """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
-    client_state: ClassVar[type[Any] | None]
-    """The NamedTuple of (d,) vectors that each client keeps between rounds, zero at first, or None."""
+
+    @property  # read only, so that ClassVar[None] and ClassVar[type[ClientState]] both conform
+    def messages(self) -> Mapping[type[Any], type[Any]]:
+        """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
+        ...
+
+    @property
+    def client_state(self) -> type[Any] | None:
+        """The NamedTuple of (d,) vectors that each client keeps, zero at first, or None."""
+        ...
 
     @property
     def effective_step(self) -> float:

@@ -115,38 +115,76 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         Raises:
             RoundFailed: Too few clients answered. Only costs and the clients' health have changed.
         """
-        costs, outcome = self.costs, _Outcome(draws.round)
+        costs = self.costs
         called, computed = costs.clients, costs.gradients
         call = self.method.call(state, draws)
+        events: tuple[Event, ...] = ()
+        opened = None if self.health.misses else self._send(call, draws, 0)
+        if opened is not None and _is_complete(opened.chunk, call):  # the usual case
+            replies = self._average(opened.chunk, call.message)
+        else:
+            replies, call, events = self._gather_or_fall_back(call, draws, opened)
+        costs.round += 1
+        costs.full_rounds += len(call.clients) == self.N
+        costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
+        state = self.method.server(state, replies)
+        return state, RoundInfo(draws.round, replies.count, events)
+
+    def _send(
+        self, call: Call[MessageT], draws: Draws, attempt: int
+    ) -> _Opened[ReplyT, ClientStateT]:
+        """Send a call, count it, and return the first chunk of the replies and the others."""
+        costs, n = self.costs, len(call.clients)
+        costs.clients += n
+        for part in call.message:
+            costs.floats_down += n * part.size
+            costs.bytes_down += n * part.nbytes
+        chunks = iter(self.transport.request(call, draws, attempt))
+        return _Opened(next(chunks), chunks)
+
+    def _average(self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT) -> Replies[ReplyT]:
+        """Return the mean where one chunk has a valid reply of everyone."""
+        self._count_received(chunk, message)
+        self.transport.commit(chunk.clients, chunk.client_states)
+        replies: Any = chunk.replies
+        return Replies(replies._make([mean_rows(part) for part in replies]), len(chunk.clients))
+
+    def _gather_or_fall_back(
+        self,
+        call: Call[MessageT],
+        draws: Draws,
+        opened: _Opened[ReplyT, ClientStateT] | None,
+    ) -> tuple[Replies[ReplyT], Call[MessageT], tuple[Event, ...]]:
+        """Return the mean over the clients that answer, the call they answered, and events."""
         replies: Replies[ReplyT] | None = None
-        attempt = 0
+        outcome, attempt = _Outcome(draws.round), 0
         if call.require_all and call.fallback is not None and self.policy.fall_back:
             missing = self.health.lost
             why = f"lost: {_names(missing)}"
             if not missing:
-                replies, missing = self._gather(call, draws, attempt, outcome)
+                replies, missing = self._gather(call, draws, attempt, outcome, opened)
                 why = f"no reply from {_names(missing)}"
             if replies is None:
                 outcome.add_event("fallback", f"a sampled round replaces a full one; {why}")
-                costs.fallbacks += 1
-                call = call.fallback()
+                self.costs.fallbacks += 1
+                call, opened = call.fallback(), None
                 attempt = 2 * (1 + self.policy.full_retries) + self.policy.patience
         if replies is None:
-            replies, missing = self._gather(call, draws, attempt, outcome)
+            replies, missing = self._gather(call, draws, attempt, outcome, opened)
         if outcome.absent or self.health.misses:
             self._update_health(outcome)
         if replies is None:
-            raise RoundFailed(
-                f"round {draws.round} failed: no valid reply from {_names(missing)}", outcome.events
-            )
-        costs.round += 1
-        costs.full_rounds += len(call.clients) == self.N
-        costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
-        info = RoundInfo(draws.round, replies.count, tuple(outcome.events))
-        return self.method.server(state, replies), info
+            text = f"round {draws.round} failed: no valid reply from {_names(missing)}"
+            raise RoundFailed(text, outcome.events)
+        return replies, call, tuple(outcome.events)
 
     def _gather(
-        self, call: Call[MessageT], draws: Draws, attempt: int, outcome: _Outcome
+        self,
+        call: Call[MessageT],
+        draws: Draws,
+        attempt: int,
+        outcome: _Outcome,
+        opened: _Opened[ReplyT, ClientStateT] | None,
     ) -> tuple[Replies[ReplyT] | None, list[int]]:
         """Return the mean reply (None if too few answered) and the clients that are missing."""
         policy = self.policy
@@ -158,13 +196,11 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if call.fallback is None:
                 retries = max(retries, policy.patience)
         while True:
-            self._count_sent(len(call.clients), call.message)
-            chunks = iter(self.transport.request(call, draws, attempt))
-            chunk = next(chunks)
-            if chunk.requested is call.clients and len(chunk.clients) == len(call.clients):
-                return self._mean_of_all(chunk, call.message, outcome), []
+            if opened is None:
+                opened = self._send(call, draws, attempt)
             gathered = _Gathered[ReplyT, ClientStateT]()
-            self._gather_chunks(gathered, call, draws, attempt, retries, chunk, chunks, outcome)
+            self._gather_chunks(gathered, call, draws, attempt, retries, opened, outcome)
+            opened = None
             attempt += 1 + retries
             if gathered.count or attempt > last:
                 break
@@ -179,17 +215,6 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self.transport.commit(clients, client_states)
         return replies, missing
 
-    def _mean_of_all(
-        self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT, outcome: _Outcome
-    ) -> Replies[ReplyT]:
-        """Return the mean where one chunk has a valid reply of everyone: the usual case."""
-        self._count_received(chunk, message, outcome)
-        self.transport.commit(chunk.clients, chunk.client_states)
-        if self.health.misses:
-            outcome.present.update(chunk.clients.tolist())
-        replies: Any = chunk.replies
-        return Replies(replies._make([mean_rows(part) for part in replies]), len(chunk.clients))
-
     def _gather_chunks(
         self,
         gathered: _Gathered[ReplyT, ClientStateT],
@@ -197,13 +222,13 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         draws: Draws,
         attempt: int,
         retries: int,
-        first: Chunk[ReplyT, ClientStateT],
-        rest: Iterator[Chunk[ReplyT, ClientStateT]],
+        opened: _Opened[ReplyT, ClientStateT],
         outcome: _Outcome,
     ) -> None:
         """Add up chunks; the missing clients of each are asked again before the next is read."""
-        chunk: Chunk[ReplyT, ClientStateT] | None = first
-        del first  # only one chunk exists at a time
+        chunk: Chunk[ReplyT, ClientStateT] | None = opened.chunk
+        chunks = opened.rest
+        del opened  # so that only one chunk exists at a time
         while chunk is not None:
             self._count_received(chunk, call.message, outcome)
             parts, rejected = [chunk], list(chunk.rejected)
@@ -212,9 +237,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 if not len(missing):
                     break
                 self.costs.missing += len(missing)
-                self._count_sent(len(missing), call.message)
-                again = call._replace(clients=missing)
-                for part in self.transport.request(again, draws, attempt + retry):
+                again = self._send(call._replace(clients=missing), draws, attempt + retry)
+                for part in (again.chunk, *again.rest):
                     self._count_received(part, call.message, outcome)
                     parts.append(part)
                     rejected += part.rejected
@@ -222,28 +246,24 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self.costs.missing += len(missing)
             gathered.add(_merge(parts), missing.tolist(), rejected)
             del parts, chunk
-            chunk = next(rest, None)
-
-    def _count_sent(self, n: int, message: MessageT) -> None:
-        costs = self.costs
-        costs.clients += n
-        for part in message:
-            costs.floats_down += n * part.size
-            costs.bytes_down += n * part.nbytes
+            chunk = next(chunks, None)
 
     def _count_received(
-        self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT, outcome: _Outcome
+        self,
+        chunk: Chunk[ReplyT, ClientStateT],
+        message: MessageT,
+        outcome: _Outcome | None = None,
     ) -> None:
-        costs = self.costs
+        costs, received = self.costs, chunk.received
         floats, nbytes = self._reply_size[type(message)]
-        costs.floats_up += chunk.received * floats
-        costs.bytes_up += chunk.received * nbytes
+        costs.floats_up += received * floats
+        costs.bytes_up += received * nbytes
         costs.gradients += chunk.gradients
         costs.evaluations += chunk.evaluations
-        for rejection in chunk.rejected:
-            costs.rejected += 1
-            text = f"reply of client {rejection.client}: {rejection.reason}"
-            outcome.add_event("rejected", text)
+        if outcome is not None:
+            costs.rejected += len(chunk.rejected)
+            for client, reason, _ in chunk.rejected:
+                outcome.add_event("rejected", f"reply of client {client}: {reason}")
 
     def _update_health(self, outcome: _Outcome) -> None:
         """Note once a round who answered any of its requests, and who answered none."""
@@ -254,6 +274,19 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if lost:
             text = f"{_names(lost)} missing {self.policy.lost_after} times in a row"
             outcome.add_event("lost", text)
+
+
+class _Opened(NamedTuple, Generic[ReplyT, ClientStateT]):
+    """A request that was sent: the first chunk of its replies, and the others to come."""
+
+    chunk: Chunk[ReplyT, ClientStateT]
+    rest: Iterator[Chunk[ReplyT, ClientStateT]]
+
+
+def _is_complete(chunk: Chunk[Any, Any], call: Call[Any]) -> bool:
+    """Whether one chunk has a valid reply of everyone, and nothing else."""
+    everyone = chunk.requested is call.clients and len(chunk.clients) == len(call.clients)
+    return everyone and not chunk.rejected
 
 
 class _Gathered(Generic[ReplyT, ClientStateT]):

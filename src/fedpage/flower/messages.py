@@ -77,8 +77,8 @@ def unpacked(content: RecordDict, layout: Layout[Any]) -> Any:
             f"arrays {', '.join(sorted(map(str, arrays)))[:80]} instead of {', '.join(fields)}"
         )
     return layout.type(*(
-        decoded(arrays[name], name, (size,), layout.dtype)
-        for name, size in zip(fields, layout.sizes, strict=True)
+        decoded(arrays[name], name, (size,), dtype)
+        for name, size, dtype in zip(fields, layout.sizes, layout.dtypes, strict=True)
     ))  # fmt: skip
 
 

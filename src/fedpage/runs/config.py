@@ -12,19 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
+Table: TypeAlias = dict[str, Any]
+"""Keys and values, as TOML has them."""
+Kind: TypeAlias = Any
+"""A type such as `int | None`, which Python cannot express as a type."""
+AnyClass: TypeAlias = type[Any]
+AnyField: TypeAlias = Field[Any]
 _NONE_WORDS = ("none", "all", "default")
 """Words for None: an optional hyper-parameter at its default, or a minibatch of all rows."""
 _BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def setting(
-    default: Any = MISSING,
+    default: object = MISSING,
     help: str = "",
     *,
     at_least: float | None = None,
@@ -116,7 +122,7 @@ class RunCommand:
     method: MethodConfig
     problem: ProblemConfig
     run: RunConfig
-    faults: dict[str, Any] | None = None
+    faults: Table | None = None
     """The content of the --faults file."""
 
 
@@ -127,7 +133,7 @@ class CompareCommand:
     problem: ProblemConfig
     compare: CompareConfig
     checkpoint_every: str
-    faults: dict[str, Any] | None = None
+    faults: Table | None = None
     """The content of the --faults file."""
 
 
@@ -176,15 +182,13 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
         raise InputError(str(error) if named else f"{where}: {error}") from None
 
 
-def field_values(
-    cls: type[Any], table: object, where: str, *, words: bool = False
-) -> dict[str, Any]:
+def field_values(cls: AnyClass, table: object, where: str, *, words: bool = False) -> Table:
     """Convert the given values of a dataclass's fields, as `structure` does, and build nothing."""
     if not isinstance(table, Mapping):
         raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
     known = dataclass_fields(cls)
     kinds = field_types(cls)
-    values: dict[str, Any] = {}
+    values: Table = {}
     for key, value in table.items():
         name = _field_name(key, known, words)
         if name is None:
@@ -196,7 +200,7 @@ def field_values(
     return values
 
 
-def to_table(config: object) -> dict[str, Any]:
+def to_table(config: object) -> Table:
     """Convert a dataclass to a table for a TOML file, which `structure` reads; None is left out."""
     table = {}
     for entry in fields(config):  # type: ignore[arg-type]
@@ -206,12 +210,12 @@ def to_table(config: object) -> dict[str, Any]:
     return table
 
 
-def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
+def dataclass_fields(cls: AnyClass) -> dict[str, AnyField]:
     """Return the fields of a dataclass that its constructor takes, by name."""
     return {entry.name: entry for entry in fields(cls) if entry.init}
 
 
-def field_types(cls: type[Any]) -> dict[str, Any]:
+def field_types(cls: AnyClass) -> Table:
     """Return the types of a dataclass's fields by name, with annotations in quotes resolved."""
     if cls not in _TYPES:
         hints = get_type_hints(cls)
@@ -219,7 +223,12 @@ def field_types(cls: type[Any]) -> dict[str, Any]:
     return _TYPES[cls]
 
 
-_TYPES: WeakKeyDictionary[type[Any], dict[str, Any]] = WeakKeyDictionary()
+_TYPES: WeakKeyDictionary[AnyClass, Table] = WeakKeyDictionary()
+
+
+def _origin(kind: Kind) -> object:
+    """Return what a generic type is made of, such as list for list[int], or None."""
+    return get_origin(kind)
 
 
 class _Mismatch(Exception):
@@ -236,8 +245,8 @@ def _field_name(key: object, known: Mapping[str, object], words: bool) -> str | 
 
 
 def _field_value(
-    entry: Field[Any], kind: Any, key: str, value: object, where: str, words: bool
-) -> Any:
+    entry: AnyField, kind: Kind, key: str, value: object, where: str, words: bool
+) -> object:
     limits: Mapping[str, float | None] = entry.metadata.get("limits", {})
     try:
         found = _convert(kind, value, f"{where}, [{key}]", words)
@@ -253,9 +262,9 @@ def _field_value(
         ) from None
 
 
-def _convert(kind: Any, value: Any, where: str, words: bool) -> Any:
+def _convert(kind: Kind, value: object, where: str, words: bool) -> object:
     """Convert a value to a type, or raise _Mismatch; `where` is the place of a nested table."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _origin(kind), get_args(kind)
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
@@ -283,7 +292,7 @@ def _convert(kind: Any, value: Any, where: str, words: bool) -> Any:
     return value
 
 
-def _convert_union(kinds: Sequence[Any], value: Any, where: str, words: bool) -> Any:
+def _convert_union(kinds: Sequence[Kind], value: object, where: str, words: bool) -> object:
     if type(None) in kinds and (
         value is None or (words and isinstance(value, str) and value.lower() in _NONE_WORDS)
     ):
@@ -298,8 +307,8 @@ def _convert_union(kinds: Sequence[Any], value: Any, where: str, words: bool) ->
 
 
 def _convert_items(
-    origin: Any, kinds: Sequence[Any], value: Any, where: str, words: bool
-) -> list[Any] | tuple[Any, ...]:
+    origin: Kind, kinds: Sequence[Kind], value: object, where: str, words: bool
+) -> list[object] | tuple[object, ...]:
     if words and isinstance(value, str):
         value = [part.strip() for part in value.split(",")]
     if not isinstance(value, (list, tuple)):
@@ -315,14 +324,14 @@ def _convert_items(
     return tuple(items) if origin is tuple else items
 
 
-def _choose(choices: Mapping[Any, Any], value: Any) -> Any:
+def _choose(choices: Mapping[object, object], value: object) -> object:
     for choice, found in choices.items():
         if type(choice) is type(value) and choice == value:
             return found
     raise _Mismatch
 
 
-def _parse_word(kind: type, text: str) -> Any:
+def _parse_word(kind: type, text: str) -> object:
     try:
         return _BOOLEAN_WORDS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
@@ -370,9 +379,9 @@ _NAMES = {
 _PLURALS = {int: "whole numbers", float: "finite numbers", str: "words"}
 
 
-def _describe(kind: Any) -> str:
+def _describe(kind: Kind) -> str:
     """Name a type in the words of an error message."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _origin(kind), get_args(kind)
     choices = _choices(kind)
     if choices:
         return " or ".join(repr(choice) for choice in choices)
@@ -390,13 +399,13 @@ def _describe(kind: Any) -> str:
     return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def _choices(kind: Any) -> list[str]:
+def _choices(kind: Kind) -> list[str]:
     """Return the words among which a field chooses; none if it takes other values too."""
-    if get_origin(kind) is Literal:
+    if _origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [str(member.value) for member in kind]
-    if get_origin(kind) in (Union, types.UnionType):
+    if _origin(kind) in (Union, types.UnionType):
         members = [each for each in get_args(kind) if each is not type(None)]
         return _choices(members[0]) if len(members) == 1 else []
     return []

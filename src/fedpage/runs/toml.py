@@ -8,15 +8,15 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.runs.config import Table
 
 _LARGEST = 1 << 20
 """The most bytes of a TOML file; those of fedpage have some hundred."""
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read(path: str | os.PathLike[str]) -> Table:
     """Read the table of a TOML file.
 
     Raises:
@@ -39,7 +39,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"{path}, line {line}: not UTF-8 text") from None
 
 
-def loads(text: str, source: str) -> dict[str, Any]:
+def loads(text: str, source: str) -> Table:
     """Parse TOML text.
 
     Args:
@@ -57,7 +57,7 @@ def loads(text: str, source: str) -> dict[str, Any]:
         raise InputError(f"{source}: nested too deeply to be read") from None
 
 
-def known(table: Any, schema: Mapping[str, type], where: str, optional: set[str]) -> None:
+def known(table: object, schema: Mapping[str, type], where: str, optional: set[str]) -> None:
     """Refuse keys that the schema does not have, values of another type, and missing keys that are not optional.
 
     A float may be written without a point; it must be finite.
@@ -81,14 +81,14 @@ def known(table: Any, schema: Mapping[str, type], where: str, optional: set[str]
         raise InputError(f"{where}: {missing[0]!r} is missing")
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     try:
-        return math.isfinite(value)
+        return isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
         return False
 
 
-def dumps(table: Mapping[str, Any]) -> str:
+def dumps(table: Mapping[str, object]) -> str:
     """Write a table of tables, text, numbers, booleans and lists as TOML; None is left out.
 
     >>> print(dumps({"seed": 0, "method": {"name": "fedpage", "eta_g": 0.1}}), end="")
@@ -103,7 +103,7 @@ def dumps(table: Mapping[str, Any]) -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _write(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
+def _write(table: Mapping[str, object], name: str, lines: list[str]) -> None:
     plain = {
         key: value
         for key, value in table.items()
@@ -122,7 +122,7 @@ def _key(key: str) -> str:
     return key if bare else _value(key)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):

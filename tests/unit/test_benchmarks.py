@@ -1,0 +1,81 @@
+"""Check what `make bench` compares with: the C loop, the bare kernels, and workers of other trees."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLED = fp.FedPAGE(S=4, K=5, eta_g=0.1, eta_l=0.01, p=1e-12)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Import a module of benchmarks/ by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module
+    for name in ("c_loop", "rounds"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def problem():
+    return fp.RobustRegression(fp.load("census", rows=200), clients=20)
+
+
+def test_the_bare_loop_has_fedpages_iterates(bench, problem):
+    c_loop = bench("c_loop")
+    c_loop.check(None, problem, SAMPLED)
+    loop, run = c_loop.BareLoop(problem, SAMPLED), fp.Simulation(problem, SAMPLED, seed=0)
+    run.step()
+    loop.x, loop.x_prev, loop.g = run.state.x, run.state.x_prev, run.state.g
+    for _ in range(6):
+        run.step()
+    loop.rounds(6, seed=0)
+    assert loop.x.tobytes() == run.x.tobytes()
+
+
+def test_the_c_loop_has_fedpages_iterates(bench, problem):
+    c_loop = bench("c_loop")
+    library = c_loop.compile_loop()
+    if library is None:
+        pytest.skip("there is no C compiler (cc) here")
+    c_loop.check(library, problem, SAMPLED)
+    loop = c_loop.CLoop(library, problem, SAMPLED)
+    loop.x[:], loop.g[:] = 0.1, -0.1
+    loop.rounds(50, seed=1)
+    assert np.isfinite(loop.x).all()
+    assert (np.diff(loop.clients) > 0).all()
+    assert 0 <= loop.clients.min() <= loop.clients.max() < problem.N
+    assert loop.rows.max() < problem.sizes[0]
+    assert len(np.unique(loop.rows)) > 3
+
+
+def test_the_check_notices_a_wrong_loop(bench, problem, monkeypatch):
+    c_loop = bench("c_loop")
+    monkeypatch.setattr(c_loop, "mean_rows", lambda rows: rows[0])
+    with pytest.raises(AssertionError, match="BareLoop: x differs in round 1"):
+        c_loop.check(None, problem, SAMPLED)
+
+
+def test_the_c_loop_refuses_other_work(bench, problem):
+    c_loop = bench("c_loop")
+    with pytest.raises(ValueError, match="b3 = 1"):
+        c_loop.CLoop(None, problem, fp.FedPAGE(S=4, b3=2))
+
+
+@pytest.mark.slow
+def test_a_worker_times_rounds_of_a_tree(bench):
+    rounds = bench("rounds")
+    assert {case[0] for case in rounds.CASES.values()} == set(fp.METHODS)
+    worker = rounds.Worker(ROOT)
+    assert 0 < worker.time("FedPAGE") < 1
+    worker.close()
+    with pytest.raises(SystemExit, match="no src/fedpage there"):
+        rounds.Worker(ROOT / "tests")
