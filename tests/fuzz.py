@@ -43,20 +43,23 @@ from typing import Any
 
 import numpy as np
 
+from fedpage.callbacks.base import Callback, RoundEnd
+from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.cli.common import read_command
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.simulate import describe, prepare
+from fedpage.engine.simulate import RunOptions, prepare
 from fedpage.engine.transport import RoundFailed
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
 from fedpage.runs.config import RunCommand
 from fedpage.runs.history import History, model_path
-from fedpage.runs.store import RunDirectory
+from fedpage.runs.provenance import describe_method
+from fedpage.runs.store import RunStore
 from fedpage.studies.paper import claims, figures
 from fedpage.studies.tune import Store, Trial
 
@@ -710,7 +713,7 @@ def store_seeds() -> tuple[bytes, ...]:
     store.put(METHOD, 1, Trial(math.inf, 0.2, True))
     whole = path.read_bytes()
     path.unlink()
-    return whole, whole[:-30], whole.replace(json.dumps(describe(METHOD)).encode(), b"{}")
+    return whole, whole[:-30], whole.replace(json.dumps(describe_method(METHOD)).encode(), b"{}")
 
 
 # --- the stored copy of a parsed file -------------------------------------------------------------
@@ -751,7 +754,12 @@ def cache_seeds() -> tuple[bytes, ...]:
 
 # --- runs on disk ---------------------------------------------------------------------------------
 
-STOPS = {"rounds": 9, "seed": 0, "record_every": 2, "faults": Faults(late=0.3, dropout=0.2)}
+STOPS = {
+    "rounds": 9,
+    "seed": 0,
+    "record_every": 2,
+    "options": RunOptions(faults=Faults(late=0.3, dropout=0.2)),
+}
 
 
 def prepared() -> Any:
@@ -767,15 +775,16 @@ def dead_run() -> Path:
     out = _scratch / "dead"
     if not out.exists():
 
-        def die(done: int, *_: object) -> None:
-            if done == 6:
-                raise _Dead
+        class Kill(Callback):
+            def on_round_end(self, info: RoundEnd) -> None:
+                if info.round == 6:
+                    raise _Dead
 
         with contextlib.suppress(_Dead):
             run = prepared()
-            with RunDirectory(out, every=5, command=RUN_COMMAND) as directory:
-                directory.begin(run)
-                run.go(die, directory)
+            with RunStore(out, checkpoint_every=5, command=RUN_COMMAND) as store:
+                store.open_run(run, resume=False)
+                run.run([Kill(), Checkpointing(store)])
     return out
 
 
@@ -819,8 +828,8 @@ def check_run(data: bytes) -> None:
         shutil.copytree(dead_run(), out)
         (out / "run.toml").write_bytes(data)
         run = prepared()
-        with RunDirectory(out, say=lambda text: None) as directory:
-            directory.resume(run)
+        with RunStore(out, notify=lambda text: None) as store:
+            store.open_run(run, resume=True)
             assert run.engine.costs.round in (0, 5)
 
 

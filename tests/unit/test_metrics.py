@@ -175,13 +175,16 @@ def test_clients_evaluate_metrics_on_their_own_rows(data):
         for name in ("accuracy", "auc"):
             expected = m.METRICS[name](margins[own], rows.y[own])
             np.testing.assert_allclose(found.metrics[name][row], expected, rtol=1e-12)
-    options = {"rounds": 4, "seed": 0, "record_every": 2, "evaluate": "per_client"}
-    run = fp.simulate(problem, fp.FedAvg(S=3), **options)
+    options = {"rounds": 4, "seed": 0, "record_every": 2}
+    per_client = fp.RunOptions(evaluate="per_client")
+    run = fp.simulate(problem, fp.FedAvg(S=3), options=per_client, **options)
     everyone = problem.evaluate_clients(np.arange(12), run.x).metrics
     assert run.last("accuracy") == pytest.approx(everyone["accuracy"].mean())
     assert run.last("auc") == pytest.approx(np.nanmean(everyone["auc"]))
     assert run.last("held_out_auc") == problem.evaluate(run.x)["held_out_auc"]
-    assert fp.simulate(problem, fp.FedAvg(S=3), chunk=5, **options).same(run)
+    assert fp.simulate(
+        problem, fp.FedAvg(S=3), **options, options=fp.RunOptions(chunk=5, evaluate="per_client")
+    ).same(run)
 
 
 def test_metrics_and_held_out_rows_are_part_of_provenance(data):
@@ -290,7 +293,9 @@ def test_an_own_problem_records_metrics_and_a_held_out_problem():
     assert each.losses.mean() == pytest.approx(found["loss"])
     np.testing.assert_allclose(each.gradients.mean(axis=0), problem.grad(x), atol=1e-13)
     assert each.metrics["mse"].shape == (4,)
-    run = fp.simulate(problem, fp.FedAvg(S=2), rounds=3, seed=0, evaluate="per_client")
+    run = fp.simulate(
+        problem, fp.FedAvg(S=2), rounds=3, seed=0, options=fp.RunOptions(evaluate="per_client")
+    )
     assert {"mse", "held_out_loss", "held_out_mse"} <= set(run.columns)
     assert Mute(A, y, 4).evaluate_clients(np.array([1]), x).metrics == {}
     for options, why in (

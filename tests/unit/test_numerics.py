@@ -340,7 +340,9 @@ def test_every_method_runs_to_its_end_with_the_same_bits(kind, name):
             if name == "all-zero data" and "l2" not in kind and "nonconvex" not in kind:
                 assert (run.x == 0).all(), where
                 assert (run["grad_norm"] == 0).all(), where
-            assert run.same(fp.simulate(problem, method, rounds=2, seed=SEED, **other)), where
+            assert run.same(
+                fp.simulate(problem, method, rounds=2, seed=SEED, options=fp.RunOptions(**other))
+            ), where
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -260,7 +260,9 @@ def test_every_cost(problem):
     free = planning.Costs()
     for cost in ("rounds", "clients", "bytes", "bytes_up", "bytes_down", "gradients"):
         column = "round" if cost == "rounds" else cost
-        assert tuning.cost_of(history, 0.03, cost, free) == history.cost_to("grad_norm", 0.03, column)
+        assert tuning.cost_of(history, 0.03, cost, free) == history.cost_to(
+            "grad_norm", 0.03, column
+        )
     rounds = history.cost_to("grad_norm", 0.03, "round")
     assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(latency=2.0)) == 2 * rounds
     work = history["gradients_per_client"][int(rounds) // 10]
