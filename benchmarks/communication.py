@@ -22,7 +22,7 @@ from typing import Any
 import communication_report as report
 
 import fedpage as fp
-from fedpage.engine.simulate import provenance
+from fedpage.engine.simulate import describe_simulation
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
 from fedpage.studies.tune import tune
@@ -171,7 +171,7 @@ def final(
             kept = fp.History.load(path)
         except fp.InputError:
             kept = fp.History()
-        same = json.loads(json.dumps(provenance(problem, method, x0=None, **options)))
+        same = json.loads(json.dumps(describe_simulation(problem, method, **options)))
         if kept.meta == same and kept.ended:
             return kept, False
     history = fp.simulate(problem, method, **options)

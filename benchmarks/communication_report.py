@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedpage as fp
-from fedpage.engine.simulate import versions as provenance_versions
 from fedpage.report.plots import COLOURS, MARKERS
+from fedpage.runs.provenance import versions as provenance_versions
 
 IMAGE = Path(__file__).parents[1] / "docs" / "img" / "communication.png"
 TITLES = {"robust": "robust regression", "logistic-nonconvex": "logistic, nonconvex regulariser"}

@@ -51,8 +51,7 @@ def run(problem, method, rounds, record_every, faults, policy, seed):
         rounds=rounds,
         seed=seed,
         record_every=record_every,
-        faults=faults,
-        policy=policy,
+        options=fp.RunOptions(faults=faults, policy=policy),
     )
 
 

@@ -44,9 +44,7 @@ runs = {
 }
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for method, rounds in runs.items():
-    history = fp.simulate(
-        problem, method, rounds=rounds, seed=0, record_every=10, callbacks=[fp.Track()]
-    )
+    history = fp.simulate(problem, method, rounds=rounds, seed=0, record_every=10, progress=True)
     print(
         f"{method.name:9} {history['bytes'][-1] / 1e3:4.0f} kB: loss {history.last('loss'):.3f}, gradient norm "
         f"{history.last('grad_norm'):.4f}, r2 {history.last('r2'):.2f}, at the clinics that came later "

@@ -36,7 +36,7 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for method, rounds in runs.items():
     best = fp.Best(problem, f"{method.name}.npz", "held_out_accuracy")
     history = fp.simulate(
-        problem, method, rounds=rounds, seed=0, record_every=5, callbacks=[fp.Track(), best]
+        problem, method, rounds=rounds, seed=0, record_every=5, callbacks=[best], progress=True
     )
     reached = [row for row in history.rows if row["held_out_accuracy"] >= 0.9]
     soon = (

@@ -74,9 +74,7 @@ class Threads(Server):
 
     def evaluate(self):
         each = [site.evaluate(self.x) for site in self.sites]
-        return mean_evaluations(
-            (losses for losses, _ in each), (gradients for _, gradients in each)
-        )
+        return mean_evaluations((one.losses for one in each), (one.gradients for one in each))
 
 
 def run(problem, method, *, rounds, seed):
@@ -93,5 +91,7 @@ if __name__ == "__main__":
     problem = fp.RobustRegression(fp.load("census", rows=400), clients=20)
     for method in (fp.FedPAGE(S=4, K=5, eta_g=0.1), fp.SCAFFOLD(S=8, K=5, eta_l=0.02, b=4)):
         mine = run(problem, method, rounds=60, seed=0)
-        simulated = fp.simulate(problem, method, rounds=60, seed=0, evaluate="per_client")
+        simulated = fp.simulate(
+            problem, method, rounds=60, seed=0, options=fp.RunOptions(evaluate="per_client")
+        )
         print(mine, "- bit for bit the simulator's:", mine.same(simulated))

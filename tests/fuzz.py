@@ -16,6 +16,7 @@ import bz2
 import contextlib
 import csv
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -42,19 +43,23 @@ from typing import Any
 
 import numpy as np
 
+from fedpage.callbacks.base import Callback, RoundEnd
+from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.cli.common import read_command
 from fedpage.core.errors import InputError
+from fedpage.core.types import StopReason
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.simulate import describe, prepare
+from fedpage.engine.simulate import RunOptions, prepare
 from fedpage.engine.transport import RoundFailed
 from fedpage.methods import METHODS, SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
 from fedpage.runs.config import RunCommand
-from fedpage.runs.history import History
-from fedpage.runs.store import RunDirectory
+from fedpage.runs.history import History, model_path
+from fedpage.runs.provenance import describe_method
+from fedpage.runs.store import RunStore
 from fedpage.studies.paper import claims, figures
 from fedpage.studies.tune import Store, Trial
 
@@ -498,7 +503,7 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
         raise Refused from None
     if data and data[-1:] not in b"\r\n" and not data.endswith(b"}"):
         lines.pop()  # torn
-    meta, rows, end, events = None, [], None, []
+    meta, rows, end, events, model = None, [], None, [], None
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -507,7 +512,7 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
             if meta is None:
                 meta = entry["meta"]
                 tables = (meta, meta.get("method", {}), meta.get("problem", {}))
-                if entry["format"] != "fedpage-history-1" or any(
+                if entry["format"] != "fedpage-history-2" or any(
                     type(table) is not dict for table in tables
                 ):
                     raise ValueError
@@ -520,44 +525,45 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
                     raise ValueError
                 events.append(entry)
             elif "end" in entry:
-                x, first = entry["x"], entry["first_loss"]
-                if type(entry["end"]) is not str or type(entry["diverged"]) is not bool:
+                reason, first, model = entry["end"], entry["first_loss"], entry["model"]
+                if reason is not None and reason not in [str(known) for known in StopReason]:
                     raise ValueError
-                if (x is not None and type(x) is not list) or entry["records"] != len(rows):
+                if type(entry["detail"]) is not str or entry["records"] != len(rows):
                     raise ValueError
-                x = None if x is None else [float(slow_number(value)) for value in x]
-                end = (
-                    entry["end"],
-                    entry["diverged"],
-                    x,
-                    None if first is None else float(slow_number(first)),
-                )
+                if model is not None and type(model) is not str:
+                    raise ValueError
+                first = None if first is None else float(slow_number(first))
+                end = (reason, entry["detail"], first)
             else:
                 later(rows, {name: slow_number(value) for name, value in entry.items()})
         except (ValueError, KeyError, AttributeError, RecursionError):
             raise Refused(number) from None
     if not meta and not rows:
         raise Refused
-    stopped, *rest = end or ("", False, None, None)
+    file = model_path(scratch("history.jsonl"))
+    if model is not None and model != hashlib.sha256(file.read_bytes()).hexdigest():
+        raise Refused
     return {
         "meta": meta,
         "rows": rows,
-        "end": (stopped or "cut off: the file has no end", *rest),
+        "end": end or ("interrupted", "the file has no end", None),
+        "x": None if model is None else MODEL.tolist(),
         "events": events,
     }
 
 
 def same_history(found: History, expected: dict[str, Any]) -> bool:
     x = None if found.x is None else found.x.tolist()
-    end = (found.stopped, found.diverged, x, found.first_loss)
+    reason = None if found.stop_reason is None else found.stop_reason.value
+    end = (reason, found.stop_detail, found.first_loss)
     assert isinstance(found.label, str)
     for name in set(found.columns) - {
         "bytes"
     }:  # that is up and down together, and no column of its own
         assert found[name].shape == (len(found),)
     told = expected.get("events", [])
-    return repr((found.meta, found.rows, end, found.events)) == repr(
-        (expected["meta"], expected["rows"], expected["end"], told)
+    return repr((found.meta, found.rows, end, found.events, x)) == repr(
+        (expected["meta"], expected["rows"], expected["end"], told, expected.get("x"))
     )
 
 
@@ -598,13 +604,16 @@ def slow_csv(data: bytes) -> dict[str, Any]:
             later(rows, {name: slow_csv_number(cell) for name, cell in cells if cell != ""})
     except (UnicodeDecodeError, csv.Error, ValueError, KeyError, IndexError):
         raise Refused from None
-    return {"meta": {}, "rows": rows, "end": ("", False, None, None)}
+    return {"meta": {}, "rows": rows, "end": (None, "", None)}
 
 
 def check_csv(data: bytes) -> None:
     path = scratch("history.csv")
     path.write_bytes(data)
     agree(lambda: History.load(path), lambda: slow_csv(data), same_history)
+
+
+MODEL = np.array([0.5, -1e-300, math.nan])
 
 
 def history_seeds(kind: str) -> tuple[bytes, ...]:
@@ -619,12 +628,8 @@ def history_seeds(kind: str) -> tuple[bytes, ...]:
             }
         )
     history.append({"round": 20, "loss": math.inf, "grad_norm": math.nan, "bytes_up": 10**10})
-    history.stopped, history.x, history.first_loss = (
-        "finished",
-        np.array([0.5, -1e-300, math.nan]),
-        1.0,
-    )
-    path = scratch(f"seed{kind}")
+    history.stop_reason, history.x, history.first_loss = StopReason.FINISHED, MODEL, 1.0
+    path = scratch(f"history{kind}")  # where the model's file stays for the cases
     whole = (history.to_jsonl(path) if kind == ".jsonl" else history.to_csv(path)).read_bytes()
     path.unlink()
     return whole, whole[: len(whole) // 2]
@@ -647,7 +652,7 @@ JSON_WORDS = (
 )  # fmt: skip
 JSON_ONCE = (
     b"[" * 1_000_000, b'{"a":' * 200_000,
-    b'{"format": "fedpage-history-1", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
+    b'{"format": "fedpage-history-2", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
     b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000,
     b"round\n1\n" + b"," * 200_000,
 )  # fmt: skip
@@ -708,7 +713,7 @@ def store_seeds() -> tuple[bytes, ...]:
     store.put(METHOD, 1, Trial(math.inf, 0.2, True))
     whole = path.read_bytes()
     path.unlink()
-    return whole, whole[:-30], whole.replace(json.dumps(describe(METHOD)).encode(), b"{}")
+    return whole, whole[:-30], whole.replace(json.dumps(describe_method(METHOD)).encode(), b"{}")
 
 
 # --- the stored copy of a parsed file -------------------------------------------------------------
@@ -749,7 +754,12 @@ def cache_seeds() -> tuple[bytes, ...]:
 
 # --- runs on disk ---------------------------------------------------------------------------------
 
-STOPS = {"rounds": 9, "seed": 0, "record_every": 2, "faults": Faults(late=0.3, dropout=0.2)}
+STOPS = {
+    "rounds": 9,
+    "seed": 0,
+    "record_every": 2,
+    "options": RunOptions(faults=Faults(late=0.3, dropout=0.2)),
+}
 
 
 def prepared() -> Any:
@@ -765,15 +775,16 @@ def dead_run() -> Path:
     out = _scratch / "dead"
     if not out.exists():
 
-        def die(done: int, *_: object) -> None:
-            if done == 6:
-                raise _Dead
+        class Kill(Callback):
+            def on_round_end(self, info: RoundEnd) -> None:
+                if info.round == 6:
+                    raise _Dead
 
         with contextlib.suppress(_Dead):
             run = prepared()
-            with RunDirectory(out, every=5, command=RUN_COMMAND) as directory:
-                directory.begin(run)
-                run.go(die, directory)
+            with RunStore(out, checkpoint_every=5, command=RUN_COMMAND) as store:
+                store.open_run(run, resume=False)
+                run.run([Kill(), Checkpointing(store)])
     return out
 
 
@@ -817,8 +828,8 @@ def check_run(data: bytes) -> None:
         shutil.copytree(dead_run(), out)
         (out / "run.toml").write_bytes(data)
         run = prepared()
-        with RunDirectory(out, say=lambda text: None) as directory:
-            directory.resume(run)
+        with RunStore(out, notify=lambda text: None) as store:
+            store.open_run(run, resume=True)
             assert run.engine.costs.round in (0, 5)
 
 

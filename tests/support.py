@@ -92,7 +92,7 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
     if kind == "squares":
         return fp.LeastSquares(data, division, alpha=0.01, weights=weights)
     reg = kind.partition("-")[2] or "none"
-    return fp.LogisticRegression(data, division, reg=reg, alpha=0.1, weights=weights)
+    return fp.LogisticRegression(data, division, reg=reg, weights=weights)
 
 
 def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:

@@ -29,10 +29,13 @@ if TYPE_CHECKING:
         studies,
         theory,
     )
-    from fedpage.callbacks.base import Best, Callback
+    from fedpage.callbacks.base import Callback, FunctionCallback, Stopped
+    from fedpage.callbacks.best_model import Best
+    from fedpage.callbacks.progress import Progress
     from fedpage.callbacks.trackers import Track
     from fedpage.core.errors import InputError
-    from fedpage.core.types import Method, Oracle, Problem, Smoothness
+    from fedpage.core.metrics import METRICS, Metric, metric
+    from fedpage.core.types import Method, Oracle, Problem, Smoothness, StopReason
     from fedpage.data import (
         Dataset,
         Partition,
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from fedpage.engine.check_method import check_method
     from fedpage.engine.faults import Faults
     from fedpage.engine.policy import Policy
-    from fedpage.engine.simulate import simulate
+    from fedpage.engine.simulate import RunOptions, simulate
     from fedpage.engine.simulation import Simulation
     from fedpage.engine.stopping import Stop
     from fedpage.methods import (
@@ -61,7 +64,9 @@ if TYPE_CHECKING:
         SLocalSVRG,
     )
     from fedpage.problems import (
+        OBJECTIVES,
         LeastSquares,
+        LinearModel,
         LogisticRegression,
         Quadratic,
         RobustRegression,
@@ -74,22 +79,26 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
-    "fedpage.callbacks.base": "Best Callback",
+    "fedpage.callbacks.base": "Callback FunctionCallback Stopped",
+    "fedpage.callbacks.best_model": "Best",
+    "fedpage.callbacks.progress": "Progress",
     "fedpage.callbacks.trackers": "Track",
     "fedpage.engine.faults": "Faults",
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.check_method": "check_method",
     "fedpage.engine.simulation": "Simulation",
-    "fedpage.engine.simulate": "simulate",
+    "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG VRLSGD",
-    "fedpage.problems": "LeastSquares LogisticRegression Quadratic RobustRegression RowProblem",
+    "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
+    "RobustRegression RowProblem",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.core.errors": "InputError",
-    "fedpage.core.types": "Method Oracle Problem Smoothness",
+    "fedpage.core.metrics": "METRICS Metric metric",
+    "fedpage.core.types": "Method Oracle Problem Smoothness StopReason",
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _PACKAGES = (
@@ -98,6 +107,8 @@ _PACKAGES = (
 
 __all__ = [
     "METHODS",
+    "METRICS",
+    "OBJECTIVES",
     "PAGE",
     "SCAFFOLD",
     "VRLSGD",
@@ -108,22 +119,29 @@ __all__ = [
     "FedAvg",
     "FedPAGE",
     "FedProx",
+    "FunctionCallback",
     "History",
     "InputError",
     "LeastSquares",
+    "LinearModel",
     "LogisticRegression",
     "Method",
+    "Metric",
     "Oracle",
     "Partition",
     "Policy",
     "Problem",
+    "Progress",
     "Quadratic",
     "RobustRegression",
     "RowProblem",
+    "RunOptions",
     "SLocalSVRG",
     "Simulation",
     "Smoothness",
     "Stop",
+    "StopReason",
+    "Stopped",
     "TorchProblem",
     "Track",
     "__version__",
@@ -140,6 +158,7 @@ __all__ = [
     "load",
     "load_model",
     "methods",
+    "metric",
     "power_law",
     "problems",
     "report",

@@ -76,9 +76,6 @@ def simulated(config):
             names = ("data", "clients", "objective", "partition", "partition-seed", "weights")
             table = {name: settings[name] for name in names} | {"alpha": alpha}
             problem = build.build_problem(structure(ProblemConfig, table, "test"))
-        return fp.simulate(
-            problem, method_of(settings), rounds=settings["rounds"], seed=settings["seed"], record_every=settings["record-every"],
-            evaluate="per_client",
-        )  # fmt: skip
+        return fp.simulate(problem, method_of(settings), rounds=settings["rounds"], seed=settings["seed"], record_every=settings["record-every"], options=fp.RunOptions(evaluate="per_client"))  # fmt: skip
 
     return run

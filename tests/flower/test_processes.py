@@ -96,7 +96,12 @@ def simulated_runs():
     problem = fp.LogisticRegression(data, fp.label_shards(data.y, 2), reg="l2", alpha=0.01)
     return {
         name: fp.simulate(
-            problem, method, rounds=rounds, seed=7, record_every=0, evaluate="per_client"
+            problem,
+            method,
+            rounds=rounds,
+            seed=7,
+            record_every=0,
+            options=fp.RunOptions(evaluate="per_client"),
         )
         for name, (method, _, rounds) in METHODS.items()
     }

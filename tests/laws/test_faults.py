@@ -10,6 +10,7 @@ from support import methods, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.messages import reply_layouts
+from fedpage.core.types import StopReason
 from fedpage.engine.faults import FaultSampler
 from fedpage.engine.round import Round
 from fedpage.engine.simulation import Simulation
@@ -34,7 +35,14 @@ def told(history):
 def test_without_a_fault_the_policy_changes_nothing(name):
     problem = uneven()
     plain = fp.simulate(problem, ALL[name], rounds=25, seed=3, record_every=5)
-    calm = fp.simulate(problem, ALL[name], rounds=25, seed=3, record_every=5, faults=fp.Faults())
+    calm = fp.simulate(
+        problem,
+        ALL[name],
+        rounds=25,
+        seed=3,
+        record_every=5,
+        options=fp.RunOptions(faults=fp.Faults()),
+    )
     assert calm.same(plain)
 
 
@@ -47,8 +55,9 @@ def test_enough_retries_give_the_run_without_faults_bit_for_bit(name):
         ALL[name],
         rounds=20,
         seed=3,
-        faults=EVERY_FAULT,
-        policy=fp.Policy(retries=200, full_retries=200, patience=200),
+        options=fp.RunOptions(
+            faults=EVERY_FAULT, policy=fp.Policy(retries=200, full_retries=200, patience=200)
+        ),
     )
     assert patient.x.tobytes() == plain.x.tobytes()
     assert patient.last("missing") > 0
@@ -67,16 +76,26 @@ def test_faults_are_the_seeds_and_not_the_chunks_or_threads(name):
         "rounds": 25,
         "seed": 3,
         "record_every": 1,
-        "policy": fp.Policy(retries=3, patience=60),
     }
-    one = fp.simulate(problem, ALL[name], faults=faults, **options)
+    policy = fp.Policy(retries=3, patience=60)
+    one = fp.simulate(
+        problem, ALL[name], **options, options=fp.RunOptions(faults=faults, policy=policy)
+    )
     for threads, chunk in ((1, 1), (3, 5)):
         other = fp.simulate(
-            problem, ALL[name], faults=faults, threads=threads, chunk=chunk, **options
+            problem,
+            ALL[name],
+            **options,
+            options=fp.RunOptions(faults=faults, policy=policy, threads=threads, chunk=chunk),
         )
         assert other.same(one)
         assert told(other) == told(one)
-    other = fp.simulate(problem, ALL[name], faults=dataclasses.replace(faults, seed=8), **options)
+    other = fp.simulate(
+        problem,
+        ALL[name],
+        **options,
+        options=fp.RunOptions(faults=dataclasses.replace(faults, seed=8), policy=policy),
+    )
     assert costs(other) != costs(one)
 
 
@@ -142,19 +161,34 @@ def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
 
 def test_the_first_g_waits_for_everyone_and_says_for_whom():
     problem = quadratic()
-    late = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=0, faults=fp.Faults(gone=(2, 5)))
-    assert late.stopped.endswith("round 0 failed: no valid reply from clients 2, 5")
+    late = fp.simulate(
+        problem,
+        fp.FedPAGE(S=2),
+        rounds=3,
+        seed=0,
+        options=fp.RunOptions(faults=fp.Faults(gone=(2, 5))),
+    )
+    assert late.stop_reason is StopReason.ROUND_FAILED
+    assert late.stop_detail == "round 0 failed: no valid reply from clients 2, 5"
     assert not late.ended
     assert late.x.tolist() == [0.0] * problem.d
-    asked = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=0, faults=fp.Faults(dropout=0.5))
-    assert asked.stopped == "finished"
+    asked = fp.simulate(
+        problem,
+        fp.FedPAGE(S=2),
+        rounds=3,
+        seed=0,
+        options=fp.RunOptions(faults=fp.Faults(dropout=0.5)),
+    )
+    assert asked.stop_reason is StopReason.FINISHED
 
 
 def test_a_lost_client_is_told_once_and_training_goes_on():
     problem = quadratic(noise=1.0)
     faults = fp.Faults(gone=(1,), gone_from=10)
     method = fp.FedPAGE(S=4, K=2, eta_g=0.05, p=0.5)
-    history = fp.simulate(problem, method, rounds=60, seed=0, record_every=1, faults=faults)
+    history = fp.simulate(
+        problem, method, rounds=60, seed=0, record_every=1, options=fp.RunOptions(faults=faults)
+    )
     assert [e["text"] for e in history.events if e["event"] == "lost"] == [
         "client 1 missing 3 times in a row"
     ]
@@ -205,13 +239,21 @@ def test_nonsense_is_rejected_by_name_and_without_the_policy_it_is_added():
     ):
         faults = fp.Faults(**{fault: 0.2})
         sound = fp.simulate(
-            problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy(retries=0)
+            problem,
+            method,
+            rounds=20,
+            seed=0,
+            options=fp.RunOptions(faults=faults, policy=fp.Policy(retries=0)),
         )
-        assert sound.stopped == "finished"
+        assert sound.stop_reason is StopReason.FINISHED
         assert words in sound.events[0]["text"]
         assert sound.events[0]["text"].startswith("reply of client ")
         naive = fp.simulate(
-            problem, method, rounds=20, seed=0, faults=faults, policy=fp.Policy.naive()
+            problem,
+            method,
+            rounds=20,
+            seed=0,
+            options=fp.RunOptions(faults=faults, policy=fp.Policy.naive()),
         )
         if fault == "shape":  # one number instead of all of them
             assert naive.x.tobytes() != sound.x.tobytes()
@@ -223,19 +265,25 @@ def test_a_late_reply_never_counts_and_without_the_policy_it_does():
     problem, method = uneven(), fp.FedAvg(S=6, K=2)
     options = {"rounds": 12, "seed": 0, "record_every": 1}
     late = fp.simulate(
-        problem, method, faults=fp.Faults(late=0.3), policy=fp.Policy(retries=0), **options
+        problem,
+        method,
+        **options,
+        options=fp.RunOptions(faults=fp.Faults(late=0.3), policy=fp.Policy(retries=0)),
     )
     lost = fp.simulate(
         problem,
         method,
-        faults=fp.Faults(late=0.3),
-        policy=fp.Policy(retries=0, validate=False),
         **options,
+        options=fp.RunOptions(
+            faults=fp.Faults(late=0.3), policy=fp.Policy(retries=0, validate=False)
+        ),
     )
     assert any("late: it belongs to round" in e["text"] for e in late.events)
     assert late.x.tobytes() != lost.x.tobytes()
     slow = fp.Faults(spread=1.0, deadline=1.5)
-    always = fp.simulate(problem, method, faults=slow, policy=fp.Policy(retries=0), **options)
+    always = fp.simulate(
+        problem, method, **options, options=fp.RunOptions(faults=slow, policy=fp.Policy(retries=0))
+    )
     assert always.last("rejected") > 0
     sampler = FaultSampler(slow, problem, 0)
     everyone = np.arange(problem.N)
@@ -251,10 +299,10 @@ def test_a_run_that_diverges_is_not_taken_for_clients_that_fail():
         rounds=10,
         seed=0,
         record_every=0,
-        faults=fp.Faults(nan=0.0),
+        options=fp.RunOptions(faults=fp.Faults(nan=0.0)),
     )
     assert history.diverged
-    assert "after round 1, with effective step 5e+200" in history.stopped
+    assert "after round 1, with effective step 5e+200" in history.stop_detail
 
 
 def test_tied_dropout_follows_the_data():
@@ -372,4 +420,10 @@ def test_impossible_faults_are_refused(settings, words):
 
 def test_a_client_that_is_not_there_cannot_be_gone():
     with pytest.raises(fp.InputError, match="gone names client 99"):
-        fp.simulate(quadratic(), fp.FedAvg(S=2), rounds=1, seed=0, faults=fp.Faults(gone=(99,)))
+        fp.simulate(
+            quadratic(),
+            fp.FedAvg(S=2),
+            rounds=1,
+            seed=0,
+            options=fp.RunOptions(faults=fp.Faults(gone=(99,))),
+        )

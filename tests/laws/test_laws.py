@@ -107,7 +107,9 @@ def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
     """x = mean P_i c_i / mean P_i, P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i, c_i the clients' minima."""
     problem, K, eta = quadratic(), 6, 0.05
     method = fp.FedProx(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None, mu=mu)
-    history = fp.simulate(problem, method, rounds=600, seed=0, x0=problem.x_star)
+    history = fp.simulate(
+        problem, method, rounds=600, seed=0, options=fp.RunOptions(x0=problem.x_star)
+    )
     identity = np.eye(problem.d)
     B = problem.A + mu * identity
     P = np.array(
@@ -360,7 +362,12 @@ def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
     for threads, chunk in [(1, 1), (1, 3), (2, 2), (3, 1), (2, 1000)]:
         assert first.same(
             fp.simulate(
-                problem, method, rounds=25, seed=8, record_every=5, threads=threads, chunk=chunk
+                problem,
+                method,
+                rounds=25,
+                seed=8,
+                record_every=5,
+                options=fp.RunOptions(threads=threads, chunk=chunk),
             )
         )
     assert not first.same(fp.simulate(problem, method, rounds=25, seed=9, record_every=5))

@@ -80,7 +80,7 @@ def test_logistic_regression_in_torch_is_the_same_run(name):
     assert np.abs(ours.x - theirs.x).max() < 1e-10 * max(1.0, np.abs(ours.x).max())
     for column in ("loss", "grad_norm"):
         np.testing.assert_allclose(theirs[column], ours[column], rtol=1e-10, atol=1e-12)
-    for column in fp.runs.history.COSTS:
+    for column in fp.core.types.COSTS:
         np.testing.assert_array_equal(theirs[column], ours[column])
     assert np.abs(ours.x).max() > 0.02
 
@@ -140,7 +140,7 @@ def test_walks_on_the_device_are_the_walks(name):
     fused = fp.simulate(problem(), method, rounds=4, seed=3)
     plain = fp.simulate(Unfused(problem()), method, rounds=4, seed=3)
     np.testing.assert_allclose(fused.x, plain.x, rtol=0, atol=1e-12)
-    for column in fp.runs.history.COSTS:
+    for column in fp.core.types.COSTS:
         np.testing.assert_array_equal(fused[column], plain[column])
 
 
@@ -148,7 +148,9 @@ def test_walks_on_the_device_are_the_walks(name):
 @pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I"])
 def test_no_chunk_and_no_thread_changes_a_bit(make, name):
     made, method = make(), methods(3, 3, 0.1)[name]
-    first = fp.simulate(made, method, rounds=3, seed=5, record_every=3, evaluate="per_client")
+    first = fp.simulate(
+        made, method, rounds=3, seed=5, record_every=3, options=fp.RunOptions(evaluate="per_client")
+    )
     for chunk, threads in ((1, 1), (2, 2)):
         again = fp.simulate(
             made,
@@ -156,9 +158,7 @@ def test_no_chunk_and_no_thread_changes_a_bit(make, name):
             rounds=3,
             seed=5,
             record_every=3,
-            chunk=chunk,
-            threads=threads,
-            evaluate="per_client",
+            options=fp.RunOptions(chunk=chunk, threads=threads, evaluate="per_client"),
         )
         assert again.same(first)
 
@@ -232,14 +232,22 @@ def test_smooth_functions_have_the_same_bits_in_any_company(dtype, monkeypatch):
     made = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
     assert made.way == "together"
     method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
-    first = fp.simulate(made, method, rounds=4, seed=0, evaluate="per_client")
+    first = fp.simulate(
+        made, method, rounds=4, seed=0, options=fp.RunOptions(evaluate="per_client")
+    )
     for chunk in (1, 3):
-        assert fp.simulate(made, method, rounds=4, seed=0, chunk=chunk, evaluate="per_client").same(
-            first
-        )
+        assert fp.simulate(
+            made,
+            method,
+            rounds=4,
+            seed=0,
+            options=fp.RunOptions(chunk=chunk, evaluate="per_client"),
+        ).same(first)
     monkeypatch.setattr(gradients, "_OFTEN", 0)
     again = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
-    assert fp.simulate(again, method, rounds=4, seed=0, evaluate="per_client").same(first)
+    assert fp.simulate(
+        again, method, rounds=4, seed=0, options=fp.RunOptions(evaluate="per_client")
+    ).same(first)
     x = torch.tensor(made.x0)
     assert np.abs(made.grad(made.x0)).max() > 0
     module = made.to_module(made.x0)
@@ -313,14 +321,24 @@ def test_interrupted_and_resumed_it_has_the_same_bits(dtype, tmp_path):
     whole = fp.simulate(problem(dtype), method, rounds=12, seed=0)
 
     class Stop(fp.Callback):
-        def after_round(self, done):
-            if done == 7:
+        def on_round_end(self, info):
+            if info.round == 7:
                 raise KeyboardInterrupt
 
-    out = {"out": tmp_path / "run", "checkpoint_every": 2}
+    out = {"out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        fp.simulate(problem(dtype), method, rounds=12, seed=0, callbacks=[Stop()], **out)
-    assert fp.simulate(problem(dtype), method, rounds=12, seed=0, resume=True, **out).same(whole)
+        fp.simulate(
+            problem(dtype),
+            method,
+            rounds=12,
+            seed=0,
+            callbacks=[Stop()],
+            options=fp.RunOptions(checkpoint_every=2),
+            **out,
+        )
+    assert fp.simulate(
+        problem(dtype), method, rounds=12, seed=0, **out, options=fp.RunOptions(resume=True)
+    ).same(whole)
     other = fp.TorchProblem(
         nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)),
         F.cross_entropy,
@@ -328,13 +346,26 @@ def test_interrupted_and_resumed_it_has_the_same_bits(dtype, tmp_path):
         dtype=dtype,
     )
     with pytest.raises(fp.InputError, match=r"problem\.model_digest was"):
-        fp.simulate(other, method, rounds=12, seed=0, resume=True, x0=problem(dtype).x0, **out)
+        fp.simulate(
+            other,
+            method,
+            rounds=12,
+            seed=0,
+            **out,
+            options=fp.RunOptions(resume=True, x0=problem(dtype).x0),
+        )
 
 
 def test_faults_take_it():
     made = problem()
     faults = fp.Faults(dropout=0.2, nan=0.1, late=0.1, tied="labels")
-    history = fp.simulate(made, fp.FedPAGE(S=4, K=2, eta_g=0.2), rounds=10, seed=0, faults=faults)
+    history = fp.simulate(
+        made,
+        fp.FedPAGE(S=4, K=2, eta_g=0.2),
+        rounds=10,
+        seed=0,
+        options=fp.RunOptions(faults=faults),
+    )
     assert history.last("missing") > 0
     assert np.isfinite(history.last("loss"))
 
@@ -486,7 +517,7 @@ def test_a_frozen_batchnorm_and_a_sleeping_dropout_are_taken():
     assert made.way == "alone"
     method = fp.SCAFFOLD(S=4, K=2, eta_l=0.1, b=3)
     first = fp.simulate(made, method, rounds=3, seed=0)
-    assert fp.simulate(made, method, rounds=3, seed=0, chunk=1).same(first)
+    assert fp.simulate(made, method, rounds=3, seed=0, options=fp.RunOptions(chunk=1)).same(first)
     fp.TorchProblem(
         nn.Sequential(nn.Dropout(0.5).eval(), nn.Linear(6, 3)), F.cross_entropy, rows(SIZES)
     )

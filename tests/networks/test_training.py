@@ -80,8 +80,8 @@ def test_the_best_model_is_saved_and_loaded_in_three_lines(name, tmp_path):
     seen = []
 
     class Watch(fp.Callback):
-        def record(self, row, x):
-            seen.append((row["accuracy"], x.copy()))
+        def on_record(self, record, x):
+            seen.append((record["accuracy"], x.copy()))
 
     best = fp.Best(made, tmp_path / name, "accuracy")
     fp.simulate(
@@ -114,12 +114,12 @@ def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
         "seed": 0,
         "record_every": 1,
         "out": tmp_path / "run",
-        "checkpoint_every": 2,
     }
+    every_two = fp.RunOptions(checkpoint_every=2)
 
     class Stop(fp.Callback):
-        def after_round(self, done):
-            if done == 7:
+        def on_round_end(self, info):
+            if info.round == 7:
                 raise KeyboardInterrupt
 
     method = fp.FedAvg(S=4, K=3, eta_l=1.5)
@@ -127,10 +127,20 @@ def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
     fp.simulate(made, method, rounds=12, seed=0, record_every=1, callbacks=[whole])
     with pytest.raises(KeyboardInterrupt):
         fp.simulate(
-            made, method, callbacks=[fp.Best(made, tmp_path / "best.npz"), Stop()], **options
+            made,
+            method,
+            callbacks=[fp.Best(made, tmp_path / "best.npz"), Stop()],
+            options=every_two,
+            **options,
         )
     parted = fp.Best(made, tmp_path / "best.npz")
-    fp.simulate(made, method, resume=True, callbacks=[parted], **options)
+    fp.simulate(
+        made,
+        method,
+        callbacks=[parted],
+        **options,
+        options=fp.RunOptions(resume=True, checkpoint_every=2),
+    )
     assert (parted.value, parted.round) == (whole.value, whole.round)
     assert (tmp_path / "best.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
@@ -145,10 +155,12 @@ def test_losses_and_norms_are_best_when_small(tmp_path):
         "r2": True,
         "rmse": False,
     }
-    assert {name: fp.Best(made, tmp_path / "b.npz", name).highest for name in names} == names
+    assert {
+        name: fp.Best(made, tmp_path / "b.npz", name).higher_is_better for name in names
+    } == names
     with pytest.raises(fp.InputError, match="is score good when it is high, or low"):
         fp.Best(made, tmp_path / "b.npz", "score")
-    assert fp.Best(made, tmp_path / "b.npz", "score", highest=True).highest
+    assert fp.Best(made, tmp_path / "b.npz", "score", higher_is_better=True).higher_is_better
 
 
 def test_files_that_are_no_models(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
+from fedpage.core.types import StopReason
 from fedpage.studies.paper import claims, figures
 
 FIGURE = figures.parse(
@@ -54,7 +55,7 @@ def runs(ends, diverged=False, clients=9.5, gradients=38.0):
                 | {"clients": clients * r, "gradients": gradients * clients * r, "full_rounds": 0}
             )
         history.meta["problem"] = {"rows": 500, "N": 50}
-        history.diverged = diverged
+        history.stop_reason = StopReason.DIVERGED if diverged else StopReason.FINISHED
         made.append(history)
     return made
 

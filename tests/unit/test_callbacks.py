@@ -1,92 +1,221 @@
-"""What watches a run: callbacks, the progress bar, and trackers, each with its real library."""
+"""Callbacks: their hooks, the progress bar, the trackers (each with its real library)."""
 
 from __future__ import annotations
 
-import io
+import math
+import time
 
 import numpy as np
 import pytest
+from support import quadratic
 
 import fedpage as fp
+from fedpage.callbacks.progress import progress_bars
+from fedpage.studies.sweep import iterate_sweep
 
 
 def linear():
     return fp.LogisticRegression(fp.load("census", rows=200), clients=20)
 
 
-class Noting(fp.Callback):
+class Recorder(fp.Callback):
+    """Note every call."""
+
     def __init__(self):
         self.calls = []
 
-    def begin(self, meta, rounds, done):
-        self.calls.append(("begin", meta["seed"], rounds, done))
+    def on_run_start(self, info):
+        self.calls.append(("start", info.meta["seed"], info.rounds, info.start))
 
-    def record(self, row, x):
-        self.calls.append(("record", row["round"], x.shape))
+    def on_event(self, event):
+        self.calls.append(("event", event.kind, event.round))
 
-    def after_round(self, done):
-        self.calls.append(("round", done))
+    def on_record(self, record, x):
+        self.calls.append(("record", record["round"], x.shape))
 
-    def end(self, history):
-        self.calls.append(("end", history.stopped))
+    def on_round_end(self, info):
+        self.calls.append(("round", info.round, info.is_last))
+
+    def on_run_end(self, history):
+        self.calls.append(("end", history.stop_reason))
 
 
-def test_callbacks_see_everything_and_change_nothing():
-    noting = Noting()
-    made = linear()
+def test_the_hooks_are_called_in_order_and_change_no_bit():
+    recorder, problem = Recorder(), linear()
+    arguments = {"rounds": 3, "seed": 4, "record_every": 2}
+    history = fp.simulate(problem, fp.FedPAGE(S=2), callbacks=[recorder], **arguments)
+    d = (problem.d,)
+    assert recorder.calls == [
+        ("start", 4, 3, 0),
+        ("record", 0, d),
+        ("round", 1, False),
+        ("record", 2, d),
+        ("round", 2, False),
+        ("record", 3, d),
+        ("round", 3, True),
+        ("end", fp.StopReason.FINISHED),
+    ]
+    assert history.same(fp.simulate(problem, fp.FedPAGE(S=2), **arguments))
+
+
+def test_callbacks_get_the_events_of_the_history():
+    recorder = Recorder()
     history = fp.simulate(
-        made, fp.FedPAGE(S=2), rounds=3, seed=4, record_every=2, callbacks=[noting, fp.Track()]
+        quadratic(),
+        fp.FedAvg(S=4),
+        rounds=20,
+        seed=0,
+        callbacks=[recorder],
+        options=fp.RunOptions(faults=fp.Faults(nan=0.2)),
     )
-    d = (made.d,)
-    assert noting.calls == [
-        ("begin", 4, 3, 0), ("record", 0, d), ("round", 1), ("round", 2), ("record", 2, d), ("round", 3),
-        ("record", 3, d), ("end", "finished"),
-    ]  # fmt: skip
-    assert history.same(fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, record_every=2))
+    events = [call[1:] for call in recorder.calls if call[0] == "event"]
+    assert events
+    assert events == [(event["event"], event["round"]) for event in history.events]
 
 
-def test_who_watches_does_not_steer():
-    class Steering(fp.Callback):
-        def record(self, row, x):
-            row["loss"] = -5.0
+def test_a_callback_cannot_change_the_run():
+    class Meddler(fp.Callback):
+        def on_run_start(self, info):
+            self.info = info
+
+        def on_record(self, record, x):
+            record["loss"] = -5.0
             with pytest.raises(ValueError, match="read-only"):
                 x += 1
 
-    made = linear()
-    history = fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4, callbacks=[Steering()])
-    assert history.same(fp.simulate(made, fp.FedPAGE(S=2), rounds=3, seed=4))
-    with pytest.raises(fp.InputError, match="callbacks watch one run each"):
-        fp.sweep(made, [fp.FedPAGE(S=2)], rounds=2, seeds=1, callbacks=[fp.Track()])
+        def on_round_end(self, info):
+            state = self.info.snapshot()["engine"]["state"]
+            with pytest.raises(ValueError, match="read-only"):
+                state["x"] += 1
+            state["x"] = None
+
+    problem = linear()
+    history = fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=4, callbacks=[Meddler()])
+    assert history.same(fp.simulate(problem, fp.FedPAGE(S=2), rounds=3, seed=4))
 
 
-def test_everyone_is_ended_whatever_another_does():
-    class Bad(Noting):
-        def end(self, history):
+@pytest.mark.parametrize("hook", ["on_run_start", "on_record", "on_round_end", "on_run_end"])
+def test_a_callback_that_raises_does_not_keep_others_from_ending(hook):
+    def fail(*_):
+        raise RuntimeError("the callback's own")
+
+    first, bad, last = Recorder(), Recorder(), Recorder()
+    setattr(bad, hook, fail)
+    with pytest.raises(RuntimeError, match="the callback's own"):
+        fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=4, callbacks=[first, bad, last])
+    reason = fp.StopReason.FINISHED if hook == "on_run_end" else fp.StopReason.INTERRUPTED
+    assert first.calls[-1] == ("end", reason)
+    if hook == "on_run_start":
+        assert last.calls == []  # it was never started
+        assert bad.calls == [("end", reason)]
+    else:
+        assert last.calls[-1] == ("end", reason)
+
+
+def test_every_callback_ends_when_all_of_them_fail():
+    class Bad(Recorder):
+        def on_run_end(self, history):
+            super().on_run_end(history)
             raise RuntimeError("no")
 
-    good = Noting()
+    bad = [Bad(), Bad(), Bad()]
     with pytest.raises(RuntimeError, match="no"):
-        fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=4, callbacks=[Bad(), good])
-    assert good.calls[-1] == ("end", "finished")
+        fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=4, callbacks=bad)
+    assert all(callback.calls[-1] == ("end", fp.StopReason.FINISHED) for callback in bad)
 
 
-def test_what_is_no_callback():
-    for bad in ("bar", [fp.Track], [print], fp.Track()):
+def test_a_callback_can_end_the_run():
+    def stop_after_three(info):
+        return fp.Stopped(fp.StopReason.CALLBACK, "three") if info.round == 3 else None
+
+    recorder = Recorder()
+    observer = fp.FunctionCallback(on_round_end=stop_after_three)
+    history = fp.simulate(
+        linear(), fp.FedPAGE(S=2), rounds=9, seed=4, callbacks=[observer, recorder]
+    )
+    assert (history.stop_reason, history.stop_detail) == (fp.StopReason.CALLBACK, "three")
+    assert history["round"].tolist() == [0, 3]
+    assert recorder.calls[-1] == ("end", fp.StopReason.CALLBACK)
+
+
+def test_functions_are_called():
+    records, rounds, histories = [], [], []
+    observer = fp.FunctionCallback(
+        on_record=lambda record, x: records.append((record["round"], math.isfinite(x.sum()))),
+        on_round_end=lambda info: rounds.append(info.round),
+        on_run_end=histories.append,
+    )
+    history = fp.simulate(linear(), fp.FedPAGE(S=2), rounds=4, seed=0, callbacks=[observer])
+    assert records == [(0, True), (4, True)]
+    assert rounds == [1, 2, 3, 4]
+    assert histories == [history]
+    with pytest.raises(fp.InputError, match="on_record must be a function, not 5"):
+        fp.FunctionCallback(on_record=5)
+
+
+def test_wrong_callbacks_are_refused():
+    for bad in ("bar", [fp.Progress], [print], fp.Progress()):
         with pytest.raises(fp.InputError, match="callbacks must be a list"):
             fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=0, callbacks=bad)
     with pytest.raises(
         fp.InputError, match="no tracker 'tensorbord'; known are tensorboard, mlflow, wandb"
     ):
         fp.Track("tensorbord")
+    with pytest.raises(fp.InputError, match="name a tracker: tensorboard, mlflow, wandb"):
+        fp.Track()
+    with pytest.raises(fp.InputError, match="5 is no tracker"):
+        fp.Track(5)
 
 
-def test_the_bar_is_always_there(capsys):
-    fp.simulate(linear(), fp.FedPAGE(S=2), rounds=4, seed=0, callbacks=[fp.Track()])
+def test_progress_shows_a_bar_on_stderr(capsys):
+    history = fp.simulate(linear(), fp.FedPAGE(S=2), rounds=4, seed=0, progress=True)
     out, err = capsys.readouterr()
     assert out == ""
     assert "FedPAGE" in err
     assert "4/4" in err
-    assert "loss" in err
+    assert f"loss {history.last('loss'):.4g}" in err
+    fp.simulate(linear(), fp.FedPAGE(S=2), rounds=4, seed=0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_several_runs_share_bars(capsys):
+    with progress_bars() as bars:
+        task = bars.add_task("both", total=8, note="")
+        for seed in (0, 1):
+            bar = fp.Progress(bars, task, offset=4 * seed)
+            fp.simulate(linear(), fp.FedPAGE(S=2), rounds=4, seed=seed, callbacks=[bar])
+        assert bars.tasks[0].completed == 8
+        assert len(bars.tasks) == 1
+    assert "8/8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_makes_the_callbacks_of_each_run(tmp_path, jobs):
+    class Writer(fp.Callback):
+        def __init__(self, path):
+            self.path = path
+
+        def on_run_end(self, history):
+            self.path.write_text(f"{history.label} {history.meta['seed']}")
+
+    methods = [fp.FedPAGE(S=2), fp.FedAvg(S=2)]
+    runs = iterate_sweep(
+        linear(),
+        methods,
+        rounds=2,
+        seeds=[3, 5],
+        jobs=jobs,
+        callbacks=lambda method, seed: [Writer(tmp_path / f"{method.name}-{seed}")],
+    )
+    assert next(runs).meta["seed"] == 3
+    assert len(list(runs)) == 3
+    texts = sorted(path.read_text() for path in tmp_path.iterdir())
+    assert texts == ["FedAvg 3", "FedAvg 5", "FedPAGE 3", "FedPAGE 5"]
+
+
+def test_a_sweep_takes_no_list_of_callbacks():
+    with pytest.raises(fp.InputError, match="callbacks=lambda method, seed"):
+        fp.sweep(linear(), [fp.FedPAGE(S=2)], rounds=2, seeds=1, callbacks=[fp.Progress()])
 
 
 def test_tensorboard(tmp_path):
@@ -134,20 +263,17 @@ def test_mlflow(tmp_path):
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("fedpage").experiment_id
     (run,) = client.search_runs([experiment])
-    assert (run.info.run_name, run.info.status, run.data.tags["stopped"]) == (
-        "mine",
-        "FINISHED",
-        "finished",
-    )
+    assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+    assert run.data.tags["stop_reason"] == "finished"
     assert run.data.params["method.S"] == "2"
     assert run.data.params["problem.N"] == "20"
-    found = sorted(client.get_metric_history(run.info.run_id, "loss"), key=lambda one: one.step)
-    assert [one.step for one in found] == [0, 3, 6]
-    assert [one.value for one in found] == history["loss"].tolist()
+    metrics = sorted(client.get_metric_history(run.info.run_id, "loss"), key=lambda m: m.step)
+    assert [metric.step for metric in metrics] == [0, 3, 6]
+    assert [metric.value for metric in metrics] == history["loss"].tolist()
 
 
 def leveldb_records(data, block=32768):
-    """The records of a LevelDB log, which is what an offline run is kept in, after its seven bytes of header."""
+    """Yield the records of a LevelDB log, the format of an offline run, after its 7-byte header."""
     at, parts = 7, []
     while at + 7 <= len(data):
         if block - at % block < 7:  # too little of a block is left for a header
@@ -176,17 +302,22 @@ def test_wandb(tmp_path, monkeypatch):
         callbacks=[fp.Track("wandb:census")],
     )
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    losses = {}
-    for data in leveldb_records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "run":
-            assert (record.run.project, record.run.display_name) == ("census", "FedPAGE seed 1")
-        if record.WhichOneof("record_type") == "history":
-            item = {
-                one.key or ".".join(one.nested_key): one.value_json for one in record.history.item
-            }
-            losses[int(item["_step"])] = float(item["loss"])
+    deadline = time.monotonic() + 30
+    records = []
+    while "exit" not in records and time.monotonic() < deadline:  # a process of wandb's writes it
+        time.sleep(0.05)
+        records, losses = [], {}
+        for data in leveldb_records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            records.append(record.WhichOneof("record_type"))
+            if records[-1] == "run":
+                names = (record.run.project, record.run.display_name)
+                assert names == ("census", "FedPAGE seed 1")
+            if records[-1] == "history":
+                items = record.history.item
+                values = {item.key or ".".join(item.nested_key): item.value_json for item in items}
+                losses[int(values["_step"])] = float(values["loss"])
     assert losses == dict(zip([0, 3, 6], history["loss"].tolist(), strict=True))
 
 
@@ -199,24 +330,37 @@ def test_trackers_that_are_not_installed_say_how_to_install_them(name, monkeypat
         fp.Track(name)
 
 
-def test_a_tracker_is_closed_when_a_run_is_interrupted():
-    class Sink(io.StringIO):
-        def begin(self, name, about):
-            self.write(f"begin {name};")
+class MemoryTracker:
+    def __init__(self, fail_at=None):
+        self.calls, self.fail_at = [], fail_at
 
-        def log(self, round, row):
-            if round == 2:
-                raise KeyboardInterrupt
+    def start(self, name, settings):
+        self.calls.append(f"start {name}")
 
-        def end(self, why):
-            self.write(f"end {why}")
+    def log(self, round, values):
+        self.calls.append(f"log {round}")
+        if round == self.fail_at:
+            raise KeyboardInterrupt
 
-    sink = Sink()
-    with pytest.raises(KeyboardInterrupt):
+    def finish(self, reason, detail):
+        self.calls.append(f"finish {reason}: {detail}")
+        if self.fail_at is not None:
+            raise RuntimeError("cannot finish")
+
+
+def test_every_tracker_is_closed_when_a_run_is_interrupted():
+    bad, good = MemoryTracker(fail_at=2), MemoryTracker()
+    with pytest.raises(RuntimeError, match="cannot finish"):
         fp.simulate(
-            linear(), fp.FedPAGE(S=2), rounds=6, seed=1, record_every=2, callbacks=[fp.Track(sink)]
+            linear(),
+            fp.FedPAGE(S=2),
+            rounds=6,
+            seed=1,
+            record_every=2,
+            callbacks=[fp.Track(good, bad)],
         )
-    assert sink.getvalue() == "begin FedPAGE seed 1;end interrupted"
+    expected = ["start FedPAGE seed 1", "log 0", "log 2", "finish interrupted: KeyboardInterrupt:"]
+    assert good.calls == bad.calls == expected
 
 
 def test_the_command_line_tracks_too(run, refused, tmp_path):

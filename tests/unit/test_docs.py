@@ -271,7 +271,9 @@ def test_the_own_problem_works_and_obeys():
     np.testing.assert_allclose(problem.grad(x), slopes, atol=1e-8)
     method = fp.FedPAGE(S=2, K=3, eta_g=0.5, b2=3, b3=2)
     run = fp.simulate(problem, method, rounds=20, seed=0)
-    assert run.same(fp.simulate(problem, method, rounds=20, seed=0, threads=2, chunk=1))
+    assert run.same(
+        fp.simulate(problem, method, rounds=20, seed=0, options=fp.RunOptions(threads=2, chunk=1))
+    )
     oracle = problem.oracle(np.arange(3), RoundDraws(0, 0))
     assert oracle.grad(x, oracle.batch(3)).shape == (3, 3)
     assert oracle.gradients == 1 + 3 + 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
 from fedpage.runs.history import by_method
 
@@ -29,7 +32,7 @@ def test_json_lines_keep_everything(runs, tmp_path):
     assert again.meta == runs[0].meta
     assert again.x.tobytes() == runs[0].x.tobytes()
     assert again["seconds"].tolist() == runs[0]["seconds"].tolist()
-    assert [p.name for p in path.parent.iterdir()] == ["run.jsonl"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["run.jsonl", "run.model.npz"]
 
 
 def test_csv_has_plain_columns(runs, tmp_path):
@@ -64,7 +67,8 @@ def test_a_damaged_file_never_passes_for_a_whole_one(runs, tmp_path):
     path = runs[0].to_jsonl(tmp_path / "run.jsonl")
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:-1]) + "\n")
-    assert fp.History.load(path).stopped.startswith("cut off")
+    assert fp.History.load(path).stop_reason is StopReason.INTERRUPTED
+    assert not fp.History.load(path).ended
     for damaged in (
         [lines[0], *lines[3:]],
         [lines[0], *lines[1:][::-1]],
@@ -81,17 +85,125 @@ def test_a_diverged_run_is_saved_as_valid_json(tmp_path):
     history = fp.History({"seed": 0})
     history.append({"round": 0, "loss": 1.0, "grad_norm": 1.0})
     history.append({"round": 1, "loss": math.inf, "grad_norm": math.nan})
-    history.x, history.stopped, history.diverged = (
-        np.array([np.nan, -np.inf, 1.0]),
-        "diverged",
-        True,
-    )
+    history.x = np.array([np.nan, -np.inf, 1.0])
+    history.stop_reason, history.stop_detail = StopReason.DIVERGED, "loss not finite"
     path = history.to_jsonl(tmp_path / "d.jsonl")
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     again = fp.History.load(path)
     assert again.same(history)
     assert again.diverged
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
+    history = fp.History({"seed": 0})
+    history.append({"round": 0, "loss": 1.0})
+    history.x, history.stop_reason = np.linspace(0, 1, 7, dtype=dtype), StopReason.FINISHED
+    path = history.to_jsonl(tmp_path / "run.jsonl")
+    end = json.loads(path.read_text().splitlines()[-1])
+    file = tmp_path / "run.model.npz"
+    assert end["model"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    with np.load(file, allow_pickle=False) as arrays:
+        assert arrays["x"].dtype == dtype
+    again = fp.History.load(path)
+    assert again.x.dtype == dtype
+    assert again.same(history)
+    again.x = again.x.astype(np.float32 if dtype == np.float64 else np.float64)
+    assert not again.same(history)
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(InputError, match=r"run\.model\.npz: damaged"):
+        fp.History.load(path)
+    file.unlink()
+    with pytest.raises(InputError, match=r"its model run\.model\.npz is missing"):
+        fp.History.load(path)
+    history.x = None
+    assert fp.History.load(history.to_jsonl(path)).x is None
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path):
+    history = fp.History({"seed": 0})
+    path = history.to_jsonl(tmp_path / "run.jsonl")
+    for arrays in ({"x": np.zeros((2, 2))}, {"x": np.zeros(2, int)}, {"y": np.zeros(2)}):
+        np.savez(tmp_path / "run.model.npz", **arrays)
+        digest = hashlib.sha256((tmp_path / "run.model.npz").read_bytes()).hexdigest()
+        end = history.end_line(digest)
+        path.write_text(json.dumps(history.header()) + "\n" + json.dumps(end) + "\n")
+        with pytest.raises(InputError, match="not the model of a fedpage history"):
+            fp.History.load(path)
+    end = history.end_line(None) | {"model": 3}
+    path.write_text(json.dumps(history.header()) + "\n" + json.dumps(end) + "\n")
+    with pytest.raises(InputError, match="line 2"):
+        fp.History.load(path)
+
+
+def test_a_large_model_costs_no_digits(tmp_path):
+    history = fp.History({"seed": 0})
+    history.append({"round": 0, "loss": 1.0})
+    history.x = np.random.default_rng(0).normal(size=100_000)
+    assert history.to_jsonl(tmp_path / "run.jsonl").stat().st_size < 1000
+    assert (tmp_path / "run.model.npz").stat().st_size < 801_000
+
+
+@pytest.mark.parametrize("reason", [None, *StopReason])
+def test_every_end_is_written_and_read(tmp_path, reason):
+    history = fp.History({"seed": 0})
+    history.append({"round": 0, "loss": 1.0})
+    history.stop_reason, history.stop_detail = reason, "at round 0"
+    again = fp.History.load(history.to_jsonl(tmp_path / "run.jsonl"))
+    assert (again.stop_reason, again.stop_detail) == (reason, "at round 0")
+    assert again.same(history)
+    assert again.diverged == (reason is StopReason.DIVERGED)
+    unfinished = (None, StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
+    assert again.ended == (reason not in unfinished)
+
+
+def climbing(**meta):
+    """A run whose accuracy climbs, with a third record that is no progress."""
+    history = fp.History(meta)
+    rows = ((0, 1.0, 0.5, 3.0), (10, 0.5, 0.7, 2.0), (20, 9.0, 1.0, 9.0), (30, 0.4, 0.9, 1.0))
+    for r, loss, accuracy, mine in rows:
+        history.append(
+            {
+                "round": r, "bytes_up": 10 * r, "bytes_down": r, "loss": loss, "grad_norm": loss,
+                "test_accuracy": accuracy, "accuracy": accuracy, "mine": mine,
+            }
+        )  # fmt: skip
+    return history
+
+
+def test_targets_and_best_values_respect_the_direction():
+    run = climbing()
+    assert run.best("accuracy") == run.best("test_accuracy") == 0.9
+    assert run.cost_to("test_accuracy", 0.99) == math.inf
+    assert run.cost_to("test_accuracy", 0.7) == 110
+    assert run.cost_to("test_accuracy", 0.8, "round") == 30
+    assert run.cost_to("test_accuracy", 0.4) == 0.0
+    assert run.best("loss") == 0.4
+    assert run.cost_to("loss", 0.5) == 110
+    assert run.best("bytes") == 0.0
+    empty = fp.History()
+    empty.append({"round": 0, "loss": 1.0, "accuracy": math.nan, "mae": math.nan})
+    assert (empty.best("accuracy"), empty.best("mae")) == (-math.inf, math.inf)
+
+
+def test_the_direction_of_an_own_metric_is_in_provenance():
+    for higher, best, cost in ((True, 3.0, 0.0), (False, 1.0, 110.0)):
+        run = climbing(problem={"metrics": {"mine": higher}})
+        assert run.higher_is_better("held_out_mine") is higher
+        assert (run.best("mine"), run.cost_to("mine", 2.0)) == (best, cost)
+    with pytest.raises(InputError, match="'mine': whether higher is better is not known"):
+        climbing(problem={"metrics": {"mine": None}}).best("mine")
+
+
+def test_a_history_without_a_loss_counts_every_record():
+    history = fp.History()
+    for r, value in enumerate((0.1, 0.3, 0.2)):
+        history.append({"round": r, "accuracy": value})
+    assert history.best("accuracy") == 0.3
+    assert history.cost_to("accuracy", 0.2, "round") == 1
+    assert repr(history) == "History(run, 2 rounds)"
 
 
 def test_no_group_is_lost():
@@ -117,7 +229,7 @@ def test_a_diverged_run_ends_where_it_was_last_finite(runs):
         away.append(
             {"round": r, "loss": loss, "grad_norm": loss, "bytes_up": 100 * r, "bytes_down": 0}
         )
-    away.diverged = True
+    away.stop_reason = StopReason.DIVERGED
     for x, end in (("round", 10), ("bytes", 1000)):
         grid, (_, middle, _) = plots.band([away], x, "loss", (0.25, 0.75))
         assert grid[np.isfinite(middle)].max() <= end
@@ -147,7 +259,7 @@ def test_medians_of_two_are_their_mean():
 def test_provenance(runs):
     meta = json.loads(json.dumps(runs[0].meta))
     assert meta["method"] == {
-        "title": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None, "p": None,
+        "name": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None, "p": None,
         "b1": None, "b2": None, "b3": 1, "periodic": False, "leak_free": False, "effective_step": 0.1,
     }  # fmt: skip
     assert meta["problem"]["data_digest"] == fp.load("census", rows=500).digest
@@ -160,14 +272,16 @@ def test_costs_to_reach_a_target(runs):
     run = runs[0]
     target = run["grad_norm"][3]
     at = int(np.flatnonzero(run["grad_norm"] <= target)[0])
-    assert run.rounds_to("grad_norm", target) == run["round"][at]
-    assert run.bytes_to("grad_norm", target) == run["bytes_up"][at] + run["bytes_down"][at]
-    assert run.bytes_to("grad_norm", target, "up") == run["bytes_up"][at]
-    assert run.gradients_to("grad_norm", target) == run["gradients"][at]
-    assert run.clients_to("grad_norm", target) == run["clients"][at]
-    assert run.bytes_to("grad_norm", 1e-12) == math.inf
-    with pytest.raises(KeyError, match="no column 'norm'"):
+    assert run.cost_to("grad_norm", target) == run["bytes_up"][at] + run["bytes_down"][at]
+    for cost in ("round", "bytes_up", "gradients", "clients"):
+        assert run.cost_to("grad_norm", target, cost) == run[cost][at]
+    assert run.cost_to("grad_norm", 1e-12) == math.inf
+    assert run.reached("grad_norm", target)
+    assert not run.reached("grad_norm", 1e-12)
+    with pytest.raises(InputError, match="no column 'norm'"):
         run["norm"]
+    with pytest.raises(InputError, match="did you mean 'bytes_up'"):
+        run.cost_to("grad_norm", target, "bytesup")
 
 
 def test_pandas(runs):
@@ -225,8 +339,6 @@ def test_files_of_every_kind(runs, tmp_path):
     for quantiles in ((-1, 3), (0.9, 0.1)):
         with pytest.raises(fp.InputError, match="quantiles"):
             plots.curves(runs, quantiles=quantiles)
-    with pytest.raises(fp.InputError, match="direction"):
-        runs[0].bytes_to("loss", 1.0, "sideways")
     with pytest.raises(fp.InputError, match="no record"):
         fp.History().last("loss")
 

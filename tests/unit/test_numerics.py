@@ -18,7 +18,7 @@ from support import methods
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import Batch
+from fedpage.core.types import Batch, StopReason
 from fedpage.problems.base import norm
 from fedpage.report import page, plots, summary
 from fedpage.runs.history import by_method
@@ -120,7 +120,7 @@ def linear(kind: str, data, clients):
         return fp.RobustRegression(data, clients)
     if kind.startswith("squares"):
         return fp.LeastSquares(data, clients, alpha=ALPHA if kind.endswith("l2") else 0.0)
-    return fp.LogisticRegression(data, clients, reg=kind.partition("-")[2] or "none", alpha=ALPHA)
+    return fp.LogisticRegression(data, clients, reg=kind.partition("-")[2] or "none")
 
 
 LINEAR = ["robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2"]
@@ -332,15 +332,17 @@ def test_every_method_runs_to_its_end_with_the_same_bits(kind, name):
     for S, K, other in ((1, 1, {"chunk": 2}), (problem.N, 3, {"threads": 3, "chunk": 1})):
         for label, method in methods(S, K, 0.01).items():
             run = fp.simulate(problem, method, rounds=2, seed=SEED)
-            where = (label, S, K, run.stopped)
-            assert run.stopped == "finished", where
+            where = (label, S, K, run.stop_text)
+            assert run.stop_reason is StopReason.FINISHED, where
             assert run.x is not None, where
             assert np.isfinite(run.x).all(), where
             assert np.isfinite([*run["loss"], *run["grad_norm"]]).all(), where
             if name == "all-zero data" and "l2" not in kind and "nonconvex" not in kind:
                 assert (run.x == 0).all(), where
                 assert (run["grad_norm"] == 0).all(), where
-            assert run.same(fp.simulate(problem, method, rounds=2, seed=SEED, **other)), where
+            assert run.same(
+                fp.simulate(problem, method, rounds=2, seed=SEED, options=fp.RunOptions(**other))
+            ), where
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -552,24 +554,16 @@ def falling_run():
 
 def test_histories_of_exact_zeros():
     for run in zero_runs():
-        assert run.stopped == "finished"
+        assert run.stop_reason is StopReason.FINISHED
         assert run.last("loss") == run.last("grad_norm") == 0.0
         assert run.best("loss") == run.best("grad_norm") == 0.0
-        assert (
-            run.reach("grad_norm", 0.0)
-            == run.reach("loss", 0.0)
-            == run.rounds_to("grad_norm", 1e-300)
-            == 0.0
-        )
-        assert run.reach("grad_norm", 0.0, "bytes") == 0.0
-        assert run.reach("loss", -1e-300) == math.inf
+        assert run.cost_to("grad_norm", 0.0, "round") == run.cost_to("loss", 0.0, "round") == 0.0
+        assert run.cost_to("grad_norm", 1e-300, "round") == run.cost_to("grad_norm", 0.0) == 0.0
+        assert run.cost_to("loss", -1e-300) == math.inf
     run = falling_run()
     assert run["grad_norm"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert (run.best("grad_norm"), run.reach("grad_norm", 0.0), run.best("loss")) == (
-        0.0,
-        1.0,
-        -0.5,
-    )
+    assert (run.best("grad_norm"), run.best("loss")) == (0.0, -0.5)
+    assert run.cost_to("grad_norm", 0.0, "round") == 1.0
 
 
 def test_plots_of_exact_zeros(tmp_path):

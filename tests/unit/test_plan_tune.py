@@ -205,7 +205,7 @@ def test_tuning_finds_the_best_of_a_grid_and_judges_it_on_fresh_seeds(problem, t
         )
         for i in range(3)
     ]
-    assert found.judged[1] == sorted(h.rounds_to("grad_norm", 0.03) for h in fresh)[1]
+    assert found.judged[1] == sorted(h.cost_to("grad_norm", 0.03, "round") for h in fresh)[1]
     costs = {m.eta_g: s.cost for m, s in found.scores}
     assert costs[0.003] == math.inf
     assert (
@@ -260,8 +260,10 @@ def test_every_cost(problem):
     free = planning.Costs()
     for cost in ("rounds", "clients", "bytes", "bytes_up", "bytes_down", "gradients"):
         column = "round" if cost == "rounds" else cost
-        assert tuning.cost_of(history, 0.03, cost, free) == history.reach("grad_norm", 0.03, column)
-    rounds = history.rounds_to("grad_norm", 0.03)
+        assert tuning.cost_of(history, 0.03, cost, free) == history.cost_to(
+            "grad_norm", 0.03, column
+        )
+    rounds = history.cost_to("grad_norm", 0.03, "round")
     assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(latency=2.0)) == 2 * rounds
     work = history["gradients_per_client"][int(rounds) // 10]
     assert tuning.cost_of(history, 0.03, "seconds", planning.Costs(gradient=2.0)) == pytest.approx(

@@ -1,4 +1,4 @@
-"""Runs on disk: what is written, what is refused, what is mended, and that nothing changes a bit."""
+"""The run directory: what it holds, what it refuses, and that a resumed run has the same bits."""
 
 from __future__ import annotations
 
@@ -16,154 +16,185 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
+from fedpage.callbacks.checkpointing import Checkpointing, request_interrupt
 from fedpage.engine.loop import Interrupted
 from fedpage.engine.simulate import prepare
 from fedpage.runs import checkpoint, store, toml
 from fedpage.runs.fingerprint import code_digest
-from fedpage.runs.store import RunDirectory
+from fedpage.runs.store import RunStore
 
 ALL = methods(4, 3, 0.1)
 FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.2, gone=(7,), gone_from=20)
 
 
 class Killed(BaseException):
-    """A process that dies."""
+    """The process is killed."""
 
 
-def dying(round):
-    """A progress hook after which nothing is written any more."""
+class KillAfter(fp.Callback):
+    """Kill the process at the end of a round, before its checkpoint."""
 
-    def progress(done, total, row):
-        if done >= round:
+    def __init__(self, round):
+        self.round = round
+        self.start = None
+
+    def on_run_start(self, info):
+        self.start = info.start
+
+    def on_round_end(self, info):
+        if info.round >= self.round:
             raise Killed
 
-    return progress
+
+class KillAtEnd(fp.Callback):
+    """Kill the process after a run has ended."""
+
+    def on_run_end(self, history):
+        raise Killed
 
 
-def told(history):
-    """What happened, whatever the order in which a round's clients were looked after."""
+def sort_events(history):
+    """Return the events in an order that does not depend on the chunks of a round."""
     return sorted((entry["round"], entry["event"], entry["text"]) for entry in history.events)
 
 
-def die(out, round, problem, method, **options):
+def kill(out, round, problem, method, *, run_options=None, **arguments):
+    """Kill a run after `round` rounds, with a checkpoint every 7 rounds."""
+    options = dataclasses.replace(run_options or fp.RunOptions(), checkpoint_every=7)
     with pytest.raises(Killed):
-        fp.simulate(problem, method, out=out, progress=dying(round), checkpoint_every=7, **options)
+        fp.simulate(
+            problem, method, out=out, callbacks=[KillAfter(round)], options=options, **arguments
+        )
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_killed_run_ends_with_the_same_bits(name, tmp_path):
+def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path):
     problem, method = uneven(), ALL[name]
     for faults in (
         None,
         FAULTS if method.name != "VRL-SGD" else dataclasses.replace(FAULTS, gone=()),
     ):
-        options = {"rounds": 40, "seed": 3, "record_every": 5, "faults": faults}
-        whole = fp.simulate(problem, method, **options)
+        arguments = {"rounds": 40, "seed": 3, "record_every": 5}
+        first = fp.RunOptions(faults=faults)
+        again = dataclasses.replace(first, resume=True, checkpoint_every=7)
+        whole = fp.simulate(problem, method, options=first, **arguments)
         out = tmp_path / f"run-{faults is None}"
-        die(out, 15, problem, method, **options)
-        die(out, 30, problem, method, resume=True, threads=3, chunk=2, **options)
-        again = fp.simulate(problem, method, out=out, resume=True, checkpoint_every=7, **options)
-        assert again.same(whole)
-        assert told(again) == told(whole)
+        kill(out, 15, problem, method, run_options=first, **arguments)
+        threads = dataclasses.replace(again, threads=3, chunk=2)
+        kill(out, 30, problem, method, run_options=threads, **arguments)
+        resumed = fp.simulate(problem, method, out=out, options=again, **arguments)
+        assert resumed.same(whole)
+        assert sort_events(resumed) == sort_events(whole)
         stored = fp.History.load(out / "history.jsonl")
         assert stored.same(whole)
-        assert told(stored) == told(whole)
-        assert fp.simulate(problem, method, out=out, resume=True, **options).same(whole)
+        assert sort_events(stored) == sort_events(whole)
+        assert fp.simulate(problem, method, out=out, options=again, **arguments).same(whole)
 
 
-def test_every_moment_is_a_good_one_to_die(tmp_path, monkeypatch):
-    """Die before and after each write, sync and rename of a run with a checkpoint every other round."""
+def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatch):
+    """Kill it at each write, sync and rename of a run with a checkpoint every other round."""
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    options = {"rounds": 9, "seed": 0, "record_every": 2, "checkpoint_every": 2}
-    whole = fp.simulate(problem, method, rounds=9, seed=0, record_every=2)
+    arguments = {"rounds": 9, "seed": 0, "record_every": 2}
+    begin, resume = (fp.RunOptions(checkpoint_every=2, resume=resume) for resume in (False, True))
+    whole = fp.simulate(problem, method, **arguments)
     calls = {"left": 10**9}
 
-    def mortal(function, torn=None):
+    def kill_at(function):
         def call(*args, **keywords):
             calls["left"] -= 1
             if calls["left"] == 0:
                 raise Killed
-            done = function(*args, **keywords)
+            result = function(*args, **keywords)
             calls["left"] -= 1
             if calls["left"] == 0:
                 raise Killed
-            return done
+            return result
 
         return call
 
     for name in ("fsync", "replace", "truncate"):
-        monkeypatch.setattr(os, name, mortal(getattr(os, name)))
-    line = RunDirectory._line
+        monkeypatch.setattr(os, name, kill_at(getattr(os, name)))
+    append = RunStore._append
 
-    def tearing(self, entry):
+    def append_a_part(self, entry):
         calls["left"] -= 1
         if calls["left"] == 0:
             self._stream.write(json.dumps(entry).encode()[:25])
             raise Killed
-        line(self, entry)
+        append(self, entry)
 
-    monkeypatch.setattr(RunDirectory, "_line", tearing)
-    deaths = 0
+    monkeypatch.setattr(RunStore, "_append", append_a_part)
+    kills = 0
     for moment in range(1, 1000):
         out = tmp_path / str(moment)
         calls["left"] = moment
         try:
-            fp.simulate(problem, method, out=out, **options)
+            fp.simulate(problem, method, out=out, options=begin, **arguments)
         except Killed:
-            deaths += 1
+            kills += 1
         else:
             break
-        calls["left"] = moment // 2 + 3  # and once more while resuming
+        calls["left"] = moment // 2 + 3  # and once more while it resumes
         try:
-            fp.simulate(problem, method, out=out, resume=True, **options)
+            fp.simulate(problem, method, out=out, options=resume, **arguments)
         except Killed:
-            deaths += 1
+            kills += 1
         calls["left"] = 10**9
-        assert fp.simulate(problem, method, out=out, resume=True, **options).same(whole)
+        assert fp.simulate(problem, method, out=out, options=resume, **arguments).same(whole)
+        assert fp.History.load(out / "history.jsonl").same(whole)
         shutil.rmtree(out)
-    assert deaths > 50
+    assert kills > 50
 
 
-def test_two_checkpoints_are_kept_and_are_plain_npz(tmp_path):
-    problem = quadratic()
-    fp.simulate(problem, fp.SCAFFOLD(S=3, K=2), rounds=20, seed=0, out=tmp_path, checkpoint_every=4)
+def test_two_checkpoints_are_kept_and_numpy_reads_them(tmp_path):
+    options = fp.RunOptions(checkpoint_every=4)
+    fp.simulate(
+        quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=20, seed=0, out=tmp_path, options=options
+    )
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert [name[:9] for name in names] == ["000000012", "000000016"]
-    with np.load(tmp_path / "checkpoints" / names[1], allow_pickle=False) as box:
-        outline = json.loads(box["outline"].tobytes())
+    with np.load(tmp_path / "checkpoints" / names[1], allow_pickle=False) as archive:
+        outline = json.loads(archive["outline"].tobytes())
         assert outline["tree"]["table"]["run"]["table"]["round"] == 16
-        assert sum(box[name].size for name in box.files if name != "outline") > 0
+        assert sum(archive[name].size for name in archive.files if name != "outline") > 0
 
 
 @pytest.fixture
-def died(tmp_path):
-    """A run of 40 rounds that died after 30, with checkpoints at 21 and 28, and how to go on with it."""
+def killed(tmp_path):
+    """A run of 40 rounds that was killed after 30, with checkpoints at 21 and 28."""
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    options = {"rounds": 40, "seed": 3, "record_every": 5}
-    whole = fp.simulate(problem, method, **options)
-    die(tmp_path, 30, problem, method, **options)
-    said = []
+    arguments = {"rounds": 40, "seed": 3, "record_every": 5}
+    whole = fp.simulate(problem, method, **arguments)
+    kill(tmp_path, 30, problem, method, **arguments)
+    messages = []
 
-    def go():
-        run = prepare(problem, method, **options)
-        with RunDirectory(tmp_path, every=7, say=said.append) as directory:
-            ended = directory.resume(run)
-            start = run.engine.costs.round
-            return ended or directory.finish(run.go(None, directory)), start
+    def resume(callbacks=()):
+        """Return the history of the resumed run, and the round it resumed from."""
+        run = prepare(problem, method, **arguments)
+        messages.clear()
+        with RunStore(tmp_path, checkpoint_every=7, notify=messages.append) as store:
+            finished = store.open_run(run, resume=True)
+            start = run.rounds_done
+            if finished is not None:
+                return finished, start
+            return run.run([*callbacks, Checkpointing(store)]), start
 
-    go.said, go.out, go.whole = said, tmp_path, whole
-    go.checkpoints = sorted((tmp_path / "checkpoints").iterdir())
-    return go
+    resume.messages, resume.out, resume.whole = messages, tmp_path, whole
+    resume.checkpoints = sorted((tmp_path / "checkpoints").iterdir())
+    return resume
 
 
-def test_the_newest_checkpoint_is_taken(died):
-    history, start = died()
-    assert (start, history.same(died.whole), died.said) == (28, True, [])
+def test_a_run_resumes_from_the_newest_checkpoint(killed):
+    history, start = killed()
+    assert (start, history.same(killed.whole)) == (28, True)
+    assert killed.messages == [f"{killed.out}: resuming after round 28"]
+    assert killed()[0].same(killed.whole)
+    assert killed.messages == [f"{killed.out}: the run has already ended"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(died, damage):
-    newest = died.checkpoints[-1]
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(killed, damage):
+    newest = killed.checkpoints[-1]
     data = bytearray(newest.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
@@ -174,94 +205,95 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(died, dam
     else:
         data = bytearray(b"PK not an archive")
     newest.write_bytes(bytes(data))
-    history, start = died()
+    history, start = killed()
     assert start == 21
-    assert history.same(died.whole)
-    (said,) = died.said
-    assert str(newest) in said
-    assert "damaged (its checksum is another); falling back to the one before" in said
+    assert history.same(killed.whole)
+    warning, _ = killed.messages
+    assert warning == f"{newest}: damaged (its checksum differs); falling back to the one before"
 
 
-def test_without_a_sound_checkpoint_the_run_begins_again_and_says_so(died):
-    for path in died.checkpoints:
+def test_without_a_sound_checkpoint_the_run_begins_again(killed):
+    for path in killed.checkpoints:
         path.write_bytes(b"")
-    history, start = died()
+    history, start = killed()
     assert start == 0
-    assert history.same(died.whole)
-    assert "no checkpoint to go on from; the run begins again" in died.said[-1]
+    assert history.same(killed.whole)
+    assert "no checkpoint to resume from; the run begins again" in killed.messages[-1]
 
 
-def test_rejected_checkpoints_do_not_push_out_new_ones(died):
-    for path in died.checkpoints:
+def test_rejected_checkpoints_do_not_push_out_new_ones(killed):
+    for path in killed.checkpoints:
         path.write_bytes(b"")
-    run = prepare(quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=3, record_every=5)
-    with RunDirectory(died.out, every=7, say=died.said.append) as directory:
-        directory.resume(run)
-        with pytest.raises(Killed):
-            run.go(dying(15), directory)
-    assert sorted(path.name[:9] for path in (died.out / "checkpoints").iterdir()) == [
+    with pytest.raises(Killed):
+        killed([KillAfter(15)])
+    assert sorted(path.name[:9] for path in (killed.out / "checkpoints").iterdir()) == [
         "000000007",
         "000000014",
     ]
-    history, start = died()
-    assert (start, history.same(died.whole)) == (14, True)
+    history, start = killed()
+    assert (start, history.same(killed.whole)) == (14, True)
 
 
 def test_a_whole_number_and_the_same_float_are_one_setting(tmp_path):
-    problem, options = quadratic(), {"rounds": 40, "seed": 3, "record_every": 5}
-    die(tmp_path, 30, problem, fp.FedPAGE(S=3, K=2, eta_g=1, p=1), **options)
-    started = []
+    problem, arguments = quadratic(), {"rounds": 40, "seed": 3, "record_every": 5}
+    kill(tmp_path, 30, problem, fp.FedPAGE(S=3, K=2, eta_g=1, p=1), **arguments)
+    method, observer = fp.FedPAGE(S=3, K=2, eta_g=1.0, p=1.0), KillAfter(100)
     history = fp.simulate(
-        problem, fp.FedPAGE(S=3, K=2, eta_g=1.0, p=1.0), out=tmp_path, resume=True,
-        progress=lambda done, *_: started.append(done), **options,
-    )  # fmt: skip
-    assert started[0] == 30
-    assert history.same(fp.simulate(problem, fp.FedPAGE(S=3, K=2, eta_g=1.0, p=1.0), **options))
+        problem,
+        method,
+        out=tmp_path,
+        callbacks=[observer],
+        options=fp.RunOptions(resume=True),
+        **arguments,
+    )
+    assert observer.start == 28
+    assert history.same(fp.simulate(problem, method, **arguments))
 
 
-def test_a_torn_line_is_left_out_and_said(died):
-    with open(died.out / "history.jsonl", "ab") as stream:
+def test_an_incomplete_line_is_dropped(killed):
+    with open(killed.out / "history.jsonl", "ab") as stream:
         stream.write(b'{"round": 31, "lo')
-    assert fp.History.load(died.out / "history.jsonl").stopped == "cut off: the file has no end"
-    history, start = died()
+    stored = fp.History.load(killed.out / "history.jsonl")
+    assert stored.stop_reason is fp.StopReason.INTERRUPTED
+    history, start = killed()
     assert start == 28
-    assert history.same(died.whole)
-    assert "its last line is torn, and is left out" in died.said[0]
+    assert history.same(killed.whole)
+    assert "the last line is incomplete, and is dropped" in killed.messages[0]
 
 
-def test_a_changed_history_is_not_gone_on_with(died):
-    path = died.out / "history.jsonl"
+def test_a_run_does_not_resume_with_a_changed_history(killed):
+    path = killed.out / "history.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"round": 20,', b'"round": 19,'))
-    history, start = died()
+    history, start = killed()
     assert start == 0
-    assert history.same(died.whole)
-    assert "history.jsonl is not what it was" in died.said[0]
+    assert history.same(killed.whole)
+    assert "history.jsonl has changed" in killed.messages[0]
 
 
 @pytest.mark.parametrize("line", [1, 3, 8])
-def test_a_line_that_is_no_longer_one_is_not_gone_on_with(died, line):
-    path = died.out / "history.jsonl"
+def test_a_run_does_not_resume_with_a_damaged_line(killed, line):
+    path = killed.out / "history.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     lines[line - 1] = b"\xff" + lines[line - 1][1:]
     path.write_bytes(b"".join(lines))
-    history, start = died()
+    history, start = killed()
     assert start in (0, 21, 28)
-    assert history.same(died.whole)
-    assert fp.History.load(path).same(died.whole)
-    assert f"line {line}: not a line of a fedpage history" in died.said[0]
+    assert history.same(killed.whole)
+    assert fp.History.load(path).same(killed.whole)
+    assert f"line {line}: not a line of a fedpage history" in killed.messages[0]
 
 
-def test_a_checkpoint_of_another_run_is_not_taken(died, tmp_path_factory):
+def test_a_checkpoint_of_another_run_is_not_used(killed, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    die(other, 30, quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=4, record_every=5)
-    for path in died.checkpoints:
+    kill(other, 30, quadratic(), fp.SCAFFOLD(S=3, K=2), rounds=40, seed=4, record_every=5)
+    for path in killed.checkpoints:
         path.unlink()
     for path in (other / "checkpoints").iterdir():
-        shutil.copy(path, died.out / "checkpoints")
-    history, start = died()
+        shutil.copy(path, killed.out / "checkpoints")
+    history, start = killed()
     assert start == 0
-    assert history.same(died.whole)
-    assert "of another run" in died.said[0]
+    assert history.same(killed.whole)
+    assert "belongs to another run" in killed.messages[0]
 
 
 @pytest.mark.parametrize(
@@ -275,25 +307,32 @@ def test_a_checkpoint_of_another_run_is_not_taken(died, tmp_path_factory):
             {"problem": fp.Quadratic.random(8, 5, 4, seed=9, spread=3.0, noise=0.0)},
             "problem.digest was",
         ),
-        ({"faults": fp.Faults(nan=0.1)}, "faults.nan was None and is now 0.1"),
-        ({"x0": np.ones(4)}, "x0 was 'zeros' and is now 'sha256:"),
+        (
+            {"options": fp.RunOptions(faults=fp.Faults(nan=0.1), resume=True)},
+            "faults.nan was None and is now 0.1",
+        ),
+        (
+            {"options": fp.RunOptions(x0=np.ones(4), resume=True)},
+            "x0 was 'zeros' and is now 'sha256:",
+        ),
         ({"stop": fp.Stop(loss=0.1)}, "stop.loss was None and is now 0.1"),
     ],
 )
-def test_another_run_is_refused_and_nothing_is_lost(died, change, words):
+def test_another_run_is_refused_and_no_file_changes(killed, change, words):
     given = {
         "problem": quadratic(),
         "method": fp.SCAFFOLD(S=3, K=2),
         "rounds": 40,
         "seed": 3,
         "record_every": 5,
+        "options": fp.RunOptions(resume=True),
     } | change
-    before = {path: path.read_bytes() for path in sorted(died.out.rglob("*")) if path.is_file()}
+    before = {path: path.read_bytes() for path in sorted(killed.out.rglob("*")) if path.is_file()}
     with pytest.raises(fp.InputError, match=re.escape(words)) as refusal:
-        fp.simulate(given.pop("problem"), given.pop("method"), out=died.out, resume=True, **given)
-    assert "cannot go on" in str(refusal.value)
+        fp.simulate(given.pop("problem"), given.pop("method"), out=killed.out, **given)
+    assert "cannot resume" in str(refusal.value)
     assert {
-        path: path.read_bytes() for path in sorted(died.out.rglob("*")) if path.is_file()
+        path: path.read_bytes() for path in sorted(killed.out.rglob("*")) if path.is_file()
     } == before
 
 
@@ -336,7 +375,7 @@ def test_a_methods_new_version_is_refused(run, tmp_path):
     code, _, err = run("resume", "r")
     assert code == 2
     assert err.splitlines()[-1] == (
-        "fedpage: r: cannot go on: the code of Mine has changed since the run began; begin a new run"
+        "fedpage: r: cannot resume: the code of Mine has changed since the run began; begin a new run"
     )
 
 
@@ -358,82 +397,95 @@ def test_the_code_of_a_method_is_all_that_it_computes_with(tmp_path, monkeypatch
     assert {"kernels.py", "glm.py", "base.py"} <= read
 
 
-def test_one_writer_at_a_time(tmp_path):
+def test_only_one_process_writes_at_a_time(tmp_path):
     problem, method = quadratic(), fp.FedAvg(S=3, K=2)
     with (
-        RunDirectory(tmp_path),
+        RunStore(tmp_path),
         pytest.raises(fp.InputError, match="another process is writing this run"),
     ):
         fp.simulate(problem, method, rounds=2, seed=0, out=tmp_path)
     fp.simulate(problem, method, rounds=2, seed=0, out=tmp_path)
 
 
-def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_when_there_is_room(
-    tmp_path, monkeypatch
-):
+def test_a_full_disk_ends_the_run_in_one_line_and_the_run_resumes(tmp_path, monkeypatch):
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    options = {"rounds": 40, "seed": 3, "record_every": 5, "out": tmp_path, "checkpoint_every": 7}
+    arguments = {"rounds": 40, "seed": 3, "record_every": 5, "out": tmp_path}
+    options = fp.RunOptions(checkpoint_every=7)
     whole = fp.simulate(problem, method, rounds=40, seed=3, record_every=5)
-    real = os.fsync
+    fsync = os.fsync
     room = {"left": 12}
 
-    def full(number):
+    def fill(number):
         room["left"] -= 1
         if room["left"] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(number)
+        fsync(number)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fill)
     with pytest.raises(
         OSError, match="No space left on device; the run is safe up to round 14: `fedpage resume"
     ):
-        fp.simulate(problem, method, **options)
+        fp.simulate(problem, method, options=options, **arguments)
     assert not list((tmp_path / "checkpoints").glob(".*"))
     monkeypatch.undo()
-    assert fp.simulate(problem, method, resume=True, **options).same(whole)
+    options = dataclasses.replace(options, resume=True)
+    assert fp.simulate(problem, method, options=options, **arguments).same(whole)
 
 
-def test_interrupting_writes_a_checkpoint_first(tmp_path):
+def test_an_interrupted_run_writes_a_checkpoint_first(tmp_path):
     problem, method = quadratic(), fp.FedPAGE(S=3, K=2)
-    options = {"rounds": 40, "seed": 3, "record_every": 5, "out": tmp_path}
+    arguments = {"rounds": 40, "seed": 3, "record_every": 5}
+    histories = []
 
-    def progress(done, total, row):
-        if done == 15:
-            store.ask_to_stop()
+    def interrupt(info):
+        if info.round == 13:
+            request_interrupt()
 
+    observer = fp.FunctionCallback(on_round_end=interrupt, on_run_end=histories.append)
     try:
-        with pytest.raises(Interrupted, match="interrupted after round 15"):
-            fp.simulate(problem, method, progress=progress, **options)
+        with pytest.raises(Interrupted, match="interrupted after round 13; `fedpage resume"):
+            fp.simulate(problem, method, callbacks=[observer], out=tmp_path, **arguments)
     finally:
-        store.ask_to_stop(False)
-    assert [path.name[:9] for path in (tmp_path / "checkpoints").iterdir()] == ["000000015"]
-    assert fp.simulate(problem, method, resume=True, **options).same(
-        fp.simulate(problem, method, rounds=40, seed=3, record_every=5)
+        request_interrupt(False)
+    assert histories[0].stop_reason is fp.StopReason.INTERRUPTED
+    assert [path.name[:9] for path in (tmp_path / "checkpoints").iterdir()] == ["000000013"]
+    options = fp.RunOptions(resume=True)
+    assert fp.simulate(problem, method, out=tmp_path, options=options, **arguments).same(
+        fp.simulate(problem, method, **arguments)
     )
 
 
-def test_a_run_that_gave_up_can_go_on(tmp_path):
-    options = {"rounds": 3, "seed": 0, "faults": fp.Faults(gone=(2,)), "out": tmp_path}
-    gave_up = fp.simulate(quadratic(), fp.FedPAGE(S=2), **options)
-    assert gave_up.stopped.startswith("gave up")
-    assert fp.History.load(tmp_path / "history.jsonl").stopped.startswith("cut off")
-    assert (
-        fp.simulate(quadratic(), fp.FedPAGE(S=2), resume=True, **options).stopped == gave_up.stopped
+def test_a_run_whose_round_failed_can_be_resumed(tmp_path):
+    faults = fp.Faults(gone=(2,))
+    arguments = {"rounds": 3, "seed": 0, "out": tmp_path}
+    failed, again = (
+        fp.simulate(
+            quadratic(),
+            fp.FedPAGE(S=2),
+            options=fp.RunOptions(faults=faults, resume=resume),
+            **arguments,
+        )
+        for resume in (False, True)
     )
+    assert failed.stop_reason is again.stop_reason is fp.StopReason.ROUND_FAILED
+    assert failed.stop_detail == again.stop_detail != ""
+    stored = fp.History.load(tmp_path / "history.jsonl")
+    assert stored.stop_reason is fp.StopReason.INTERRUPTED
 
 
-def test_a_sweep_goes_on_where_it_died(tmp_path):
-    problem, chosen = quadratic(), [fp.FedAvg(S=3, K=2), fp.SCAFFOLD(S=3, K=2)]
-    whole = fp.sweep(problem, chosen, rounds=20, seeds=2)
+def test_a_sweep_resumes_where_it_was_killed(tmp_path):
+    problem, methods = quadratic(), [fp.FedAvg(S=3, K=2), fp.SCAFFOLD(S=3, K=2)]
+    arguments = {"rounds": 20, "seeds": 2}
+    whole = fp.sweep(problem, methods, **arguments)
 
-    def progress(done, total, run):
-        if done == 3:
-            raise Killed
+    def make_callbacks(method, seed):
+        return [KillAtEnd()] if method == methods[1] and seed == 0 else []
 
     with pytest.raises(Killed):
-        fp.sweep(problem, chosen, rounds=20, seeds=2, out=tmp_path, progress=progress)
+        fp.sweep(problem, methods, out=tmp_path, callbacks=make_callbacks, **arguments)
     assert len(list(tmp_path.iterdir())) == 3
-    again = fp.sweep(problem, chosen, rounds=20, seeds=2, out=tmp_path, resume=True)
+    options = fp.RunOptions(resume=True)
+    again = fp.sweep(problem, methods, out=tmp_path, options=options, **arguments)
     assert all(one.same(other) for one, other in zip(again, whole, strict=True))
 
 
@@ -446,7 +498,13 @@ def test_workers_that_were_started_elsewhere_write_to_the_right_place(tmp_path, 
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
         runs = fp.sweep(
-            problem, [fp.FedAvg(S=3, K=K)], rounds=5, seeds=2, jobs=2, out="here", resume=True
+            problem,
+            [fp.FedAvg(S=3, K=K)],
+            rounds=5,
+            seeds=2,
+            jobs=2,
+            out="here",
+            options=fp.RunOptions(resume=True),
         )
         stored = [
             fp.History.load(path / "history.jsonl")
@@ -455,22 +513,22 @@ def test_workers_that_were_started_elsewhere_write_to_the_right_place(tmp_path, 
         assert all(one.same(other) for one, other in zip(runs, stored, strict=True))
 
 
-def test_the_state_of_a_method_of_ones_own_may_nest(tmp_path):
+def test_the_state_of_a_method_may_nest(tmp_path):
     template = fp.FedAvg(S=2).init(np.zeros(3), 8)
     nested = type(template)(template, 5)
-    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.outline_of(nested)}), "here")
-    again = checkpoint.filled(nested, tree["s"], "here")
+    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.state_to_tree(nested)}), "here")
+    again = checkpoint.state_from_tree(nested, tree["s"], "here")
     assert type(again.x) is type(template)
     assert again.x.x.tolist() == [0.0, 0.0, 0.0]
     numbers = type(template)(np.float32(0.5), np.array(2.0))
-    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.outline_of(numbers)}), "here")
-    back = checkpoint.filled(numbers, tree["s"], "here")
+    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.state_to_tree(numbers)}), "here")
+    back = checkpoint.state_from_tree(numbers, tree["s"], "here")
     assert [type(part) for part in back] == [np.float32, np.ndarray]
     assert [float(part) for part in back] == [0.5, 2.0]
-    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.outline_of(nested)}), "here")
+    tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.state_to_tree(nested)}), "here")
     with pytest.raises(fp.InputError, match="another shape or type"):
-        checkpoint.filled(fp.FedAvg(S=2).init(np.zeros(4), 8), tree["s"]["x"], "here")
-    with pytest.raises(fp.InputError, match="cannot be kept in a checkpoint"):
+        checkpoint.state_from_tree(fp.FedAvg(S=2).init(np.zeros(4), 8), tree["s"]["x"], "here")
+    with pytest.raises(fp.InputError, match="a checkpoint cannot hold a object"):
         checkpoint.pack({"s": object()})
 
 
@@ -487,9 +545,9 @@ def test_every_number_survives_a_checkpoint():
 
 
 @pytest.mark.parametrize("every", ["", "0", "-1", "1.5", "s", "10x", True, "99999999999"])
-def test_intervals_that_are_none(every):
-    with pytest.raises(fp.InputError, match="checkpoints come every"):
-        store.interval(every)
+def test_wrong_intervals_are_refused(every):
+    with pytest.raises(fp.InputError, match="the interval between checkpoints must be"):
+        store.parse_interval(every)
 
 
 def test_settings_survive_writing_and_reading():

@@ -1,4 +1,4 @@
-"""A short `make torture`."""
+"""A short version of `make torture`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # starts processes and kills them
 
 
 def quiet(text):
-    pass
+    """Print nothing."""
 
 
 def test_ten_kills_change_no_bit():
@@ -27,9 +27,9 @@ def test_sigterm_and_ctrl_c_leave_a_resumable_run_and_exit_130(tmp_path):
     torture.interrupt_command(tmp_path, (signal.SIGTERM, signal.SIGINT), say=quiet)
 
 
-def test_a_disk_that_fills_up(tmp_path):
+def test_a_full_disk(tmp_path):
     torture.fill_disk(tmp_path, (0, 4_000, 12_000, 60_000), say=quiet)
 
 
 def test_a_directory_without_write_permission(tmp_path):
-    torture.no_permission(tmp_path, say=quiet)
+    torture.deny_permission(tmp_path, say=quiet)

@@ -1,1 +1,1 @@
-"""Observe a run: progress, best model, experiment trackers."""
+"""Observe a run: progress, best model, experiment trackers, checkpoints."""

@@ -1,99 +1,176 @@
-"""What watches a run while it goes on: `Callback`, and `Best`, which keeps the best model."""
+"""The base class of everything that observes a run."""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
-
-if TYPE_CHECKING:
-    from fedpage.runs.history import History
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import StopReason, Vector
+from fedpage.runs.checkpoint import Snapshot
+from fedpage.runs.history import History
 
 
-LOW = ("loss", "norm", "error", "mse", "mae", "rmse", "perplexity")
-HIGH = ("accuracy", "r2", "f1", "auc", "precision", "recall")
+class Event(Protocol):
+    """What happened to clients in a round."""
+
+    @property
+    def kind(self) -> str:
+        """The event's name: "rejected", "fallback", "lost" or "back"."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The round it happened in, counted from 0."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """One sentence for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run that is about to start or to resume."""
+
+    meta: Mapping[str, Any]
+    """The run's provenance: method, problem, seed, versions."""
+    rounds: int
+    """The number of rounds of the whole run."""
+    start: int
+    """The number of rounds done before; above 0 for a resumed run."""
+    snapshot: Callable[[], Snapshot]
+    """Return everything that the coming rounds depend on, with read-only arrays."""
+
+
+class RoundEnd(NamedTuple):
+    """A round that has just ended."""
+
+    round: int
+    """The number of rounds done."""
+    rounds: int
+    """The number of rounds of the whole run."""
+    is_last: bool
+    """Whether the run ends here: all rounds are done, or a rule has stopped it."""
+
+
+class Stopped(NamedTuple):
+    """Why a run ended, or should end."""
+
+    reason: StopReason
+    detail: str = ""
 
 
 class Callback:
-    """Give `simulate(callbacks=[...])` anything with these four methods; what they do must not change the run."""
+    """Observe a run; every hook does nothing unless a subclass overrides it.
 
-    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
-        """The run is about to do rounds `done`..`rounds`; meta says which run it is (done > 0: it is taken up)."""
+    A callback cannot change the run: it gets copies and read-only arrays. It can only end it, by
+    returning a `Stopped` from `on_round_end`. An exception in a hook ends the run and reaches the
+    caller, after `on_run_end` of every callback that was started.
 
-    def record(self, row: Mapping[str, float], x: Vector) -> None:
-        """A record was made at the model x (d,)."""
+    In each round the hooks are called in the order `on_event`, `on_record`, `on_round_end`.
 
-    def after_round(self, done: int) -> None:
-        """A round is over."""
-
-    def end(self, history: History) -> None:
-        """The run is over, or was interrupted: then `history.stopped` is empty."""
-
-
-class Best(Callback):
-    """Saves the model with the best value of a column, whenever there is a better one.
-
-    problem: one that can save a model, `save(path, x, about)`, and say what it said of it, `about(path)`, such as a
-    `TorchProblem`: which value of which column, in which round. A run that is taken up goes on from that value.
-
-    highest: whether large values are good; it need not be said of columns that end like LOW and HIGH. One file is for
-    one run: a new run with the same path begins it anew.
+    >>> import fedpage as fp
+    >>> class PrintLoss(fp.Callback):
+    ...     def on_record(self, record, x):
+    ...         print(record["round"], round(record["loss"], 2))
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
+    >>> history = fp.simulate(
+    ...     problem, fp.FedPAGE(S=2), rounds=2, seed=0, record_every=2, callbacks=[PrintLoss()]
+    ... )
+    0 0.69
+    2 0.6...
     """
 
-    def __init__(self, problem: Any, path: str | os.PathLike[str], column: str = "loss", *,
-                 highest: bool | None = None) -> None:  # fmt: skip
-        if not hasattr(problem, "save"):
-            raise InputError(
-                f"Best: {type(problem).__name__} cannot save models; it has no save(path, x, about)"
-            )
-        self.problem, self.path, self.column = problem, Path(path), column
-        if not isinstance(column, str) or not column:
-            raise InputError(
-                f"Best: column must be the name of a column such as 'loss', not {column!r}"
-            )
-        if highest is None and not column.endswith(LOW + HIGH):
-            raise InputError(
-                f"Best: is {column} good when it is high, or low? Give highest=True or highest=False"
-            )
-        self.highest = column.endswith(HIGH) if highest is None else bool(highest)
-        self.value, self.round = math.nan, -1
-        check = getattr(problem, "check_model_path", None)
-        if check is not None:
-            check(self.path)
+    def on_run_start(self, info: RunInfo) -> None:
+        """Prepare for a run that starts, or resumes after `info.start` rounds.
 
-    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
-        """A new run knows no best; one that is taken up reads which it was."""
-        self.value, self.round = math.nan, -1
-        if done and self.path.is_file():
-            about = self.problem.about(self.path)
-            try:
-                value, found = float(about["value"]), int(about["round"])
-            except (KeyError, ValueError):
-                raise InputError(
-                    f"{self.path}: does not say whose best model it is; give another path"
-                ) from None
-            if (
-                about.get("column") == self.column and found <= done
-            ):  # else the run went back to an older checkpoint
-                self.value, self.round = value, found
+        Args:
+            info: The run's provenance and its number of rounds.
+        """
 
-    def record(self, row: Mapping[str, float], x: Vector) -> None:
-        """Save, if it is better."""
-        if self.column not in row:
-            raise InputError(
-                f"Best: there is no column {self.column!r}; there are {', '.join(row)}"
-            )
-        value = float(row[self.column])
-        better = value > self.value if self.highest else value < self.value
-        if math.isfinite(value) and (better or math.isnan(self.value)):
-            self.value, self.round = value, int(row["round"])
-            self.problem.save(
-                self.path,
-                x,
-                {"column": self.column, "value": repr(value), "round": str(self.round)},
-            )
+    def on_event(self, event: Event) -> None:
+        """Handle what happened to clients in this round, such as a rejected reply.
+
+        Args:
+            event: The event's kind, round and text.
+        """
+
+    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
+        """Handle a new record.
+
+        Args:
+            record: A copy of the record: costs, loss, gradient norm, metrics.
+            x: (d,) the model that was evaluated, read-only.
+        """
+
+    def on_round_end(self, info: RoundEnd) -> Stopped | None:
+        """Handle the end of a round.
+
+        Args:
+            info: How many rounds are done, of how many.
+
+        Returns:
+            A `Stopped` to end the run after this round, or None to continue.
+        """
+        return None
+
+    def on_run_end(self, history: History) -> None:
+        """Clean up after a run that has ended in any way.
+
+        Args:
+            history: The run's history; `history.stop_reason` says why it ended.
+        """
+
+
+class FunctionCallback(Callback):
+    """Call functions of your own at a record, at the end of a round, or at the end of a run.
+
+    Args:
+        on_record: Called with the record and the model x (d,).
+        on_round_end: Called with a `RoundEnd`; may return a `Stopped`.
+        on_run_end: Called with the history.
+    """
+
+    def __init__(
+        self,
+        on_record: Callable[[Mapping[str, float], Vector], object] | None = None,
+        on_round_end: Callable[[RoundEnd], Stopped | None] | None = None,
+        on_run_end: Callable[[History], object] | None = None,
+    ) -> None:
+        for name, function in (
+            ("on_record", on_record),
+            ("on_round_end", on_round_end),
+            ("on_run_end", on_run_end),
+        ):
+            if function is not None and not callable(function):
+                raise InputError(f"{name} must be a function, not {short_repr(function)}")
+        self._on_record, self._on_round_end, self._on_run_end = on_record, on_round_end, on_run_end
+
+    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
+        """Call the function for records."""
+        if self._on_record is not None:
+            self._on_record(record, x)
+
+    def on_round_end(self, info: RoundEnd) -> Stopped | None:
+        """Call the function for rounds."""
+        return None if self._on_round_end is None else self._on_round_end(info)
+
+    def on_run_end(self, history: History) -> None:
+        """Call the function for the end of the run."""
+        if self._on_run_end is not None:
+            self._on_run_end(history)
+
+
+def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
+    """Return the callbacks as a tuple, or raise an InputError if one of them is no Callback."""
+    if not isinstance(callbacks, (list, tuple)) or not all(
+        isinstance(callback, Callback) for callback in callbacks
+    ):
+        raise InputError(
+            "callbacks must be a list of fp.Callback objects such as [fp.Track('tensorboard')], "
+            f"not {short_repr(callbacks)}"
+        )
+    return tuple(callbacks)

@@ -1,260 +1,270 @@
-"""`Track`: one callback that shows a progress bar and sends a run to TensorBoard, MLflow or Weights & Biases."""
+"""Send a run to TensorBoard, MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
-from fedpage.callbacks.base import Callback
-from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
+from fedpage.callbacks.base import Callback, RunInfo
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import StopReason, Vector
+from fedpage.runs.history import History
 
 if TYPE_CHECKING:
-    from fedpage.runs.history import History
+    import wandb
+    from mlflow import MlflowClient
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """A place that keeps the records of runs."""
+
+    def start(self, name: str, settings: Mapping[str, str]) -> None:
+        """Create a run with a name and its settings."""
+        ...
+
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Add the values of a record."""
+        ...
+
+    def finish(self, reason: StopReason, detail: str) -> None:
+        """Close the run, with why it ended."""
+        ...
 
 
 class Track(Callback):
-    """A progress bar, always; and every record in the trackers that are named.
+    """Send every record to experiment trackers.
 
-    sinks: words such as "tensorboard", "mlflow" or "wandb", each with a place if it should not be the usual one
-    ("tensorboard:logs", "mlflow:http://host:5000", "wandb:my-project"), or objects like those in this file.
-    Weights & Biases is offline unless WANDB_MODE says otherwise. name: the run's; its method and seed by default.
-    bar: False where somebody else shows one.
+    Weights & Biases works offline unless the variable WANDB_MODE says otherwise.
 
-    >>> import fedpage as fp
-    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
-    >>> history = fp.simulate(problem, fp.FedPAGE(S=2), rounds=10, seed=0, callbacks=[fp.Track()])
+    Args:
+        trackers: Names such as "tensorboard", "mlflow" or "wandb", each with its location if it
+            should not be the default ("tensorboard:logs", "mlflow:http://host:5000",
+            "wandb:my-project"), or `Tracker` objects.
+        name: The run's name; by default its method and seed.
+
+    Raises:
+        InputError: If no tracker is given, or one is unknown.
+        ImportError: If a tracker's package is not installed.
     """
 
-    def __init__(self, *sinks: Any, name: str | None = None, bar: bool = True) -> None:
-        self.sinks = [sink_of(sink) if isinstance(sink, str) else sink for sink in sinks]
-        self.name, self._shown = name, bar
-        self._bar: Any = None
-        self._task: Any = None
-        self._seen = -1.0
+    def __init__(self, *trackers: str | Tracker, name: str | None = None) -> None:
+        if not trackers:
+            raise InputError(f"Track: name a tracker: {', '.join(TRACKERS)}")
+        self.trackers = [make_tracker(tracker) for tracker in trackers]
+        self.name = name
+        self._started: list[Tracker] = []
 
-    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
-        """Start the bar and the trackers."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+    def on_run_start(self, info: RunInfo) -> None:
+        """Create the run in every tracker."""
+        method, seed = info.meta.get("method", {}).get("name", "run"), info.meta.get("seed", 0)
+        self._started = []
+        for tracker in self.trackers:
+            tracker.start(self.name or f"{method} seed {seed}", flatten(info.meta))
+            self._started.append(tracker)
 
-        title = str(meta.get("method", {}).get("name", "run"))
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"),
-            TimeRemainingColumn(compact=True), console=Console(stderr=True), disable=not self._shown,
-        )  # fmt: skip
-        self._task = self._bar.add_task(title, total=rounds, completed=done, shown="")
-        self._bar.start()
-        for sink in self.sinks:
-            sink.begin(self.name or f"{title} seed {meta.get('seed', 0)}", flat(meta))
+    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
+        """Send the record."""
+        values = {name: float(value) for name, value in record.items() if name != "round"}
+        for tracker in self._started:
+            tracker.log(int(record["round"]), values)
 
-    def record(self, row: Mapping[str, float], x: Vector) -> None:
-        """Show the newest values, and send the record on."""
-        shown = [name for name in row if name.endswith("accuracy")][:2] or ["grad_norm"]
-        self._bar.update(
-            self._task,
-            completed=row["round"],
-            shown=" ".join(f"{n} {row[n]:.4g}" for n in ("loss", *shown) if n in row),
-        )
-        for sink in self.sinks:
-            sink.log(
-                int(row["round"]),
-                {name: float(value) for name, value in row.items() if name != "round"},
-            )
-
-    def after_round(self, done: int) -> None:
-        """Move the bar."""
-        now = time.monotonic()
-        if now - self._seen > 0.1:
-            self._seen = now
-            self._bar.update(self._task, completed=done)
-
-    def end(self, history: History) -> None:
-        """Stop the bar, and close the trackers with why the run ended."""
-        if self._bar is not None:
-            self._bar.stop()
-        for sink in self.sinks:
-            sink.end(history.stopped or "interrupted")
+    def on_run_end(self, history: History) -> None:
+        """Close every tracker, even if another one fails."""
+        reason = history.stop_reason or StopReason.INTERRUPTED
+        with ExitStack() as stack:
+            for tracker in self._started:
+                stack.callback(tracker.finish, reason, history.stop_detail)
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A run's provenance as one level of words.
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested tables as one table of texts.
 
-    >>> flat({"seed": 1, "method": {"S": 2}})
+    >>> flatten({"seed": 1, "method": {"S": 2}})
     {'seed': '1', 'method.S': '2'}
     """
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in table.items():
-        found |= (
-            flat(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{key}": str(value)}
-        )
-    return found
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def is_failure(reason: StopReason) -> bool:
+    """Return whether a run that ended so has not come to an end of its own."""
+    return reason in (StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
 
 
 class TensorBoard:
-    """Event files under folder/name, for `tensorboard --logdir folder`."""
+    """Write event files to folder/name, for `tensorboard --logdir folder`.
+
+    Args:
+        folder: The directory of all runs.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] = "tensorboard") -> None:
-        with _needs("tensorboard"):
+        with _require("tensorboard"):
             import tensorboard  # noqa: F401
         self.folder = Path(folder)
-        self._writer: Any = None
+        self._writer: EventFileWriter | None = None
 
-    def begin(self, name: str, about: Mapping[str, str]) -> None:
-        """A directory of its own for the run, with its settings as text."""
+    def start(self, name: str, settings: Mapping[str, str]) -> None:
+        """Create a new directory for the run, with its settings as a text."""
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-        place, number = self.folder / plain, 1
-        while place.exists():
+        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+        path, number = self.folder / safe, 1
+        while path.exists():
             number += 1
-            place = self.folder / f"{plain}-{number}"
-        self._writer = EventFileWriter(str(place))
-        table = "\n".join(
-            [
-                "| setting | value |",
-                "|---|---|",
-                *(f"| {key} | {value} |" for key, value in about.items()),
-            ]
-        )
+            path = self.folder / f"{safe}-{number}"
+        self._writer = EventFileWriter(str(path))
+        rows = [f"| {key} | {value} |" for key, value in settings.items()]
+        table = "\n".join(["| setting | value |", "|---|---|", *rows])
         text = TensorProto(dtype="DT_STRING", string_val=[table.encode("utf-8")])
-        kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        self._add(0, [Summary.Value(tag="run/text_summary", tensor=text, metadata=kind)])
+        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        self._add(0, [Summary.Value(tag="run/text_summary", tensor=text, metadata=plugin)])
 
-    def log(self, round: int, row: Mapping[str, float]) -> None:
-        """A scalar for each column."""
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Add a scalar for each column."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._add(
-            round, [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        )
+        self._add(round, [Summary.Value(tag=name, simple_value=v) for name, v in values.items()])
 
-    def _add(self, round: int, values: list[Any]) -> None:
+    def _add(self, round: int, values: list[Summary.Value]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._writer.add_event(
-            Event(wall_time=time.time(), step=round, summary=Summary(value=values))
-        )
+        assert self._writer is not None
+        event = Event(wall_time=time.time(), step=round, summary=Summary(value=values))
+        self._writer.add_event(event)
 
-    def end(self, why: str) -> None:
-        """Everything is on the disk."""
+    def finish(self, reason: StopReason, detail: str) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class MLflow:
-    """A run in the experiment "fedpage" of an MLflow store: an address, or sqlite:///mlflow.db here."""
+    """Create runs in the experiment "fedpage" of an MLflow store.
+
+    Args:
+        uri: The store's address; by default MLFLOW_TRACKING_URI, or sqlite:///mlflow.db.
+    """
 
     def __init__(self, uri: str | None = None) -> None:
-        with _needs("mlflow"):
+        with _require("mlflow"):
             import mlflow  # noqa: F401
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-        self._client: Any = None
+        self._client: MlflowClient | None = None
         self._run = ""
 
-    def begin(self, name: str, about: Mapping[str, str]) -> None:
-        """Make the run, with its provenance as parameters."""
+    def start(self, name: str, settings: Mapping[str, str]) -> None:
+        """Create the run, with its settings as parameters."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = MlflowClient(tracking_uri=self.uri)
-        found = self._client.get_experiment_by_name("fedpage")
-        experiment = (
-            self._client.create_experiment("fedpage") if found is None else found.experiment_id
-        )
-        self._run = self._client.create_run(experiment, run_name=name).info.run_id
-        self._client.log_batch(
-            self._run, params=[Param(key, value[:5000]) for key, value in about.items()]
+        client = self._client = MlflowClient(tracking_uri=self.uri)
+        known = client.get_experiment_by_name("fedpage")
+        experiment = client.create_experiment("fedpage") if known is None else known.experiment_id
+        self._run = client.create_run(experiment, run_name=name).info.run_id
+        client.log_batch(
+            self._run, params=[Param(key, value[:5000]) for key, value in settings.items()]
         )
 
-    def log(self, round: int, row: Mapping[str, float]) -> None:
-        """A metric for each column; MLflow takes no infinities."""
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Add a metric for each column whose value is finite; MLflow takes no infinities."""
         from mlflow.entities import Metric
 
+        assert self._client is not None
         now = int(time.time() * 1000)
-        metrics = [
-            Metric(name, value, now, round) for name, value in row.items() if math.isfinite(value)
-        ]
+        metrics = [Metric(name, v, now, round) for name, v in values.items() if math.isfinite(v)]
         self._client.log_batch(self._run, metrics=metrics)
 
-    def end(self, why: str) -> None:
-        """The run is finished, or has failed."""
-        if not self._run:
+    def finish(self, reason: StopReason, detail: str) -> None:
+        """Mark the run as finished or failed."""
+        if self._client is None or not self._run:
             return
-        failed = why.startswith(("interrupted", "gave up"))
-        self._client.set_tag(self._run, "stopped", why)
-        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+        self._client.set_tag(self._run, "stop_reason", str(reason))
+        self._client.set_tag(self._run, "stop_detail", detail)
+        self._client.set_terminated(self._run, "FAILED" if is_failure(reason) else "FINISHED")
 
 
 class WandB:
-    """A run of a Weights & Biases project, kept in wandb/ here until `wandb sync`; online with WANDB_MODE=online."""
+    """Create runs of a Weights & Biases project, kept in wandb/ until `wandb sync`.
+
+    Args:
+        project: The project's name.
+        folder: The directory that wandb/ is created in.
+    """
 
     def __init__(self, project: str = "fedpage", folder: str | os.PathLike[str] = ".") -> None:
-        with _needs("wandb"):
+        with _require("wandb"):
             import wandb  # noqa: F401
         self.project, self.folder = project, Path(folder)
-        self._run: Any = None
+        self._run: wandb.Run | None = None
 
-    def begin(self, name: str, about: Mapping[str, str]) -> None:
-        """Start it, offline unless it is asked for."""
+    def start(self, name: str, settings: Mapping[str, str]) -> None:
+        """Start the run, offline unless WANDB_MODE says otherwise."""
         import wandb
 
-        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        mode = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
-            project=self.project, name=name, config=dict(about), dir=str(self.folder), mode=mode,
-            settings=wandb.Settings(silent=True), reinit="create_new",
-        )  # fmt: skip
+            project=self.project,
+            name=name,
+            config=dict(settings),
+            dir=str(self.folder),
+            mode=cast(Literal["online", "offline", "disabled"], mode),
+            settings=wandb.Settings(silent=True),
+            reinit="create_new",
+        )
 
-    def log(self, round: int, row: Mapping[str, float]) -> None:
-        """The record, under its round."""
-        self._run.log(dict(row), step=round)
+    def log(self, round: int, values: Mapping[str, float]) -> None:
+        """Add the record under its round."""
+        assert self._run is not None
+        self._run.log(dict(values), step=round)
 
-    def end(self, why: str) -> None:
-        """Close it."""
-        if self._run is None:
-            return
-        self._run.summary["stopped"] = why
-        self._run.finish(exit_code=1 if why.startswith(("interrupted", "gave up")) else 0)
-
-
-SINKS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
-
-
-def sink_of(text: str) -> Any:
-    """The tracker that a word names: "tensorboard", or with its place "tensorboard:logs"."""
-    name, _, place = text.partition(":")
-    if name not in SINKS:
-        raise InputError(f"no tracker {name!r}; known are {', '.join(SINKS)}")
-    kind: Any = SINKS[name]
-    return kind(place) if place else kind()
+    def finish(self, reason: StopReason, detail: str) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.summary["stop_reason"] = str(reason)
+            self._run.summary["stop_detail"] = detail
+            self._run.finish(exit_code=int(is_failure(reason)))
 
 
-class _needs:
-    """Says which extra a tracker wants."""
+TRACKERS: dict[str, Callable[..., Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
 
-    def __init__(self, extra: str) -> None:
-        self.extra = extra
 
-    def __enter__(self) -> None:
-        return None
+def make_tracker(tracker: str | Tracker) -> Tracker:
+    """Return the tracker of a name such as "tensorboard" or "tensorboard:logs"."""
+    if isinstance(tracker, Tracker):
+        return tracker
+    if not isinstance(tracker, str):
+        raise InputError(f"Track: {short_repr(tracker)} is no tracker; name one, or give a Tracker")
+    name, _, location = tracker.partition(":")
+    if name not in TRACKERS:
+        raise InputError(f"no tracker {name!r}; known are {', '.join(TRACKERS)}")
+    return TRACKERS[name](location) if location else TRACKERS[name]()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, ImportError):
-            raise ImportError(
-                f"tracking needs {self.extra}: pip install 'fedpage[{self.extra}]'"
-            ) from None
+
+@contextmanager
+def _require(extra: str) -> Iterator[None]:
+    """Turn an ImportError into one that names the extra to install."""
+    try:
+        yield
+    except ImportError:
+        raise ImportError(f"tracking needs {extra}: pip install 'fedpage[{extra}]'") from None

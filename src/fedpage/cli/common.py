@@ -156,8 +156,8 @@ def interruptible(out: Path | None, jobs: int = 1) -> Iterator[None]:
     """
     import signal
 
+    from fedpage.callbacks.checkpointing import request_interrupt
     from fedpage.engine.loop import Interrupted
-    from fedpage.runs.store import ask_to_stop
 
     if out is None:
         yield
@@ -167,7 +167,7 @@ def interruptible(out: Path | None, jobs: int = 1) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         nonlocal signals
         signals += 1
-        ask_to_stop()
+        request_interrupt()
         if signals > 1 or jobs > 1:
             raise KeyboardInterrupt
 
@@ -178,6 +178,6 @@ def interruptible(out: Path | None, jobs: int = 1) -> Iterator[None]:
         done = str(error).partition(";")[0] or "interrupted"
         raise Interrupted(f"{done}; continue with `fedpage resume {out}`") from None
     finally:
-        ask_to_stop(False)
+        request_interrupt(False)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -50,9 +50,9 @@ def compare(
     from dataclasses import replace
 
     from fedpage.runs import toml
-    from fedpage.runs.store import interval
+    from fedpage.runs.store import parse_interval
 
-    interval(checkpoint_every)
+    parse_interval(checkpoint_every)
     command = CompareCommand(
         replace(problem, data=absolute_path(problem.data)),
         compare,
@@ -73,8 +73,11 @@ def execute(
     force: bool = False,
 ) -> None:
     """Run a comparison, or continue it from `out`, and print its results."""
+    from dataclasses import replace
+
     from fedpage.core.atomic import put
     from fedpage.engine import faults
+    from fedpage.engine.simulate import RunOptions
     from fedpage.runs import build, toml
     from fedpage.studies.sweep import run_names
 
@@ -83,21 +86,27 @@ def execute(
     problem = build.build_problem(command.problem)
     methods = _build_methods(config, problem)
     check_runs(problem, methods)
-    options: dict[str, Any] = {
-        "record_every": config.record_every,
-        "resume": True,
-        "checkpoint_every": command.checkpoint_every,
-    }
+    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every)
     if command.faults is not None:
-        options["faults"], options["policy"] = faults.parse(command.faults, "--faults")
-        faults.FaultSampler(options["faults"], problem, 0)  # checks that they fit the problem
+        failing, policy = faults.parse(command.faults, "--faults")
+        faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem
+        options = replace(options, faults=failing, policy=policy)
     if not resume:
         prepare_out(out, force, report)
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
         text = toml.dumps({"format": 1, "command": to_table(command)})
         put(out / "compare.toml", text.encode("utf-8"))
     with interruptible(out, jobs):
-        runs = sweep(problem, methods, config.rounds, config.seeds, jobs, out / "runs", **options)
+        runs = sweep(
+            problem,
+            methods,
+            rounds=config.rounds,
+            seeds=config.seeds,
+            record_every=config.record_every,
+            jobs=jobs,
+            out=out / "runs",
+            options=options,
+        )
     print_summary(runs, config.target)
     for history, name in zip(runs, run_names(methods, range(config.seeds)), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")

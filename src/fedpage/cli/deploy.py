@@ -11,7 +11,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import Command
-from fedpage.cli.output import format_record, print_summary, progress_bars
+from fedpage.cli.output import print_summary
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ def demo(
 
 def _watch(federation: Loopback, run: str, place: Path, title: str, rounds: int) -> None:
     """Show a progress bar from the run's directory until the run has ended."""
+    from fedpage.callbacks.progress import progress_bars, summarise_record
     from fedpage.runs.history import History
 
     asked = time.monotonic()
@@ -175,7 +176,7 @@ def _watch(federation: Loopback, run: str, place: Path, title: str, rounds: int)
                 else None
             )
             newest = (
-                format_record(history.rows[-1])
+                summarise_record(history.rows[-1])
                 if history is not None and history.rows
                 else "nodes are starting"
             )

@@ -1,16 +1,14 @@
-"""What the commands print: consoles, progress bars, the result table and the report."""
+"""What the commands print: consoles, the result table and the report."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from fedpage.runs.history import History
 
@@ -26,39 +24,6 @@ def console(stderr: bool = False) -> Console:
 def log(text: str) -> None:
     """Print a remark, which is no result, on stderr."""
     console(stderr=True).print(f"fedpage: {text}", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Show progress bars on stderr; a task may have a `note` behind its bar."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(),
-        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-
-    class Bars(Progress):
-        """rich's progress, whose tasks have an empty note at first."""
-
-        def add_task(self, description: str, *args: Any, **fields: Any) -> Any:
-            return super().add_task(description, *args, **{"note": "", **fields})
-
-    with Bars(*columns, console=console(stderr=True)) as bars:
-        yield bars
-
-
-def format_record(record: Mapping[str, float]) -> str:
-    """Format the loss and the gradient norm of a record for a progress bar."""
-    if "loss" not in record:
-        return ""
-    return f"loss {record['loss']:.4g}  gradient {record['grad_norm']:.2e}"
 
 
 def print_summary(runs: Sequence[History], target: float) -> None:

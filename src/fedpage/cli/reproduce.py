@@ -11,7 +11,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
-from fedpage.cli.output import console, progress_bars
+from fedpage.cli.output import console
 from fedpage.core.errors import InputError
 
 
@@ -132,6 +132,7 @@ def _available(chosen: list[Any]) -> None:
 
 
 def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
+    from fedpage.callbacks.progress import progress_bars
     from fedpage.studies.paper import runs
 
     with progress_bars() as bars:
@@ -147,6 +148,7 @@ def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
 def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
     from rich.table import Table
 
+    from fedpage.callbacks.progress import progress_bars
     from fedpage.studies.paper import tuning
 
     if not chosen:

@@ -46,12 +46,12 @@ def resume(
             f"{directory}: {problem}; give the --out of a `fedpage run` or `fedpage compare`"
         )
     table = toml.read(path)
-    if "federation" in table.get("identity", {}):
+    if "federation" in table.get("fingerprint", {}):
         raise InputError(f"{path}: a Flower run; start the same `flwr run` again to continue it")
     if table.get("format") == 1 and "command" not in table:
         raise InputError(
             f"{path}: started from Python; continue it with "
-            f"simulate(..., out={str(directory)!r}, resume=True)"
+            f"simulate(..., out={str(directory)!r}, options=RunOptions(resume=True))"
         )
     command = read_command(RunCommand, table, path)
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))

@@ -24,7 +24,7 @@ from fedpage.cli.options import (
     ThreadsOption,
     with_config_options,
 )
-from fedpage.cli.output import format_record, log, print_summary, progress_bars, write_reports
+from fedpage.cli.output import log, print_summary, write_reports
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
 
@@ -58,9 +58,9 @@ def run(
     from dataclasses import replace
 
     from fedpage.runs import build, toml
-    from fedpage.runs.store import interval
+    from fedpage.runs.store import parse_interval
 
-    interval(checkpoint_every)
+    parse_interval(checkpoint_every)
     command = RunCommand(
         MethodConfig(
             absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
@@ -79,7 +79,7 @@ def _trackers(names: list[str]) -> list[Any]:
     from fedpage.callbacks.trackers import Track
 
     try:
-        return [Track(*names, bar=False)] if names else []
+        return [Track(*names)] if names else []
     except (ImportError, InputError) as error:
         raise InputError(f"--track: {error}") from None
 
@@ -89,8 +89,8 @@ class PreparedRun(NamedTuple):
 
     problem: Any
     method: Any
-    options: dict[str, Any]
-    """Keyword arguments of `simulate`."""
+    arguments: dict[str, Any]
+    """Keyword arguments of `prepare`."""
 
 
 def prepare_run(command: RunCommand, threads: int, faults_source: str) -> PreparedRun:
@@ -104,7 +104,10 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Prepar
     Raises:
         InputError: something does not exist or does not fit; nothing has been written yet.
     """
+    from dataclasses import replace
+
     from fedpage.engine import faults
+    from fedpage.engine.simulate import RunOptions
     from fedpage.engine.stopping import Stop
     from fedpage.runs import build
 
@@ -117,17 +120,19 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Prepar
         method = build.build_theory_method(entry, given, problem)
         print(f"Steps from theory: {build.command_line(command.method.name, method, {})}")
     check_runs(problem, [method], seed=config.seed, threads=threads)
-    options: dict[str, Any] = {
+    options = RunOptions(threads=threads)
+    if command.faults is not None:
+        failing, policy = faults.parse(command.faults, faults_source)
+        faults.FaultSampler(failing, problem, config.seed)  # checks that they fit
+        options = replace(options, faults=failing, policy=policy)
+    arguments = {
         "rounds": config.rounds,
         "record_every": config.record_every,
         "seed": config.seed,
-        "threads": threads,
         "stop": Stop(grad_norm=config.target) if config.stop else None,
+        "options": options,
     }
-    if command.faults is not None:
-        options["faults"], options["policy"] = faults.parse(command.faults, faults_source)
-        faults.FaultSampler(options["faults"], problem, config.seed)  # checks that they fit
-    return PreparedRun(problem, method, options)
+    return PreparedRun(problem, method, arguments)
 
 
 def execute(
@@ -141,52 +146,39 @@ def execute(
     callbacks: Sequence[Any] = (),
 ) -> None:
     """Run a prepared run, or continue it from `out`, and print its results."""
+    from fedpage.callbacks.checkpointing import Checkpointing
+    from fedpage.callbacks.progress import Progress
+    from fedpage.core.types import StopReason
     from fedpage.engine.simulate import prepare
-    from fedpage.runs.store import RunDirectory
+    from fedpage.runs.store import RunStore
 
-    problem, method, options = prepared
-    simulation = prepare(problem, method, **options)
-    with progress_bars() as bars:
-        task = bars.add_task(method.name, total=options["rounds"])
-
-        def progress(done: int, _rounds: int, record: Any) -> None:
-            bars.update(task, completed=done, note=format_record(record))
-
-        if out is None:
-            history = simulation.go(progress, None, callbacks)
-        else:
-            with (
-                interruptible(out),
-                RunDirectory(
-                    out, every=checkpoint_every, command=to_table(command), say=log
-                ) as directory,
-            ):
-                finished = None
-                if not resume:
-                    directory.begin(simulation)
-                else:
-                    finished = directory.resume(simulation)
-                    log(
-                        f"{out}: the run is finished"
-                        if finished
-                        else f"{out}: resuming after round {simulation.engine.costs.round}"
-                    )
-                history = finished or directory.finish(
-                    simulation.go(progress, directory, callbacks)
-                )
-            bars.update(task, completed=int(history.last("round")))
+    problem, method, arguments = prepared
+    prepared_run = prepare(problem, method, **arguments)
+    observers = [*callbacks, Progress()]
+    if out is None:
+        history = prepared_run.run(observers)
+    else:
+        store = RunStore(
+            out, checkpoint_every=checkpoint_every, command=to_table(command), notify=log
+        )
+        with interruptible(out), store:
+            finished = store.open_run(prepared_run, resume=resume)
+            if finished is None:
+                history = prepared_run.run([*observers, Checkpointing(store)])
+            else:
+                history = finished
     print_summary([history], command.run.target)
     for event in ("fallback", "rejected", "lost", "back"):
         events = [entry for entry in history.events if entry["event"] == event]
         if events:
             first = events[0]
             print(f"{event}: {len(events)} times, first in round {first['round']}: {first['text']}")
-    if history.stopped != "finished":
-        print(f"The run stopped early: {history.stopped}.")
+    if history.stop_reason is not StopReason.FINISHED:
+        print(f"The run stopped early: {history.stop_text}.")
     if out:
         history.to_csv(out / "history.csv")
     if out or report:
         title = f"{method.name} on {problem.data.name}, {problem.N:,} clients"
         write_reports([history], out, title, command.run.target, report)
-    if history.stopped.startswith("gave up"):
+    if history.stop_reason is StopReason.ROUND_FAILED:
         raise typer.Exit(1)

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from fedpage.cli.output import progress_bars
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedpage.core.types import Method, Problem
+    from fedpage.engine.simulate import RunOptions
     from fedpage.runs.history import History
 
 
 def sweep(
-    problem: Any,
-    methods: Sequence[Any],
+    problem: Problem,
+    methods: Sequence[Method],
+    *,
     rounds: int,
     seeds: int,
-    jobs: int,
+    record_every: int,
     out: Path,
-    **options: Any,
+    jobs: int = 1,
+    options: RunOptions | None = None,
 ) -> list[History]:
-    """Run every method with the seeds 0, 1, ..., each run in a directory of its own in `out`."""
-    from fedpage.studies.sweep import sweep as run_all
+    """Run every method with the seeds 0, 1, ..., each run in a directory of its own in `out`.
 
+    In one process every method has a bar over its rounds; in several there is one over the runs.
+    """
+    from fedpage.callbacks.progress import Progress, progress_bars
+    from fedpage.studies.sweep import iterate_sweep
+
+    runs: list[History] = []
     with progress_bars() as bars:
-        task = bars.add_task("runs", total=len(methods) * seeds)
+        if jobs == 1:
+            tasks = [bars.add_task(method.name, total=rounds * seeds) for method in methods]
+        else:
+            tasks = [bars.add_task("runs", total=len(methods) * seeds)]
 
-        def progress(done: int, _all: int, run: History) -> None:
-            seed, gradient = run.meta["seed"], run.last("grad_norm")
-            bars.update(
-                task, completed=done, note=f"{run.label}, seed {seed}: gradient {gradient:.2e}"
-            )
+        def show_rounds(method: Method, seed: int) -> list[Progress]:
+            return [Progress(bars, tasks[methods.index(method)], offset=seed * rounds)]
 
-        return run_all(
-            problem, methods, rounds=rounds, seeds=seeds, jobs=jobs, progress=progress, out=out,
-            **options,
-        )  # fmt: skip
+        histories = iterate_sweep(
+            problem,
+            methods,
+            rounds=rounds,
+            seeds=seeds,
+            record_every=record_every,
+            jobs=jobs,
+            callbacks=show_rounds if jobs == 1 else None,
+            out=out,
+            options=options,
+        )
+        for history in histories:
+            runs.append(history)
+            if jobs == 1:  # a run that ended early, or had ended before, leaves its bar behind
+                method, seed = divmod(len(runs) - 1, seeds)
+                bars.update(tasks[method], completed=(seed + 1) * rounds)
+            else:
+                seed, gradient = history.meta["seed"], history.last("grad_norm")
+                note = f"{history.label}, seed {seed}: gradient {gradient:.2e}"
+                bars.update(tasks[0], completed=len(runs), note=note)
+    return runs

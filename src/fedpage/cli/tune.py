@@ -16,7 +16,7 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import console, progress_bars
+from fedpage.cli.output import console
 from fedpage.cli.plan import LinkConfig
 from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields
 
@@ -78,6 +78,8 @@ def tune(
     checked(objective, base, run.target, cost, costs, grid, counts)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
+    from fedpage.callbacks.progress import progress_bars
+
     with progress_bars() as bars:
         task = bars.add_task("runs", total=None)
 

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Write a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 
 
 def put(path: Path, data: bytes) -> None:
-    """The file is there whole, on the disk, or not at all."""
+    """Write a file so that after a crash it is complete and on the disk, or unchanged.
+
+    Args:
+        path: The file; an existing one is replaced.
+        data: All of its bytes.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(scratch, "wb") as stream:
@@ -22,6 +27,6 @@ def put(path: Path, data: bytes) -> None:
     if sys.platform != "win32":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the name, too
+            os.fsync(folder)  # a rename lasts only once its directory is on the disk
         finally:
             os.close(folder)

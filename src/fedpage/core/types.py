@@ -65,6 +65,8 @@ class StopReason(StrEnum):
     """All rounds were run."""
     TARGET = "target reached"
     BUDGET = "budget spent"
+    NO_PROGRESS = "no more progress"
+    """A column has not improved for as many records as `Stop.patience` says."""
     CALLBACK = "stopped by a function or callback"
     DIVERGED = "diverged"
     ROUND_FAILED = "round failed"
@@ -297,3 +299,32 @@ class HasStart(Protocol):
 def dtype_of(problem: object) -> DType:
     """Return the type of a problem's numbers: its `dtype`, or float64."""
     return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)
+
+
+class ClientEvaluations(NamedTuple):
+    """What n clients report of a model, each on its own rows."""
+
+    losses: Vector
+    """(n,) each client's own N w_i f_i(x)."""
+    gradients: Vector
+    """(n, d) the gradients of these."""
+    metrics: Mapping[str, Vector]
+    """(n,) values of each metric on the client's rows, by name."""
+
+
+@runtime_checkable
+class ClientEvaluator(Protocol):
+    """A problem that can be evaluated client by client, as a federation has to."""
+
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
+        """Evaluate x (d,) on the rows of each of these clients (n,)."""
+        ...
+
+
+@runtime_checkable
+class HeldOutEvaluator(Protocol):
+    """A problem that knows rows which no client has."""
+
+    def evaluate_held_out(self, x: Vector) -> Mapping[str, float]:
+        """Return held_out_loss and held_out_METRIC of x (d,); {} without held-out rows."""
+        ...

@@ -24,7 +24,7 @@ from fedpage.core.types import (
 from fedpage.engine.policy import Policy
 from fedpage.engine.round import Costs, Round, RoundInfo
 from fedpage.engine.transport import Event, Transport
-from fedpage.runs.checkpoint import filled, outline_of
+from fedpage.runs.checkpoint import state_from_tree, state_to_tree
 
 
 class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -94,7 +94,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return everything that the next rounds depend on."""
         misses = self.round.health.misses
         return {
-            "state": outline_of(self.state),
+            "state": state_to_tree(self.state),
             "costs": dict(vars(self.costs)),
             "misses": {str(client): times for client, times in misses.items()},
         }
@@ -117,7 +117,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             valid = valid and all(0 <= value < 2**63 for value in costs.values())
             if not valid or any(t < 1 or not 0 <= c < self.N for c, t in misses.items()):
                 raise TypeError
-            state = filled(self.state, tree["state"], source)
+            state = state_from_tree(self.state, tree["state"], source)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
         self.state = state

@@ -1,4 +1,4 @@
-"""The loop round an engine's rounds: records, targets, divergence, the clock; and where it can be taken up again."""
+"""The loop over the rounds of a run: records, stopping, callbacks."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
+from fedpage.callbacks.base import Callback, RoundEnd, RunInfo, Stopped, check_callbacks
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import StopReason, Vector
+from fedpage.core.validate import check_whole
 from fedpage.engine.round import Costs, RoundInfo
 from fedpage.engine.stopping import Stop, Watch
 from fedpage.engine.transport import Event, RoundFailed
+from fedpage.runs.checkpoint import Snapshot, make_read_only
 from fedpage.runs.history import History
 
-Progress = Callable[[int, int, Mapping[str, float]], None]
-"""Called now and then with rounds done, rounds in all, and the newest record."""
+StopRule: TypeAlias = Stop | Callable[[Mapping[str, float]], str | None] | None
+"""When to end a run: a Stop, or a function of the newest record that returns a reason or None."""
 
-
-_EVENTS = 1000
+_EVENTS_KEPT = 1000
+_FREQUENT_EVENTS = ("rejected", "measured")
 
 
 class Engine(Protocol):
-    """What a run needs of whoever does its rounds."""
+    """What the loop needs of an engine."""
 
     @property
     def costs(self) -> Costs:
-        """Costs so far, and the number of rounds."""
+        """The costs so far, with the number of rounds."""
         ...
 
     @property
@@ -39,263 +42,250 @@ class Engine(Protocol):
 
     @property
     def effective_step(self) -> float:
-        """The method's."""
+        """The method's effective step."""
         ...
 
     @property
-    def code(self) -> dict[str, type[Any]]:
-        """The classes whose code decides what a round computes, by name."""
+    def code(self) -> Mapping[str, type]:
+        """The classes that compute the rounds, by name."""
         ...
 
     def step(self) -> RoundInfo:
-        """One round."""
+        """Run one round; a RoundFailed if too few clients answer."""
         ...
 
-    def pop_events(self) -> list[Event]:
-        """Return what happened outside a round, and forget it."""
+    def pop_events(self) -> Sequence[Event]:
+        """Return the events outside a round, such as those of `evaluate`, once."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
-        """At least "loss" and "grad_norm" of x."""
+        """Return at least "loss" and "grad_norm" of x."""
         ...
 
-    def snapshot(self) -> dict[str, Any]:
-        """All that the coming rounds depend on, as a tree that a checkpoint can hold."""
+    def snapshot(self) -> Snapshot:
+        """Return everything that the coming rounds depend on."""
         ...
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
-        """Go back to a snapshot."""
-        ...
-
-
-class Keeper(Protocol):
-    """Who writes a run down while it goes on."""
-
-    def record(self, row: Mapping[str, float]) -> None:
-        """A record was made."""
-        ...
-
-    def event(self, entry: Mapping[str, Any]) -> None:
-        """Something happened that a reader of the history wants to know."""
-        ...
-
-    def after_round(self, run: Run) -> None:
-        """A round is over; may raise Interrupted once the run is safe."""
-        ...
-
-
-class Watcher(Protocol):
-    """Who watches a run without changing it: `fedpage.callbacks.Callback`."""
-
-    def begin(self, meta: Mapping[str, Any], rounds: int, done: int) -> None:
-        """The run begins, or is taken up after `done` rounds."""
-        ...
-
-    def record(self, row: Mapping[str, float], x: Vector) -> None:
-        """A record was made."""
-        ...
-
-    def after_round(self, done: int) -> None:
-        """A round is over."""
-        ...
-
-    def end(self, history: History) -> None:
-        """The run is over; `history.stopped` is empty where it was interrupted."""
+        """Return to a snapshot; an InputError if it does not fit."""
         ...
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has been written down so that it can go on."""
+    """A run was asked to end early, after it had written a checkpoint."""
 
 
 class Run:
-    """A run: begins, goes on until something ends it, and can be snapshot between any two rounds."""
+    """A run of an engine's rounds, which can be saved and restored between two rounds.
+
+    Args:
+        engine: The engine, before its first round.
+        history: An empty history with the run's provenance.
+        rounds: The number of rounds.
+        record_every: The number of rounds between two records; 0 records the end only.
+        stop: When to end the run early.
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
 
     def __init__(
-        self, engine: Engine, history: History, *, rounds: int, record_every: int,
-        stop: Stop | Callable[[Mapping[str, float]], str | None] | None = None,
-    ) -> None:  # fmt: skip
-        for name, value in (("rounds", rounds), ("record_every", record_every)):
-            check_whole(name, value, 0)
-        if stop is not None and not callable(stop) and not isinstance(stop, Stop):
-            raise InputError(f"stop must be a function or a Stop, not {stop!r}")
-        self.engine, self.history = engine, history
-        self.rounds, self.every, self.stop = int(rounds), int(record_every), stop
-        self.seconds = 0.0
-        self.watch: Watch | None = None
-        self._keeper: Keeper | None = None
-        self._watchers: Sequence[Watcher] = ()
-
-    def happened(self, round: int, event: str, text: str) -> None:
-        """Note what a round has to tell; of what may come every round, the first thousand are kept."""
-        if len(self.history.events) < _EVENTS or event not in ("rejected", "measured"):
-            entry = {"event": event, "round": round, "text": text}
-            self.history.events.append(entry)
-            if self._keeper is not None:
-                self._keeper.event(entry)
-
-    def go(
         self,
-        progress: Progress | None = None,
-        keeper: Keeper | None = None,
-        watchers: Sequence[Watcher] = (),
-    ) -> History:
-        """Rounds until the end; the history says why it ended. What a keeper or a watcher raises goes through."""
-        if progress is not None and not callable(progress):
-            raise InputError(f"progress must be a function, not {progress!r}")
-        check_watchers(watchers)
-        self._watchers = tuple(watchers)
-        begun: list[Watcher] = []
-        try:
-            for one in self._watchers:
-                begun.append(one)
-                one.begin(self.history.meta, self.rounds, self.engine.costs.round)
-            return self._go(progress, keeper)
-        finally:
-            self._end(begun)
+        engine: Engine,
+        history: History,
+        *,
+        rounds: int,
+        record_every: int,
+        stop: StopRule = None,
+    ) -> None:
+        check_whole("rounds", rounds, 0)
+        check_whole("record_every", record_every, 0)
+        if stop is not None and not callable(stop) and not isinstance(stop, Stop):
+            raise InputError(f"stop must be a function or a Stop, not {short_repr(stop)}")
+        self.engine, self.history = engine, history
+        self.rounds, self.record_every, self.stop = int(rounds), int(record_every), stop
+        self.seconds = 0.0
+        """The time spent in rounds."""
+        self._targets = stop if isinstance(stop, Stop) else Stop()
+        self._watch: Watch | None = None
+        self._callbacks: tuple[Callback, ...] = ()
 
-    def _end(self, watchers: Sequence[Watcher]) -> None:
-        """End every one of them, whatever another does; an error goes on when all have ended."""
-        with ExitStack() as ends:
-            for one in reversed(watchers):
-                ends.callback(one.end, self.history)
+    @property
+    def code(self) -> Mapping[str, type]:
+        """The classes that compute the rounds, by name."""
+        return self.engine.code
 
-    def _go(self, progress: Progress | None, keeper: Keeper | None) -> History:
-        engine, history = self.engine, self.history
-        self._keeper = keeper
-        limit = self.stop if isinstance(self.stop, Stop) else Stop()
-        try:
-            why = self._rounds(progress, keeper, limit)
-        except RoundFailed as error:
-            why = f"gave up: {error}"
-            for event in error.events:
-                self.happened(event.round, event.kind, event.text)
-            with np.errstate(over="ignore", invalid="ignore"), suppress(RoundFailed):
-                if not history.rows or history.rows[-1]["round"] != engine.costs.round:
-                    self._note(self._measure(), None)
-        history.stopped = why or "finished"
-        history.x = np.array(engine.x)
+    @property
+    def rounds_done(self) -> int:
+        """The number of rounds done."""
+        return self.engine.costs.round
+
+    def run(self, callbacks: Sequence[Callback] = ()) -> History:
+        """Run the rounds that are left.
+
+        Args:
+            callbacks: The observers. Their hooks are called in this order, `on_run_end` in reverse.
+
+        Returns:
+            The history; its `stop_reason` and `stop_detail` say why the run ended.
+
+        Raises:
+            Interrupted: If a callback ended the run with StopReason.INTERRUPTED.
+            InputError: If one of the callbacks is not a Callback.
+        """
+        self._callbacks = check_callbacks(callbacks)
+        history = self.history
+        info = RunInfo(
+            history.meta, self.rounds, self.rounds_done, lambda: make_read_only(self.snapshot())
+        )
+        with ExitStack() as stack:  # every on_run_end is called, whatever another one raises
+            try:
+                for callback in self._callbacks:
+                    stack.callback(callback.on_run_end, history)
+                    callback.on_run_start(info)
+                reason, detail = self._run_rounds()
+            except BaseException as error:
+                text = " ".join(f"{type(error).__name__}: {error}".split())
+                history.stop_reason, history.stop_detail = StopReason.INTERRUPTED, text
+                raise
+            history.stop_reason, history.stop_detail = reason, detail
+            history.x = np.array(self.engine.x)
+        if history.stop_reason is StopReason.INTERRUPTED:
+            raise Interrupted(f"interrupted {history.stop_detail}")
         return history
 
-    def _rounds(self, progress: Progress | None, keeper: Keeper | None, limit: Stop) -> str | None:
-        """Rounds until the end, and why it is the end; None for the last round."""
-        engine, history, costs = self.engine, self.history, self.engine.costs
-        why: str | None = None
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what diverges is reported below, in words
-            if self.watch is None:
-                history.rows, history.events = [], []
-                start = self._measure()
-                self.watch = Watch(start["loss"], engine.effective_step)
-                history.first_loss = start["loss"]
-                if self.every:
-                    self._note(start, keeper)
-                    why = self._reason(start)
-            tick = self.every or max(1, self.rounds // 100)
-            while why is None and costs.round < self.rounds:
-                began = time.perf_counter()
-                info = engine.step()
-                self.seconds += time.perf_counter() - began
-                done, x = costs.round, engine.x
-                for event in (*info.events, *engine.pop_events()):
-                    self.happened(event.round, event.kind, event.text)
-                for one in self._watchers:
-                    one.after_round(done)
-                if not math.isfinite(x.dot(x)):
-                    history.diverged = True
-                    step = engine.effective_step
-                    why = f"diverged: |x|^2 is not finite after round {done}, with effective step {step:g}"
-                elif limit.bytes is not None and costs.bytes_up + costs.bytes_down >= limit.bytes:
-                    why = f"spent {limit.bytes:g} bytes at round {done}"
-                if done % tick == 0 and done < self.rounds and why is None:
-                    if self.every:
-                        self._note(self._measure(), keeper)
-                        why = self._reason(history.rows[-1])
-                    if progress:
-                        progress(
-                            done, self.rounds, history.rows[-1] if history.rows else vars(costs)
-                        )
-                if keeper is not None and why is None and done < self.rounds:
-                    keeper.after_round(self)
-            if not history.rows or history.rows[-1]["round"] != costs.round:
-                self._note(self._measure(), keeper)
-                if why is None:
-                    why = self._reason(history.rows[-1], last=True)
-            if progress:
-                progress(costs.round, self.rounds, history.rows[-1])
-        return why
+    def _run_rounds(self) -> Stopped:
+        """Run rounds until the end, and return why it is the end."""
+        with np.errstate(over="ignore", invalid="ignore"):  # divergence is reported in words
+            try:
+                stopped = self._start() if self._watch is None else None
+                while stopped is None and self.rounds_done < self.rounds:
+                    stopped = self._run_round()
+                if (stopped is None or stopped.reason is not StopReason.INTERRUPTED) and (
+                    not self._has_record()
+                ):
+                    record = self._record()
+                    stopped = stopped or self._judge(record, is_last=True)
+            except RoundFailed as error:
+                stopped = Stopped(StopReason.ROUND_FAILED, str(error))
+                self._add_events([*error.events, *self.engine.pop_events()])
+                with suppress(RoundFailed):
+                    if not self._has_record():
+                        self._record()
+        return stopped or Stopped(StopReason.FINISHED)
 
-    def _measure(self) -> dict[str, float]:
-        return {**vars(self.engine.costs), "seconds": self.seconds, **self.engine.evaluate()}
+    def _start(self) -> Stopped | None:
+        """Evaluate the first model; return why the run ends there, if it does."""
+        history = self.history
+        history.rows, history.events = [], []
+        record = self._evaluate()
+        self._watch = self._make_watch(record["loss"])
+        history.first_loss = record["loss"]
+        if not self.record_every:
+            return None
+        self._add_record(record)
+        return self._judge(record)
 
-    def _note(self, row: dict[str, float], keeper: Keeper | None) -> None:
-        self.history.append(row)
-        if keeper is not None:
-            keeper.record(self.history.rows[-1])
-        for one in self._watchers:
-            seen = self.engine.x.view()
-            seen.flags.writeable = False  # whoever watches does not steer
-            one.record(dict(self.history.rows[-1]), seen)
+    def _run_round(self) -> Stopped | None:
+        """Run a round and record it if it is due; return why the run ends, if it does."""
+        engine, costs = self.engine, self.engine.costs
+        began = time.perf_counter()
+        info = engine.step()
+        self.seconds += time.perf_counter() - began
+        self._add_events(info.events)
+        done, is_last = costs.round, costs.round == self.rounds
+        stopped = self._check_model_and_budget()
+        is_due = self.record_every > 0 and done % self.record_every == 0
+        if is_due or is_last or stopped is not None:
+            record = self._record()
+            stopped = stopped or self._judge(record, is_last)
+        if self._callbacks:
+            ended = RoundEnd(done, self.rounds, is_last or stopped is not None)
+            for callback in self._callbacks:
+                request = callback.on_round_end(ended)
+                stopped = stopped or request
+        return stopped
 
-    def _reason(self, row: Mapping[str, float], last: bool = False) -> str | None:
-        """Why the run should end at this record, if it should."""
-        assert self.watch is not None
-        gone = self.watch.verdict(row, last)
-        if gone:
-            self.history.diverged = True
-            return gone
-        if callable(self.stop):
-            said = self.stop(row)
-            return str(said) if said else None
-        if isinstance(self.stop, Stop) and row["loss"] <= self.watch.first:
-            for name in ("grad_norm", "loss"):
-                target = getattr(self.stop, name)
-                if target is not None and row[name] <= target:
-                    return f"reached {name} {target:g} at round {row['round']}"
+    def _check_model_and_budget(self) -> Stopped | None:
+        """Return why the run ends before its newest model is evaluated, if it does."""
+        costs, x = self.engine.costs, self.engine.x
+        if not math.isfinite(x.dot(x)):
+            return Stopped(
+                StopReason.DIVERGED,
+                f"|x|^2 is not finite after round {costs.round}, "
+                f"with effective step {self.engine.effective_step:g}",
+            )
+        if isinstance(self.stop, Stop):
+            return self.stop.spent({**vars(costs), "seconds": self.seconds})
         return None
 
-    def snapshot(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, but for the history's records."""
-        assert self.watch is not None
+    def _judge(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:
+        """Return why the run ends at this record, if it does."""
+        assert self._watch is not None
+        stopped = self._watch.judge(record, is_last)
+        if stopped is None and self.stop is not None and not isinstance(self.stop, Stop):
+            text = self.stop(record)
+            return Stopped(StopReason.CALLBACK, str(text)) if text else None
+        return stopped
+
+    def _make_watch(self, first_loss: float) -> Watch:
+        return Watch(first_loss, self.engine.effective_step, self._targets, self.history.directions)
+
+    def _has_record(self) -> bool:
+        """Return whether the current model has been recorded."""
+        rows = self.history.rows
+        return bool(rows) and rows[-1]["round"] == self.rounds_done
+
+    def _evaluate(self) -> dict[str, float]:
+        values = self.engine.evaluate()
+        self._add_events(self.engine.pop_events())
+        return {**vars(self.engine.costs), "seconds": self.seconds, **values}
+
+    def _record(self) -> Mapping[str, float]:
+        record = self._evaluate()
+        self._add_record(record)
+        return self.history.rows[-1]
+
+    def _add_record(self, record: Mapping[str, float]) -> None:
+        self.history.append(record)
+        for callback in self._callbacks:
+            callback.on_record(dict(self.history.rows[-1]), make_read_only(self.engine.x))
+
+    def _add_events(self, events: Sequence[Event]) -> None:
+        """Keep events; of those that can happen in every round, keep the first thousand."""
+        kept = self.history.events
+        for event in events:
+            if len(kept) < _EVENTS_KEPT or event.kind not in _FREQUENT_EVENTS:
+                kept.append({"event": event.kind, "round": event.round, "text": event.text})
+                for callback in self._callbacks:
+                    callback.on_event(event)
+
+    def snapshot(self) -> Snapshot:
+        """Return everything that the rest of the run depends on, except the history."""
+        assert self._watch is not None
         return {
-            "round": self.engine.costs.round,
+            "round": self.rounds_done,
             "seconds": self.seconds,
-            "first_loss": self.watch.first,
-            "above": [float(round) for round in self.watch.above],
+            "watch": dict(self._watch.snapshot()),
             "engine": self.engine.snapshot(),
         }
 
-    def restore(self, tree: Mapping[str, Any], source: str) -> None:
-        """Go back to a snapshot; the history must be cut to the records made before it."""
+    def restore(self, snapshot: Snapshot, source: str) -> None:
+        """Return to a snapshot; the caller cuts the history to the records made before it.
+
+        Args:
+            snapshot: What `snapshot` returned.
+            source: The file's name, for errors.
+
+        Raises:
+            InputError: If the snapshot does not belong to this run.
+        """
         try:
-            seconds, first = float(tree["seconds"]), float(tree["first_loss"])
-            above = [float(round) for round in tree["above"]]
-            engine = tree["engine"]
-            if not isinstance(engine, dict) or not seconds >= 0.0:
-                raise TypeError
+            seconds, engine = float(snapshot["seconds"]), snapshot["engine"]
+            watch = self._make_watch(math.nan)
+            watch.restore(snapshot["watch"])
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{source}: not the checkpoint of a run") from None
         self.engine.restore(engine, source)
         self.seconds = seconds
-        self.watch = Watch(first, self.engine.effective_step)
-        self.watch.above = above
-        self.history.first_loss = first
-
-
-def check_watchers(watchers: object) -> None:
-    """Refuse what cannot watch a run."""
-    sound = isinstance(watchers, (list, tuple)) and all(
-        callable(getattr(one, name, None)) and not isinstance(one, type)
-        for one in watchers for name in ("begin", "record", "after_round", "end")
-    )  # fmt: skip
-    if not sound:
-        raise InputError(
-            f"callbacks must be a list of callbacks such as [fp.Track()], not {watchers!r:.80}"
-        )
-
-
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        self._watch, self.history.first_loss = watch, watch.first

@@ -1,26 +1,50 @@
-"""`simulate`: run a method on a problem in this process."""
+"""Run a method on a problem in this process."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import os
-import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fedpage._version import __version__
-from fedpage.core.errors import InputError
+from fedpage.callbacks.base import Callback, check_callbacks
+from fedpage.callbacks.checkpointing import Checkpointing
+from fedpage.callbacks.progress import Progress
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.engine.faults import Faults
-from fedpage.engine.loop import Progress, Run, Watcher
+from fedpage.engine.loop import Run, StopRule
 from fedpage.engine.policy import Policy
 from fedpage.engine.simulation import Evaluation, Simulation, start_of
 from fedpage.engine.stopping import Stop
 from fedpage.runs.history import History
-from fedpage.runs.store import RunDirectory
+from fedpage.runs.provenance import describe_run
+from fedpage.runs.store import RunStore
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `simulate` and `sweep` that few runs need.
+
+    No value of `threads`, `chunk`, `checkpoint_every` or `resume` changes a bit of the result.
+    """
+
+    x0: Vector | None = None
+    """(d,) the first model; by default the problem's own (a network's parameters), or zero."""
+    threads: int = 1
+    """Threads that compute the clients' work."""
+    chunk: int | None = None
+    """Clients whose replies exist at the same time; by default as many as fit 4 MiB, at most 512."""
+    faults: Faults | None = None
+    """How clients fail."""
+    policy: Policy | None = None
+    """What a round does about clients that fail."""
+    evaluate: Evaluation = "pooled"
+    """Evaluate f at once, or take the mean of the clients' evaluations, as a federation does."""
+    resume: bool = False
+    """Resume the run in the directory `out`, begin it if there is none, or read it if it ended."""
+    checkpoint_every: str | int = "10s"
+    """Rounds (100) or seconds ("10s", "5m") between checkpoints in `out`."""
 
 
 def simulate(
@@ -29,38 +53,38 @@ def simulate(
     *,
     rounds: int,
     seed: int,
-    x0: Vector | None = None,
     record_every: int = 10,
-    stop: Stop | Callable[[Mapping[str, float]], str | None] | None = None,
-    progress: Progress | None = None,
-    callbacks: Sequence[Watcher] = (),
-    threads: int = 1,
-    chunk: int | None = None,
-    faults: Faults | None = None,
-    policy: Policy | None = None,
+    stop: StopRule = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
     out: str | os.PathLike[str] | None = None,
-    checkpoint_every: str | int = "10s",
-    resume: bool = False,
-    evaluate: Evaluation = "pooled",
+    options: RunOptions | None = None,
 ) -> History:
-    """Run `rounds` rounds of a method on a problem and return its history.
+    """Run a method on a problem and return the history.
 
-    The same seed gives the same history, bit for bit, for any `threads` and `chunk`. Loss and gradient norm are
-    measured every `record` rounds, outside the clock (0: only at the end). x0 (d,) is the problem's own start if it has
-    one (a network's), or else zero. `stop` ends a run early: a Stop, or a function of the newest record that returns a
-    reason or None. A run that diverges stops and says so in `history.stopped`. The model of the last round is
-    `history.x`; the theorems bound the average over rounds, or a random one.
+    The same seed gives the same history, bit for bit. A run that diverges ends early.
 
-    callbacks: who watches, such as fp.Track("tensorboard") or fp.Best(problem, "best.npz"); `fp.Callback` says how.
+    Args:
+        problem: The problem.
+        method: The method with its hyper-parameters.
+        rounds: The number of rounds.
+        seed: The seed of all random numbers.
+        record_every: The number of rounds between two records of loss, gradient norm and metrics;
+            0 records the end only.
+        stop: When to end early: a `Stop`, or a function of the newest record that returns a reason
+            or None.
+        callbacks: Observers such as `Track("tensorboard")` or `Best(problem, "best.npz")`.
+        progress: Whether to show a progress bar.
+        out: A directory to write the run to while it goes on. If the process dies,
+            `RunOptions(resume=True)` continues from the newest checkpoint, with the same bits.
+        options: Rarely used options: first model, threads, faults, resuming.
 
-    faults: clients that fail, and policy: what is done about it (docs/faults.md).
+    Returns:
+        The history: its records, the last model `x` (d,), and `stop_reason`.
 
-    out: a directory that the run is written to while it goes on, with a checkpoint every so many rounds (100) or
-    seconds ("10s"). If the process dies, the same call with resume=True goes on from the newest checkpoint, and ends
-    with the same bits; it begins where there is none, and only reads the history of a run that is finished.
-
-    measured: "clients" takes loss and gradient from each client and adds them in client order, as a federation has to;
-    the last bits differ from those of the "whole".
+    Raises:
+        InputError: If an argument cannot be used.
+        Interrupted: If the run was interrupted by a signal, after it had written a checkpoint.
 
     >>> import fedpage as fp
     >>> problem = fp.RobustRegression(fp.load("census", rows=200), clients=20)
@@ -68,94 +92,118 @@ def simulate(
     >>> bool(history.last("grad_norm") < history["grad_norm"][0])
     True
     """
-    options: dict[str, Any] = {"rounds": rounds, "seed": seed, "x0": x0, "record_every": record_every, "stop": stop,
-                               "faults": faults, "policy": policy, "evaluate": evaluate}  # fmt: skip
-    run = prepare(problem, method, threads=threads, chunk=chunk, **options)
+    run = prepare(
+        problem,
+        method,
+        rounds=rounds,
+        seed=seed,
+        record_every=record_every,
+        stop=stop,
+        options=options,
+    )
+    if not isinstance(progress, bool):
+        raise InputError(
+            f"progress must be True or False, not {short_repr(progress)}; "
+            "for a function of yours, see fp.FunctionCallback"
+        )
+    observers = check_callbacks(callbacks) + ((Progress(),) if progress else ())
+    options = options or RunOptions()
     if out is None:
-        if resume:
+        if options.resume:
             raise InputError("resume=True needs out=, the directory of the run")
-        return run.go(progress, None, callbacks)
-    with RunDirectory(out, every=checkpoint_every) as directory:
-        if resume and directory.exists():
-            ended = directory.resume(run)
-            if ended is not None:
-                return ended
-        else:
-            directory.begin(run)
-        return directory.finish(run.go(progress, directory, callbacks))
+        return run.run(observers)
+    with RunStore(out, checkpoint_every=options.checkpoint_every) as store:
+        finished = store.open_run(run, resume=options.resume)
+        # The store comes last: a checkpoint says that every other callback has seen the round.
+        return run.run([*observers, Checkpointing(store)]) if finished is None else finished
 
 
 def prepare(
-    problem: Problem, method: AnyMethod, *, rounds: int, seed: int, x0: Vector | None = None, record_every: int = 10,
-    stop: Any = None, threads: int = 1, chunk: int | None = None, faults: Faults | None = None,
-    policy: Policy | None = None, evaluate: Evaluation = "pooled",
-) -> Run:  # fmt: skip
-    """A run that has not begun; `simulate`'s options."""
-    history = History()
-    engine = Simulation(
-        problem, method, seed=seed, x0=x0, threads=threads, chunk=chunk, faults=faults, policy=policy,
-        evaluate=evaluate,
-    )  # fmt: skip
-    run = Run(engine, history, rounds=rounds, record_every=record_every, stop=stop)
-    history.meta = provenance(
-        problem, method, seed=seed, rounds=rounds, record_every=record_every, x0=x0, stop=stop
-    )
-    if evaluate != "pooled":
-        history.meta["evaluate"] = evaluate
-    if faults is not None:
-        history.meta["faults"] = faults.describe()
-    if policy is not None and policy != Policy():
-        history.meta["policy"] = vars(policy).copy()
-    return run
-
-
-def provenance(
     problem: Problem,
     method: AnyMethod,
     *,
-    seed: int,
     rounds: int,
-    record_every: int,
-    x0: Vector | None,
-    stop: Any = None,
-) -> dict[str, Any]:
-    """Plain values that say which run this is: method, problem with digests, seed, start, versions."""
-    named = stop is None or isinstance(stop, Stop)
-    ending = (
-        {k: v for k, v in vars(stop).items() if v is not None} if isinstance(stop, Stop) else {}
+    seed: int,
+    record_every: int = 10,
+    stop: StopRule = None,
+    options: RunOptions | None = None,
+) -> Run:
+    """Return a run that has not begun.
+
+    Args:
+        problem: The problem.
+        method: The method with its hyper-parameters.
+        rounds: The number of rounds.
+        seed: The seed of all random numbers.
+        record_every: The number of rounds between two records.
+        stop: When to end early.
+        options: Rarely used options.
+
+    Returns:
+        The run, whose history holds its provenance.
+
+    Raises:
+        InputError: If an argument cannot be used.
+    """
+    if options is None:
+        options = RunOptions()
+    if not isinstance(options, RunOptions):
+        raise InputError(
+            f"options must be RunOptions such as RunOptions(threads=2), not {short_repr(options)}"
+        )
+    engine = Simulation(
+        problem,
+        method,
+        seed=seed,
+        x0=options.x0,
+        threads=options.threads,
+        chunk=options.chunk,
+        faults=options.faults,
+        policy=options.policy,
+        evaluate=options.evaluate,
     )
-    return {
-        "method": describe(method),
-        "problem": problem.describe(),
-        "seed": int(seed),
-        "rounds": int(rounds),
-        "record_every": int(record_every),
-        **start_described(problem, x0),
-        "stop": ending if named else "a function",
-        "versions": versions(),
-    }
+    run = Run(engine, History(), rounds=rounds, record_every=record_every, stop=stop)
+    run.history.meta = describe_simulation(
+        problem,
+        method,
+        rounds=rounds,
+        seed=seed,
+        record_every=record_every,
+        stop=stop,
+        options=options,
+    )
+    return run
 
 
-def start_described(problem: Problem, x0: Vector | None = None) -> dict[str, str]:
-    """{"x0": what provenance says of where a run starts}."""
-    if x0 is None and getattr(problem, "x0", None) is None:
-        return {"x0": "zeros"}
-    return {"x0": "sha256:" + hashlib.sha256(start_of(problem, x0).tobytes()).hexdigest()}
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Of this package, Python and the packages whose numbers a run depends on."""
-    others = {name: importlib.metadata.version(name) for name in ("numpy", "numba", "scipy")}
-    return {"fedpage": __version__, "python": platform.python_version(), **others}
-
-
-def describe(method: AnyMethod) -> dict[str, Any]:
-    """A method's name, hyper-parameters and effective step, as plain values."""
-    parameters = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
-    return {
-        "name": method.name,
-        "class": type(method).__name__,
-        **parameters,
-        "effective_step": method.effective_step,
-    }
+def describe_simulation(
+    problem: Problem,
+    method: AnyMethod,
+    *,
+    rounds: int,
+    seed: int,
+    record_every: int,
+    stop: StopRule = None,
+    options: RunOptions | None = None,
+) -> dict[str, Any]:
+    """Return the provenance of a run of `simulate`, given the same arguments."""
+    options = options or RunOptions()
+    ending: Mapping[str, object] | str = {} if stop is None else "a function"
+    if isinstance(stop, Stop):
+        ending = stop.describe()
+    has_start = options.x0 is not None or getattr(problem, "x0", None) is not None
+    meta = describe_run(
+        method,
+        problem.describe(),
+        seed=seed,
+        rounds=rounds,
+        record_every=record_every,
+        x0=start_of(problem, options.x0) if has_start else None,
+        stop=ending,
+    )
+    if options.evaluate != "pooled":
+        meta["evaluate"] = options.evaluate
+    if options.faults is not None:
+        meta["faults"] = options.faults.describe()
+    if options.policy is not None and options.policy != Policy():
+        meta["policy"] = vars(options.policy).copy()
+    return meta

@@ -9,10 +9,12 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.metrics import mean_metrics
 from fedpage.core.types import (
+    ClientEvaluator,
     ClientStateT,
     HasStart,
-    Ints,
+    HeldOutEvaluator,
     MessageT,
     Method,
     Problem,
@@ -35,15 +37,6 @@ _CHUNK = 512
 """Clients whose replies exist at the same time, at most (and as many again for each thread)."""
 _CHUNK_BYTES = 1 << 22
 """The most memory that one vector of each of them may take. No chunk size changes a bit."""
-
-
-@runtime_checkable
-class EvaluatesClients(Protocol):
-    """A problem that evaluates its clients one by one."""
-
-    def evaluate_clients(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
-        """Return the losses (n,) and gradients (n, d) of some clients at x (d,)."""
-        ...
 
 
 @runtime_checkable
@@ -134,13 +127,19 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         if self.evaluation == "pooled":
             return self.problem.evaluate(self.x, self.threads)
         problem = self.problem
-        if not isinstance(problem, EvaluatesClients):
+        if not isinstance(problem, ClientEvaluator):
             raise InputError(
                 f"{type(problem).__name__} has no evaluate_clients; leave evaluate at 'pooled'"
             )
         chunks = self._transport.split(np.arange(self.N, dtype=np.int64))
         parts = [problem.evaluate_clients(clients, self.x) for clients in chunks]
-        return mean_evaluations((losses for losses, _ in parts), (grads for _, grads in parts))
+        record = mean_evaluations(
+            (part.losses for part in parts), (part.gradients for part in parts)
+        )
+        record |= mean_metrics(part.metrics for part in parts)
+        if isinstance(problem, HeldOutEvaluator):
+            record |= problem.evaluate_held_out(self.x)
+        return record
 
     def snapshot(self) -> dict[str, Any]:
         """Return everything that the next rounds depend on."""

@@ -1,64 +1,264 @@
-"""When a run ends before its last round: a target, a budget, or divergence."""
+"""Decide when a run ends early: at a target, a budget, without progress, or diverged."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.callbacks.base import Stopped
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.metrics import COST_COLUMNS, higher_is_better
+from fedpage.core.types import StopReason
 
 
 @dataclass(frozen=True)
 class Stop:
     """When to end a run before its last round.
 
-    grad_norm, loss: end at the first record at or below this (while f(x) <= f(x0)). bytes: end after the round that
-    takes the traffic, up and down, to this or beyond.
+    Targets and patience are checked at records, budgets after every round. A target counts only
+    where f(x) <= f(x0).
+
+    Args:
+        grad_norm: end at the first record with a gradient norm of at most this.
+        loss: end at the first record with a loss of at most this.
+        bytes: end after the round that takes the traffic, up and down, to this or beyond.
+        targets: end at the first record where any of these columns is at its target or better, such
+            as {"held_out_accuracy": 0.9}.
+        budgets: end after the round that takes any of these costs to its budget, such as
+            {"clients": 1000, "seconds": 60}.
+        patience: end when `monitor` has not improved for this many records.
+        monitor: the column that patience watches, "loss" by default.
+        min_delta: the least change that counts as an improvement of `monitor`.
+
+    Raises:
+        InputError: a number cannot be used, or a cost is not known.
+
+    >>> Stop(grad_norm=0.05, budgets={"clients": 500}).reached({"grad_norm": 0.04, "round": 7}).detail
+    'reached grad_norm 0.05 at round 7'
     """
 
     grad_norm: float | None = None
     loss: float | None = None
     bytes: float | None = None
+    targets: Mapping[str, float] = field(default_factory=dict)
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    patience: int | None = None
+    monitor: str = "loss"
+    min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("grad_norm", "loss", "bytes"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or (name != "loss" and value <= 0):
-                raise InputError(f"stop: {name} must be a finite number above 0, not {value!r}")
+        for name in ("targets", "budgets"):
+            table = getattr(self, name)
+            if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
+                raise InputError(
+                    f"stop: {name} must be a table of column -> number, not {short_repr(table)}"
+                )
+        for name, value in self._targets().items():
+            _check_number(name, value, positive=name == "grad_norm")
+        for name, value in self._budgets().items():
+            if name not in COST_COLUMNS:
+                hint = did_you_mean(name, COST_COLUMNS)
+                known = ", ".join(COST_COLUMNS)
+                raise InputError(f"stop: {short_repr(name)} is no cost;{hint} known are {known}")
+            _check_number(name, value, positive=True)
+        whole = isinstance(self.patience, (int, np.integer)) and not isinstance(self.patience, bool)
+        if self.patience is not None and not (whole and self.patience >= 1):
+            raise InputError(
+                f"stop: patience must be a whole number of at least 1, "
+                f"not {short_repr(self.patience)}"
+            )
+        if not isinstance(self.monitor, str):
+            raise InputError(f"stop: monitor must be a column, not {short_repr(self.monitor)}")
+        _check_number("min_delta", self.min_delta)
+        if self.min_delta < 0:
+            raise InputError(f"stop: min_delta must be 0 or more, not {self.min_delta!r}")
+
+    def _targets(self) -> dict[str, float]:
+        named = {"grad_norm": self.grad_norm, "loss": self.loss}
+        return {k: v for k, v in named.items() if v is not None} | dict(self.targets)
+
+    def _budgets(self) -> dict[str, float]:
+        named = {} if self.bytes is None else {"bytes": self.bytes}
+        return named | dict(self.budgets)
+
+    def describe(self) -> dict[str, object]:
+        """List what is set, as plain values for provenance."""
+        table: dict[str, object] = {
+            name: value
+            for name in ("grad_norm", "loss", "bytes", "patience")
+            if (value := getattr(self, name)) is not None
+        }
+        table |= {
+            name: dict(getattr(self, name))
+            for name in ("targets", "budgets")
+            if getattr(self, name)
+        }
+        if self.patience is not None:
+            table |= {"monitor": self.monitor, "min_delta": self.min_delta}
+        return table
+
+    def reached(
+        self, row: Mapping[str, float], directions: Mapping[str, bool | None] | None = None
+    ) -> Stopped | None:
+        """Say whether a record has a target.
+
+        Args:
+            row: the record.
+            directions: directions of metrics that are not registered.
+
+        Raises:
+            InputError: the record lacks the column, or its direction is not known.
+        """
+        for name, target in self._targets().items():
+            value = _value(row, name)
+            good = value >= target if higher_is_better(name, directions) else value <= target
+            if good:
+                text = f"reached {name} {target:g} at round {row['round']}"
+                return Stopped(StopReason.TARGET, text)
+        return None
+
+    def spent(self, costs: Mapping[str, float]) -> Stopped | None:
+        """Say whether the costs so far have used up a budget.
+
+        Args:
+            costs: values of `COST_COLUMNS`; "bytes" is computed.
+        """
+        for name, budget in self._budgets().items():
+            value = costs["bytes_up"] + costs["bytes_down"] if name == "bytes" else costs[name]
+            if value >= budget:
+                text = f"spent {budget:g} {name} at round {costs['round']}"
+                return Stopped(StopReason.BUDGET, text)
+        return None
+
+
+class WatchState(TypedDict):
+    """What a `Watch` has seen, for checkpoints."""
+
+    first_loss: float
+    above: list[float]
+    best: float | None
+    waited: int
 
 
 class Watch:
-    """Tells a run that has left for good from one that wanders.
+    """Judge the records of a run one after the other: divergence, targets, patience.
 
-    Diverged is: loss or gradient not finite; a loss above f(x0) by 100 max(1, |f(x0)|); or one above it by
-    max(1, |f(x0)|) at the end, or at 3 records in a row or more that span 200 rounds. The last catches losses that
-    grow slowly, such as robust regression's.
+    A run has diverged where
+    - the loss or the gradient is not finite;
+    - the loss is above f(x0) by 100 max(1, |f(x0)|);
+    - the loss is above f(x0) by max(1, |f(x0)|) at the end, or at 3 records in a row or more that
+      span 200 rounds. This finds losses that grow slowly, such as robust regression's.
+
+    Args:
+        first: f(x0).
+        step: the method's effective step, for the message.
+        stop: the targets and the patience.
+        directions: directions of metrics that are not registered.
     """
 
-    def __init__(self, first: float, step: float) -> None:
-        self.first, self.step = first, step
+    def __init__(
+        self,
+        first: float,
+        step: float,
+        stop: Stop | None = None,
+        directions: Mapping[str, bool | None] | None = None,
+    ) -> None:
+        self.first, self.step, self.directions = first, step, directions
+        self.stop = Stop() if stop is None else stop
         self.above: list[float] = []
+        self.best: float | None = None
+        self.waited = 0
 
-    def verdict(self, row: Mapping[str, float], last: bool) -> str | None:
-        """Why the run has diverged at this record, or None."""
+    def judge(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
+        """Say how the run ends at this record; None: it goes on. Records must come in order.
+
+        Args:
+            row: the record, with "round", "loss", "grad_norm" and the metrics.
+            last: whether it is the record after the last round.
+        """
+        verdict = self.divergence(row, last)
+        if verdict is None and row["loss"] <= self.first:
+            verdict = self.stop.reached(row, self.directions)
+        return verdict or self._stalled(row)
+
+    def divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
+        """Say whether the run has diverged at this record."""
         loss, done = row["loss"], row["round"]
         if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
-            return f"diverged: loss or gradient not finite at round {done:.0f}, with effective step {self.step:g}"
+            return Stopped(
+                StopReason.DIVERGED,
+                f"loss or gradient not finite at round {done:.0f}, "
+                f"with effective step {self.step:g}",
+            )
         unit = max(1.0, abs(self.first))
         self.above = [*self.above, done] if loss > self.first + unit else []
         lasting = len(self.above) >= 3 and done - self.above[0] >= 200
-        if loss > self.first + 100.0 * unit or lasting or (last and self.above):
-            since = (
-                f"; far above it since round {self.above[0]:.0f}" if self.above[0] < done else ""
-            )
-            return (
-                f"diverged: loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}; "
-                f"effective step {self.step:g}"
-            )
-        return None
+        if not (loss > self.first + 100.0 * unit or lasting or (last and self.above)):
+            return None
+        since = f"; far above it since round {self.above[0]:.0f}" if self.above[0] < done else ""
+        return Stopped(
+            StopReason.DIVERGED,
+            f"loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}; "
+            f"effective step {self.step:g}",
+        )
+
+    def _stalled(self, row: Mapping[str, float]) -> Stopped | None:
+        """Say whether the monitored column has not improved for too many records."""
+        if self.stop.patience is None:
+            return None
+        name = self.stop.monitor
+        value = _value(row, name)
+        sign = -1.0 if higher_is_better(name, self.directions) else 1.0
+        if self.best is None or sign * (self.best - value) > self.stop.min_delta:
+            self.best, self.waited = value, 0
+            return None
+        self.waited += 1
+        if self.waited < self.stop.patience:
+            return None
+        text = (
+            f"{name} has not improved on {self.best:.6g} for {self.waited} records, "
+            f"at round {row['round']}"
+        )
+        return Stopped(StopReason.NO_PROGRESS, text)
+
+    def snapshot(self) -> WatchState:
+        """Return what was seen so far, for a checkpoint."""
+        above = [float(done) for done in self.above]
+        return {
+            "first_loss": self.first, "above": above, "best": self.best, "waited": self.waited,
+        }  # fmt: skip
+
+    def restore(self, state: WatchState) -> None:
+        """Go back to a snapshot.
+
+        Raises:
+            KeyError, TypeError, ValueError: the table is no snapshot.
+        """
+        first, above = float(state["first_loss"]), [float(done) for done in state["above"]]
+        best = None if state["best"] is None else float(state["best"])
+        self.waited = int(state["waited"])
+        self.first, self.above, self.best = first, above, best
+
+
+def _value(row: Mapping[str, float], column: str) -> float:
+    if column == "bytes":
+        return row["bytes_up"] + row["bytes_down"]
+    if column not in row:
+        hint = did_you_mean(column, row)
+        raise InputError(
+            f"stop: no column {short_repr(column)} is recorded;{hint} there are {', '.join(row)}"
+        )
+    return row[column]
+
+
+def _check_number(name: str, value: object, positive: bool = False) -> None:
+    number = math.nan
+    if isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool):
+        number = float(value)
+    if not math.isfinite(number) or (positive and number <= 0):
+        least = " above 0" if positive else ""
+        raise InputError(f"stop: {name} must be a finite number{least}, not {short_repr(value)}")

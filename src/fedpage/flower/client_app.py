@@ -96,7 +96,7 @@ def evaluate(message: Message, context: Context) -> Message:
         message.content, messages.vectors(messages.Point, say["d"], dtype_of(site.problem))
     )
     problem = site.problem if say["scale"] == 1.0 else site.problem.scaled(say["scale"])
-    losses, gradients = problem.evaluate_clients(np.zeros(1, dtype=np.int64), x)
+    losses, gradients, _ = problem.evaluate_clients(np.zeros(1, dtype=np.int64), x)
     answer = {"client": site.client, "round": say["round"]}
     return Message(
         messages.packed(messages.Measures(losses, gradients[0]), answer), reply_to=message

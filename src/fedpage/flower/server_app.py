@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
+from fedpage.core.types import StopReason, Vector
 from fedpage.engine.loop import Run
 from fedpage.engine.policy import Policy
 from fedpage.engine.simulate import describe, start_described, versions
@@ -113,7 +113,7 @@ class FedpageStrategy(Strategy):
                 directory.begin(run)
             self.history = directory.finish(run.go(self._progress, directory))
             self.history.to_csv(directory.path / "history.csv")
-        log.info("fedpage: %s; %r", self.history.stopped, self.history)
+        log.info("fedpage: %s; %r", self.history.stop_text, self.history)
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
     def _wait(self) -> Wait:
@@ -232,5 +232,5 @@ def main(grid: Grid, context: Context) -> None:
     strategy.summary()
     strategy.start(grid)
     history = strategy.history
-    if history is not None and history.stopped.startswith("gave up"):
-        raise RuntimeError(f"{history.stopped}; the same run goes on when it is started again")
+    if history is not None and history.stop_reason is StopReason.ROUND_FAILED:
+        raise RuntimeError(f"{history.stop_detail}; the same run goes on when it is started again")

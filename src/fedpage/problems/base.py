@@ -1,26 +1,39 @@
-"""What every problem over rows shares: minibatches, counting, client weights."""
+"""Share what every problem over rows needs: minibatches, counting, client weights, metrics."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from fedpage.core.errors import InputError
-from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.metrics import (
+    Metric,
+    MetricsOption,
+    describe_metrics,
+    evaluate_metrics,
+    resolve_metrics,
+)
+from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.problems import kernels
+
+Weights: TypeAlias = Literal["uniform", "size"] | Sequence[float] | NDArray[np.generic]
+"""The clients' weights w_i: equal, proportional to M_i, or N positive numbers."""
+Description: TypeAlias = dict[str, object]
+"""Plain values that say which problem this is."""
 
 
 class RowOracle:
-    """Minibatches of the called clients' rows, and the count of what was computed. Subclasses add `grad`."""
+    """Draw minibatches of the called clients' rows and count gradients. Subclasses add `grad`."""
 
     def __init__(self, clients: Ints, sizes: Ints, draws: Draws, equal: int | None) -> None:
         self.clients = clients
         self.sizes = sizes
-        """(n,) rows M_i of the called clients; `equal` is M where all clients have the same."""
+        """(n,) rows M_i of the called clients; `equal` is M where all clients have as many."""
         self.gradients = 0
         self.evaluations = 0
         self._draws = draws
@@ -29,14 +42,17 @@ class RowOracle:
         self._largest = int(sizes.max()) if equal is None else equal
 
     def batch(self, size: int | None) -> Batch:
-        """A fresh minibatch at each client; its number within the round makes it fresh, not a generator's state."""
+        """Draw a fresh minibatch at each client; None: every row.
+
+        Its number within the round makes it fresh; there is no generator whose state moves on.
+        """
         rows, b = self._batches(size, 1)
         if rows is None:
             return Batch(None, self.sizes, size)
         return Batch(rows[:, 0], np.minimum(self.sizes, b), size)
 
     def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
-        """The next `count` minibatches: (n, count, w) row numbers, or None for every row; and their largest size."""
+        """Draw the next `count` minibatches: (n, count, w), or None for all rows; and their size."""
         first, self._drawn = self._drawn, self._drawn + count
         if self._size(size) == self._largest:
             return None, self._largest
@@ -44,11 +60,11 @@ class RowOracle:
         return self._draws.rows(self.clients, self.sizes, size, first, count), size
 
     def _size(self, size: int | None) -> int:
-        """The largest batch that a request for `size` rows gives."""
+        """Return the largest batch that a request for `size` rows gives."""
         return self._largest if size is None or size >= self._largest else size
 
     def _count(self, b: int, times: int = 1) -> None:
-        """Note that every called client computed `times` gradients over batches of min(b, M_i) rows."""
+        """Count `times` gradients of every called client over batches of min(b, M_i) rows."""
         n = len(self.clients)
         rows = (
             n * min(b, self._equal)
@@ -60,23 +76,23 @@ class RowOracle:
 
 
 def equal_size(sizes: Ints) -> int | None:
-    """M, if every client has M rows."""
+    """Return M if every client has M rows."""
     return int(sizes[0]) if int(sizes.min()) == int(sizes.max()) else None
 
 
 def as_rows(y: Vector) -> Vector:
-    """(1, d) of a shared point (d,), or (n, d) as it is; contiguous."""
+    """Return points (n, d), or a shared point (d,) as (1, d), contiguous."""
     rows = y if y.ndim == 2 else y[None, :]
     return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
 
 
 def no_rows(n: int, count: int) -> Rows:
-    """(n, count, 0): how a kernel is told to take every row."""
+    """Return (n, count, 0) row numbers, which stand for every row in a kernel."""
     return np.empty((n, count, 0), dtype=np.uint32)
 
 
 def norm(v: Vector) -> float:
-    """|v|, added up in one order; numpy's own would use as many threads as there are for a long v.
+    """Compute |v| in a fixed order. numpy's norm uses threads for a long v, and other sums.
 
     >>> norm(np.array([3e300, -4e300])), norm(np.array([3e-200, 4e-200]))
     (5e+300, 5e-200)
@@ -85,7 +101,7 @@ def norm(v: Vector) -> float:
         square = float(kernels.total(v * v))
     if 1e-280 < square < math.inf:
         return math.sqrt(square)
-    top = float(np.abs(v).max(initial=0.0))  # squares overflow or underflow where |v| does not
+    top = float(np.abs(v).max(initial=0.0))  # squares may overflow or vanish
     if top == 0.0 or not math.isfinite(top):
         return top
     unit = v / top
@@ -93,14 +109,14 @@ def norm(v: Vector) -> float:
 
 
 def root_mean_square(v: Vector) -> float:
-    """sqrt(mean of v^2)."""
+    """Compute sqrt(mean of v^2)."""
     with np.errstate(over="ignore"):
         square = float(np.mean(v**2))
     return math.sqrt(square) if 1e-280 < square < math.inf else norm(v) / math.sqrt(len(v))
 
 
 def power_of_two(values: Vector) -> float:
-    """A unit in which squares of the values neither overflow nor vanish; 1 unless they are beyond 1e-70..1e70.
+    """Choose a unit in which squares of the values neither overflow nor vanish; mostly 1.
 
     >>> power_of_two(np.array([0.5, -3.0])), power_of_two(np.array([2.0**700]))
     (1.0, 5.260135901548374e+210)
@@ -111,18 +127,24 @@ def power_of_two(values: Vector) -> float:
     return math.ldexp(1.0, math.frexp(top)[1] - 1)
 
 
-def weights_described(weights: str, scale: Vector) -> dict[str, Any]:
-    """What provenance says of the clients' weights: nothing where they are the paper's."""
+def describe_weights(weights: str, scale: Vector) -> Description:
+    """Describe the clients' weights; {} for the paper's uniform ones."""
     if weights == "uniform":
         return {}
     digest = hashlib.sha256(scale.tobytes()).hexdigest()
     return {"weights": weights if weights == "size" else f"given, sha256:{digest}"}
 
 
-def client_scale(weights: Any, sizes: Ints) -> Vector:
-    """(N,) the factors N w_i by which each client's objective is scaled; 1 for the paper's uniform mean.
+def client_scale(weights: Weights | str, sizes: Ints) -> Vector:
+    """Compute the factors N w_i (N,) by which each client's objective is scaled.
 
-    weights: "uniform", "size" (w_i proportional to M_i), or any N positive numbers, which are normalised.
+    Args:
+        weights: "uniform", "size" (w_i proportional to M_i), or N positive numbers, which are
+            normalised.
+        sizes: (N,) rows M_i of each client.
+
+    Raises:
+        InputError: the weights are something else.
     """
     N = len(sizes)
     if isinstance(weights, str):
@@ -130,7 +152,8 @@ def client_scale(weights: Any, sizes: Ints) -> Vector:
             return np.ones(N)
         if weights != "size":
             raise InputError(
-                f"weights must be 'uniform', 'size' or {N} positive numbers, not {weights!r}"
+                f"weights must be 'uniform', 'size' or {N} positive numbers, "
+                f"not {short_repr(weights)}"
             )
         weights = sizes
     w = np.asarray(weights, dtype=np.float64)
@@ -141,15 +164,35 @@ def client_scale(weights: Any, sizes: Ints) -> Vector:
 
 
 class RowProblem:
-    """A problem of your own: give `client_loss` and `client_grad`, and every method and engine takes it.
+    """A problem of the user's own: `client_loss` and `client_grad` are all that it needs.
 
-    sizes (N,): rows M_i of each client. d: parameters. Clients are visited one after the other in Python, which is
-    right for trying an objective out; a linear model's loss belongs into `kernels.py` for speed.
+    Every method and engine takes it. Clients are visited one after the other in Python, which suits
+    trying an objective out. The loss of a linear model is better declared in `kernels.py`.
+
+    Args:
+        sizes: (N,) rows M_i of each client.
+        d: the number of parameters.
+        weights: the clients' weights; see `client_scale`.
+        metrics: what to record of `client_predictions`, which then has to be overridden: names or
+            functions (outputs, targets) -> float.
+        held_out: a problem of the same kind over rows that no client has. `held_out_loss` and
+            `held_out_METRIC` are recorded.
+
+    Raises:
+        InputError: something given cannot be used.
     """
 
     name = "own problem"
 
-    def __init__(self, sizes: Any, d: int, *, weights: Any = "uniform") -> None:
+    def __init__(
+        self,
+        sizes: ArrayLike,
+        d: int,
+        *,
+        weights: Weights = "uniform",
+        metrics: MetricsOption = (),
+        held_out: RowProblem | None = None,
+    ) -> None:
         self._sizes = np.asarray(sizes, dtype=np.int64)
         if self._sizes.ndim != 1 or len(self._sizes) == 0 or int(self._sizes.min()) < 1:
             raise InputError(f"{self.name}: sizes must be the rows of each client, at least 1 each")
@@ -159,27 +202,45 @@ class RowProblem:
         self.weights = weights if isinstance(weights, str) else "given"
         self._scale = client_scale(weights, self._sizes)
         self._equal = equal_size(self._sizes)
+        self.metrics: dict[str, Metric] = resolve_metrics(metrics, self.name)
+        if held_out is not None and (not isinstance(held_out, RowProblem) or held_out.d != d):
+            raise InputError(
+                f"{self.name}: held_out must be a RowProblem with {d} parameters over the held-out "
+                f"rows, not {short_repr(held_out)}"
+            )
+        self.held_out = held_out
+        for problem in (self, *([] if held_out is None else [held_out])):
+            lacking = type(problem).client_predictions is RowProblem.client_predictions
+            if self.metrics and lacking:
+                raise InputError(
+                    f"{problem.name}: metrics need {type(problem).__name__}.client_predictions, "
+                    "which returns a client's outputs and targets"
+                )
 
     def client_loss(self, client: int, x: Vector) -> float:
-        """f_i(x): the mean of the client's rows at x (d,)."""
+        """Compute f_i(x), the mean over the client's rows at x (d,)."""
         raise NotImplementedError(f"{type(self).__name__}.client_loss")
 
     def client_grad(self, client: int, rows: Rows | None, x: Vector) -> Vector:
-        """(d,): the mean gradient over the client's rows numbered `rows` (None: all) at x (d,)."""
+        """Compute the mean gradient (d,) over the client's rows numbered `rows` (None: all)."""
         raise NotImplementedError(f"{type(self).__name__}.client_grad")
 
+    def client_predictions(self, client: int, x: Vector) -> tuple[Vector, Vector]:
+        """Return outputs (M_i,) or (M_i, classes) and targets (M_i,) of a client, for metrics."""
+        raise NotImplementedError(f"{type(self).__name__}.client_predictions")
+
     def smoothness(self) -> Smoothness:
-        """Override it where theory's step sizes are wanted."""
+        """Return Lipschitz constants of the gradients. Override it to use theory's step sizes."""
         raise InputError(f"{self.name}: its smoothness is not known; override smoothness()")
 
     @property
     def N(self) -> int:
-        """Clients."""
+        """The number of clients."""
         return len(self._sizes)
 
     @property
     def d(self) -> int:
-        """Parameters."""
+        """The number of parameters."""
         return self._d
 
     @property
@@ -188,39 +249,74 @@ class RowProblem:
         return self._sizes
 
     def oracle(self, clients: Ints, draws: Draws) -> LoopOracle:
-        """What the called clients may ask of their rows in this round."""
+        """Return what the called clients (n,) may ask of their rows in this round."""
         return LoopOracle(self, clients, draws)
 
     def loss(self, x: Vector) -> float:
-        """f(x) = (1/N) sum_i N w_i f_i(x)."""
+        """Compute f(x) = (1/N) sum_i N w_i f_i(x)."""
         return float(sum(s * self.client_loss(i, x) for i, s in enumerate(self._scale)) / self.N)
 
     def grad(self, x: Vector) -> Vector:
-        """(d,): the gradient of f."""
+        """Compute the gradient (d,) of f."""
         total = np.zeros(self._d)
         for i, s in enumerate(self._scale):
             total += s * self.client_grad(i, None, x)
         return total / self.N
 
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
-        """{"loss", "grad_norm"} at x."""
-        return {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
+        """Evaluate "loss", "grad_norm", the metrics over all rows, and the held-out columns."""
+        row = {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
+        return row | self._pooled_metrics(self.metrics, x) | self.evaluate_held_out(x)
 
-    def describe(self) -> dict[str, Any]:
-        """Name and shape."""
-        about = {"objective": self.name, "N": self.N, "d": self._d, "rows": int(self._sizes.sum())}
-        return about | weights_described(self.weights, self._scale)
+    def evaluate_held_out(self, x: Vector) -> dict[str, float]:
+        """Evaluate held_out_loss and the metrics on the held-out rows; {} without such rows."""
+        if self.held_out is None:
+            return {}
+        row = {"loss": self.held_out.loss(x), **self.held_out._pooled_metrics(self.metrics, x)}
+        return {f"held_out_{name}": value for name, value in row.items()}
+
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
+        """Evaluate losses (n,), gradients (n, d) and metrics (n,) on each client's own rows."""
+        numbers, scale = clients.tolist(), self._scale[clients]
+        losses = np.array([self.client_loss(client, x) for client in numbers], dtype=np.float64)
+        gradients = np.array([self.client_grad(client, None, x) for client in numbers])
+        each = [
+            evaluate_metrics(self.metrics, *self.client_predictions(client, x), f"client {client}")
+            for client in numbers
+            if self.metrics
+        ]
+        metrics = {name: np.array([row[name] for row in each]) for name in self.metrics}
+        return ClientEvaluations(scale * losses, scale[:, None] * gradients, metrics)
+
+    def _pooled_metrics(self, metrics: Mapping[str, Metric], x: Vector) -> dict[str, float]:
+        if not metrics:
+            return {}
+        each = [self.client_predictions(client, x) for client in range(self.N)]
+        outputs = np.concatenate([outputs for outputs, _ in each])
+        targets = np.concatenate([targets for _, targets in each])
+        return evaluate_metrics(metrics, outputs, targets, f"the rows of {self.name}")
+
+    def describe(self) -> Description:
+        """Say which problem this is: its name and shape."""
+        about: Description = {
+            "objective": self.name, "N": self.N, "d": self._d, "rows": int(self._sizes.sum()),
+        }  # fmt: skip
+        if self.metrics:
+            about["metrics"] = describe_metrics(self.metrics)
+        if self.held_out is not None:
+            about["held_out"] = self.held_out.describe()
+        return about | describe_weights(self.weights, self._scale)
 
 
 class LoopOracle(RowOracle):
-    """The called clients' rows of a RowProblem, one client after the other."""
+    """Answer the called clients of a RowProblem, one client after the other."""
 
     def __init__(self, problem: RowProblem, clients: Ints, draws: Draws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem._equal)
         self._problem = problem
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """(n, d): each client's mean gradient over its batch."""
+        """Compute each client's mean gradient (n, d) over its batch."""
         self._count(self._largest if batch.rows is None else batch.rows.shape[1])
         out = np.empty((len(self.clients), self._problem.d))
         for i, client in enumerate(self.clients.tolist()):

@@ -1,77 +1,127 @@
-"""Objectives of a linear model: f_ij(x) = loss(a_ij . x, b_ij) + regulariser(x)."""
+"""Linear models, f_ij(x) = loss(a_ij . x, b_ij) + regulariser(x), and named objectives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.local_steps import FusedOracle
-from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
+from fedpage.core.metrics import (
+    MetricsOption,
+    describe_metrics,
+    evaluate_metrics,
+    resolve_metrics,
+)
+from fedpage.core.registry import Registry
+from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
 from fedpage.problems import kernels
 from fedpage.problems.base import (
+    Description,
     RowOracle,
+    Weights,
     as_rows,
     client_scale,
+    describe_weights,
     equal_size,
     no_rows,
     norm,
     power_of_two,
     root_mean_square,
-    weights_described,
 )
+from fedpage.problems.kernels import LOSSES, REGULARISERS, Loss, Reg
 
-_REGS = {"none": kernels.NO_REG, "l2": kernels.L2, "nonconvex": kernels.NONCONVEX}
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_ALPHA = 0.1
+"""The weight of a regulariser where none is given: the paper's."""
 
 
 class LinearModel:
-    """A loss of a linear model over a partitioned data set. Use one of its subclasses.
+    """A loss of a linear model over a partitioned data set.
 
-    data: the rows. clients: a number (equal consecutive blocks, the remainder dropped) or a Partition.
-    weights: "uniform" (the paper's f = mean over clients), "size", or N positive numbers; weights scale a client's
-    whole objective by N w_i, so every method stays as it is.
+    Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)` takes
+    any loss that `problems/kernels.py` declares.
+
+    Args:
+        data: the rows.
+        clients: a number of clients (equal consecutive blocks, the remainder dropped), or a
+            Partition.
+        loss: the name of a loss; a subclass has its own.
+        reg: "none", "l2" (alpha |x|^2/2) or "nonconvex" (alpha sum_l x_l^2/(1+x_l^2), the paper's).
+        alpha: the regulariser's weight, 0.1 by default.
+        weights: "uniform" (the paper's f = mean over clients), "size", or N positive numbers. They
+            scale a client's whole objective by N w_i, so that every method stays as it is.
+        metrics: what to record of the margins a.x and the labels: names such as "accuracy" and
+            "auc", or functions (outputs, targets) -> float.
+        held_out: rows that no client has. `held_out_loss`, their mean loss without the regulariser,
+            and `held_out_METRIC` are recorded.
+
+    Raises:
+        InputError: something given cannot be used.
     """
 
-    name: ClassVar[str]
-    _loss: ClassVar[int]
-    _curvature: ClassVar[float]
-    """Bound of the loss's second derivative by the margin."""
-    convex: bool
+    loss_name: ClassVar[str] = ""
 
     def __init__(
         self,
         data: Dataset,
         clients: int | Partition,
         *,
-        weights: Any = "uniform",
-        reg: str = "none",
-        alpha: float = 0.0,
+        loss: str | None = None,
+        reg: Reg | None = None,
+        alpha: float | None = None,
+        weights: Weights = "uniform",
+        metrics: MetricsOption = (),
+        held_out: Dataset | None = None,
     ) -> None:
-        if not isinstance(data, Dataset):
+        if loss is not None and self.loss_name not in ("", loss):
             raise InputError(
-                f"{self.name}: data must be a fedpage Dataset, not {type(data).__name__}; see fp.load"
+                f"{type(self).__name__} has the loss {self.loss_name!r}; leave loss out"
             )
-        if reg not in _REGS:
-            raise InputError(
-                f"{self.name}: the regulariser must be one of {', '.join(_REGS)}, not {reg!r}"
-            )
-        if not (isinstance(alpha, (int, float)) and math.isfinite(alpha) and alpha >= 0):
-            raise InputError(f"{self.name}: alpha must be 0 or more and finite, not {alpha!r}")
+        self._loss: Loss = LOSSES[loss or self.loss_name]
+        self.name = self._loss.title
+        _check_data(self.name, "data", data)
+        self.reg, self.alpha = choose_regulariser(self._loss, reg, alpha)
         self.data = data
         self.partition = clients if isinstance(clients, Partition) else blocks(data.rows, clients)
-        self.reg, self.alpha = reg, float(alpha)
         self.weights = weights if isinstance(weights, str) else "given"
         self._sizes = self.partition.sizes
         self._scale = client_scale(weights, self._sizes)
         self._store()
-        self.convex = self._loss != kernels.ROBUST and reg != "nonconvex"
+        _check_labels(self._loss, data)
+        self.convex = self._loss.convex and REGULARISERS[self.reg].convex
+        self.metrics = resolve_metrics(metrics, self.name)
+        self.held_out = held_out
+        self._check_evaluation()
+
+    def _check_evaluation(self) -> None:
+        """Refuse held-out rows of another shape, and metrics that the labels do not suit."""
+        if self.held_out is not None:
+            _check_data(self.name, "held_out", self.held_out)
+            if self.held_out.features > self.d:
+                raise InputError(
+                    f"{self.name}: held_out has {self.held_out.features} features, "
+                    f"the clients' rows have {self.d}"
+                )
+            _check_labels(self._loss, self.held_out)
+        for data in (self.data, *([] if self.held_out is None else [self.held_out])):
+            for metric in self.metrics.values():
+                if metric.needs_labels and not data.binary:
+                    raise InputError(
+                        f"{self.name}: metric {metric.name!r} needs labels -1/1, 0/1 or 1/2, "
+                        f"which {data.name!r} does not have"
+                    )
 
     def _store(self) -> None:
         """Copy the rows in client order, with unsigned indices."""
@@ -92,48 +142,65 @@ class LinearModel:
         else:
             where = np.repeat(data.indptr[:-1][order] - ptr[:-1], lengths) + np.arange(ptr[-1])
             idx, val = data.indices[where], data.values[where]
-        code = _REGS[self.reg] if self.alpha > 0 else kernels.NO_REG
         self._rows_and_targets = (
-            ptr.astype(np.uint32),
-            np.ascontiguousarray(idx, dtype=np.int32).view(np.uint32),
-            None if bool((val == 1.0).all()) else np.ascontiguousarray(val),
+            *_kernel_rows(ptr, idx, val),
             data.y[order],
             self.partition.ptr,
             self._scale,
         )
-        self._codes = (self._loss, code, self.alpha)
-        self._kernel_data = (*self._rows_and_targets, *self._codes)
+        self._reg_code = REGULARISERS[self.reg].code if self.alpha > 0 else kernels.NO_REG
+        self._kernel_data = (*self._rows_and_targets, self._loss.code, self._reg_code, self.alpha)
         self._equal = equal_size(self._sizes)
 
     @property
     def N(self) -> int:
-        """Clients."""
+        """The number of clients."""
         return self.partition.N
 
     @property
     def d(self) -> int:
-        """Parameters: the data set's features."""
+        """The number of parameters: the data set's features."""
         return self.data.features
 
     @property
     def sizes(self) -> Ints:
-        """(N,) rows M_i at each client."""
+        """(N,) rows M_i of each client."""
         return self._sizes
 
-    def evaluate_clients(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
-        """(n,) and (n, d): each client's own N w_i f_i(x) and its gradient, regulariser included."""
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
+        """Evaluate x on each client's own rows.
+
+        Args:
+            clients: (n,) client numbers.
+            x: (d,) the model.
+
+        Returns:
+            Losses (n,) N w_i f_i(x) and gradients (n, d), regulariser included, and the metrics.
+        """
         x = self._point(x)
         losses, gradients = np.empty(len(clients)), np.zeros((len(clients), self.d))
+        values = {name: np.empty(len(clients)) for name in self.metrics}
+        start, target = self._rows_and_targets[4], self._rows_and_targets[3]
         scale = self._scale[clients]
         with np.errstate(over="ignore", invalid="ignore"):
             penalty, slope = self._penalty(x)
             for row, client in enumerate(clients.tolist()):
-                args = (self._loss, client, client + 1, x, True, gradients[row])
+                args = (self._loss.code, client, client + 1, x, True, gradients[row])
                 losses[row] = kernels.objective(*self._rows_and_targets, *args)
-            return losses + scale * penalty, gradients + scale[:, None] * slope
+                if self.metrics:
+                    first, end = int(start[client]), int(start[client + 1])
+                    outputs, where = self._margins(x, first, end), f"client {client}"
+                    each = evaluate_metrics(self.metrics, outputs, target[first:end], where)
+                    for name, value in each.items():
+                        values[name][row] = value
+            losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
+        return ClientEvaluations(losses, gradients, values)
 
     def scaled(self, factor: float) -> Self:
-        """The same problem with every client's objective times a factor: N w_i, on a node that has client i alone."""
+        """Multiply every client's objective by a factor.
+
+        A Flower node that has client i alone uses it, with the factor N w_i.
+        """
         twin = copy(self)
         twin._scale = self._scale * factor
         twin.weights = "given"
@@ -146,21 +213,52 @@ class LinearModel:
         return np.asarray(np.add.reduceat(y, self.partition.ptr[:-1]) / self._sizes)
 
     def oracle(self, clients: Ints, draws: Draws) -> LinearOracle:
-        """What the called clients may ask of their rows in this round."""
+        """Return what the called clients (n,) may ask of their rows in this round."""
         return LinearOracle(self, clients, draws)
 
     def loss(self, x: Vector) -> float:
-        """f(x) = (1/N) sum_i N w_i (1/M_i) sum_j f_ij(x)."""
+        """Compute f(x) = (1/N) sum_i N w_i (1/M_i) sum_j f_ij(x) at x (d,)."""
         return self._evaluate(self._point(x), True, 1)[0]
 
     def grad(self, x: Vector, threads: int = 1) -> Vector:
-        """(d,): the gradient of f at x (d,)."""
+        """Compute the gradient (d,) of f at x (d,)."""
         return self._evaluate(self._point(x), False, threads)[1]
 
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
-        """{"loss": f(x), "grad_norm": |grad f(x)|}; the same bits for any number of threads."""
-        loss, grad = self._evaluate(self._point(x), True, threads)
-        return {"loss": loss, "grad_norm": norm(grad)}
+        """Evaluate what a history records at x (d,). Any number of threads gives the same bits.
+
+        Returns:
+            "loss" f(x), "grad_norm" |grad f(x)|, each metric over all clients' rows, and the
+            held-out columns.
+        """
+        x = self._point(x)
+        loss, grad = self._evaluate(x, True, threads)
+        row = {"loss": loss, "grad_norm": norm(grad)}
+        if self.metrics:
+            with np.errstate(over="ignore", invalid="ignore"):
+                target = self._rows_and_targets[3]
+                margins = self._margins(x, 0, len(target))
+                row |= evaluate_metrics(self.metrics, margins, target, "the clients' rows")
+        return row | self.evaluate_held_out(x)
+
+    def evaluate_held_out(self, x: Vector) -> dict[str, float]:
+        """Evaluate held_out_loss and the metrics on the held-out rows; {} without such rows."""
+        if self.held_out is None:
+            return {}
+        data, x = self.held_out, self._point(x)
+        margins = np.empty(data.rows)
+        with np.errstate(over="ignore", invalid="ignore"):
+            kernels.margins(*_kernel_rows(data.indptr, data.indices, data.values), x, margins)
+            row = {"loss": float(kernels.mean_loss(self._loss.code, margins, data.y))}
+            row |= evaluate_metrics(self.metrics, margins, data.y, "held_out")
+        return {f"held_out_{name}": value for name, value in row.items()}
+
+    def _margins(self, x: Vector, first: int, end: int) -> Vector:
+        """Compute a.x of rows first..end-1, which are in client order."""
+        ptr, idx, val = self._rows_and_targets[:3]
+        out = np.empty(end - first)
+        kernels.margins(ptr[first : end + 1], idx, val, x, out)
+        return out
 
     def _point(self, x: Vector) -> Vector:
         x = np.ascontiguousarray(x, dtype=np.float64)
@@ -169,35 +267,30 @@ class LinearModel:
         return x
 
     def _evaluate(self, x: Vector, want_loss: bool, threads: int) -> tuple[float, Vector]:
-        """f and its gradient."""
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # an infinity is the answer, not an accident
+        """Compute f, if wanted, and its gradient."""
+        with np.errstate(over="ignore", invalid="ignore"):  # far away both may be infinite
             loss, grad = self._sums(x, want_loss, threads, self._scale)
             loss /= self.N
             grad /= self.N
-            if not (
-                math.isfinite(loss) and np.isfinite(grad).all()
-            ):  # the sum may overflow where the mean does not
+            if not (math.isfinite(loss) and np.isfinite(grad).all()):
+                # the sum may overflow where the mean does not
                 loss, grad = self._sums(x, want_loss, threads, self._scale / self.N)
-            if self._codes[1] != kernels.NO_REG:
+            if self._reg_code != kernels.NO_REG:
                 penalty, slope = self._penalty(x)
                 loss += penalty
                 grad += slope
         return loss, grad
 
     def _penalty(self, x: Vector) -> tuple[float, Vector]:
-        """The regulariser at x, and its gradient (d,)."""
-        if self._codes[1] == kernels.L2:
+        """Compute the regulariser at x, and its gradient (d,)."""
+        if self._reg_code == kernels.L2:
             square = 0.5 * self.alpha * float(kernels.total(x * x))
-            root = math.sqrt(0.5 * self.alpha) * x
-            return square if math.isfinite(square) else float(
-                kernels.total(root * root)
-            ), self.alpha * x
-        if self._codes[1] == kernels.NONCONVEX:
-            x = np.clip(
-                x, -1e77, 1e77
-            )  # beyond it both are at their limits, and q^2 would overflow
+            if not math.isfinite(square):  # alpha x^2 may be finite where x^2 is not
+                root = math.sqrt(0.5 * self.alpha) * x
+                square = float(kernels.total(root * root))
+            return square, self.alpha * x
+        if self._reg_code == kernels.NONCONVEX:
+            x = np.clip(x, -1e77, 1e77)  # both are at their limits there, and q^2 would overflow
             q = 1.0 + x * x
             return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
         return 0.0, np.zeros(self.d)
@@ -205,14 +298,14 @@ class LinearModel:
     def _sums(
         self, x: Vector, want_loss: bool, threads: int, scale: Vector
     ) -> tuple[float, Vector]:
-        """Sums over a number of blocks of clients that depends on the data alone, added in their order."""
+        """Add up blocks of clients in order; their number depends on the data alone."""
         nonzeros = len(self._rows_and_targets[1])
         count = max(1, min(self.N, 32, nonzeros >> 17))
         edges = [self.N * i // count for i in range(count + 1)]
         sums = np.zeros((count, self.d))
 
         def block(i: int) -> float:
-            args = (self._loss, edges[i], edges[i + 1], x, want_loss, sums[i])
+            args = (self._loss.code, edges[i], edges[i + 1], x, want_loss, sums[i])
             return float(kernels.objective(*self._rows_and_targets[:-1], scale, *args))
 
         if threads > 1 and count > 1:
@@ -227,19 +320,20 @@ class LinearModel:
         return loss, grad
 
     def smoothness(self) -> Smoothness:
-        """L of the rows (|a|^2 times the loss's curvature), of the clients, on average, and of f.
+        """Compute Lipschitz constants of the gradients.
 
-        Clients' and f's constants are curvature * largest eigenvalue of the (weighted) second moment of the rows, plus
-        the regulariser's own constant (alpha for l2, 2 alpha for nonconvex).
+        A row's is |a|^2 times the loss's curvature. A client's and f's are the curvature times the
+        largest eigenvalue of the (weighted) second moment of the rows. The regulariser adds alpha
+        for l2 and 2 alpha for nonconvex.
         """
         return _smoothness(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.data.name!r}, {self.partition.name}, d={self.d})"
 
-    def describe(self) -> dict[str, Any]:
-        """Objective, data and partition, with digests."""
-        about: dict[str, Any] = {
+    def describe(self) -> Description:
+        """Say which problem this is: objective, data and partition, with digests."""
+        about: Description = {
             "objective": self.name,
             "data": self.data.name,
             "data_digest": self.data.digest,
@@ -251,15 +345,19 @@ class LinearModel:
             "d": self.d,
             "rows": int(self._sizes.sum()),
             "partition": self.partition.name,
+            "partition_digest": self.partition.digest,
         }
-        about["partition_digest"] = self.partition.digest
         if self.reg != "none":
             about |= {"regulariser": self.reg, "alpha": self.alpha}
-        return about | weights_described(self.weights, self._scale)
+        if self.metrics:
+            about["metrics"] = describe_metrics(self.metrics)
+        if self.held_out is not None:
+            about["held_out"] = self.held_out.digest
+        return about | describe_weights(self.weights, self._scale)
 
 
 class LinearOracle(RowOracle, FusedOracle):
-    """The called clients' rows of a linear model, with compiled walks."""
+    """Answer the called clients of a linear model, with compiled local steps."""
 
     def __init__(self, problem: LinearModel, clients: Ints, draws: Draws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem._equal)
@@ -267,7 +365,7 @@ class LinearOracle(RowOracle, FusedOracle):
         self._shape = (len(clients), problem.d)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """(n, d): mean gradient over each client's batch at y (n, d), or at one y (d,)."""
+        """Compute each client's mean gradient (n, d) over its batch, at y (n, d) or (d,)."""
         rows = no_rows(len(self.clients), 1)[:, 0] if batch.rows is None else batch.rows
         b = self._largest if batch.rows is None else batch.rows.shape[1]
         self._count(b)
@@ -276,11 +374,12 @@ class LinearOracle(RowOracle, FusedOracle):
         return out
 
     def _points(self, y: Vector) -> Vector:
-        """(n, d) or (1, d); a kernel believes what it is given."""
+        """Check the shape of points (n, d) or (d,): kernels do not."""
         rows = as_rows(y)
         if rows.shape[1] != self._shape[1] or rows.shape[0] not in (1, self._shape[0]):
             raise ValueError(
-                f"points of shape {y.shape} for {self._shape[0]} clients and {self._shape[1]} parameters"
+                f"points of shape {y.shape} for {self._shape[0]} clients "
+                f"and {self._shape[1]} parameters"
             )
         return rows
 
@@ -294,15 +393,15 @@ class LinearOracle(RowOracle, FusedOracle):
         shift: Vector | None = None,
         mu: float = 0.0,
     ) -> Vector:
-        """The walk of the same name, fused."""
+        """Run the local steps of this name (core/local_steps.py), compiled."""
         none = np.empty((0, self._shape[1]))
         return self._local_sgd(x, none, none if shift is None else as_rows(shift), K, eta, b, mu)
 
     def local_svrg(
         self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
     ) -> Vector:
-        """The walk of the same name, fused."""
-        self._count(self._size(b), K)  # the gradients at w; those at y are counted with the descent
+        """Run the local steps of this name (core/local_steps.py), compiled."""
+        self._count(self._size(b), K)  # at w; _local_sgd counts those at y
         return self._local_sgd(x, as_rows(w), as_rows(h), K, eta, b, 0.0)
 
     def _local_sgd(
@@ -325,7 +424,7 @@ class LinearOracle(RowOracle, FusedOracle):
         first: int | None,
         rest: int | None,
     ) -> Vector:
-        """The walk of the same name, fused."""
+        """Run the local steps of this name (core/local_steps.py), compiled."""
         rows, size = self._kernel_batches(first, 1)
         self._count(size, 2)
         more, more_size = (
@@ -353,68 +452,156 @@ class LinearOracle(RowOracle, FusedOracle):
         return (no_rows(len(self.clients), count) if rows is None else rows), largest
 
 
+@dataclass(frozen=True)
+class Objective:
+    """A loss with a regulariser, under the name that the command line and study files use."""
+
+    name: str
+    loss: str
+    reg: Reg
+    model: type[LinearModel]
+
+    def problem(
+        self,
+        data: Dataset,
+        clients: int | Partition,
+        *,
+        alpha: float | None = None,
+        weights: Weights = "uniform",
+        metrics: MetricsOption = (),
+        held_out: Dataset | None = None,
+    ) -> LinearModel:
+        """Make the problem of this objective over partitioned data; see `LinearModel`.
+
+        Raises:
+            InputError: alpha is given, but the objective has no regulariser.
+        """
+        if alpha is not None and self.reg == "none":
+            raise InputError(
+                f"alpha {alpha:g}: objective {self.name!r} has no regulariser to weigh"
+            )
+        return self.model(
+            data, clients, loss=self.loss, reg=self.reg, alpha=alpha, weights=weights,
+            metrics=metrics, held_out=held_out,
+        )  # fmt: skip
+
+
+OBJECTIVES: Registry[Objective] = Registry("objective")
+L = TypeVar("L", bound=type[LinearModel])
+
+
+def _register(loss: str) -> Callable[[L], L]:
+    """Register a class as the model of a loss: an objective for each regulariser the loss takes."""
+
+    def decorate(model: L) -> L:
+        for reg in ("none", *LOSSES[loss].regularisers):
+            name = loss if reg == "none" else f"{loss}-{reg}"
+            OBJECTIVES.add(name, Objective(name, loss, reg, model))
+        return model
+
+    return decorate
+
+
+@_register("robust")
 class RobustRegression(LinearModel):
-    """f_ij(x) = log(1 + (a.x - b)^2/2): nonconvex, outliers lose their pull. L_ij = |a|^2."""
+    """f_ij(x) = log(1 + (a.x - b)^2/2), nonconvex and robust to outliers. L_ij = |a|^2.
 
-    name = "robust regression"
-    _loss = kernels.ROBUST
-    _curvature = 1.0
-
-    def __init__(
-        self, data: Dataset, clients: int | Partition, *, weights: Any = "uniform"
-    ) -> None:
-        super().__init__(data, clients, weights=weights)
-
-
-class LogisticRegression(LinearModel):
-    """f_ij(x) = log(1 + exp(-b a.x)) + regulariser; labels -1/+1. L_ij = |a|^2/4 plus the regulariser's constant.
-
-    reg: "none"; "l2", alpha |x|^2/2; "nonconvex", alpha sum_l x_l^2/(1+x_l^2), the paper's, with alpha = 0.1.
+    It takes the arguments of `LinearModel` but for loss.
     """
 
-    name = "logistic regression"
-    _loss = kernels.LOGISTIC
-    _curvature = 0.25
-
-    def __init__(
-        self,
-        data: Dataset,
-        clients: int | Partition,
-        *,
-        reg: str = "none",
-        alpha: float = 0.1,
-        weights: Any = "uniform",
-    ) -> None:
-        super().__init__(
-            data, clients, weights=weights, reg=reg, alpha=alpha if reg != "none" else 0.0
-        )
-        if not data.binary:
-            same = (
-                f"; they are all {data.y[0]:g}, which tells no class"
-                if (data.y == data.y[0]).all()
-                else ""
-            )
-            raise InputError(
-                f"logistic regression: the labels of {data.name!r} must be -1/1, 0/1 or 1/2{same}"
-            )
+    loss_name = "robust"
 
 
+@_register("logistic")
+class LogisticRegression(LinearModel):
+    """f_ij(x) = log(1 + exp(-b a.x)) + regulariser, for labels b = -1 or +1.
+
+    L_ij = |a|^2/4 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
+    loss.
+    """
+
+    loss_name = "logistic"
+
+
+@_register("squares")
 class LeastSquares(LinearModel):
-    """f_ij(x) = (a.x - b)^2/2, with an optional l2 regulariser. L_ij = |a|^2 + alpha."""
+    """f_ij(x) = (a.x - b)^2/2, with an l2 regulariser if alpha is given. L_ij = |a|^2 + alpha.
 
-    name = "least squares"
-    _loss = kernels.SQUARES
-    _curvature = 1.0
+    It takes the arguments of `LinearModel` but for loss.
+    """
 
-    def __init__(
-        self,
-        data: Dataset,
-        clients: int | Partition,
-        *,
-        alpha: float = 0.0,
-        weights: Any = "uniform",
-    ) -> None:
-        super().__init__(data, clients, weights=weights, reg="l2" if alpha else "none", alpha=alpha)
+    loss_name = "squares"
+
+
+for _loss in LOSSES:  # a loss that has no class of its own
+    if _loss not in OBJECTIVES:
+        _register(_loss)(LinearModel)
+
+
+def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tuple[Reg, float]:
+    """Check a regulariser and its weight, and fill in what is not given.
+
+    Args:
+        loss: the loss, which says which regularisers it takes.
+        reg: the regulariser's name, or None.
+        alpha: its weight, or None.
+
+    Returns:
+        The name and the weight. Without reg, alpha weighs the only regulariser that the loss takes.
+
+    Raises:
+        InputError: the regulariser is unknown, the weight is no number of at least 0, or a weight is
+            given without a regulariser.
+    """
+    if reg is not None and reg not in REGULARISERS:
+        hint = did_you_mean(reg, REGULARISERS) if isinstance(reg, str) else ""
+        known = ", ".join(REGULARISERS)
+        raise InputError(
+            f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}{hint}"
+        )
+    number = isinstance(alpha, (int, float)) and math.isfinite(alpha) and alpha >= 0
+    if alpha is not None and not number:
+        raise InputError(
+            f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"
+        )
+    if reg not in (None, "none"):
+        return reg, _ALPHA if alpha is None else float(alpha)
+    if not alpha:
+        return "none", 0.0
+    if reg is None and len(loss.regularisers) == 1:
+        return loss.regularisers[0], float(alpha)
+    choices = " or ".join(f"reg='{name}'" for name in loss.regularisers)
+    advice = f"choose {choices}" if choices else "choose reg='l2' or leave alpha out"
+    raise InputError(
+        f"{loss.title}: alpha={alpha:g} weighs a regulariser, but there is none; {advice}"
+    )
+
+
+def _check_data(owner: str, what: str, data: object) -> None:
+    if not isinstance(data, Dataset):
+        raise InputError(
+            f"{owner}: {what} must be a fedpage Dataset, not {type(data).__name__}; see fp.load"
+        )
+
+
+def _check_labels(loss: Loss, data: Dataset) -> None:
+    if loss.needs_labels and not data.binary:
+        constant = bool((data.y == data.y[0]).all())
+        found = f"; they are all {data.y[0]:g}, which tells no class" if constant else ""
+        raise InputError(
+            f"{loss.title}: the labels of {data.name!r} must be -1/1, 0/1 or 1/2{found}"
+        )
+
+
+def _kernel_rows(
+    ptr: Ints, idx: NDArray[np.int32], val: Vector
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32], Vector | None]:
+    """Return CSR arrays as the kernels take them; no values where all are 1."""
+    return (
+        ptr.astype(np.uint32),
+        np.ascontiguousarray(idx, dtype=np.int32).view(np.uint32),
+        None if bool((val == 1.0).all()) else np.ascontiguousarray(val),
+    )
 
 
 def _smoothness(problem: LinearModel) -> Smoothness:
@@ -427,15 +614,13 @@ def _smoothness(problem: LinearModel) -> Smoothness:
     A = csr_array(
         (entries, idx.astype(np.int64), ptr.astype(np.int64)), shape=(len(ptr) - 1, problem.d)
     )
-    curvature, bend = (
-        problem._curvature,
-        {"none": 0.0, "l2": 1.0, "nonconvex": 2.0}[problem.reg] * problem.alpha,
-    )
+    curvature = problem._loss.curvature
+    bend = REGULARISERS[problem.reg].curvature * problem.alpha
     squares = np.asarray(A.multiply(A).sum(axis=1)).ravel()
     sizes = problem.sizes
 
-    def top(block: Any) -> float:
-        """Largest eigenvalue of block' block."""
+    def top(block: csr_array) -> float:
+        """Compute the largest eigenvalue of block' block."""
         if block.nnz == 0:
             return 0.0
         if min(block.shape) <= 400:
@@ -451,7 +636,7 @@ def _smoothness(problem: LinearModel) -> Smoothness:
 
     each = np.array([top(A[start[i] : start[i + 1]]) for i in range(problem.N)])
     weighted = diags_array(np.sqrt(np.repeat(scale / sizes, sizes) / problem.N)) @ A
-    with np.errstate(over="ignore"):  # where the constant is beyond float64, it is infinite
+    with np.errstate(over="ignore"):  # a constant beyond float64 is infinite
         row = float((np.repeat(scale, sizes) * (curvature * squares * unit * unit + bend)).max())
         clients = scale * (curvature * each / sizes * unit * unit + bend)
     whole = curvature * top(weighted) * unit * unit + bend

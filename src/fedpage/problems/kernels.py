@@ -1,79 +1,214 @@
-"""The compiled loops: losses of one row, gradients of minibatches, whole local walks, and the full objective.
+"""Compile the loops over rows: losses, minibatch gradients, local steps, the objective.
 
-Every kernel works on one client after the other and never mixes them, so a client's row of the result does not depend
-on who else was called. Index and pointer arrays are unsigned: that makes the sparse loops 2.5 times faster. The loop
-over a row's entries (two sums side by side, so that additions need not wait for each other) stands in each kernel
-again on purpose: handing arrays to a helper makes numba count references, which costs as much as the row itself
-(measured: 1,030 against 680 microseconds for a full gradient). All kernels stand in this one file, because numba's
-disk cache does not notice when a function in another file changes.
+Every kernel works on one client after the other and never mixes them, so a client's row of the
+result does not depend on which other clients were called. Index and pointer arrays are unsigned:
+the sparse loops are then 2.5 times faster. The loop over a row's entries (two sums side by side, so
+that additions need not wait for each other) is repeated in each kernel, because numba counts
+references to arrays that are passed to a helper, which takes as long as the row itself (measured
+for a full gradient: 1,030 against 680 microseconds). All kernels and losses are in this file,
+because numba's disk cache does not notice when a function in another file changes.
 
-Data layout, shared by all kernels (a NamedTuple would be unpacked field by field at each call just the same):
-    ptr (rows+1,) idx (nnz,) val (nnz,)     CSR, rows grouped by client; val None: every entry is 1, and numba
-                                            compiles a kernel that never asks (a third less time on one-hot data)
+To add a loss, declare it below with `@declare_loss`. `LinearModel`, the table of objectives and the
+command line read the declaration.
+
+Data layout of all kernels:
+    ptr (rows+1,) idx (nnz,) val (nnz,)     CSR, rows grouped by client; val None: every entry is 1
+                                            (a third less time on one-hot data)
     target (rows,)                          labels b
     start (N+1,)                            client i holds rows start[i]..start[i+1]-1
     scale (N,)                              N w_i, the client's weight against the uniform 1/N
-    loss, reg, alpha                        which f_ij, below
-Minibatches: rows (n, count, w) local row numbers, of which client i's first min(b, M_i) count; w = 0: every row.
+    loss, reg, alpha                        codes of the loss and the regulariser, and its weight
+Minibatches: rows (n, count, w) holds local row numbers. Of client i's, the first min(b, M_i) count.
+w = 0 stands for every row.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-ROBUST, LOGISTIC, SQUARES = 0, 1, 2
-NO_REG, L2, NONCONVEX = 0, 1, 2
+from fedpage.core.registry import Registry
 
 F = NDArray[np.float64]
 U = NDArray[np.uint32]
 I = NDArray[np.int64]
-_fast: Any = njit(
-    cache=True, nogil=True, error_model="numpy"
-)  # no check of divisors: none can be 0 here
-_1, _2 = (
-    np.uint64(1),
-    np.uint64(2),
-)  # unsigned all the way: a signed or 32-bit sum would halve the speed
-_inline: Any = njit(cache=True, nogil=True, error_model="numpy", inline="always")
+Floats = NDArray[np.float32] | NDArray[np.float64]
+RowFunction = Callable[[float, float], float]
+# error_model="numpy": no kernel checks its divisors, because none of them can be 0
+_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
+_inline: Any = njit(nogil=True, error_model="numpy", inline="always")
+_1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would halve the speed
+
+Reg = Literal["none", "l2", "nonconvex"]
 
 
-@_inline
-def _slope(loss: int, t: float, b: float) -> float:
-    """Derivative of a row's loss by its margin t = a.x."""
-    if loss == ROBUST:
+class Regulariser(NamedTuple):
+    """Describe a regulariser: its code in the kernels, and what theory needs of it."""
+
+    code: int
+    curvature: float
+    """Bound of the second derivative by a coordinate, at alpha = 1."""
+    convex: bool
+
+
+NO_REG, L2, NONCONVEX = 0, 1, 2
+REGULARISERS: dict[Reg, Regulariser] = {
+    "none": Regulariser(NO_REG, 0.0, True),
+    "l2": Regulariser(L2, 1.0, True),
+    "nonconvex": Regulariser(NONCONVEX, 2.0, False),
+}
+
+
+class Loss(NamedTuple):
+    """Describe a row's loss as a function of its margin t = a.x and its target b."""
+
+    name: str
+    title: str
+    """The objective's name in records and messages."""
+    code: int
+    """Its number in the kernels."""
+    value: RowFunction
+    slope: RowFunction
+    """Derivative of the value by t."""
+    curvature: float
+    """Bound of the second derivative by t."""
+    convex: bool
+    needs_labels: bool
+    """Whether targets must be -1/+1."""
+    regularisers: tuple[Reg, ...]
+    """The regularisers that the command line offers with this loss, beside "none"."""
+
+
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+class RowLoss(Protocol):
+    """A loss as its two functions of the margin t and the target b."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        ...
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        ...
+
+
+def declare_loss(
+    name: str,
+    title: str,
+    *,
+    curvature: float,
+    convex: bool,
+    needs_labels: bool = False,
+    regularisers: tuple[Reg, ...] = (),
+) -> Callable[[type[RowLoss]], type[RowLoss]]:
+    """Register a class with functions `value(t, b)` and `slope(t, b)` as a loss; see `Loss`."""
+
+    def decorate(cls: type[RowLoss]) -> type[RowLoss]:
+        value, slope = _inline(cls.value), _inline(cls.slope)
+        numbers = (curvature, convex, needs_labels, regularisers)
+        LOSSES.add(name, Loss(name, title, len(LOSSES), value, slope, *numbers))
+        return cls
+
+    return decorate
+
+
+@declare_loss("robust", "robust regression", curvature=1.0, convex=False)
+class Robust:
+    """log(1 + r^2/2) of the residual r = t - b."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss, which is at most 1,420 even where r^2 or r overflows."""
         r = t - b
-        return r / (1.0 + 0.5 * r * r)  # of log(1 + r^2/2)
-    if loss == LOGISTIC:
-        return -b / (
-            1.0 + math.exp(b * t)
-        )  # of log(1 + exp(-b t)); exp may be inf, the quotient is then 0
-    return t - b  # of (t - b)^2/2
-
-
-@_inline
-def _value(loss: int, t: float, b: float) -> float:
-    """A row's loss at the margin t = a.x."""
-    if loss == ROBUST:
-        r = t - b
-        if abs(r) > 1e150:  # r^2 would overflow, perhaps r has; the loss is at most 1,420
+        if abs(r) > 1e150:
             return 2.0 * math.log(abs(0.5 * t - 0.5 * b)) + math.log(2.0)
         return math.log1p(0.5 * r * r)
-    if loss == LOGISTIC:
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        r = t - b
+        return r / (1.0 + 0.5 * r * r)
+
+
+@declare_loss(
+    "logistic",
+    "logistic regression",
+    curvature=0.25,
+    convex=True,
+    needs_labels=True,
+    regularisers=("l2", "nonconvex"),
+)
+class Logistic:
+    """log(1 + exp(-b t)) for labels b = -1 or +1."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss without overflow."""
         z = b * t
         if z > 0.0:
             return math.log1p(math.exp(-z))
         return math.log1p(math.exp(z)) - z
-    return 0.5 * (t - b) * (t - b)
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t. exp may be infinite; the quotient is then 0."""
+        return -b / (1.0 + math.exp(b * t))
+
+
+@declare_loss("squares", "least squares", curvature=1.0, convex=True, regularisers=("l2",))
+class Squares:
+    """(t - b)^2/2."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        return 0.5 * (t - b) * (t - b)
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        return t - b
+
+
+def _choose(functions: list[RowFunction]) -> Callable[[int, float, float], float]:
+    """Compile (code, t, b) -> functions[code](t, b), which numba inlines as a chain of ifs."""
+    *others, function = functions
+
+    def last(code: int, t: float, b: float) -> float:
+        return function(t, b)
+
+    chosen = _inline(last)
+    for number in reversed(range(len(others))):
+        chosen = _link(number, others[number], chosen)
+    return chosen  # type: ignore[no-any-return]
+
+
+def _link(number: int, function: RowFunction, otherwise: Any) -> Any:
+    def link(code: int, t: float, b: float) -> float:
+        if code == number:
+            return function(t, b)
+        return otherwise(code, t, b)  # type: ignore[no-any-return]
+
+    return _inline(link)
+
+
+_value = _choose([loss.value for loss in LOSSES.values()])
+_slope = _choose([loss.slope for loss in LOSSES.values()])
 
 
 @_inline
 def _bend(reg: int, alpha: float, x: float) -> float:
-    """Derivative of the regulariser by one coordinate."""
+    """Compute the derivative of the regulariser by one coordinate."""
     if reg == NO_REG:
         return 0.0
     if reg == L2:
@@ -87,7 +222,7 @@ def batch_grad(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     clients: I, rows: U, b: int, Y: F, out: F,
 ) -> None:  # fmt: skip
-    """out[i] = mean gradient over client i's batch rows[i] at Y[i] (n, d), or at Y[0] for all if Y is (1, d)."""
+    """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all."""
     d, every = Y.shape[1], rows.shape[1] == 0
     for i in range(len(clients)):
         c = clients[i]
@@ -119,11 +254,11 @@ def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
 ) -> None:  # fmt: skip
-    """K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)) at each client; out[i] = mean direction.
+    """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
-    rows (n, K, w), of batches of at most b rows. W, the reference points: (n, d), (1, d) for all, or (0, d) for none;
-    shift likewise. Without regulariser and proximal term a step touches the batch's own features only (and the
-    shift's).
+    rows (n, K, w) are batches of at most b rows. The reference points W are (n, d), (1, d) for all,
+    or (0, d) for none; shift likewise. Without regulariser and proximal term a step touches only the
+    features of the batch (and of the shift).
     """
     d, every, shifted, anchored = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
     dense = reg != NO_REG or mu != 0.0
@@ -188,10 +323,10 @@ def local_page(
     clients: I, first: U, b_first: int, rest: U, b_rest: int,
     X: F, X_prev: F, G: F, K: int, eta: float, out: F,
 ) -> None:  # fmt: skip
-    """K steps of the PAGE recursion at each client (Alg. 1, lines 13-21); out[i] = mean of g_0..g_{K-1}.
+    """Run K steps of the PAGE recursion (Alg. 1, lines 13-21); out[i] = mean of g_0..g_{K-1}.
 
-    first (n, 1, w), rest (n, K-1, w): the batches of step 0 and of the steps after it, of at most b_first, b_rest
-    rows. X, X_prev, G: (n, d), or (1, d) for all.
+    first (n, 1, w) and rest (n, K-1, w) are the batches of step 0 and of the steps after it, of at
+    most b_first and b_rest rows. X, X_prev, G: (n, d), or (1, d) for all.
     """
     d = X.shape[1]
     y, before, g = np.empty(d), np.empty(d), np.empty(d)
@@ -240,7 +375,10 @@ def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int,
     lo: int, hi: int, x: F, want_loss: bool, out: F,
 ) -> float:  # fmt: skip
-    """out += sum over clients lo..hi-1 of scale_i grad f_i(x), without regulariser; returns the sum of their losses."""
+    """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
+
+    Returns the sum of their losses, or 0 if it is not wanted.
+    """
     total = 0.0
     for c in range(lo, hi):
         weight = scale[c] / (start[c + 1] - start[c])
@@ -263,8 +401,33 @@ def objective(
 
 
 @_fast
+def margins(ptr: U, idx: U, val: F | None, x: F, out: F) -> None:
+    """Compute out[j] = a_j . x for every row."""
+    for r in range(len(out)):
+        row = np.uint64(r)
+        t, u = 0.0, 0.0
+        e, end = np.uint64(ptr[row]), np.uint64(ptr[row + _1])
+        while e + _1 < end:
+            t += (1.0 if val is None else val[e]) * x[idx[e]]
+            u += (1.0 if val is None else val[e + _1]) * x[idx[e + _1]]
+            e += _2
+        if e < end:
+            t += (1.0 if val is None else val[e]) * x[idx[e]]
+        out[r] = t + u
+
+
+@_fast
+def mean_loss(loss: int, t: F, target: F) -> float:
+    """Compute the mean loss of rows with margins t, divided row by row so that no sum overflows."""
+    total = 0.0
+    for r in range(len(t)):
+        total += _value(loss, t[r], target[r]) / len(t)
+    return total
+
+
+@_fast
 def total(v: F) -> float:
-    """The sum of v (d,), one after the other."""
+    """Add up v (d,) in order."""
     s = 0.0
     for l in range(len(v)):
         s += v[l]
@@ -273,7 +436,7 @@ def total(v: F) -> float:
 
 @_fast
 def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y: F, out: F) -> None:
-    """out[i] = A_i y_i - mean over the batch of linear[i, j]; A (N, d, d), linear (N, M, d), rows (n, w)."""
+    """Compute out[i] = A_i y_i - mean over the batch of linear[i]; A (N, d, d), linear (N, M, d)."""
     d = Y.shape[1]
     every = rows.shape[1] == 0
     for i in range(len(clients)):
@@ -290,11 +453,11 @@ def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y:
 
 
 @_fast
-def products(a: Any, b: Any, out: Any) -> None:
-    """out[s] = a[s] b[s] for s = 0..n-1; a (n, m, k), b (n, k, p) with contiguous rows, out (n, m, p).
+def products(a: Floats, b: Floats, out: Floats) -> None:
+    """Compute out[s] = a[s] b[s]; a (n, m, k), b (n, k, p) with contiguous rows, out (n, m, p).
 
-    Every number is added up over k in order, wherever it stands, so its bits depend on its row and column alone. Four
-    rows of a at a time, because a row of b is then read once for them.
+    Every entry is added up over k in order, so its bits depend on its row and column alone. Four
+    rows of a are done at a time, because a row of b is then read once for them.
     """
     n, m, k = a.shape
     p = b.shape[2]

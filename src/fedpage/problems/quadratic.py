@@ -1,4 +1,4 @@
-"""Heterogeneous quadratics whose minimum is known in closed form: the yardstick of the laws."""
+"""Heterogeneous quadratics, whose minimiser is known in closed form."""
 
 from __future__ import annotations
 
@@ -6,36 +6,61 @@ import hashlib
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from fedpage.core.errors import InputError
+from fedpage.core.metrics import (
+    MetricsOption,
+    describe_metrics,
+    evaluate_metrics,
+    resolve_metrics,
+)
 from fedpage.core.random import uniforms
-from fedpage.core.types import Batch, Draws, Ints, Smoothness, Vector
+from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Smoothness, Vector
 from fedpage.problems import kernels
 from fedpage.problems.base import (
+    Description,
     RowOracle,
+    Weights,
     as_rows,
     client_scale,
+    describe_weights,
     no_rows,
     norm,
     power_of_two,
-    weights_described,
 )
 
 
 class Quadratic:
     """f_ij(x) = x'A_i x/2 - b_ij . x, so f_i has curvature A_i and slope mean_j b_ij.
 
-    A (N, d, d) symmetric, b (N, M, d). The rows of a client differ in b only; clients differ in both.
-    x* = (mean_i A_i)^-1 mean_i mean_j b_ij (weighted, if weights are given).
+    The rows of a client differ in b only; clients differ in both. The minimiser is
+    x* = (mean_i A_i)^-1 mean_i mean_j b_ij, weighted if weights are given.
+
+    Args:
+        A: (N, d, d) symmetric.
+        b: (N, M, d).
+        weights: the clients' weights; see `client_scale`.
+        metrics: what to record of x (d,) against the minimiser x* (d,), such as "rmse".
+        held_out: must be None, since a quadratic has no rows to hold out.
+
+    Raises:
+        InputError: something given cannot be used.
     """
 
     name = "quadratic"
     convex = True
 
-    def __init__(self, A: Vector, b: Vector, *, weights: Any = "uniform") -> None:
+    def __init__(
+        self,
+        A: Vector,
+        b: Vector,
+        *,
+        weights: Weights = "uniform",
+        metrics: MetricsOption = (),
+        held_out: None = None,
+    ) -> None:
         self.A = np.ascontiguousarray(A, dtype=np.float64)
         self.b = np.ascontiguousarray(b, dtype=np.float64)
         if self.b.ndim != 3:
@@ -43,7 +68,8 @@ class Quadratic:
         N, M, d = self.b.shape
         if self.A.shape != (N, d, d):
             raise InputError(
-                f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, not {self.A.shape}"
+                f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, "
+                f"not {self.A.shape}"
             )
         if 0 in self.b.shape:
             raise InputError(
@@ -53,25 +79,42 @@ class Quadratic:
             raise InputError(
                 "quadratic: A and b must be finite; there is a NaN or an infinity in them"
             )
+        if held_out is not None:
+            raise InputError("quadratic: a quadratic has no rows to hold out; leave held_out out")
         self.weights = weights if isinstance(weights, str) else "given"
         self._sizes = np.full(N, M, dtype=np.int64)
         self._scale = client_scale(weights, self._sizes)
+        self.metrics = resolve_metrics(metrics, self.name)
+        for metric in self.metrics.values():
+            if metric.needs_labels:
+                raise InputError(
+                    f"quadratic: metric {metric.name!r} needs labels, and a quadratic has none; "
+                    "'rmse' is the distance to the minimiser"
+                )
 
     @classmethod
     def random(
-        cls, clients: int, rows: int, d: int, *, seed: int = 0, curvature: tuple[float, float] = (0.5, 2.0),
-        spread: float = 1.0, noise: float = 0.0,
-    ) -> Quadratic:  # fmt: skip
-        """Random rotations of spectra within `curvature`; minima of clients lie `spread` apart, rows `noise`.
+        cls,
+        clients: int,
+        rows: int,
+        d: int,
+        *,
+        seed: int = 0,
+        curvature: tuple[float, float] = (0.5, 2.0),
+        spread: float = 1.0,
+        noise: float = 0.0,
+    ) -> Quadratic:
+        """Make random rotations of spectra within `curvature`.
+
+        The minimisers of clients are about `spread` apart, those of a client's rows about `noise`.
 
         >>> Quadratic.random(3, 2, 4).x_star.shape
         (4,)
         """
 
         def normal(*words: int, size: int) -> Vector:
-            return float(12.0**0.5) * (
-                uniforms(seed, 20, *words, size=size) - 0.5
-            )  # unit variance is all that matters
+            # uniform with unit variance; the shape does not matter
+            return float(12.0**0.5) * (uniforms(seed, 20, *words, size=size) - 0.5)
 
         A = np.empty((clients, d, d))
         for i in range(clients):
@@ -87,12 +130,12 @@ class Quadratic:
 
     @property
     def N(self) -> int:
-        """Clients."""
+        """The number of clients."""
         return len(self.A)
 
     @property
     def d(self) -> int:
-        """Parameters."""
+        """The number of parameters."""
         return int(self.A.shape[1])
 
     @property
@@ -117,30 +160,41 @@ class Quadratic:
             ) from None
 
     def oracle(self, clients: Ints, draws: Draws) -> QuadraticOracle:
-        """What the called clients may ask of their rows in this round."""
+        """Return what the called clients (n,) may ask of their rows in this round."""
         return QuadraticOracle(self, clients, draws)
 
     def loss(self, x: Vector) -> float:
-        """f(x)."""
+        """Compute f(x)."""
         A, b = self._whole
         with np.errstate(over="ignore", invalid="ignore"):
             value = float(0.5 * x @ (A @ x) - b @ x)
-            return (
-                value if math.isfinite(value) else float(x @ (0.5 * (A @ x) - b))
-            )  # not inf - inf
+            # where both terms overflow, their difference would be a NaN
+            return value if math.isfinite(value) else float(x @ (0.5 * (A @ x) - b))
 
     def grad(self, x: Vector) -> Vector:
-        """(d,): the gradient of f at x."""
+        """Compute the gradient (d,) of f at x (d,)."""
         A, b = self._whole
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(A @ x - b, dtype=np.float64)
 
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
-        """{"loss", "grad_norm"} at x."""
-        return {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
+        """Evaluate "loss", "grad_norm" and the metrics at x (d,)."""
+        row = {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
+        return row | (evaluate_metrics(self.metrics, x, self.x_star) if self.metrics else {})
+
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
+        """Evaluate each client's N w_i f_i(x) (n,), its gradient (n, d), and the metrics."""
+        A, b, scale = self.A[clients], self.b[clients].mean(axis=1), self._scale[clients]
+        with np.errstate(over="ignore", invalid="ignore"):
+            slopes = np.einsum("nij,j->ni", A, x)
+            losses = 0.5 * np.einsum("ni,i->n", slopes, x) - np.einsum("ni,i->n", b, x)
+            gradients = scale[:, None] * (slopes - b)
+        values = evaluate_metrics(self.metrics, x, self.x_star) if self.metrics else {}
+        metrics = {name: np.full(len(clients), value) for name, value in values.items()}
+        return ClientEvaluations(scale * losses, gradients, metrics)
 
     def smoothness(self) -> Smoothness:
-        """Largest eigenvalues; the average one is exact for quadratics: sqrt(|mean A_i^2|)."""
+        """Compute the largest eigenvalues; the average one is exact here: sqrt(|mean A_i^2|)."""
         unit = power_of_two(self.A)
         scaled = self._scale[:, None, None] * (self.A / unit)
         top = unit * float(np.linalg.eigvalsh(scaled)[:, -1].max())
@@ -150,28 +204,30 @@ class Quadratic:
             top, top, average, unit * float(np.linalg.eigvalsh(self._whole[0] / unit)[-1])
         )
 
-    def describe(self) -> dict[str, Any]:
-        """Shape and weights."""
+    def describe(self) -> Description:
+        """Say which problem this is: its shape, digest and weights."""
         digest = hashlib.sha256(self.A.tobytes() + self.b.tobytes()).hexdigest()
-        about = {
+        about: Description = {
             "objective": self.name,
             "N": self.N,
             "d": self.d,
             "rows": int(self._sizes.sum()),
             "digest": digest,
         }
-        return about | weights_described(self.weights, self._scale)
+        if self.metrics:
+            about["metrics"] = describe_metrics(self.metrics)
+        return about | describe_weights(self.weights, self._scale)
 
 
 class QuadraticOracle(RowOracle):
-    """The called clients' rows of a quadratic. No fused walks: the walks themselves are run."""
+    """Answer the called clients of a quadratic. It has no compiled local steps of its own."""
 
     def __init__(self, problem: Quadratic, clients: Ints, draws: Draws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem.b.shape[1])
         self._problem = problem
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """(n, d): A_i y_i minus the mean of the batch's b_ij."""
+        """Compute A_i y_i minus the mean of the batch's b_ij, (n, d)."""
         rows = (
             no_rows(len(self.clients), 1)[:, 0]
             if batch.rows is None

@@ -40,9 +40,9 @@ def summarise(histories: Iterable[History], target: float) -> list[dict[str, Any
                 "step": runs[0].meta.get("method", {}).get("effective_step", math.nan),
                 "grad_norm": middle(run.last("grad_norm") for run in runs),
                 "loss": middle(run.last("loss") for run in runs),
-                "rounds_to": middle(run.rounds_to("grad_norm", target) for run in runs),
-                "bytes_to": middle(run.bytes_to("grad_norm", target) for run in runs),
-                "clients_to": middle(run.clients_to("grad_norm", target) for run in runs),
+                "rounds_to": middle(run.cost_to("grad_norm", target, "round") for run in runs),
+                "bytes_to": middle(run.cost_to("grad_norm", target) for run in runs),
+                "clients_to": middle(run.cost_to("grad_norm", target, "clients") for run in runs),
                 "per_round": middle(
                     run.last("clients") / max(run.last("round"), 1.0) for run in runs
                 ),

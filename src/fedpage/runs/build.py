@@ -19,7 +19,8 @@ from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import match_terms
-from fedpage.problems import LeastSquares, LinearModel, LogisticRegression, RobustRegression
+from fedpage.problems import OBJECTIVES, LinearModel
+from fedpage.problems.base import Weights
 from fedpage.runs.config import (
     MethodConfig,
     ProblemConfig,
@@ -27,8 +28,6 @@ from fedpage.runs.config import (
     field_types,
     field_values,
 )
-
-OBJECTIVES = ("robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2")
 
 
 def split_settings(text: str) -> tuple[str, dict[str, str]]:
@@ -91,7 +90,7 @@ def build_objective(
     partition: Partition,
     objective: str,
     alpha: float | None = None,
-    weights: str = "uniform",
+    weights: Weights = "uniform",
 ) -> LinearModel:
     """Return the objective of a name over divided data.
 
@@ -105,26 +104,7 @@ def build_objective(
     Raises:
         InputError: the name is unknown, or alpha is given and there is no regulariser.
     """
-    if alpha is not None and objective in ("robust", "logistic", "squares"):
-        raise InputError(f"--alpha {alpha:g}: objective {objective!r} has no regulariser")
-    alpha = 0.1 if alpha is None else alpha
-    match objective:
-        case "robust":
-            return RobustRegression(data, partition, weights=weights)
-        case "logistic":
-            return LogisticRegression(data, partition, weights=weights)
-        case "logistic-l2":
-            return LogisticRegression(data, partition, reg="l2", alpha=alpha, weights=weights)
-        case "logistic-nonconvex":
-            return LogisticRegression(
-                data, partition, reg="nonconvex", alpha=alpha, weights=weights
-            )
-        case "squares":
-            return LeastSquares(data, partition, weights=weights)
-        case "squares-l2":
-            return LeastSquares(data, partition, alpha=alpha, weights=weights)
-    hint = did_you_mean(objective, OBJECTIVES)
-    raise InputError(f"unknown objective {objective!r}:{hint} known are {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[objective].problem(data, partition, alpha=alpha, weights=weights)
 
 
 def median_rows(problem: LinearModel) -> int:

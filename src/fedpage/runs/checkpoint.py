@@ -1,32 +1,46 @@
-"""Checkpoints: a run's state as a `.npz` without pickle, read back without trusting a byte of it.
+"""Turn the state of a run into the bytes of a checkpoint, and back.
 
-A tree of dictionaries, lists, strings, numbers, booleans, None and arrays becomes a zip of `.npy` files, stored and not
-packed; the tree's outline is JSON in the first of them. `numpy.load` opens the file too.
+A checkpoint is an uncompressed `.npz` file, which `numpy.load` opens too. It holds a tree of
+dictionaries, lists, strings, numbers, booleans, None and arrays: the outline of the tree as JSON,
+and its arrays. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError
 
+Snapshot: TypeAlias = dict[str, Any]
+"""Everything that the coming rounds of a run depend on: a table that `pack` can write."""
+
 _OUTLINE = "outline"
-_KINDS = "fiub"
-_SCHEMA = "fedpage-checkpoint-1"
+_DTYPE_KINDS = "fiub"
+_FORMAT = "fedpage-checkpoint-1"
 
 
 def pack(tree: Mapping[str, Any]) -> bytes:
-    """The bytes of a checkpoint."""
-    arrays: list[np.ndarray[Any, Any]] = []
-    outline = json.dumps({"format": _SCHEMA, "tree": _outlined(tree, arrays)})
+    """Return the bytes of a checkpoint; the same tree gives the same bytes.
+
+    Args:
+        tree: A table of texts, numbers, arrays, lists and tables.
+
+    Returns:
+        The bytes of an `.npz` file.
+
+    Raises:
+        InputError: If the tree holds a value of another type.
+    """
+    arrays: list[NDArray[Any]] = []
+    outline = json.dumps({"format": _FORMAT, "tree": _take_arrays(tree, arrays)})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         _add(archive, _OUTLINE, np.frombuffer(outline.encode("utf-8"), dtype=np.uint8))
@@ -35,125 +49,131 @@ def pack(tree: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _add(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
-    entry = zipfile.ZipInfo(f"{name}.npy")  # with a fixed date: the same state gives the same bytes
+def _add(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    entry = zipfile.ZipInfo(f"{name}.npy")  # its date is fixed, unlike that of np.savez
     with archive.open(entry, "w", force_zip64=array.nbytes > 1 << 30) as stream:
         npy.write_array(stream, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
 
 
-def _outlined(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+def _take_arrays(value: object, arrays: list[NDArray[Any]]) -> object:
+    """Return the outline of a tree as JSON values, and move its arrays to a list."""
     if isinstance(value, np.ndarray) and value.ndim:
-        if value.dtype.kind not in _KINDS:
-            raise InputError(f"an array of type {value.dtype} cannot be kept in a checkpoint")
+        if value.dtype.kind not in _DTYPE_KINDS:
+            raise InputError(f"a checkpoint cannot hold an array of type {value.dtype}")
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, (np.generic, np.ndarray)):
-        return _outlined(value.item(), arrays)
+        return _take_arrays(value.item(), arrays)
     if isinstance(value, Mapping):
-        return {"table": {str(key): _outlined(one, arrays) for key, one in value.items()}}
+        return {"table": {str(key): _take_arrays(part, arrays) for key, part in value.items()}}
     if isinstance(value, (list, tuple)):
-        return [_outlined(one, arrays) for one in value]
+        return [_take_arrays(part, arrays) for part in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise InputError(
-        f"a {type(value).__name__} cannot be kept in a checkpoint; use arrays, numbers, strings, NamedTuples"
+        f"a checkpoint cannot hold a {type(value).__name__}; "
+        "use arrays, numbers, strings and NamedTuples"
     )
 
 
-def unpack(data: bytes, source: str) -> dict[str, Any]:
-    """The tree in a checkpoint's bytes; an InputError for anything that `pack` has not written.
+def unpack(data: bytes, source: str) -> Snapshot:
+    """Return the tree in the bytes of a checkpoint.
 
-    No size that the bytes declare is believed: an array is a view of bytes that are there, or an error.
+    Args:
+        data: What `pack` returned.
+        source: The file's name, for errors.
+
+    Returns:
+        The tree, with arrays of its own.
+
+    Raises:
+        InputError: If the bytes are not those of a checkpoint.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            if any(one.compress_type != zipfile.ZIP_STORED or one.flag_bits & 1 for one in entries):
-                raise ValueError("packed or encrypted")
-            if sum(one.file_size for one in entries) > len(data):
-                raise ValueError("sizes that cannot be")
-            parts = {one.filename: _array(archive.read(one)) for one in entries}
-        if len(parts) != len(entries):
-            raise ValueError("two parts of one name")
-        text = parts.pop(f"{_OUTLINE}.npy")
-        if text.dtype != np.uint8 or text.ndim != 1:
-            raise ValueError("no outline")
-        outline = json.loads(text.tobytes().decode("utf-8"))
-        if outline["format"] != _SCHEMA:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            if sum(entry.file_size for entry in archive.zip.infolist()) > len(data):
+                raise ValueError("larger than its file")  # compressed, which `pack` never does
+            arrays = dict(archive.items())
+        if any(part.dtype.kind not in _DTYPE_KINDS or not part.ndim for part in arrays.values()):
+            raise ValueError("an array of another type")
+        outline = json.loads(arrays.pop(_OUTLINE).tobytes().decode("utf-8"))
+        if outline["format"] != _FORMAT:
             raise ValueError(f"format {outline['format']!r:.40}")
-        tree = _grown(outline["tree"], parts)
+        tree = _insert_arrays(outline["tree"], arrays)
         if not isinstance(tree, dict):
-            raise ValueError("no table")
+            raise ValueError("not a table")
         return tree
-    except (
-        Exception
-    ) as error:  # zipfile alone raises half a dozen kinds for bytes that are no archive
+    except Exception as error:  # zipfile and numpy raise many types for damaged bytes
         why = " ".join(str(error).split())[:100] or type(error).__name__
-        raise InputError(f"{source}: not a checkpoint of fedpage's ({why})") from None
+        raise InputError(f"{source}: not a checkpoint of fedpage ({why})") from None
 
 
-def _array(data: bytes) -> np.ndarray[Any, Any]:
-    """One `.npy`, version 1.0, of numbers."""
-    stream = io.BytesIO(data)
-    if npy.read_magic(stream) != (1, 0):
-        raise ValueError("another version of .npy")
-    shape, fortran, dtype = npy.read_array_header_1_0(stream, max_header_size=1000)
-    if fortran or dtype.kind not in _KINDS or dtype.hasobject or dtype.itemsize not in (1, 2, 4, 8):
-        raise ValueError("an array of another kind")
-    rest = len(data) - stream.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != rest:
-        raise ValueError("an array that is not whole")
-    return np.frombuffer(data, dtype=dtype, offset=stream.tell()).reshape(shape).copy()
-
-
-def _grown(value: Any, parts: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+def _insert_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Return the tree of an outline and its arrays."""
     if isinstance(value, dict):
-        if set(value) == {"array"}:
-            return parts[f"{int(value['array'])}.npy"]
-        if set(value) == {"table"}:
-            return {key: _grown(one, parts) for key, one in value["table"].items()}
-        raise ValueError("an unknown outline")
+        if "array" in value:
+            return arrays[str(int(value["array"]))]
+        return {key: _insert_arrays(part, arrays) for key, part in value["table"].items()}
     if isinstance(value, list):
-        return [_grown(one, parts) for one in value]
+        return [_insert_arrays(part, arrays) for part in value]
     return value
 
 
-def outline_of(state: Any) -> Any:
-    """A method's state as a tree: NamedTuples become tables of their fields."""
+def state_to_tree(state: Any) -> Any:
+    """Return the state of a method as a tree: a NamedTuple becomes a table of its fields."""
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return {name: outline_of(part) for name, part in zip(state._fields, state, strict=True)}
+        return {name: state_to_tree(part) for name, part in zip(state._fields, state, strict=True)}
     return state
 
 
-def filled(template: Any, tree: Any, source: str) -> Any:
-    """The state that `outline_of` made a tree of, in the types and shapes of a template, such as `Method.init`'s."""
+def state_from_tree(template: Any, tree: Any, source: str) -> Any:
+    """Return the state that `state_to_tree` turned into a tree.
+
+    Args:
+        template: A state of the same types and shapes, such as what `Method.init` returns.
+        tree: The tree.
+        source: The file's name, for errors.
+
+    Returns:
+        The state.
+
+    Raises:
+        InputError: If the tree does not fit the template.
+    """
     if isinstance(template, tuple) and hasattr(template, "_fields"):
         if not isinstance(tree, dict) or list(tree) != list(template._fields):
-            raise InputError(f"{source}: the state is not one of {type(template).__name__}'s")
-        parts = (
-            filled(old, tree[name], source)
-            for name, old in zip(template._fields, template, strict=True)
-        )
-        return type(template)(*parts)
+            raise InputError(f"{source}: the state is not a {type(template).__name__}")
+        parts = zip(template._fields, template, strict=True)
+        return type(template)(*(state_from_tree(old, tree[name], source) for name, old in parts))
     if isinstance(template, np.generic) or (isinstance(template, np.ndarray) and not template.ndim):
         if not isinstance(tree, (bool, int, float)):
             raise InputError(f"{source}: a number of the state is a {type(tree).__name__}")
         number = np.asarray(tree, dtype=template.dtype)
         return number if isinstance(template, np.ndarray) else number[()]
     if isinstance(template, np.ndarray):
-        sound = (
-            isinstance(tree, np.ndarray)
-            and tree.shape == template.shape
-            and tree.dtype == template.dtype
-        )
-        if not sound:
+        fits = isinstance(tree, np.ndarray) and tree.shape == template.shape
+        if not fits or tree.dtype != template.dtype:
             raise InputError(
                 f"{source}: an array of the state has another shape or type than the method's"
             )
         return tree
-    numbers = type(tree) in (int, float) and type(template) in (int, float)
-    if type(tree) is not type(template) and not numbers and template is not None:
+    are_numbers = type(tree) in (int, float) and type(template) in (int, float)
+    if type(tree) is not type(template) and not are_numbers and template is not None:
         raise InputError(
-            f"{source}: a value of the state is a {type(tree).__name__}, not a {type(template).__name__}"
+            f"{source}: a value of the state is a {type(tree).__name__}, "
+            f"not a {type(template).__name__}"
         )
+    return tree
+
+
+def make_read_only(tree: Any) -> Any:
+    """Return a tree with read-only views of its arrays."""
+    if isinstance(tree, np.ndarray):
+        view = tree.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(tree, Mapping):
+        return {key: make_read_only(part) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [make_read_only(part) for part in tree]
     return tree

@@ -1,58 +1,77 @@
-"""The record of a run: what it cost, what it reached, and everything needed to say which run it was."""
+"""Record a run: its costs, its evaluations, how it ended, and its provenance."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.atomic import put
-from fedpage.core.errors import InputError
-from fedpage.core.types import COSTS as COSTS
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.metrics import higher_is_better
+from fedpage.core.types import StopReason
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+Meta: TypeAlias = dict[str, Any]
+"""Provenance: plain values in nested tables, whose shape depends on the method and the problem."""
+Model: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 
 
 class History:
     """Columns of a run, one value a record, with its provenance.
 
-    Costs are cumulative and counted after the number of rounds in column "round" (the first record is x0 at round 0).
-    "loss" and "grad_norm" are those of the model after that many rounds. "seconds" is the time spent in rounds,
-    without measuring, and is no part of what makes two histories the same.
+    Costs are cumulative, counted after the number of rounds in column "round". The first record is
+    x0 at round 0. "loss", "grad_norm" and the metrics are of the model after that many rounds.
+    "seconds" is the time spent in rounds, without evaluation; `same` ignores it.
+
+    Attributes:
+        meta: provenance: method, problem, seed, versions.
+        rows: the records, oldest first.
+        stop_reason: how the run ended; None while it runs.
+        stop_detail: a sentence about the end, such as "reached grad_norm 0.05 at round 120".
+        x: (d,) the last model.
+        first_loss: f(x0), which is evaluated even where no record is kept of it.
+        events: what happened to clients, {"event", "round", "text"} each; the first thousand.
 
     >>> history = History({"seed": 0})
-    >>> history.append({"round": 0, "loss": 1.0, "grad_norm": 0.5, "bytes_up": 0, "bytes_down": 0})
-    >>> history.append({"round": 10, "loss": 0.4, "grad_norm": 0.01, "bytes_up": 800, "bytes_down": 1600})
-    >>> history.last("grad_norm"), history.rounds_to("grad_norm", 0.1), history.bytes_to("grad_norm", 0.1)
-    (0.01, 10.0, 2400.0)
+    >>> history.append({"round": 0, "loss": 1.0, "accuracy": 0.5, "bytes_up": 0, "bytes_down": 0})
+    >>> history.append({"round": 9, "loss": 0.4, "accuracy": 0.9, "bytes_up": 8, "bytes_down": 16})
+    >>> history.best("accuracy"), history.cost_to("accuracy", 0.8)
+    (0.9, 24.0)
+    >>> history.cost_to("loss", 0.5, "round")
+    9.0
     """
 
-    FORMAT = "fedpage-history-1"
+    FORMAT = "fedpage-history-2"
 
     def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
-        self.meta: dict[str, Any] = dict(meta or {})
+        self.meta: Meta = dict(meta or {})
         self.rows: list[dict[str, float]] = []
-        self.stopped: str = ""
-        """Why the run ended: "finished", or what stopped it."""
-        self.diverged: bool = False
-        self.x: NDArray[np.float64] | None = None
-        """(d,) the last model."""
+        self.stop_reason: StopReason | None = None
+        self.stop_detail: str = ""
+        self.x: Model | None = None
         self.first_loss: float | None = None
-        """f(x0), which the engine measures even where no record is kept of it."""
         self.events: list[dict[str, Any]] = []
-        """What happened to clients: {"event": "rejected" | "fallback" | "lost" | "back", "round", "text"}; the first
-        thousand of a run."""
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add a record."""
         self.rows.append(
-            {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
+            {
+                name: value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+                for name, value in row.items()
+            }
         )
 
     def __len__(self) -> int:
@@ -60,8 +79,19 @@ class History:
 
     @property
     def ended(self) -> bool:
-        """Whether the run came to its end, and is not one that was cut off or gave up."""
-        return bool(self.stopped) and not self.stopped.startswith(("cut off", "gave up"))
+        """Whether the run came to its end; False while it runs, and where it can be resumed."""
+        return self.stop_reason not in (None, StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended because it diverged."""
+        return self.stop_reason is StopReason.DIVERGED
+
+    @property
+    def stop_text(self) -> str:
+        """The reason and the detail in one text, such as "diverged: loss 3e+07 at round 20"."""
+        parts = (self.stop_reason.value if self.stop_reason else "", self.stop_detail)
+        return ": ".join(part for part in parts if part)
 
     @property
     def columns(self) -> list[str]:
@@ -69,124 +99,181 @@ class History:
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
-        """(records,) one column; "bytes" is up and down together. Missing values are NaN."""
+        """Return a column (records,). "bytes" is bytes_up + bytes_down. Missing values are NaN.
+
+        Raises:
+            InputError: no record has the column.
+        """
         if column == "bytes":
             return self["bytes_up"] + self["bytes_down"]
         if self.rows and not any(column in row for row in self.rows):
-            raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
+            hint = did_you_mean(column, self.columns)
+            known = ", ".join(self.columns)
+            raise InputError(f"no column {short_repr(column)};{hint} there are {known}")
         return np.array([row.get(column, math.nan) for row in self.rows], dtype=np.float64)
 
     def last(self, column: str) -> float:
-        """The column's last value."""
+        """Return the last value of a column."""
         if not self.rows:
             raise InputError("the history has no record yet")
         return float(self[column][-1])
 
+    @property
+    def directions(self) -> dict[str, bool]:
+        """Whether higher is better, of the run's own metrics as provenance lists them."""
+        metrics = _table(self, "problem").get("metrics")
+        table = metrics.items() if isinstance(metrics, Mapping) else ()
+        return {name: value for name, value in table if isinstance(value, bool)}
+
+    def higher_is_better(self, column: str) -> bool:
+        """Say whether a higher value of a column is better.
+
+        Raises:
+            InputError: the direction is not known.
+        """
+        return higher_is_better(column, self.directions)
+
     def best(self, column: str) -> float:
-        """The column's smallest value among records that count as progress (see `progress`)."""
+        """Return the best value of a column among records that count as progress (see `progress`).
+
+        Returns:
+            The largest value if higher is better, else the smallest. Without any value it is -inf
+            if higher is better, else inf.
+
+        Raises:
+            InputError: there is no such column, or its direction is not known.
+        """
+        higher = self.higher_is_better(column)
         values = self[column][self.progress()]
-        return float(np.nanmin(values)) if len(values) else math.inf
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return -math.inf if higher else math.inf
+        return float(values.max() if higher else values.min())
 
     def progress(self) -> NDArray[np.bool_]:
-        """(records,) whether f(x) <= f(x0) there.
+        """Say of each record (records,) whether f(x) <= f(x0) there.
 
-        Robust regression has points far away with a tiny gradient and a huge loss; they are no progress.
+        Robust regression has points far away with a tiny gradient and a huge loss. Such records are
+        neither a best value nor a target reached. Without a column "loss" every record counts.
         """
+        if "loss" not in self.columns:
+            return np.ones(len(self.rows), dtype=np.bool_)
         loss = self["loss"]
         first = loss[0] if self.first_loss is None else self.first_loss
         return np.asarray(np.isfinite(loss) & (loss <= first), dtype=np.bool_)
 
-    def reach(self, column: str, target: float, cost: str = "round") -> float:
-        """The cost ("round", "bytes", "clients", ...) at the first record with column <= target; inf if never.
+    def cost_to(self, column: str, target: float, cost: str = "bytes") -> float:
+        """Return the cost at the first record whose column is at the target or better.
 
-        Only records with f(x) <= f(x0) count.
+        Args:
+            column: any recorded column, such as "grad_norm" or "held_out_accuracy".
+            target: the value to reach; at least this if higher is better, else at most.
+            cost: a column of costs, such as "bytes", "round", "clients", "gradients", "seconds".
+
+        Returns:
+            The cost, or inf if the target is never reached. Only records with f(x) <= f(x0) count.
+
+        Raises:
+            InputError: there is no such column, or its direction is not known.
         """
-        hit = np.flatnonzero((self[column] <= target) & self.progress())
-        return float(self[cost][hit[0]]) if len(hit) else math.inf
+        values = self[column]
+        good = values >= target if self.higher_is_better(column) else values <= target
+        hits = np.flatnonzero(good & self.progress())
+        costs = self[cost]
+        return float(costs[hits[0]]) if len(hits) else math.inf
 
-    def rounds_to(self, column: str, target: float) -> float:
-        """Rounds until column <= target, or inf."""
-        return self.reach(column, target, "round")
-
-    def bytes_to(self, column: str, target: float, direction: str = "both") -> float:
-        """Bytes until column <= target, or inf. direction: "both", "up" or "down"."""
-        columns = {"both": "bytes", "up": "bytes_up", "down": "bytes_down"}
-        if direction not in columns:
-            raise InputError(f"direction must be 'both', 'up' or 'down', not {direction!r}")
-        return self.reach(column, target, columns[direction])
-
-    def gradients_to(self, column: str, target: float) -> float:
-        """Gradients of single rows, over all clients, until column <= target, or inf."""
-        return self.reach(column, target, "gradients")
-
-    def clients_to(self, column: str, target: float) -> float:
-        """Client contacts until column <= target, or inf."""
-        return self.reach(column, target, "clients")
+    def reached(self, column: str, target: float) -> bool:
+        """Say whether a column came to the target or better; see `cost_to`."""
+        return math.isfinite(self.cost_to(column, target, "round"))
 
     def same(self, other: History) -> bool:
-        """Whether both runs are the same bit for bit: records, end and model; the clock does not count."""
+        """Compare two runs bit for bit: records, end and model, but not the clock."""
 
-        def bare(history: History) -> list[dict[str, float]]:
-            return [
-                {name: value for name, value in row.items() if name != "seconds"}
-                for row in history.rows
-            ]
+        def content(history: History) -> tuple[object, ...]:
+            rows = [{k: v for k, v in row.items() if k != "seconds"} for row in history.rows]
+            model = None if history.x is None else (str(history.x.dtype), history.x.tobytes())
+            end = (history.stop_reason, history.stop_detail)
+            return json.dumps(rows, sort_keys=True), end, model
 
-        def bits(history: History) -> bytes | None:
-            return None if history.x is None else np.asarray(history.x, dtype=np.float64).tobytes()
-
-        return (
-            json.dumps(bare(self), sort_keys=True) == json.dumps(bare(other), sort_keys=True)
-            and self.stopped == other.stopped
-            and bits(self) == bits(other)
-        )
+        return content(self) == content(other)
 
     @property
     def label(self) -> str:
         """The method's name as papers print it."""
-        return str(self.meta.get("method", {}).get("name", "run"))
+        return str(_table(self, "method").get("name", "run"))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write the columns; provenance and model go into JSON lines only."""
-        path = Path(path)
+        """Write the columns to a CSV file. Provenance and model go into `to_jsonl` only."""
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=self.columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows)
-        return _written(path, text.getvalue())
+        return _write(Path(path), text.getvalue())
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything: a line of provenance, a line a record, a line with the end and the model."""
-        return _written(
-            Path(path), "".join(json.dumps(line, allow_nan=False) + "\n" for line in self._lines())
-        )
+        """Write provenance, records, events and the end as JSON lines, and the model beside them.
 
-    def _lines(self) -> Iterable[dict[str, Any]]:
-        yield {"format": self.FORMAT, "meta": self.meta}
-        for row in self.rows:
-            yield encoded(row)
+        The model of run.jsonl is run.model.npz, with one array "x" of the model's own precision.
+
+        Returns:
+            The path of the JSON lines.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [*self._lines(), self.end_line(self.write_model(path))]
+        return _write(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+
+    def header(self) -> dict[str, object]:
+        """Return the first line of a file: its format and the run's provenance."""
+        return {"format": self.FORMAT, "meta": self.meta}
+
+    def _lines(self) -> Iterator[Mapping[str, object]]:
+        yield self.header()
+        yield from (encode_row(row) for row in self.rows)
         yield from self.events
-        yield self.end()
 
-    def end(self) -> dict[str, Any]:
-        """The last line: why the run ended, how many records there are, and the model."""
+    def write_model(self, path: Path) -> str | None:
+        """Write the model beside the history file `path`, whole or not at all.
+
+        Returns:
+            The SHA-256 of its file, for `end_line`; None if there is no model.
+        """
+        target = model_path(path)
+        if self.x is None:
+            target.unlink(missing_ok=True)
+            return None
+        buffer = io.BytesIO()
+        np.savez(buffer, x=self.x)
+        put(target, buffer.getvalue())
+        return hashlib.sha256(buffer.getbuffer()).hexdigest()
+
+    def end_line(self, model: str | None) -> dict[str, object]:
+        """Return the last line of a file: how the run ended, and what belongs to it.
+
+        Args:
+            model: the digest that `write_model` returned.
+        """
         return {
-            "end": self.stopped,
+            "end": None if self.stop_reason is None else self.stop_reason.value,
+            "detail": self.stop_detail,
             "records": len(self.rows),
-            "diverged": self.diverged,
-            "first_loss": None if self.first_loss is None else _json(self.first_loss),
-            "x": None if self.x is None else [_json(value) for value in self.x.tolist()],
+            "first_loss": None if self.first_loss is None else _encode(self.first_loss),
+            "model": model,
         }
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> History:
-        """Read what `to_jsonl` (all of it) or `to_csv` (the columns) wrote."""
+        """Read what `to_jsonl` (all of it) or `to_csv` (the columns) wrote.
+
+        Raises:
+            InputError: the file is no history, or its model is missing or damaged.
+        """
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-        return cls._from_csv(text, path) if path.suffix == ".csv" else cls.parse(text, str(path))
+        return cls._from_csv(text, path) if path.suffix == ".csv" else cls.parse(text, path)
 
     @classmethod
     def _from_csv(cls, text: str, path: Path) -> History:
@@ -196,26 +283,37 @@ class History:
             if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ("none",)):
                 raise ValueError
             for row in reader:
-                history._take(
-                    {name: _number(value) for name, value in row.items() if value not in ("", None)}
+                history._add_read(
+                    {
+                        name: _read_cell(value)
+                        for name, value in row.items()
+                        if value not in ("", None)
+                    }
                 )
         except (csv.Error, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             line = max(reader.line_num, 1)
             raise InputError(f"{path}, line {line}: not a record of a fedpage history") from None
         return history
 
-    def _take(self, row: Mapping[str, float]) -> None:
+    def _add_read(self, row: Mapping[str, float]) -> None:
         """Append a record that was read; its round must come after the last one's."""
         if not row["round"] > (self.rows[-1]["round"] if self.rows else -1):
             raise ValueError
         self.append(row)
 
     @classmethod
-    def parse(cls, text: str, source: str) -> History:
-        """A history from its JSON lines. A last line that is torn is left out: the run died while writing it."""
-        history, ended = cls(), False
-        lines = text.split("\n")
-        torn = lines.pop()
+    def parse(cls, text: str, path: str | os.PathLike[str]) -> History:
+        """Read a history from its JSON lines.
+
+        Args:
+            text: the lines. A torn last line is left out: the process ended while writing it.
+            path: the file they are from; the model is read beside it.
+
+        Raises:
+            InputError: a line is no line of a history, or the model is missing or damaged.
+        """
+        history, model, ended = cls(), None, False
+        *lines, torn = text.split("\n")
         if torn.endswith("}"):
             lines.append(torn)
         for number, line in enumerate(lines, start=1):
@@ -224,49 +322,41 @@ class History:
                 if ended:
                     raise ValueError
                 if number == 1:
-                    if entry["format"] != cls.FORMAT:
-                        raise ValueError
-                    history.meta = entry["meta"] | {}
-                    (
-                        history.meta.get("method", {}).items(),
-                        history.meta.get("problem", {}).items(),
-                    )  # tables, if there
+                    history.meta = _read_header(entry)
                 elif "event" in entry:
-                    if [type(entry[key]) for key in ("event", "round", "text")] != [str, int, str]:
-                        raise ValueError
-                    history.events.append(entry)
+                    history.events.append(_read_event(entry))
                 elif "end" in entry:
-                    ended, history.stopped, history.diverged = (
-                        True,
-                        entry["end"] + "",
-                        entry["diverged"] is True,
-                    )
-                    x = entry["x"]
-                    history.x = (
-                        None
-                        if x is None
-                        else np.array([_unjson(value) for value in x], dtype=np.float64)
-                    )
-                    history.first_loss = (
-                        None if entry["first_loss"] is None else float(_unjson(entry["first_loss"]))
-                    )
-                    sound = isinstance(x, list | None) and isinstance(entry["diverged"], bool)
-                    if not sound or entry["records"] != len(history.rows):
-                        raise ValueError
+                    model, ended = history._read_end(entry), True
                 else:
-                    history._take({name: _unjson(value) for name, value in entry.items()})
+                    history._add_read({name: _decode(value) for name, value in entry.items()})
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                 raise InputError(
-                    f"{source}, line {number}: not a line of a fedpage history"
+                    f"{path}, line {number}: not a line of a fedpage history"
                 ) from None
         if not history.meta and not history.rows:
-            raise InputError(f"{source}: empty, not a fedpage history")
-        if not history.stopped:
-            history.stopped = "cut off: the file has no end"
+            raise InputError(f"{path}: empty, not a fedpage history")
+        if model is not None:
+            history.x = _read_model(Path(path), model)
+        if not ended:
+            history.stop_reason = StopReason.INTERRUPTED
+            history.stop_detail = "the file has no end"
         return history
 
-    def to_pandas(self) -> Any:
-        """The columns as a pandas DataFrame (needs pandas: `pip install fedpage[pandas]`)."""
+    def _read_end(self, entry: dict[str, Json]) -> str | None:
+        reason, detail, first, model = (
+            entry[name] for name in ("end", "detail", "first_loss", "model")
+        )
+        if entry["records"] != len(self.rows) or not isinstance(detail, str):
+            raise ValueError
+        self.stop_reason = None if reason is None else StopReason(str(reason))
+        self.stop_detail = detail
+        self.first_loss = None if first is None else float(_decode(first))
+        if model is not None and not isinstance(model, str):
+            raise ValueError
+        return model
+
+    def to_pandas(self) -> DataFrame:
+        """Return the columns as a DataFrame (needs `pip install fedpage[pandas]`)."""
         try:
             import pandas
         except ImportError:
@@ -278,35 +368,43 @@ class History:
     def __repr__(self) -> str:
         if not self.rows:
             return f"History({self.label}, empty)"
-        tail = "" if self.stopped in ("", "finished") else f", {self.stopped}"
-        return (
-            f"History({self.label}, {int(self.last('round'))} rounds, loss {self.last('loss'):.4g}, "
-            f"gradient norm {self.last('grad_norm'):.3g}{tail})"
-        )
+        last = self.rows[-1]
+        parts = [self.label, f"{int(last['round'])} rounds"]
+        for column, words in (("loss", "loss {:.4g}"), ("grad_norm", "gradient norm {:.3g}")):
+            parts += [words.format(last[column])] if column in last else []
+        parts += [] if self.stop_reason in (None, StopReason.FINISHED) else [self.stop_text]
+        return f"History({', '.join(parts)})"
 
 
-def encoded(row: Mapping[str, float]) -> dict[str, float | str]:
-    """A record as JSON can hold it."""
-    return {name: _json(value) for name, value in row.items()}
+def model_path(path: Path) -> Path:
+    """Return where the model of a history file is: run.model.npz beside run.jsonl."""
+    return path.with_suffix(".model.npz")
 
 
-def _json(value: float) -> float | str:
-    """A number that JSON can hold: infinities and NaN as words."""
+def encode_row(row: Mapping[str, float]) -> dict[str, float | str]:
+    """Return a record as JSON can hold it: infinities and NaN as words."""
+    return {name: _encode(value) for name, value in row.items()}
+
+
+def _encode(value: float) -> float | str:
     return value if isinstance(value, int) or math.isfinite(value) else repr(value)
 
 
 _WORDS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 
 
-def _unjson(value: Any) -> float:
-    """What `_json` made JSON of; a whole number must fit a float."""
-    number: float = _WORDS[value] if isinstance(value, str) else +value
-    float(number)
-    return number
+def _decode(value: Json) -> float:
+    """Return the number that `_encode` wrote; a whole number must fit a float."""
+    if isinstance(value, str):
+        return _WORDS[value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    float(value)
+    return value
 
 
-def _number(text: str) -> float:
-    """A number as `to_csv` writes it."""
+def _read_cell(text: str) -> float:
+    """Return the number that `to_csv` wrote into a cell."""
     if text in _WORDS:
         return _WORDS[text]
     if "_" in text or not text.isascii():
@@ -320,21 +418,64 @@ def _number(text: str) -> float:
     return number
 
 
-def _written(path: Path, text: str) -> Path:
+def _read_header(entry: dict[str, Json]) -> Meta:
+    meta = entry["meta"]
+    if entry["format"] != History.FORMAT or not isinstance(meta, dict):
+        raise ValueError
+    if not all(isinstance(meta.get(name, {}), dict) for name in ("method", "problem")):
+        raise ValueError
+    return {**meta}
+
+
+def _read_event(entry: dict[str, Json]) -> dict[str, str | int]:
+    kind, round, text = entry["event"], entry["round"], entry["text"]
+    if not isinstance(kind, str) or type(round) is not int or not isinstance(text, str):
+        raise ValueError
+    return {"event": kind, "round": round, "text": text}
+
+
+def _read_model(path: Path, digest: str) -> Model:
+    """Read the model (d,) beside a history; its bytes must be those that were written."""
+    file = model_path(path)
+    try:
+        data = file.read_bytes()
+    except OSError:
+        raise InputError(
+            f"{path}: its model {file.name} is missing; put it back beside the history"
+        ) from None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise InputError(f"{file}: damaged, or the model of another run (its checksum differs)")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            x = arrays["x"]
+    except Exception:  # numpy and zipfile raise several types for bytes that are no archive
+        x = None
+    if x is None or x.ndim != 1 or x.dtype not in (np.float32, np.float64):
+        raise InputError(f"{file}: not the model of a fedpage history")
+    return np.asarray(x)
+
+
+def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     put(path, text.encode("utf-8"))
     return path
 
 
-def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
-    """Runs grouped by method, hyper-parameters and problem, under labels that tell the groups apart.
+def _table(history: History, name: str) -> Mapping[str, object]:
+    """Return a table of the provenance, such as "method"; empty if there is none."""
+    table = history.meta.get(name, {})
+    return table if isinstance(table, Mapping) else {}
 
-    The label is the method's name; where several groups share it, the hyper-parameters that differ follow, then the
-    problem's own differences, and a number where nothing else helps.
+
+def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
+    """Group runs by method, hyper-parameters and problem, under labels that differ.
+
+    The label is the method's name. Where several groups share it, the hyper-parameters that differ
+    follow, then the problem's differences, and a number where nothing else helps.
     """
     groups: dict[str, list[History]] = {}
     for history in histories:
-        about = [history.meta.get("method", {}), history.meta.get("problem", {})]
+        about = [_table(history, "method"), _table(history, "problem")]
         groups.setdefault(json.dumps(about, sort_keys=True, default=str), []).append(history)
     labelled: dict[str, list[History]] = {}
     for runs in groups.values():
@@ -349,34 +490,27 @@ def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
     return labelled
 
 
+_HIDDEN = (
+    "effective_step", "class", "name", "data_digest", "partition_digest", "rows", "d", "data_note",
+)  # fmt: skip
+"""Entries of provenance that follow from others or say nothing to a reader."""
+
+
 def _differences(run: History, twins: list[History], what: str) -> list[str]:
-    """`name=value` for what tells a run from its twins."""
-    about = run.meta.get(what, {})
-    others = [twin.meta.get(what, {}) for twin in twins]
-    hidden = (
-        "effective_step",
-        "class",
-        "name",
-        "data_digest",
-        "partition_digest",
-        "rows",
-        "d",
-        "data_note",
+    """List `name=value` for what tells a run from others of its method."""
+    about = _table(run, what)
+    others = [_table(twin, what) for twin in twins]
+    names = [
+        name
+        for name in about
+        if name not in _HIDDEN and any(other.get(name) != about[name] for other in others)
+    ]
+    ambiguous = any(
+        other.get(name) != about[name] and _short(other.get(name)) == _short(about[name])
+        for other in others
+        for name in names
     )
-    differing = [name for name in about if any(other.get(name) != about[name] for other in others)]
-    shown = [name for name in differing if name not in hidden]
-    short = [f"{name}={_short(about[name])}" for name in shown]
-    exact = [f"{name}={about[name]}" for name in shown]
-    return (
-        short
-        if all(
-            _short(o.get(n)) != _short(about[n])
-            for o in others
-            for n in shown
-            if o.get(n) != about[n]
-        )
-        else exact
-    )
+    return [f"{name}={about[name] if ambiguous else _short(about[name])}" for name in names]
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""A run on disk: run.toml, history.jsonl and checkpoints, written so that no moment is a bad one to die."""
+"""A run on disk: run.toml, history.jsonl and checkpoints, so that a killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -8,53 +8,87 @@ import logging
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Protocol, Self
 
 from fedpage.core.atomic import put
-from fedpage.core.errors import InputError
-from fedpage.engine.loop import Interrupted, Run
+from fedpage.core.errors import InputError, short_repr
 from fedpage.runs import toml
-from fedpage.runs.checkpoint import pack, unpack
-from fedpage.runs.fingerprint import digest_of, identity, refuse
-from fedpage.runs.history import History, encoded
+from fedpage.runs.checkpoint import Snapshot, pack, unpack
+from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
+from fedpage.runs.history import History, encode_row, model_path
 
-_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
-_KEPT = 2
-_asked_to_stop = False
-
-
-def ask_to_stop(yes: bool = True) -> None:
-    """Let every run that is written to a directory stop after the round in hand, once it is safe. For signals."""
-    global _asked_to_stop
-    _asked_to_stop = yes
+_CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
+_CHECKPOINTS_KEPT = 2
+_LOG = logging.getLogger("fedpage")
 
 
-class RunDirectory:
-    """Writes a run down while it goes on, and takes it up again. A context: only one process may write at a time.
+class StorableRun(Protocol):
+    """What the store needs of a run to begin or resume it."""
 
-    every: rounds (100) or seconds ("10s", "5m") between checkpoints. command: what the command line was given, for
-    `fedpage resume`. say: called with sentences about what was found damaged; by default the log's warnings.
+    @property
+    def history(self) -> History:
+        """The run's history, with its provenance."""
+        ...
+
+    @property
+    def code(self) -> Mapping[str, type]:
+        """The classes that compute the rounds, by name."""
+        ...
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of rounds done."""
+        ...
+
+    def restore(self, snapshot: Snapshot, source: str) -> None:
+        """Return to a snapshot; an InputError if it does not fit the run."""
+        ...
+
+
+class RunStore:
+    """Write a run to a directory and resume it; only one process may have it open.
+
+    Use it as a context manager, begin or resume a run with `open_run`, and give the run a
+    `Checkpointing` callback. All files are written so that the process may be killed at any moment:
+    history.jsonl is only appended to, checkpoints and run.toml are replaced as a whole, and a
+    checkpoint knows how much of history.jsonl belongs to it.
+
+    Args:
+        path: The directory; it is created.
+        checkpoint_every: Rounds (100) or seconds ("10s", "5m") between checkpoints.
+        command: The settings of a command line, for `fedpage resume`.
+        notify: Called with a sentence about every damaged file and about where the run resumes; by
+            default the log "fedpage".
+
+    Raises:
+        InputError: If the directory cannot be written, or another process has it open.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, every: str | int = "10s", command: Mapping[str, Any] | None = None,
-        say: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str],
+        *,
+        checkpoint_every: str | int = "10s",
+        command: Mapping[str, Any] | None = None,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
         self.path = Path(path)
-        self.rounds, self.seconds = interval(every)
-        self.every, self.command = str(every), command
-        self.say = logging.getLogger("fedpage").warning if say is None else say
-        self._stream: Any = None
-        self._lock: Any = None
-        self._digest: Any = hashlib.sha256()
-        self._offset = 0
-        self._identity = ""
-        self._saved_round = 0
-        self._saved_at = time.monotonic()
+        self.rounds_between, self.seconds_between = parse_interval(checkpoint_every)
+        self.checkpoint_every, self.command = str(checkpoint_every), command
+        self.checkpoint_round = 0
+        """The round of the newest checkpoint."""
+        self._warn = _LOG.warning if notify is None else notify
+        self._inform = _LOG.info if notify is None else notify
+        self._stream: FileIO | None = None
+        self._lock: IO[str] | None = None
+        self._fingerprint = ""
+        self._written = hashlib.sha256()
+        self._size = 0
 
     def __enter__(self) -> Self:
         try:
@@ -64,7 +98,7 @@ class RunDirectory:
             raise InputError(
                 f"{self.path}: cannot be written ({error.strerror or error})"
             ) from None
-        if not _locked(self._lock):
+        if not _try_lock(self._lock):
             self._lock.close()
             raise InputError(
                 f"{self.path}: another process is writing this run; wait for it, or stop it"
@@ -74,225 +108,235 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
-        self._lock.close()  # which unlocks it
+        if self._lock is not None:
+            self._lock.close()  # which unlocks it
 
-    def exists(self) -> bool:
-        """Whether there is a run here."""
+    @property
+    def history_path(self) -> Path:
+        """The file of the records."""
+        return self.path / "history.jsonl"
+
+    def has_run(self) -> bool:
+        """Return whether there is a run in the directory."""
         return (self.path / "run.toml").is_file()
 
-    def begin(self, run: Run) -> None:
-        """Write down what the run is; whatever run was here before is gone."""
-        for old in [self.path / "run.toml", self.path / "history.jsonl", *self._checkpoints()]:
-            old.unlink(missing_ok=True)
-        about = identity(run)
-        self._identity = digest_of(about)
-        with self._failing():
-            header = (
-                json.dumps({"format": History.FORMAT, "meta": run.history.meta}).encode("utf-8")
-                + b"\n"
-            )
-            put(self.path / "history.jsonl", header)
-            self._open()
-            self._digest, self._offset = hashlib.sha256(header), len(header)
-            table = {
-                "format": 1,
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "checkpoint_every": self.every,
-                "command": self.command,
-                "identity": about,
-                "versions": run.history.meta.get("versions", {}),
-            }
+    def open_run(self, run: StorableRun, *, resume: bool) -> History | None:
+        """Begin a run, or resume the one in the directory.
+
+        Args:
+            run: The run; when it resumes, its state and history become those of the checkpoint.
+            resume: Whether to resume a run that is there; otherwise it is deleted.
+
+        Returns:
+            The history of a run that has already ended, or None: then run it.
+
+        Raises:
+            InputError: If the run in the directory has other settings, data or code.
+        """
+        if not resume or not self.has_run():
+            self._begin(run)
+            return None
+        finished = self._resume(run)
+        if finished is not None:
+            self._inform(f"{self.path}: the run has already ended")
+        elif run.rounds_done:
+            self._inform(f"{self.path}: resuming after round {run.rounds_done}")
+        return finished
+
+    def _begin(self, run: StorableRun) -> None:
+        """Delete the run that was here, and write run.toml and the first line of history.jsonl."""
+        old = [self.path / "run.toml", self.history_path, model_path(self.history_path)]
+        for path in [*old, *self._checkpoints()]:
+            path.unlink(missing_ok=True)
+        about = fingerprint(run.history.meta, run.code)
+        self._fingerprint = digest(about)
+        meta = run.history.meta
+        header = json.dumps(run.history.header()).encode("utf-8") + b"\n"
+        table = {
+            "format": 1,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "checkpoint_every": self.checkpoint_every,
+            "command": self.command,
+            "fingerprint": about,
+            "versions": meta.get("versions", {}),
+        }
+        with self._explain_os_errors():
+            put(self.history_path, header)
+            self._append_from(header)
             put(self.path / "run.toml", toml.dumps(table).encode("utf-8"))
 
-    def resume(self, run: Run) -> History | None:
-        """Put a fresh run where this directory's run was last safe; its history if it has ended already.
-
-        An InputError if the directory's run is another one: other settings, data, or code of the method.
-        """
-        table = toml.read(self.path / "run.toml")
-        if table.get("format") != 1 or not isinstance(table.get("identity"), dict):
-            raise InputError(f"{self.path / 'run.toml'}: not a run of this version of fedpage")
-        about = identity(run)
-        refuse(table["identity"], about, str(self.path))
-        self._identity = digest_of(
-            table["identity"]
-        )  # 1 and 1.0 are the same setting, but not the same text
-        now, then = run.history.meta.get("versions", {}), table.get("versions", {})
-        for name in sorted(now):
-            if now[name] != then.get(name):
-                self.say(
-                    f"{self.path}: {name} is {now[name]} now and was {then.get(name)}; the last bits may differ"
-                )
-        text = self._history_bytes()
+    def _resume(self, run: StorableRun) -> History | None:
+        """Restore the newest sound checkpoint, or return the history of a run that has ended."""
+        self._check_same_run(run)
+        text = self._read_history()
         try:
-            history = History.parse(
-                text.decode("utf-8", "replace"), str(self.path / "history.jsonl")
-            )
+            history = History.parse(text.decode("utf-8", "replace"), self.history_path)
             if history.ended:
                 return history
         except InputError as error:
-            self.say(f"{error}; going back to where it was sound")
-        for (
-            path
-        ) in self._checkpoints():  # what is not taken must not stand in the way of newer ones
+            self._warn(f"{error}; returning to where it was sound")
+        for path in self._checkpoints():
             try:
                 tree = self._load(path)
-                prefix = text[: int(tree["offset"])]
-                if (
-                    len(prefix) < int(tree["offset"])
-                    or hashlib.sha256(prefix).hexdigest() != tree["history"]
-                ):
-                    raise InputError(
-                        f"{path}: history.jsonl is not what it was when this was written"
-                    )
+                size = int(tree["offset"])
+                if hashlib.sha256(text[:size]).hexdigest() != tree["history"] or size > len(text):
+                    raise InputError(f"{path}: history.jsonl has changed since this was written")
                 run.restore(tree["run"], str(path))
-            except InputError as error:
-                self.say(f"{error}; falling back to the one before")
-                path.unlink(missing_ok=True)
+            except (InputError, KeyError, TypeError, ValueError) as error:
+                why = error if isinstance(error, InputError) else f"{path}: not a run's checkpoint"
+                self._warn(f"{why}; falling back to the one before")
+                path.unlink(missing_ok=True)  # it would push out newer checkpoints
                 continue
-            except (KeyError, TypeError, ValueError):
-                self.say(f"{path}: not a run's checkpoint; falling back to the one before")
-                path.unlink(missing_ok=True)
-                continue
-            self._cut(run, text, int(tree["offset"]))
-            self._saved_round = run.engine.costs.round
+            self._truncate(run, text[:size])
+            self.checkpoint_round = run.rounds_done
             return None
-        header = text.find(b"\n") + 1
-        self.say(f"{self.path}: no checkpoint to go on from; the run begins again")
+        self._warn(f"{self.path}: no checkpoint to resume from; the run begins again")
         try:
-            self._cut(run, text, header)
-        except (InputError, UnicodeDecodeError):  # not even its first line is left
-            self.begin(run)
+            self._truncate(run, text[: text.find(b"\n") + 1])
+        except (InputError, UnicodeDecodeError):  # the first line is damaged, too
+            self._begin(run)
         return None
 
-    def _history_bytes(self) -> bytes:
-        """history.jsonl up to its last whole line."""
-        path = self.path / "history.jsonl"
+    def _check_same_run(self, run: StorableRun) -> None:
+        """Refuse another run than that of run.toml, and warn about other versions."""
+        table = toml.read(self.path / "run.toml")
+        about = table.get("fingerprint")
+        if table.get("format") != 1 or not isinstance(about, dict):
+            raise InputError(f"{self.path / 'run.toml'}: not a run of this version of fedpage")
+        check_same_run(about, fingerprint(run.history.meta, run.code), str(self.path))
+        self._fingerprint = digest(about)  # as it was written: 1 equals 1.0, with another digest
+        now, then = run.history.meta.get("versions", {}), table.get("versions", {})
+        for name in sorted(now):
+            if now[name] != then.get(name):
+                self._warn(
+                    f"{self.path}: {name} is {now[name]} now and was {then.get(name)}; "
+                    "the last bits may differ"
+                )
+
+    def _read_history(self) -> bytes:
+        """Return history.jsonl up to its last complete line."""
         try:
-            text = path.read_bytes()
+            text = self.history_path.read_bytes()
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-        whole = text.rfind(b"\n") + 1
-        if whole < len(text):
-            self.say(f"{path}: its last line is torn, and is left out")
-        return text[:whole]
+            raise InputError(
+                f"{self.history_path}: cannot be read ({error.strerror or error})"
+            ) from None
+        complete = text.rfind(b"\n") + 1
+        if complete < len(text):
+            self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")
+        return text[:complete]
 
-    def _cut(self, run: Run, text: bytes, offset: int) -> None:
-        """Let the history end where the checkpoint was written, and the run's with it."""
-        past = History.parse(text[:offset].decode("utf-8"), str(self.path / "history.jsonl"))
+    def _truncate(self, run: StorableRun, text: bytes) -> None:
+        """Cut history.jsonl, and the run's history, to what a checkpoint knows of it."""
+        past = History.parse(text.decode("utf-8"), self.history_path)
         run.history.rows, run.history.events = past.rows, past.events
-        with self._failing():
-            os.truncate(self.path / "history.jsonl", offset)
-            self._open()
-        self._digest, self._offset = hashlib.sha256(text[:offset]), offset
+        with self._explain_os_errors():
+            os.truncate(self.history_path, len(text))
+            self._append_from(text)
 
-    def _open(self) -> None:
-        self._stream = open(self.path / "history.jsonl", "ab", buffering=0)  # noqa: SIM115 - closed by __exit__
+    def _append_from(self, text: bytes) -> None:
+        """Open history.jsonl, which now holds `text`, to append to it."""
+        self._stream = open(self.history_path, "ab", buffering=0)  # noqa: SIM115 - see __exit__
+        self._written, self._size = hashlib.sha256(text), len(text)
 
-    def _load(self, path: Path) -> dict[str, Any]:
-        """A checkpoint whose bytes are those that were written, and of this run."""
+    def _load(self, path: Path) -> Snapshot:
+        """Read a checkpoint of this run whose checksum is that of its name."""
         try:
             data = path.read_bytes()
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-        named = _NAME.match(path.name)
-        if named is None or hashlib.sha256(data).hexdigest()[:16] != named.group(2):
-            raise InputError(f"{path}: damaged (its checksum is another)")
+        name = _CHECKPOINT_NAME.match(path.name)
+        if name is None or hashlib.sha256(data).hexdigest()[:16] != name.group(2):
+            raise InputError(f"{path}: damaged (its checksum differs)")
         tree = unpack(data, str(path))
-        if tree.get("identity") != self._identity:
-            raise InputError(f"{path}: of another run")
+        if tree.get("fingerprint") != self._fingerprint:
+            raise InputError(f"{path}: belongs to another run")
         return tree
 
     def _checkpoints(self) -> list[Path]:
-        """Newest first."""
+        """Return the files of the checkpoints, newest first."""
         folder = self.path / "checkpoints"
-        found = folder.iterdir() if folder.is_dir() else ()
-        return sorted((one for one in found if _NAME.match(one.name)), reverse=True)
+        files = folder.iterdir() if folder.is_dir() else ()
+        return sorted((path for path in files if _CHECKPOINT_NAME.match(path.name)), reverse=True)
 
-    def record(self, row: Mapping[str, float]) -> None:
+    def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
-        with self._failing():
-            self._line(encoded(row))
+        self._append(encode_row(record))
 
-    def event(self, entry: Mapping[str, Any]) -> None:
-        """Append what happened to history.jsonl."""
-        with self._failing():
-            self._line(dict(entry))
+    def write_event(self, kind: str, round: int, text: str) -> None:
+        """Append an event to history.jsonl."""
+        self._append({"event": kind, "round": round, "text": text})
 
-    def _line(self, entry: Mapping[str, Any]) -> None:
+    def write_end(self, history: History) -> None:
+        """Write the last model beside history.jsonl, and append the end of the run to it."""
+        with self._explain_os_errors():
+            model = history.write_model(self.history_path)
+        self._append(history.end_line(model))
+        with self._explain_os_errors():
+            self._sync()
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        assert self._stream is not None
         line = json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
-        written = 0
-        while written < len(line):
-            written += self._stream.write(line[written:])
-        self._digest.update(line)
-        self._offset += len(line)
+        done = 0
+        with self._explain_os_errors():
+            while done < len(line):
+                done += self._stream.write(line[done:])
+        self._written.update(line)
+        self._size += len(line)
 
-    def after_round(self, run: Run) -> None:
-        """A checkpoint, if one is due; and the end of this process's work, if that was asked for."""
-        done = run.engine.costs.round
-        due = self.rounds is not None and done - self._saved_round >= self.rounds
-        if not due and self.seconds is not None:
-            due = time.monotonic() - self._saved_at >= self.seconds
-        if due or _asked_to_stop:
-            self.save(run)
-        if _asked_to_stop:
-            raise Interrupted(
-                f"interrupted after round {done}; `fedpage resume {self.path}` goes on"
-            )
+    def _sync(self) -> None:
+        assert self._stream is not None
+        os.fsync(self._stream.fileno())
 
-    def save(self, run: Run) -> Path:
-        """Write a checkpoint now; the two newest are kept."""
-        tree = {
-            "identity": self._identity, "offset": self._offset, "history": self._digest.hexdigest(),
-            "run": run.snapshot(),
-        }  # fmt: skip
-        data = pack(tree)
-        done = run.engine.costs.round
-        path = self.path / "checkpoints" / f"{done:09d}-{hashlib.sha256(data).hexdigest()[:16]}.npz"
-        with self._failing():
-            os.fsync(self._stream.fileno())  # the records it counts on
+    def write_checkpoint(self, round: int, snapshot: Snapshot) -> Path:
+        """Write a checkpoint, and delete all but the two newest.
+
+        Args:
+            round: The number of rounds done.
+            snapshot: Everything that the coming rounds depend on.
+
+        Returns:
+            The checkpoint's file; its name holds the round and a checksum.
+        """
+        data = pack(
+            {
+                "fingerprint": self._fingerprint,
+                "offset": self._size,
+                "history": self._written.hexdigest(),
+                "run": snapshot,
+            }
+        )
+        checksum = hashlib.sha256(data).hexdigest()[:16]
+        path = self.path / "checkpoints" / f"{round:09d}-{checksum}.npz"
+        with self._explain_os_errors():
+            self._sync()  # the checkpoint counts on these records
             put(path, data)
-        for old in self._checkpoints()[_KEPT:]:
+        for old in self._checkpoints()[_CHECKPOINTS_KEPT:]:
             old.unlink(missing_ok=True)
-        for left in path.parent.glob(".*.tmp"):  # of a process that died
-            left.unlink(missing_ok=True)
-        self._saved_round, self._saved_at = done, time.monotonic()
+        for scratch in path.parent.glob(".*.tmp"):  # of a process that was killed
+            scratch.unlink(missing_ok=True)
+        self.checkpoint_round = round
         return path
 
-    def finish(self, history: History) -> History:
-        """Write the end, unless the run only gave up waiting for clients."""
-        if not history.stopped.startswith("gave up"):
-            with self._failing():
-                self._line(history.end())
-                os.fsync(self._stream.fileno())
-        return history
-
-    def _failing(self) -> _Failing:
-        return _Failing(self)
-
-
-class _Failing:
-    """Turns an error of the file system into one that says what is safe."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory = directory
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, OSError):
-            where, saved = self.directory.path, self.directory._saved_round
+    @contextmanager
+    def _explain_os_errors(self) -> Iterator[None]:
+        """Add to an error of the file system which round the run can be resumed from."""
+        try:
+            yield
+        except OSError as error:
             hint = (
-                f"the run is safe up to round {saved}: `fedpage resume {where}` goes on from there"
+                f"the run is safe up to round {self.checkpoint_round}: "
+                f"`fedpage resume {self.path}` continues it"
             )
-            raise OSError(error.errno, f"{error.strerror or error}; {hint}", str(where)) from None
+            text = f"{error.strerror or error}; {hint}"
+            raise OSError(error.errno, text, str(self.path)) from None
 
 
-def _locked(stream: Any) -> bool:
-    """Whether the lock is ours now. The system lets go of it when the process ends, however it ends."""
+def _try_lock(stream: IO[str]) -> bool:
+    """Lock a file until it is closed or the process ends; return False if another has it."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -307,10 +351,19 @@ def _locked(stream: Any) -> bool:
     return True
 
 
-def interval(every: str | int) -> tuple[int | None, float | None]:
-    """Rounds, or seconds, between checkpoints.
+def parse_interval(every: str | int) -> tuple[int | None, float | None]:
+    """Return the rounds, or the seconds, between two checkpoints.
 
-    >>> interval(100), interval("30s"), interval("5m")
+    Args:
+        every: A number of rounds (100), or a time ("30s", "5m", "2h").
+
+    Returns:
+        (rounds, None) or (None, seconds).
+
+    Raises:
+        InputError: If it is neither.
+
+    >>> parse_interval(100), parse_interval("30s"), parse_interval("5m")
     ((100, None), (None, 30.0), (None, 300.0))
     """
     text = str(every).strip()
@@ -319,5 +372,6 @@ def interval(every: str | int) -> tuple[int | None, float | None]:
     if not isinstance(every, bool) and re.fullmatch(r"\d{1,9}", number) and int(number) > 0:
         return (int(number), None) if unit is None else (None, int(number) * unit)
     raise InputError(
-        f"checkpoints come every so many rounds (100) or seconds ('30s', '5m'), not {every!r}"
+        "the interval between checkpoints must be a number of rounds (100) or a time "
+        f"('30s', '5m'), not {short_repr(every)}"
     )

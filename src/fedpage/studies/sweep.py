@@ -1,20 +1,25 @@
-"""`sweep`: every method with every seed, through joblib."""
+"""Run every method with every seed."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.callbacks.base import Callback
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Problem
-from fedpage.engine.loop import check_whole
-from fedpage.engine.simulate import simulate
+from fedpage.core.validate import check_whole
+from fedpage.engine.loop import StopRule
+from fedpage.engine.simulate import RunOptions, simulate
 from fedpage.engine.simulation import Simulation
 from fedpage.runs.history import History
+
+CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
+"""Makes the callbacks of a run from its method and seed."""
 
 
 def sweep(
@@ -23,46 +28,152 @@ def sweep(
     *,
     rounds: int,
     seeds: int | Iterable[int] = 5,
+    record_every: int = 10,
+    stop: StopRule = None,
     jobs: int | None = 1,
-    progress: Callable[[int, int, History], None] | None = None,
+    callbacks: CallbackFactory | None = None,
     out: str | os.PathLike[str] | None = None,
-    **options: Any,
+    options: RunOptions | None = None,
 ) -> list[History]:
-    """Every method with every seed: independent runs through joblib, in the order methods x seeds.
+    """Run every method with every seed, and return the histories in the order methods x seeds.
 
-    seeds: how many (0..seeds-1), or which. jobs: processes; None leaves it to `joblib.parallel_config`, so that a
-    cluster's backend (Dask, Ray) can be plugged in. Same seed, same coins and clients for every method, so that
-    comparisons are paired. progress: called with runs done, runs in all, and the run. out: a directory with one for
-    each run in it, so that the same call with resume=True goes on where this one died. Other options: `simulate`'s.
+    A seed gives the same coins and the same clients to every method, so comparisons are paired.
+
+    Args:
+        problem: The problem.
+        methods: The methods with their hyper-parameters.
+        rounds: The number of rounds of each run.
+        seeds: How many seeds (0, 1, ..., seeds-1), or a list of them.
+        record_every: The number of rounds between two records.
+        stop: When to end a run early.
+        jobs: Processes; None leaves the choice to `joblib.parallel_config`, for Dask or Ray.
+        callbacks: Makes the callbacks of each run, in the process of that run:
+            `callbacks=lambda method, seed: [fp.Track("tensorboard")]`.
+        out: A directory for one run directory per run. With `RunOptions(resume=True)` the same
+            call continues where the process died.
+        options: Rarely used options of every run.
+
+    Returns:
+        A history per method and seed.
+
+    Raises:
+        InputError: If an argument cannot be used.
+
+    >>> import fedpage as fp
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
+    >>> runs = fp.sweep(problem, [fp.FedPAGE(S=2), fp.FedAvg(S=2)], rounds=10, seeds=2)
+    >>> [(run.label, run.meta["seed"]) for run in runs]
+    [('FedPAGE', 0), ('FedPAGE', 1), ('FedAvg', 0), ('FedAvg', 1)]
     """
-    if options.get("callbacks"):
-        raise InputError("sweep: callbacks watch one run each; give them to simulate")
+    return list(
+        iterate_sweep(
+            problem,
+            methods,
+            rounds=rounds,
+            seeds=seeds,
+            record_every=record_every,
+            stop=stop,
+            jobs=jobs,
+            callbacks=callbacks,
+            out=out,
+            options=options,
+        )
+    )
+
+
+def iterate_sweep(
+    problem: Problem,
+    methods: Sequence[AnyMethod],
+    *,
+    rounds: int,
+    seeds: int | Iterable[int] = 5,
+    record_every: int = 10,
+    stop: StopRule = None,
+    jobs: int | None = 1,
+    callbacks: CallbackFactory | None = None,
+    out: str | os.PathLike[str] | None = None,
+    options: RunOptions | None = None,
+) -> Iterator[History]:
+    """Yield the histories of `sweep`, each as soon as its run and all runs before it have ended.
+
+    Args and errors are those of `sweep`; arguments are checked at the first history.
+    """
     if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
-        raise InputError(f"methods must be a list of methods, not {methods!r}")
+        raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
     if isinstance(seeds, (bool, str)) or not isinstance(seeds, (int, np.integer, Iterable)):
-        raise InputError(f"seeds must be a number of seeds or a list of them, not {seeds!r}")
-    chosen = list(range(int(seeds))) if isinstance(seeds, (int, np.integer)) else list(seeds)
+        raise InputError(
+            f"seeds must be a number of seeds or a list of seeds, not {short_repr(seeds)}"
+        )
+    if callbacks is not None and not callable(callbacks):
+        raise InputError(
+            "sweep: callbacks must be a function that makes the callbacks of a run, "
+            "callbacks=lambda method, seed: [...]"
+        )
     if jobs is not None:
         check_whole("jobs", jobs, 1)
-    tasks = [(method, seed) for method in methods for seed in chosen]
+    methods = list(methods)
+    seed_list = list(range(int(seeds))) if isinstance(seeds, (int, np.integer)) else list(seeds)
+    tasks = [(method, seed) for method in methods for seed in seed_list]
     if not tasks:
         raise InputError("nothing to run: give at least one method and one seed")
-    for method, seed in tasks:  # nonsense is refused here, not in a worker
+    for method, seed in tasks:  # so that a wrong argument is refused here, not in a worker
         Simulation(problem, method, seed=seed)
-    home = (
-        None if out is None else Path(out).resolve()
-    )  # a worker may have been started somewhere else
-    places = [None if home is None else home / name for name in run_names(methods, chosen)]
-    done: list[History] = []
-    for history in _runs(problem, tasks, places, rounds, jobs, options):
-        done.append(history)
-        if progress:
-            progress(len(done), len(tasks), history)
-    return done
+    # A worker may have been started in another directory.
+    root = None if out is None else Path(out).resolve()
+    names = run_names(methods, seed_list)
+
+    run_one = partial(
+        _run_one,
+        problem,
+        callbacks=callbacks,
+        rounds=rounds,
+        record_every=record_every,
+        stop=stop,
+        options=options,
+    )
+    places = [None if root is None else root / name for name in names]
+    arguments = [(*task, place) for task, place in zip(tasks, places, strict=True)]
+    if jobs == 1:
+        for method, seed, place in arguments:
+            yield run_one(method, seed, place)
+        return
+    from joblib import Parallel, delayed
+
+    work = (delayed(run_one)(method, seed, place) for method, seed, place in arguments)
+    if jobs is None:  # a backend of the user's may not be able to return results one by one
+        yield from Parallel()(work)
+    else:
+        yield from Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")(work)
+
+
+def _run_one(
+    problem: Problem,
+    method: AnyMethod,
+    seed: int,
+    out: Path | None,
+    *,
+    callbacks: CallbackFactory | None,
+    rounds: int,
+    record_every: int,
+    stop: StopRule,
+    options: RunOptions | None,
+) -> History:
+    """Run one method with one seed, in the process that is to run it."""
+    return simulate(
+        problem,
+        method,
+        rounds=rounds,
+        seed=seed,
+        record_every=record_every,
+        stop=stop,
+        callbacks=() if callbacks is None else list(callbacks(method, seed)),
+        out=out,
+        options=options,
+    )
 
 
 def run_names(methods: Sequence[AnyMethod], seeds: Sequence[int]) -> list[str]:
-    """A name for each run of a sweep, in its order: where `out` has it.
+    """Return the directory name of each run of a sweep, in the order methods x seeds.
 
     >>> import fedpage as fp
     >>> run_names([fp.FedPAGE(), fp.FedAvg()], [0, 1])
@@ -73,28 +184,3 @@ def run_names(methods: Sequence[AnyMethod], seeds: Sequence[int]) -> list[str]:
         for method in methods
     ]
     return [f"{number}-{name}-seed{seed}" for number, name in enumerate(short) for seed in seeds]
-
-
-def _runs(
-    problem: Problem, tasks: list[tuple[AnyMethod, int]], places: Sequence[Path | None], rounds: int, jobs: int | None,
-    options: dict[str, Any],
-) -> Iterator[History]:  # fmt: skip
-    each: list[tuple[AnyMethod, dict[str, Any]]] = [
-        (method, {"seed": seed, "out": out})
-        for (method, seed), out in zip(tasks, places, strict=True)
-    ]
-    if jobs == 1:
-        for method, own in each:
-            yield simulate(problem, method, rounds=rounds, **own, **options)
-        return
-    from joblib import Parallel, delayed
-
-    work = (
-        delayed(simulate)(problem, method, rounds=rounds, **own, **options) for method, own in each
-    )
-    if (
-        jobs is None
-    ):  # a backend of the user's, which may not be able to hand results over one by one
-        yield from Parallel()(work)
-    else:
-        yield from Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")(work)

@@ -22,10 +22,11 @@ import numpy as np
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem, dtype_of
-from fedpage.engine.loop import check_whole
-from fedpage.engine.simulate import describe, simulate
+from fedpage.core.validate import check_whole
+from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
 from fedpage.runs.history import History
+from fedpage.runs.provenance import describe_method
 from fedpage.theory.planner import Costs
 
 COSTS = ("rounds", "clients", "bytes", "bytes_up", "bytes_down", "gradients", "seconds")
@@ -133,8 +134,8 @@ def _round_off(value: float) -> float:
 def cost_of(history: History, target: float, cost: str, costs: Costs) -> float:
     """What a run paid until its gradient norm was at most the target, while f(x) <= f(x0); inf if it never was."""
     if cost != "seconds":
-        return history.reach("grad_norm", target, "round" if cost == "rounds" else cost)
-    rounds = history.reach("grad_norm", target, "round")
+        return history.cost_to("grad_norm", target, "round" if cost == "rounds" else cost)
+    rounds = history.cost_to("grad_norm", target, "round")
     if not math.isfinite(rounds):
         return math.inf
     at = int(np.flatnonzero(history["round"] == rounds)[0])
@@ -201,7 +202,7 @@ class Store:
             pass  # a torn last line, or no trial: that run is done again
 
     def _name(self, method: Any, seed: int) -> str:
-        about = method if isinstance(method, dict) else describe(method)
+        about = method if isinstance(method, dict) else describe_method(method)
         return f"{json.dumps(about, sort_keys=True)} {seed}"
 
     def get(self, method: Any, seed: int) -> Trial | None:
@@ -216,7 +217,7 @@ class Store:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         entry = {
             "search": self._key,
-            "method": describe(method),
+            "method": describe_method(method),
             "seed": seed,
             **dataclasses.asdict(trial),
         }

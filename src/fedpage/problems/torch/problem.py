@@ -22,8 +22,8 @@ from torch.func import grad_and_value
 from torch.utils._pytree import tree_map
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import Draws, Ints, Rows, Smoothness, Vector
-from fedpage.problems.base import client_scale, equal_size, norm, weights_described
+from fedpage.core.types import ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
+from fedpage.problems.base import client_scale, describe_weights, equal_size, norm
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import guard
 from fedpage.problems.torch.fingerprint import function_digest, module_digest
@@ -210,14 +210,14 @@ class TorchProblem:
         """{"loss", and the metrics} of parameters x (d,) on (inputs, targets) or a Dataset."""
         return self._evaluated(x, self._table(data, "data"))
 
-    def evaluate_clients(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
         """Each client's own N w_i f_i(x), (n,), and its gradient, (n, d)."""
         point = self.tensor(x).expand(len(clients), self.d)
         with self.guarded():
             gradients, losses = self.client_gradients(
                 point, clients, None, self._sizes[clients], None
             )
-        return array_of(losses).astype(np.float64), array_of(gradients)
+        return ClientEvaluations(array_of(losses).astype(np.float64), array_of(gradients), {})
 
     def scaled(self, factor: float) -> TorchProblem:
         """The same with every client's objective times a factor."""
@@ -252,7 +252,7 @@ class TorchProblem:
             about["held_out"] = self._digest(self._held_out)
         if self._others:
             about["held_out_clients"] = self._digest(*self._others)
-        return about | weights_described(self.weights, self._scale)
+        return about | describe_weights(self.weights, self._scale)
 
     # Between vectors and modules
 
@@ -402,7 +402,7 @@ class TorchProblem:
         if self.way == "plain":
             total, losses = np.zeros(self.d), 0.0
             for i in range(self.N):
-                own, gradients = self.evaluate_clients(np.array([i], dtype=np.int64), x)
+                own, gradients, _ = self.evaluate_clients(np.array([i], dtype=np.int64), x)
                 total += gradients[0]
                 losses += float(own[0])
             return (

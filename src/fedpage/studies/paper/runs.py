@@ -12,8 +12,9 @@ from typing import Any
 
 from fedpage.core.errors import InputError
 from fedpage.data.partition import blocks
-from fedpage.engine.simulate import describe, simulate
+from fedpage.engine.simulate import simulate
 from fedpage.runs.history import History
+from fedpage.runs.provenance import describe_method
 from fedpage.studies.paper.figures import Figure, Panel, Variant
 
 
@@ -29,7 +30,7 @@ class Task:
     def path(self, out: Path) -> Path:
         """Its file, named after what is run, so that two figures with the same curve share it."""
         figure, method = self.figure, self.variant.method
-        about = json.dumps(describe(method), sort_keys=True)
+        about = json.dumps(describe_method(method), sort_keys=True)
         digest = hashlib.sha256(about.encode()).hexdigest()[:10]
         place = f"{figure.data}-{figure.rows}-{figure.objective}-N{self.panel.clients}-R{figure.rounds}-{figure.record_every}"
         place = "".join(c if c.isalnum() or c in "-." else "_" for c in place)
@@ -68,14 +69,14 @@ def finished(task: Task, out: Path) -> History | None:
     except InputError:
         return None
     same = (
-        history.meta.get("method") == describe(task.variant.method)
+        history.meta.get("method") == describe_method(task.variant.method)
         and history.meta.get("seed") == task.seed
         and history.meta.get("rounds") == task.figure.rounds
         and history.meta.get("record_every") == task.figure.record_every
         and history.meta.get("figure_data")
         == [task.figure.data, task.figure.rows, task.figure.objective]
     )
-    return history if same and not history.stopped.startswith("cut off") else None
+    return history if same and history.ended else None
 
 
 def _do(task: Task, out: Path) -> None:

@@ -1,0 +1,105 @@
+"""Save the best model of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from fedpage.callbacks.base import Callback, RunInfo
+from fedpage.core import metrics
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import Vector
+
+
+@runtime_checkable
+class SavesModels(Protocol):
+    """A problem that can write a model to a file, such as a `TorchProblem`."""
+
+    def save(
+        self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the model with parameters x (d,) and a table of texts about it."""
+        ...
+
+    def about(self, path: str | os.PathLike[str]) -> Mapping[str, str]:
+        """Read the table of texts of a saved model."""
+        ...
+
+    def check_model_path(self, path: Path) -> None:
+        """Raise an InputError for a file name that no model can be saved under."""
+        ...
+
+
+class Best(Callback):
+    """Save the model whenever a column of the records reaches a better value.
+
+    The file also holds the column, its value and its round, so that a resumed run continues from
+    them. A new run with the same path replaces the file.
+
+    Args:
+        problem: A problem that can save a model, such as a `TorchProblem`.
+        path: The file, `.npz` or `.safetensors`.
+        column: The column to compare.
+        higher_is_better: Whether large values are good; by default what the column's metric says.
+
+    Raises:
+        InputError: If the problem cannot save models, or the column's direction is unknown.
+    """
+
+    def __init__(
+        self,
+        problem: SavesModels,
+        path: str | os.PathLike[str],
+        column: str = "loss",
+        *,
+        higher_is_better: bool | None = None,
+    ) -> None:
+        if not isinstance(problem, SavesModels):
+            raise InputError(
+                f"Best: {type(problem).__name__} cannot save models; it has no save(path, x, about)"
+            )
+        if not isinstance(column, str) or not column:
+            raise InputError(
+                f"Best: column must be the name of a column such as 'loss', not {short_repr(column)}"
+            )
+        if higher_is_better is None:
+            try:
+                higher_is_better = metrics.higher_is_better(column)
+            except InputError as error:
+                raise InputError(f"Best: {error}, or give Best(higher_is_better=...)") from None
+        self.problem, self.path, self.column = problem, Path(path), column
+        self.higher_is_better = higher_is_better
+        self.value, self.round = math.nan, -1
+        problem.check_model_path(self.path)
+
+    def on_run_start(self, info: RunInfo) -> None:
+        """Forget the best value of an earlier run, or read that of the run that resumes."""
+        self.value, self.round = math.nan, -1
+        if not info.start or not self.path.is_file():
+            return
+        about = self.problem.about(self.path)
+        try:
+            value, round = float(about["value"]), int(about["round"])
+        except (KeyError, ValueError):
+            raise InputError(
+                f"{self.path}: holds no best value of a run; give another path"
+            ) from None
+        # A file of a later round was written after the checkpoint that the run resumes from.
+        if about.get("column") == self.column and round <= info.start:
+            self.value, self.round = value, round
+
+    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
+        """Save the model if its value is the best so far."""
+        if self.column not in record:
+            raise InputError(
+                f"Best: there is no column {self.column!r}; there are {', '.join(record)}"
+            )
+        value = float(record[self.column])
+        better = value > self.value if self.higher_is_better else value < self.value
+        if math.isfinite(value) and (better or math.isnan(self.value)):
+            self.value, self.round = value, int(record["round"])
+            about = {"column": self.column, "value": repr(value), "round": str(self.round)}
+            self.problem.save(self.path, x, about)

@@ -1,0 +1,75 @@
+"""Write a run to its directory while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo, Stopped
+from fedpage.core.types import StopReason, Vector
+from fedpage.runs.history import History
+from fedpage.runs.store import RunStore
+
+_is_interrupt_requested = False
+
+
+def request_interrupt(is_requested: bool = True) -> None:
+    """Let every run with a directory write a checkpoint after its round, and end.
+
+    Signal handlers call this function.
+
+    Args:
+        is_requested: False takes the request back.
+    """
+    global _is_interrupt_requested
+    _is_interrupt_requested = is_requested
+
+
+class Checkpointing(Callback):
+    """Write records, events and checkpoints to a run directory; `simulate(out=...)` adds this.
+
+    Args:
+        store: The run directory, opened, and begun or resumed.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+        self._info: RunInfo | None = None
+        self._saved_at = 0.0
+
+    def on_run_start(self, info: RunInfo) -> None:
+        """Start the clock of the checkpoints."""
+        self._info, self._saved_at = info, time.monotonic()
+
+    def on_event(self, event: Event) -> None:
+        """Append the event to history.jsonl."""
+        self.store.write_event(event.kind, event.round, event.text)
+
+    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
+        """Append the record to history.jsonl."""
+        self.store.write_record(record)
+
+    def on_round_end(self, info: RoundEnd) -> Stopped | None:
+        """Write a checkpoint if it is due; end the run if an interrupt was requested."""
+        if info.is_last:
+            return None
+        if _is_interrupt_requested or self._is_due(info.round):
+            assert self._info is not None
+            self.store.write_checkpoint(info.round, self._info.snapshot())
+            self._saved_at = time.monotonic()
+        if _is_interrupt_requested:
+            detail = f"after round {info.round}; `fedpage resume {self.store.path}` continues it"
+            return Stopped(StopReason.INTERRUPTED, detail)
+        return None
+
+    def _is_due(self, round: int) -> bool:
+        store = self.store
+        if store.rounds_between is not None:
+            return round - store.checkpoint_round >= store.rounds_between
+        assert store.seconds_between is not None
+        return time.monotonic() - self._saved_at >= store.seconds_between
+
+    def on_run_end(self, history: History) -> None:
+        """Write the end of the run, unless the run can still be resumed."""
+        if history.ended:
+            self.store.write_end(history)

@@ -1,0 +1,362 @@
+"""Metrics: their values, their directions, and their columns in every problem's records."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support import quadratic
+
+import fedpage as fp
+from fedpage.core import metrics as m
+from fedpage.core.errors import InputError
+from fedpage.core.types import ClientEvaluations
+from fedpage.problems.glm import OBJECTIVES
+from fedpage.problems.kernels import LOSSES
+
+NAMES = ["accuracy", "f1", "auc", "log_loss", "mse", "rmse", "mae", "r2"]
+LABELS = np.array([1, -1, 1, 1, -1, -1, 1, -1])
+MARGINS = np.array([0.3, -2.0, -0.5, 4.0, 0.1, -0.1, 0.1, 0.2])
+
+
+@pytest.fixture(scope="module")
+def data():
+    return fp.load("census", rows=300), fp.load("census", rows=80, seed=7)
+
+
+def margins_of(dataset, x):
+    return dataset.X.toarray() @ x
+
+
+# Values and directions
+
+
+def test_every_registered_metric_has_a_row_here():
+    assert list(m.METRICS) == NAMES
+
+
+def test_metrics_of_binary_margins():
+    probability = 1 / (1 + np.exp(-MARGINS))
+    likely = np.where(LABELS > 0, probability, 1 - probability)
+    pairs = [(a, b) for a in MARGINS[LABELS > 0] for b in MARGINS[LABELS < 0]]
+    ranked = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+    assert m.accuracy(MARGINS, LABELS) == 5 / 8
+    assert m.f1(MARGINS, LABELS) == 2 * 3 / (2 * 3 + 2 + 1)
+    assert m.auc(MARGINS, LABELS) == ranked
+    assert m.log_loss(MARGINS, LABELS) == pytest.approx(-np.log(likely).mean(), rel=1e-15)
+    assert math.isfinite(m.log_loss(np.array([1e300, -1e300]), [1, -1]))
+    assert math.isnan(m.auc(MARGINS, np.ones(8)))
+    for function in (m.accuracy, m.f1, m.auc, m.log_loss):
+        assert function(MARGINS, LABELS > 0) == function(MARGINS, LABELS)
+
+
+def test_metrics_of_several_classes():
+    scores = np.array([[0.1, 0.7, 0.2], [2.0, 1.0, 0.0], [0.0, 0.0, 5.0], [3.0, 1.0, 0.0]])
+    true = np.array([1, 0, 2, 1])
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert m.accuracy(scores, true) == 0.75
+    assert m.f1(scores, true) == pytest.approx(np.mean([2 / 3, 2 / 3, 1.0]))
+    assert m.log_loss(scores, true) == pytest.approx(-np.log(shares[range(4), true]).mean())
+
+
+def test_metrics_of_regressions():
+    outputs, targets = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0])
+    assert m.mse(outputs, targets) == pytest.approx(5 / 3)
+    assert m.rmse(outputs, targets) == pytest.approx(math.sqrt(5 / 3))
+    assert m.mae(outputs, targets) == 1.0
+    assert m.r2(outputs, targets) == pytest.approx(1 - 5 / 2)
+    assert math.isnan(m.r2(outputs, np.ones(3)))
+    assert m.mse(outputs[:, None], targets) == m.mse(outputs, targets)
+    with pytest.raises(ValueError, match="3 targets"):
+        m.mse(outputs[:2], targets)
+
+
+def test_metrics_take_torch_tensors():
+    torch = pytest.importorskip("torch", reason="torch is an extra: pip install 'fedpage[torch]'")
+    outputs = torch.tensor(MARGINS, requires_grad=True)
+    for name, entry in m.METRICS.items():
+        assert entry(outputs, torch.tensor(LABELS)) == entry(MARGINS, LABELS), name
+
+
+def test_directions():
+    higher = {name for name in NAMES if m.higher_is_better(name)}
+    assert higher == {"accuracy", "f1", "auc", "r2"}
+    for prefix in ("", "held_out_", "held_out_clients_", "test_"):
+        assert m.higher_is_better(prefix + "accuracy")
+        assert not m.higher_is_better(prefix + "loss")
+    assert not any(
+        m.higher_is_better(name) for name in ("grad_norm", "bytes", "seconds", "clients")
+    )
+    assert m.higher_is_better("test_mine", {"mine": True})
+    with pytest.raises(InputError, match=r"'acuracy'.*did you mean 'accuracy'") as error:
+        m.higher_is_better("acuracy")
+    assert "\n" not in str(error.value)
+
+
+def test_what_metrics_accepts():
+    def mine(outputs, targets):
+        return 1.0
+
+    entry = m.Metric("other", mine, higher_is_better=True)
+    found = m.resolve_metrics(["auc", mine, entry], "p")
+    assert list(found) == ["auc", "mine", "other"]
+    assert found["mine"].higher_is_better is None
+    assert m.resolve_metrics([m.accuracy], "p") == m.resolve_metrics("accuracy", "p")
+    renamed = m.resolve_metrics({"area": "auc", "mine": mine}, "p")
+    assert renamed["area"].higher_is_better
+    for metrics, why in (
+        (["acuracy"], "did you mean 'accuracy'"),
+        ([3], "must be a name or a function"),
+        (7, "metrics must be names"),
+        ({"loss": mine}, "cannot be called 'loss'"),
+        ({"bytes_up": mine}, "cannot be called"),
+        ({"held_out_x": mine}, "cannot be called"),
+        ({"two words": mine}, "cannot be called"),
+        ([lambda a, b: 0.0], "cannot be called '<lambda>'"),
+    ):
+        with pytest.raises(InputError, match=why) as error:
+            m.resolve_metrics(metrics, "p")
+        assert "\n" not in str(error.value)
+        assert str(error.value).startswith("p: ")
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(InputError, match="'auc' is registered already"):
+        m.metric("auc", higher_is_better=False)(lambda outputs, targets: 0.0)
+
+
+def test_the_mean_over_clients_skips_undefined_values_and_is_exact():
+    values = np.array([0.1, math.nan, 1e16, -1e16, 0.2])
+    whole = m.mean_metrics([{"a": values}])
+    assert whole == m.mean_metrics([{"a": values[:2]}, {"a": values[2:]}])
+    assert whole["a"] == math.fsum([0.1, 0.2]) / 4
+    assert math.isnan(m.mean_metrics([{"a": values[1:2]}])["a"])
+    assert m.mean_metrics([]) == {}
+
+
+# Problems
+
+
+def test_a_linear_model_records_metrics_and_held_out_columns(data):
+    rows, test = data
+    problem = fp.LogisticRegression(rows, 10, reg="l2", metrics=NAMES, held_out=test)
+    x = np.random.default_rng(0).normal(size=problem.d)  # no two margins tie
+    found = problem.evaluate(x)
+    plain = fp.LogisticRegression(rows, 10, reg="l2").evaluate(x)
+    assert {name: found[name] for name in plain} == plain
+    margins, unseen = margins_of(rows, x), margins_of(test, x)
+    for name in NAMES:
+        assert found[name] == pytest.approx(m.METRICS[name](margins, rows.y), rel=1e-12)
+        assert found[f"held_out_{name}"] == pytest.approx(
+            m.METRICS[name](unseen, test.y), rel=1e-12
+        )
+    assert found["held_out_loss"] == pytest.approx(m.log_loss(unseen, test.y), rel=1e-12)
+    assert list(found)[-9:] == [f"held_out_{name}" for name in ("loss", *NAMES)]
+    assert found == problem.evaluate(x, threads=3)
+    assert fp.LogisticRegression(rows, 10, held_out=test).evaluate(x).keys() == {
+        "loss", "grad_norm", "held_out_loss",
+    }  # fmt: skip
+
+
+def test_clients_evaluate_metrics_on_their_own_rows(data):
+    rows, test = data
+    division = fp.power_law(300, 12, exponent=1.6, seed=1)
+    problem = fp.LogisticRegression(
+        rows, division, metrics=["accuracy", "auc"], weights="size", held_out=test
+    )
+    x = np.random.default_rng(0).normal(size=problem.d)  # no two margins tie
+    clients = np.array([0, 5, 11])
+    found = problem.evaluate_clients(clients, x)
+    assert isinstance(found, ClientEvaluations)
+    margins = margins_of(rows, x)
+    for row, client in enumerate(clients):
+        own = division.rows(client)
+        for name in ("accuracy", "auc"):
+            expected = m.METRICS[name](margins[own], rows.y[own])
+            np.testing.assert_allclose(found.metrics[name][row], expected, rtol=1e-12)
+    options = {"rounds": 4, "seed": 0, "record_every": 2}
+    per_client = fp.RunOptions(evaluate="per_client")
+    run = fp.simulate(problem, fp.FedAvg(S=3), options=per_client, **options)
+    everyone = problem.evaluate_clients(np.arange(12), run.x).metrics
+    assert run.last("accuracy") == pytest.approx(everyone["accuracy"].mean())
+    assert run.last("auc") == pytest.approx(np.nanmean(everyone["auc"]))
+    assert run.last("held_out_auc") == problem.evaluate(run.x)["held_out_auc"]
+    assert fp.simulate(
+        problem, fp.FedAvg(S=3), **options, options=fp.RunOptions(chunk=5, evaluate="per_client")
+    ).same(run)
+
+
+def test_metrics_and_held_out_rows_are_part_of_provenance(data):
+    rows, test = data
+
+    def mine(outputs, targets):
+        return 0.0
+
+    problem = fp.LeastSquares(rows, 10, metrics=["accuracy", mine], held_out=test)
+    assert problem.describe()["metrics"] == {"accuracy": True, "mine": None}
+    assert problem.describe()["held_out"] == test.digest
+    assert not {"metrics", "held_out"} & fp.LeastSquares(rows, 10).describe().keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"held_out": "a9a"}, "held_out must be a fedpage Dataset, not str"),
+        ({"held_out": fp.Dataset.from_arrays(np.eye(200), np.arange(200) % 2)}, "200 features"),
+        ({"held_out": fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3])}, "labels of 'mine'"),
+        ({"metrics": ["acuracy"]}, "did you mean 'accuracy'"),
+        ({"metrics": 3}, "metrics must be names"),
+    ],
+)
+def test_a_linear_model_refuses_what_makes_no_sense(data, options, why):
+    with pytest.raises(InputError, match=why) as error:
+        fp.LogisticRegression(data[0], 10, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_class_metrics_need_classes():
+    targets = fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3])
+    assert "mae" in fp.LeastSquares(targets, 1, metrics="mae").evaluate(np.zeros(3))
+    with pytest.raises(InputError, match="metric 'auc' needs labels"):
+        fp.LeastSquares(targets, 1, metrics="auc")
+
+
+def test_a_metric_that_fails_is_named(data):
+    def broken(outputs, targets):
+        raise RuntimeError("two\nlines")
+
+    problem = fp.LogisticRegression(data[0], 10, metrics=[broken])
+    with pytest.raises(InputError, match=r"metric 'broken' cannot be computed on .*: two lines"):
+        problem.evaluate(np.zeros(problem.d))
+
+
+def test_a_quadratic_measures_the_distance_to_its_minimiser():
+    base = quadratic()
+    problem = fp.Quadratic(base.A, base.b, metrics=["rmse"])
+    x = np.ones(problem.d)
+    distance = np.linalg.norm(x - problem.x_star) / math.sqrt(problem.d)
+    assert problem.evaluate(x)["rmse"] == pytest.approx(distance)
+    for options in ({"metrics": ["accuracy"]}, {"held_out": base}):
+        with pytest.raises(InputError, match="quadratic"):
+            fp.Quadratic(base.A, base.b, **options)
+
+
+def test_clients_of_a_quadratic_average_to_the_whole():
+    base = quadratic(noise=1.0)
+    problem = fp.Quadratic(base.A, base.b, weights=np.arange(1, 9), metrics="rmse")
+    x = np.linspace(-1, 1, problem.d)
+    found = problem.evaluate_clients(np.arange(problem.N), x)
+    assert found.losses.mean() == pytest.approx(problem.loss(x))
+    np.testing.assert_allclose(found.gradients.mean(axis=0), problem.grad(x), atol=1e-13)
+    assert set(found.metrics["rmse"]) == {problem.evaluate(x)["rmse"]}
+
+
+class Own(fp.RowProblem):
+    """Least squares in plain Python, with predictions."""
+
+    def __init__(self, A, y, clients, **options):
+        self.parts = list(zip(np.array_split(A, clients), np.array_split(y, clients), strict=True))
+        super().__init__([len(b) for _, b in self.parts], A.shape[1], **options)
+
+    def client_loss(self, client, x):
+        A, b = self.parts[client]
+        return float(np.mean((A @ x - b) ** 2) / 2)
+
+    def client_grad(self, client, rows, x):
+        A, b = self.parts[client]
+        A, b = (A, b) if rows is None else (A[rows], b[rows])
+        return A.T @ (A @ x - b) / len(b)
+
+    def client_predictions(self, client, x):
+        A, b = self.parts[client]
+        return A @ x, b
+
+
+class Mute(Own):
+    """The same without predictions."""
+
+    client_predictions = fp.RowProblem.client_predictions
+
+
+def test_an_own_problem_records_metrics_and_a_held_out_problem():
+    rng = np.random.default_rng(0)
+    A, y = rng.normal(size=(20, 3)), rng.normal(size=20)
+    unseen = Own(rng.normal(size=(6, 3)), rng.normal(size=6), 2)
+    problem = Own(A, y, 4, metrics=["mse"], held_out=unseen, weights="size")
+    x = np.ones(3)
+    found = problem.evaluate(x)
+    assert found["mse"] == pytest.approx(2 * found["loss"]) == pytest.approx(m.mse(A @ x, y))
+    assert found["held_out_loss"] == unseen.loss(x)
+    assert found["held_out_mse"] == pytest.approx(2 * unseen.loss(x))
+    each = problem.evaluate_clients(np.arange(4), x)
+    assert each.losses.mean() == pytest.approx(found["loss"])
+    np.testing.assert_allclose(each.gradients.mean(axis=0), problem.grad(x), atol=1e-13)
+    assert each.metrics["mse"].shape == (4,)
+    run = fp.simulate(
+        problem, fp.FedAvg(S=2), rounds=3, seed=0, options=fp.RunOptions(evaluate="per_client")
+    )
+    assert {"mse", "held_out_loss", "held_out_mse"} <= set(run.columns)
+    assert Mute(A, y, 4).evaluate_clients(np.array([1]), x).metrics == {}
+    for options, why in (
+        ({"metrics": "mse"}, "Mute.client_predictions"),
+        ({"held_out": quadratic()}, "held_out must be a RowProblem"),
+    ):
+        with pytest.raises(InputError, match=why):
+            Mute(A, y, 4, **options)
+
+
+# Objectives
+
+
+def test_objectives_come_from_the_losses(data):
+    assert list(OBJECTIVES) == [
+        "robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2",
+    ]  # fmt: skip
+    for name, objective in OBJECTIVES.items():
+        problem = objective.problem(data[0], 10)
+        assert (problem.name, problem.reg) == (LOSSES[objective.loss].title, objective.reg)
+        assert problem.alpha == (0.0 if objective.reg == "none" else 0.1)
+        general = fp.problems.LinearModel(data[0], 10, loss=objective.loss, reg=objective.reg)
+        x = np.linspace(-1, 1, problem.d)
+        assert general.evaluate(x) == problem.evaluate(x), name
+        assert general.describe() == problem.describe()
+        assert problem.convex == (name not in ("robust", "logistic-nonconvex"))
+    assert OBJECTIVES["squares-l2"].problem(data[0], 10, alpha=0.5).alpha == 0.5
+    with pytest.raises(InputError, match="'robust' has no regulariser"):
+        OBJECTIVES["robust"].problem(data[0], 10, alpha=0.5)
+    with pytest.raises(InputError, match="did you mean 'logistic-l2'"):
+        OBJECTIVES["logistic-l"]
+
+
+def test_the_slope_and_curvature_that_a_loss_declares():
+    t = np.linspace(-6, 6, 241)
+    for loss in LOSSES.values():
+        for b in (-1.0, 1.0):
+            value = np.array([loss.value(v, b) for v in t])
+            slope = np.array([loss.slope(v, b) for v in t])
+            middle = (value[2:] - value[:-2]) / (t[2] - t[0])
+            np.testing.assert_allclose(middle, slope[1:-1], atol=1e-3)
+            second = np.diff(slope) / np.diff(t)
+            assert abs(second).max() <= loss.curvature * (1 + 1e-12)
+            assert (second.min() >= -1e-12) == loss.convex, loss.name
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda d: fp.LogisticRegression(d, 20, alpha=0.1), "reg='l2' or reg='nonconvex'"),
+        (lambda d: fp.LogisticRegression(d, 20, reg="none", alpha=0.1), "alpha=0.1 weighs"),
+        (lambda d: fp.RobustRegression(d, 20, alpha=0.1), "alpha=0.1 weighs"),
+        (lambda d: fp.LogisticRegression(d, 20, reg="l1"), "must be one of none, l2, nonconvex"),
+        (lambda d: fp.LogisticRegression(d, 20, loss="robust"), "leave loss out"),
+        (lambda d: fp.problems.LinearModel(d, 20, loss="hinge"), "unknown loss 'hinge'"),
+        (lambda d: fp.problems.LinearModel(d, 20), "unknown loss"),
+    ],
+)
+def test_a_regulariser_and_its_weight_belong_together(data, make, why):
+    with pytest.raises(InputError, match=why) as error:
+        make(data[0])
+    assert "\n" not in str(error.value)
+    assert fp.LeastSquares(data[0], 20, alpha=0.01).reg == "l2"
+    assert fp.LeastSquares(data[0], 20, alpha=0.0).reg == "none"

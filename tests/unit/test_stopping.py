@@ -1,0 +1,166 @@
+"""Stopping: targets and patience in the direction of any column, budgets, divergence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.core.types import StopReason
+from fedpage.engine.stopping import Watch
+
+
+def records(**columns):
+    count = len(next(iter(columns.values())))
+    base = {"loss": [1.0] * count, "grad_norm": [1.0] * count, "round": range(count)}
+    return [
+        dict(zip({**base, **columns}, row, strict=True))
+        for row in zip(*{**base, **columns}.values(), strict=True)
+    ]
+
+
+def ends_at(stop, rows, **options):
+    """The number of the record that ends the run, and the reason."""
+    watch = Watch(1.0, 0.1, stop, **options)
+    for number, row in enumerate(rows):
+        verdict = watch.judge(row)
+        if verdict:
+            return number, verdict.reason
+    return None
+
+
+@pytest.mark.parametrize(
+    ("stop", "at"),
+    [
+        (fp.Stop(grad_norm=0.5), 2),
+        (fp.Stop(targets={"grad_norm": 0.5}), 2),
+        (fp.Stop(targets={"held_out_accuracy": 0.8}), 3),
+        (fp.Stop(targets={"held_out_accuracy": 0.99}), None),
+        (fp.Stop(targets={"held_out_accuracy": 0.8}, grad_norm=0.5), 2),
+    ],
+)
+def test_targets_respect_the_direction(stop, at):
+    rows = records(
+        grad_norm=[0.9, 0.6, 0.5, 0.4], held_out_accuracy=[0.1, 0.7, 0.75, 0.9], seconds=[0.0] * 4
+    )
+    assert ends_at(stop, rows) == (None if at is None else (at, StopReason.TARGET))
+
+
+def test_a_target_counts_only_below_the_first_loss():
+    rows = records(loss=[1.0, 1.5, 0.9], accuracy=[0.1, 0.9, 0.9])
+    assert ends_at(fp.Stop(targets={"accuracy": 0.8}), rows) == (2, StopReason.TARGET)
+
+
+def test_directions_of_own_metrics():
+    rows = records(mine=[1.0, 2.0, 3.0])
+    stop = fp.Stop(targets={"mine": 2.0})
+    assert ends_at(stop, rows, directions={"mine": True}) == (1, StopReason.TARGET)
+    assert ends_at(stop, rows, directions={"mine": False}) == (0, StopReason.TARGET)
+    with pytest.raises(InputError, match="whether higher is better is not known"):
+        ends_at(stop, rows)
+    with pytest.raises(InputError, match="did you mean 'mine'"):
+        ends_at(fp.Stop(targets={"mines": 2.0}), rows)
+
+
+@pytest.mark.parametrize(
+    ("stop", "at"),
+    [
+        (fp.Stop(patience=2, monitor="accuracy"), 4),
+        (fp.Stop(patience=3, monitor="accuracy"), 5),
+        (fp.Stop(patience=3, monitor="accuracy", min_delta=0.15), 5),
+        (fp.Stop(patience=1, monitor="accuracy", min_delta=0.15), 1),
+        (fp.Stop(patience=7, monitor="accuracy"), None),
+        (fp.Stop(patience=2), 2),
+    ],
+)
+def test_patience(stop, at):
+    rows = records(accuracy=[0.1, 0.2, 0.3, 0.3, 0.2, 0.3, 0.3])
+    assert ends_at(stop, rows) == (None if at is None else (at, StopReason.NO_PROGRESS))
+
+
+def test_patience_survives_a_checkpoint():
+    rows = records(accuracy=[0.1, 0.3, 0.2, 0.2, 0.2])
+    stop = fp.Stop(patience=3, monitor="accuracy")
+    for cut in range(1, 5):
+        first, second = Watch(1.0, 0.1, stop), Watch(math.nan, 0.1, stop)
+        assert not any(first.judge(row) for row in rows[:cut])
+        second.restore(first.snapshot())
+        found = [second.judge(row) for row in rows[cut:]]
+        assert [verdict is not None for verdict in found] == [False] * (len(found) - 1) + [True]
+    for damaged in ({}, {**first.snapshot(), "above": 3}, {**first.snapshot(), "best": "x"}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            second.restore(damaged)
+
+
+def test_budgets_of_any_cost():
+    costs = {"round": 3, "clients": 30, "bytes_up": 100, "bytes_down": 200, "seconds": 1.5}
+    for stop in (
+        fp.Stop(bytes=300),
+        fp.Stop(budgets={"bytes": 300}),
+        fp.Stop(budgets={"clients": 30}),
+        fp.Stop(budgets={"seconds": 1.0}),
+    ):
+        assert stop.spent(costs).reason is StopReason.BUDGET
+    assert fp.Stop(bytes=301, budgets={"clients": 31}).spent(costs) is None
+
+
+def test_runs_end_by_any_recorded_column():
+    data = fp.load("census", rows=300)
+    problem = fp.LogisticRegression(data, 30, metrics=["accuracy"], held_out=data)
+    method = fp.FedPAGE(S=5, K=5, eta_g=0.3)
+    options = {"rounds": 400, "seed": 0, "record_every": 1}
+    run = fp.simulate(problem, method, stop=fp.Stop(targets={"held_out_accuracy": 0.78}), **options)
+    assert run.stop_reason is StopReason.TARGET
+    assert run.last("held_out_accuracy") >= 0.78 > run["held_out_accuracy"][:-1].max()
+    assert run.cost_to("held_out_accuracy", 0.78, "round") == run.last("round")
+    assert run.best("held_out_accuracy") == run["held_out_accuracy"].max()
+    spent = fp.simulate(problem, method, stop=fp.Stop(budgets={"clients": 100}), **options)
+    assert spent.stop_reason is StopReason.BUDGET
+    assert spent["clients"][-1] >= 100 > spent["clients"][-2]
+    idle = fp.Stop(patience=3, monitor="loss", min_delta=10.0)
+    assert fp.simulate(problem, method, stop=idle, **options).last("round") == 3
+    assert fp.simulate(problem, method, stop=idle, **options).meta["stop"] == {
+        "patience": 3, "monitor": "loss", "min_delta": 10.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_norm": 0.0}, {"loss": math.inf}, {"bytes": -1}, {"targets": {"accuracy": math.nan}},
+        {"targets": 3}, {"targets": {1: 2.0}}, {"budgets": {"byte": 3.0}},
+        {"budgets": {"bytes": 0}}, {"patience": 0}, {"patience": 1.5}, {"patience": True}, {"monitor": 3}, {"min_delta": -1.0},
+    ],
+)  # fmt: skip
+def test_what_cannot_stop_a_run_is_refused(options):
+    with pytest.raises(InputError, match=r"^stop: ") as error:
+        fp.Stop(**options)
+    assert "\n" not in str(error.value)
+
+
+def verdicts(losses, every=10, last=False):
+    watch = Watch(losses[0], 0.1)
+    found = None
+    for number, loss in enumerate(losses):
+        row = {"round": number * every, "loss": loss, "grad_norm": 1.0}
+        found = watch.judge(row, last and number == len(losses) - 1)
+        if found:
+            return number * every, found
+    return None, found
+
+
+def test_divergence():
+    assert verdicts([1.0, 101.0])[0] is None
+    assert verdicts([1.0, 101.5])[0] == 10
+    assert verdicts([1.0, math.nan])[1].reason is StopReason.DIVERGED
+    assert verdicts([1.0] + [3.0] * 30)[0] == 210
+    assert verdicts([1.0] + [3.0] * 30, every=100)[0] == 300
+    assert verdicts([1.0, 3.0, 1.5] * 20)[0] is None
+    assert verdicts([1.0, 1.5, 3.0], last=True)[0] == 20
+    detail = verdicts([1.0] + [3.0] * 30)[1].detail
+    assert (
+        detail
+        == "loss 3 at round 210, 1 at the start; far above it since round 10; effective step 0.1"
+    )
