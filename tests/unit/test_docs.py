@@ -183,7 +183,7 @@ def test_code_that_pages_ask_for_is_there():
     wanted = {
         name
         for path in DOCUMENTS.values()
-        for name in sources.wanted(path.read_text(encoding="utf-8"))
+        for name in sources.names_in(path.read_text(encoding="utf-8"))
     }
     assert len(wanted) > 15
     for name in wanted:
@@ -198,7 +198,7 @@ def test_every_method_has_a_page_that_shows_it():
         for path in DOCUMENTS
         if path.startswith("docs/methods/")
     }
-    shown = {name for text in pages.values() for name in sources.wanted(text)}
+    shown = {name for text in pages.values() for name in sources.names_in(text)}
     for kind in fp.METHODS.values():
         assert any(name.startswith(f"{kind.__module__}.{kind.__name__}") for name in shown), kind
     for text in pages.values():

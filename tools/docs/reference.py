@@ -1,6 +1,8 @@
-"""The pages of the API reference: which names stand on which page. What is said of them is their docstrings'."""
+"""Say which names the pages of the API reference show; the text is that of their docstrings."""
 
 from __future__ import annotations
+
+import docstrings
 
 import fedpage as fp
 
@@ -64,27 +66,30 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
 
 
 def pages() -> dict[str, str]:
-    """The reference's pages as Markdown, by path."""
-    made = {"api/index.md": _contents()}
-    for name, (title, about, things) in PAGES.items():
-        body = "\n\n".join(f"::: fedpage.{thing}" for thing in things)
-        made[f"api/{name}.md"] = f"# {title}\n\n{about}\n\n{body}\n"
-    return made
+    """Return the Markdown of the reference's pages, by path."""
+    written = {"api/index.md": _contents()}
+    for name, (title, about, paths) in PAGES.items():
+        body = "\n\n".join(docstrings.render(path) for path in paths)
+        written[f"api/{name}.md"] = f"# {title}\n\n{about}\n\n{body}\n"
+    return written
 
 
 def _contents() -> str:
     lines = [
         "# API reference\n",
-        "`import fedpage as fp` gives what is written with `fp.`; the rest is in its module.\n",
+        "A name with `fp.` is available after `import fedpage as fp`. Other names are imported from "
+        "their module.\n",
+        "| page | names |",
+        "|---|---|",
     ]
-    lines += ["| page | what is on it |", "|---|---|"]
-    for name, (title, about, things) in PAGES.items():
-        shown = ", ".join(f"[`{_called(thing)}`][fedpage.{thing}]" for thing in things)
-        lines.append(f"| [{title}]({name}.md) | {about} {shown} |")
+    for name, (title, about, paths) in PAGES.items():
+        links = ", ".join(
+            f"[`{_public_name(path)}`]({name}.md#fedpage.{path})" for path in paths
+        )
+        lines.append(f"| [{title}]({name}.md) | {about} {links} |")
     return "\n".join(lines) + "\n"
 
 
-def _called(thing: str) -> str:
-    """What people write for it."""
-    name = thing.rpartition(".")[2]
-    return f"fp.{name}" if name in fp.__all__ else thing
+def _public_name(path: str) -> str:
+    name = path.rpartition(".")[2]
+    return f"fp.{name}" if name in fp.__all__ else path
