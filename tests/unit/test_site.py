@@ -250,9 +250,7 @@ def test_search_works_in_a_page_that_is_opened_from_the_file_system(site, tmp_pa
 def browse_copy(page, probe, tmp_path):
     """Open a copy of a page, to which a script was added, from the file system."""
     copy = page.with_name("probed.html")
-    copy.write_text(
-        page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8"
-    )
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
     try:
         return browse(copy.as_uri(), tmp_path)
     finally:

@@ -71,7 +71,11 @@ def _render(value: griffe.Object, path: str, level: int) -> list[str]:
 def _members(value: griffe.Class | griffe.Module) -> list[griffe.Object]:
     found = []
     for name, member in value.members.items():
-        if isinstance(member, griffe.Alias) and member.is_imported and name in (value.exports or ()):
+        if (
+            isinstance(member, griffe.Alias)
+            and member.is_imported
+            and name in (value.exports or ())
+        ):
             member = member.final_target
         documented = not isinstance(member, griffe.Alias) and member.docstring is not None
         if documented and not name.startswith(("_", "test")) and not member.is_module:
@@ -80,7 +84,9 @@ def _members(value: griffe.Class | griffe.Module) -> list[griffe.Object]:
 
 
 def _signature(value: griffe.Class | griffe.Function) -> str:
-    parameters = [parameter for parameter in value.parameters if parameter.name not in ("self", "cls")]
+    parameters = [
+        parameter for parameter in value.parameters if parameter.name not in ("self", "cls")
+    ]
     words = _with_separators(parameters)
     returns = ""
     if isinstance(value, griffe.Function) and value.returns is not None:

@@ -35,4 +35,6 @@ def _mathml(match: re.Match[str]) -> str:
     formula = _TIGHT.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', formula)
     formula = " ".join(formula.split())
     # A span keeps Markdown from taking a formula at the start of a line for a block of HTML.
-    return f'<div class="formula">{formula}</div>' if block else f'<span class="math">{formula}</span>'
+    return (
+        f'<div class="formula">{formula}</div>' if block else f'<span class="math">{formula}</span>'
+    )

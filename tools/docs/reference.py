@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import docstrings
-
 import fedpage as fp
 
 PAGES: dict[str, tuple[str, str, list[str]]] = {
@@ -67,6 +65,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
 
 def pages() -> dict[str, str]:
     """Return the Markdown of the reference's pages, by path."""
+    import docstrings  # needs griffe, which only the docs extra installs
+
     written = {"api/index.md": _contents()}
     for name, (title, about, paths) in PAGES.items():
         body = "\n\n".join(docstrings.render(path) for path in paths)
@@ -83,9 +83,7 @@ def _contents() -> str:
         "|---|---|",
     ]
     for name, (title, about, paths) in PAGES.items():
-        links = ", ".join(
-            f"[`{_public_name(path)}`]({name}.md#fedpage.{path})" for path in paths
-        )
+        links = ", ".join(f"[`{_public_name(path)}`]({name}.md#fedpage.{path})" for path in paths)
         lines.append(f"| [{title}]({name}.md) | {about} {links} |")
     return "\n".join(lines) + "\n"
 
