@@ -37,16 +37,17 @@ def package() -> griffe.Module:
     return module
 
 
-def render(path: str) -> str:
+def render(path: str, name: str | None = None) -> str:
     """Return the Markdown of an object and of its documented public members.
 
     Args:
         path: A dotted path below `fedpage`, such as `methods.FedPAGE`. A heading's anchor is
             `fedpage.` and this path, also where the object is defined in another module.
+        name: The heading, such as `fp.FedPAGE`; by default `fedpage.` and the path.
     """
     value = package()[path]
     value = value.final_target if isinstance(value, griffe.Alias) else value
-    return "\n\n".join(_render(value, f"fedpage.{path}", level=2)) + "\n"
+    return "\n\n".join(_render(value, f"fedpage.{path}", name or f"fedpage.{path}")) + "\n"
 
 
 def fence_doctests(text: str) -> str:
@@ -54,8 +55,7 @@ def fence_doctests(text: str) -> str:
     return _DOCTEST.sub(lambda match: f"```pycon\n{match[0].rstrip()}\n```\n", text)
 
 
-def _render(value: griffe.Object, path: str, level: int) -> list[str]:
-    name = path if level == 2 else value.name
+def _render(value: griffe.Object, path: str, name: str, level: int = 2) -> list[str]:
     parts = [f"{'#' * level} `{name}` {{ #{path} .api }}"]
     if isinstance(value, (griffe.Class, griffe.Function)):
         parts.append(f"```python\n{_signature(value)}\n```")
@@ -64,7 +64,7 @@ def _render(value: griffe.Object, path: str, level: int) -> list[str]:
     parts += _docstring(value)
     if isinstance(value, (griffe.Class, griffe.Module)) and level < 4:
         for member in _members(value):
-            parts += _render(member, f"{path}.{member.name}", level + 1)
+            parts += _render(member, f"{path}.{member.name}", member.name, level + 1)
     return parts
 
 

@@ -69,7 +69,7 @@ def pages() -> dict[str, str]:
 
     written = {"api/index.md": _contents()}
     for name, (title, about, paths) in PAGES.items():
-        body = "\n\n".join(docstrings.render(path) for path in paths)
+        body = "\n\n".join(docstrings.render(path, _public_name(path)) for path in paths)
         written[f"api/{name}.md"] = f"# {title}\n\n{about}\n\n{body}\n"
     return written
 
@@ -90,4 +90,4 @@ def _contents() -> str:
 
 def _public_name(path: str) -> str:
     name = path.rpartition(".")[2]
-    return f"fp.{name}" if name in fp.__all__ else path
+    return f"fp.{name}" if name in fp.__all__ else f"fedpage.{path}"
