@@ -69,7 +69,7 @@ def _render(value: griffe.Object, path: str, name: str, level: int = 2) -> list[
 
 
 def _members(value: griffe.Class | griffe.Module) -> list[griffe.Object]:
-    found = []
+    found: list[griffe.Object] = []
     for name, member in value.members.items():
         if (
             isinstance(member, griffe.Alias)
@@ -77,8 +77,9 @@ def _members(value: griffe.Class | griffe.Module) -> list[griffe.Object]:
             and name in (value.exports or ())
         ):
             member = member.final_target
-        documented = not isinstance(member, griffe.Alias) and member.docstring is not None
-        if documented and not name.startswith(("_", "test")) and not member.is_module:
+        if isinstance(member, griffe.Alias) or name.startswith(("_", "test")):
+            continue
+        if member.docstring is not None and not member.is_module:
             found.append(member)
     return sorted(found, key=lambda member: member.lineno or 0)
 
@@ -112,7 +113,8 @@ def _with_separators(parameters: list[griffe.Parameter]) -> list[str]:
             words.append("*")
         if before and before[-1] is griffe.ParameterKind.positional_only is not kind:
             words.append("/")
-        stars = {"variadic positional": "*", "variadic keyword": "**"}.get(kind.value, "")
+        stars = "*" if kind is griffe.ParameterKind.var_positional else ""
+        stars = "**" if kind is griffe.ParameterKind.var_keyword else stars
         word = stars + parameter.name
         if parameter.annotation is not None:
             word += f": {parameter.annotation}"
