@@ -1,6 +1,5 @@
 """Define a method of your own: minibatch SGD with momentum on the server."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -33,7 +32,7 @@ class MomentumSGD:
 
     name: ClassVar[str] = "MomentumSGD"
     paper: ClassVar[str] = "Polyak 1964"
-    messages: ClassVar[Mapping[type, type]] = {Ask: Reply}
+    messages: ClassVar[dict[type, type]] = {Ask: Reply}
     client_state: ClassVar[None] = None  # clients store nothing
     S: int = 20
     eta: float = 0.02

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 import re
 import runpy
@@ -74,10 +73,10 @@ def test_the_snippet_of_the_readme(real, tmp_path, monkeypatch):
 def test_the_readme_names_every_method_and_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    for name, method in fp.METHODS.items():
-        if not name.endswith("-full"):
-            assert method.name in text
-            assert f"| [{method.name}](methods/{name}.md) | {method.paper} |" in table
+    for name, entry in fp.METHODS.items():
+        if not entry.preset:
+            assert entry.label in text
+            assert f"| [{entry.label}](methods/{name}.md) | {entry.cls.paper} |" in table
     assert len(text.splitlines()) <= 120
     assert "make demo" in text
     assert "make test" in text
@@ -130,8 +129,8 @@ def parse(line: str, whole: bool) -> None:
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
     if command.name in ("run", "tune") and words and not words[0].startswith("-"):
-        kind = build.find_method(words[0].replace("examples/", f"{ROOT}/examples/"))
-        names = [field.name for field in dataclasses.fields(kind)]
+        entry = build.find_method(words[0].replace("examples/", f"{ROOT}/examples/"))
+        names = list(entry.hyper_parameters)
         known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
     unknown = [
         word for word in words if word.startswith("--") and word.partition("=")[0] not in known
@@ -205,10 +204,9 @@ def test_every_method_has_a_page_that_shows_it():
         if path.startswith("docs/methods/")
     }
     shown = {name for text in pages.values() for name in sources.names_in(text)}
-    for name, method in fp.METHODS.items():
-        if not name.endswith("-full"):
-            path = f"{method.__module__}.{method.__name__}"
-            assert any(code.startswith(path) for code in shown), name
+    for name, entry in fp.METHODS.items():
+        path = f"{entry.cls.__module__}.{entry.cls.__name__}"
+        assert any(code.startswith(path) for code in shown), name
     for text in pages.values():
         assert "lient state" in text
         assert "When to choose" in text
@@ -286,12 +284,12 @@ def test_the_own_problem_has_the_right_gradient():
 
 
 def test_the_own_engine_survives_clients_that_fail():
-    """Its letters face the policy of every engine: an error is rejected, asked again, and the round goes on."""
+    """An exception of a client is a rejected reply: the round retries and then goes on without it."""
     module = runpy.run_path(str(ROOT / "examples" / "own_engine.py"))
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
-    engine = module["Threads"](problem, fp.SCAFFOLD(S=8, K=2, eta_l=0.1), seed=0)
-    work = engine.sites[3].work
-    engine.sites[3].work = lambda round, message: work(round, message) if round else 1 / 0
+    engine = module["ThreadEngine"](problem, fp.SCAFFOLD(S=8, K=2, eta_l=0.1), seed=0)
+    work = engine.clients[3].work
+    engine.clients[3].work = lambda message, round: work(message, round) if round else 1 / 0
     engine.step()
     engine.step()
     assert (engine.costs.round, engine.costs.missing, engine.costs.rejected) == (2, 3, 3)

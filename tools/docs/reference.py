@@ -14,8 +14,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Methods", "Each method is a frozen dataclass whose fields are the paper's hyper-parameters.",
         [
             "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg", "methods.FedProx",
-            "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG", "methods.FedPAGEFull", "methods.SCAFFOLDFull",
-            "methods.FedAvgFull", "core.local_steps", "methods.fair",
+            "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG", "core.local_steps",
+            "methods.registry", "methods.fair",
         ],
     ),
     "problems": (
@@ -52,9 +52,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "engines": (
         "For engines", "The parts of an engine of your own.",
         [
-            "engine.base.Server", "engine.loop.Run", "engine.loop.Engine", "engine.loop.Interrupted", "engine.policy.Post",
-            "engine.policy.Answer", "engine.policy.Letter", "engine.policy.RoundFailed", "engine.round.Rounds", "engine.round.Costs",
-            "engine.round.ClientStates",
+            "engine.base", "engine.transport", "engine.round", "engine.client_states", "engine.loop", "core.messages",
         ],
     ),
     "draws": ("Random numbers and sums", "Random numbers as pure functions, and sums in client order.", ["core.random", "core.aggregate"]),
