@@ -15,7 +15,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         [
             "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg", "methods.FedProx",
             "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG", "core.local_steps",
-            "methods.registry", "methods.fair",
+            "methods.registry", "methods.fair", "engine.check_method",
         ],
     ),
     "problems": (
