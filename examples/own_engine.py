@@ -100,7 +100,8 @@ class ThreadEngine(Engine):
 
     def evaluate(self):
         each = [client.evaluate(self.x) for client in self.clients]
-        return mean_evaluations(each)
+        losses, gradients = (one.losses for one in each), (one.gradients for one in each)
+        return mean_evaluations(losses, gradients)
 
 
 def run(problem, method, *, rounds, seed):

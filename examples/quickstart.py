@@ -2,6 +2,7 @@
 
 import fedpage as fp
 from fedpage.data import registry
+from fedpage.report import plots
 
 name = "a9a" if registry.find(registry.libsvm_file("a9a")) else "census"
 data = fp.load(name)
@@ -11,4 +12,4 @@ histories = fp.sweep(problem, methods, rounds=500, seeds=3)
 for history in histories:
     spent = history.cost_to("grad_norm", 0.05, cost="bytes")
     print(history, f"- bytes to a gradient norm of 0.05: {spent:,.0f}")
-print("plot:", fp.report.plots.save(histories, "quickstart.png", x="bytes"))
+print("plot:", plots.save(histories, "quickstart.png", x="bytes"))

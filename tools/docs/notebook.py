@@ -44,10 +44,11 @@ histories = fp.sweep(problem, methods, rounds=300, seeds=3, record_every=10)""",
     print(f"{history.label:9} ends at a gradient norm of {history.last('grad_norm'):.1e}")
     print(f"{'':9} and reaches 0.02 after {megabytes:.1f} MB")""",
     """import matplotlib.pyplot as plt
+from fedpage.report import plots
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 for axis, cost in zip(axes, ("round", "bytes"), strict=True):
-    fp.report.plots.curves(histories, x=cost, ax=axis)""",
+    plots.curves(histories, x=cost, ax=axis)""",
     """The curves are medians over three seeds with the middle half. FedPAGE's first round calls all
 clients, which the right panel shows as a late start. After that its gradient norm keeps falling,
 while the other methods stop at a floor because their clients have one label each. Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a

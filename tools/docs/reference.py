@@ -7,7 +7,10 @@ import fedpage as fp
 PAGES: dict[str, tuple[str, str, list[str]]] = {
     "running": (
         "Running", "Run a method once or many times, and decide when a run ends.",
-        ["engine.simulate.simulate", "studies.sweep.sweep", "engine.simulation.Simulation", "engine.stopping.Stop", "runs.store.RunDirectory"],
+        [
+            "engine.simulate.simulate", "engine.simulate.RunOptions", "studies.sweep.sweep", "engine.simulation.Simulation",
+            "engine.stopping.Stop", "runs.store.RunStore",
+        ],
     ),
     "history": ("History", "The record of a run: costs, metrics and provenance.", ["runs.history.History", "runs.history.by_method", "core.types.COSTS"]),
     "methods": (
@@ -21,8 +24,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "problems": (
         "Problems", "The objectives: what is minimised.",
         [
-            "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares", "problems.Quadratic",
-            "problems.RowProblem",
+            "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares", "problems.LinearModel",
+            "problems.Quadratic", "problems.RowProblem", "problems.OBJECTIVES", "core.metrics",
         ],
     ),
     "torch": (
@@ -34,7 +37,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "callbacks": (
         "Callbacks", "Observers of a run: progress, the best model, trackers.",
-        ["callbacks.base.Callback", "callbacks.base.Best", "callbacks.trackers.Track"],
+        [
+            "callbacks.base", "callbacks.progress.Progress", "callbacks.best_model.Best", "callbacks.trackers.Track",
+            "callbacks.checkpointing.Checkpointing",
+        ],
     ),
     "data": (
         "Data", "Read, generate and divide data.",
