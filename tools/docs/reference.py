@@ -32,7 +32,6 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Torch models", "A torch module as a problem (`pip install 'fedpage[torch]'`).",
         [
             "problems.torch.problem.TorchProblem", "problems.torch.files.save_model", "problems.torch.files.load_model",
-            "problems.torch.rows.accuracy",
         ],
     ),
     "callbacks": (
