@@ -68,7 +68,8 @@ communication: $(TESTS) ## bytes to a target, per method
 # The site in site/, and a check of its links. Nothing of it is loaded from another host.
 docs: ## build the documentation in site/
 	$(MAKE) EXTRAS=docs $(VENV)/.extras-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/docs/prebuild.py build/docs
+	$(BIN)/zensical build --strict
 	$(BIN)/python tools/docs/links.py site
 
 flower-demo: ## a federation of real processes on this machine

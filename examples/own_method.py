@@ -1,13 +1,29 @@
-"""A method of one's own, complete: minibatch SGD with momentum on the server."""
+"""Define a method of your own: minibatch SGD with momentum on the server."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from fedpage.core.types import Call, Vector
 
-State = NamedTuple("State", [("x", Vector), ("v", Vector), ("N", int)])  # what the server knows
-Ask = NamedTuple("Ask", [("x", Vector)])  # what is sent; its fields are counted
-Reply = NamedTuple("Reply", [("g", Vector)])  # what comes back, (n, d); the server sees its mean
+
+class State(NamedTuple):
+    """What the server knows: the model, the momentum and the number of clients."""
+
+    x: Vector
+    v: Vector
+    N: int
+
+
+class Ask(NamedTuple):
+    """What is sent to a client. The fields are counted."""
+
+    x: Vector
+
+
+class Reply(NamedTuple):
+    """What clients send back, one row for each client. The server sees the mean."""
+
+    g: Vector
 
 
 @dataclass(frozen=True)
@@ -16,12 +32,16 @@ class MomentumSGD:
 
     name: ClassVar[str] = "MomentumSGD"
     paper: ClassVar[str] = "Polyak 1964"
-    client_state: ClassVar[None] = None  # clients remember nothing
+    messages: ClassVar[dict[type, type]] = {Ask: Reply}
+    client_state: ClassVar[None] = None  # clients store nothing
     S: int = 20
     eta: float = 0.02
     beta: float = 0.8
     b: int | None = None
-    effective_step = property(lambda self: self.eta / (1 - self.beta))  # the effective one
+
+    @property
+    def effective_step(self):
+        return self.eta / (1 - self.beta)
 
     def with_step(self, step):
         return replace(self, eta=step * (1 - self.beta))

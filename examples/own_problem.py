@@ -1,4 +1,4 @@
-"""An objective of one's own, complete: a robust centre of scattered points, f_ij(x) = sqrt(1 + |x - a_ij|^2)."""
+"""Define an objective of your own: a robust centre of points, f_ij(x) = sqrt(1 + |x - a_ij|^2)."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import fedpage as fp
 
 
 class RobustCentre(fp.RowProblem):
-    """points: one (M_i, d) array a client."""
+    """Find a robust centre of the clients' points, one (M_i, d) array for each client."""
 
     name = "robust centre"
 
@@ -18,11 +18,12 @@ class RobustCentre(fp.RowProblem):
         return float(np.sqrt(1 + ((x - self.points[client]) ** 2).sum(axis=1)).mean())
 
     def client_grad(self, client: int, rows: np.ndarray | None, x: np.ndarray) -> np.ndarray:
-        away = x - (self.points[client] if rows is None else self.points[client][rows])
+        points = self.points[client] if rows is None else self.points[client][rows]
+        away = x - points
         return (away / np.sqrt(1 + (away**2).sum(axis=1, keepdims=True))).mean(axis=0)
 
     def smoothness(self) -> fp.Smoothness:
-        return fp.Smoothness(1.0, 1.0, 1.0, 1.0)  # every row's Hessian is at most the identity
+        return fp.Smoothness(1.0, 1.0, 1.0, 1.0)  # Hessians are at most the identity
 
 
 if __name__ == "__main__":

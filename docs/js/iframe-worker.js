@@ -1,5 +1,6 @@
-/* Search runs in a Worker, which browsers refuse to pages that are opened from the file system. There the same script
-   runs in a hidden frame instead, and messages go to and fro as they would to a Worker. */
+/* Search runs in a Worker, which browsers refuse to a page that was opened from the file system.
+   There this class takes the place of Worker. It runs the same script in a hidden frame, and
+   delivers messages as a Worker does: copied, and after the sender has returned. */
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
@@ -14,12 +15,17 @@ if (location.protocol === "file:") {
         inside.document.write("<!doctype html><body></body>");
         inside.document.close();
         inside.postMessage = (data) => {
-          const event = new MessageEvent("message", { data });
-          this.dispatchEvent(event);
-          if (this.onmessage) this.onmessage(event);
+          const event = new MessageEvent("message", { data: structuredClone(data) });
+          setTimeout(() => {
+            this.dispatchEvent(event);
+            if (this.onmessage) this.onmessage(event);
+          });
         };
         inside.importScripts = (...scripts) =>
-          scripts.reduce((before, script) => before.then(() => this.load(inside, script)), Promise.resolve());
+          scripts.reduce(
+            (before, script) => before.then(() => this.load(inside, script)),
+            Promise.resolve(),
+          );
         this.load(inside, url).then(() => {
           this.inside = inside;
           this.waiting.splice(0).forEach((data) => this.postMessage(data));
@@ -38,7 +44,8 @@ if (location.protocol === "file:") {
     }
     postMessage(data) {
       if (!this.inside) return void this.waiting.push(data);
-      this.inside.dispatchEvent(new MessageEvent("message", { data }));
+      const event = new MessageEvent("message", { data: structuredClone(data) });
+      setTimeout(() => this.inside.dispatchEvent(event));
     }
     terminate() {}
   };

@@ -1,8 +1,7 @@
-"""What README, CONTRIBUTING and the examples show is run, and is what they say it is."""
+"""Tests of the documentation: snippets run, commands parse, links lead somewhere, examples agree."""
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 import re
 import runpy
@@ -35,8 +34,11 @@ def blocks(name: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def ran(name: str, real) -> dict:
-    """The names that a document's snippets leave behind, run one after the other; long runs are cut short."""
+def run_snippets(name: str, real) -> dict:
+    """Run the snippets of a document one after the other and return their variables.
+
+    Runs of a thousand rounds and more are shortened.
+    """
     names: dict = {"__name__": name}
     for number, code in enumerate(blocks(name)):
         for data in re.findall(r'load\("(\w+)"', code):
@@ -51,35 +53,38 @@ def ran(name: str, real) -> dict:
     return names
 
 
-SHOWN = {
-    "CONTRIBUTING.md": "compared with the examples below",
-    "README.md": "run below",
-    "docs/runs.md": "run below",
-}
+TESTED_BELOW = {"CONTRIBUTING.md", "README.md", "docs/runs.md"}
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if blocks(name) and name not in SHOWN])
+@pytest.mark.parametrize(
+    "name", [name for name in DOCUMENTS if blocks(name) and name not in TESTED_BELOW]
+)
 def test_snippets(name, real, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    ran(name, real)
+    run_snippets(name, real)
 
 
-def test_the_readmes_snippet(real, tmp_path, monkeypatch):
+def test_the_snippet_of_the_readme(real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert ran("README.md", real)["history"].last("round") == 100
+    assert run_snippets("README.md", real)["history"].last("round") == 100
     assert (tmp_path / "run.csv").exists()
 
 
 def test_the_readme_names_every_method_and_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"| `{kind.__name__}` | {kind.paper} |" in text for kind in fp.METHODS.values())
+    table = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for name, entry in fp.METHODS.items():
+        if not entry.preset:
+            assert entry.label in text
+            assert f"| [{entry.label}](methods/{name}.md) | {entry.cls.paper} |" in table
+    assert len(text.splitlines()) <= 120
     assert "make demo" in text
     assert "make test" in text
 
 
 def test_the_runs_of_the_documentation(real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ran("docs/runs.md", real)
+    run_snippets("docs/runs.md", real)
     assert {path.name for path in (tmp_path / "runs" / "long").iterdir()} >= {
         "run.toml",
         "history.jsonl",
@@ -93,7 +98,7 @@ def test_links_between_documents_lead_somewhere():
 
 
 def commands(name: str) -> list[tuple[str, bool]]:
-    """The command lines of a document without their comments, and whether each is whole, or a mention in a sentence."""
+    """Return the command lines of a document, and whether each is complete or only mentioned."""
     text = (ROOT / name).read_text(encoding="utf-8")
     found = re.findall(
         r"^```(?:sh|bash|console|text)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE
@@ -108,8 +113,8 @@ def commands(name: str) -> list[tuple[str, bool]]:
     return [(line, whole) for line, whole in lines if line.startswith(("fedpage ", "make "))]
 
 
-def accepted(line: str, whole: bool) -> None:
-    """Parses a command line as `fedpage` does, and runs nothing; of a mention only the names."""
+def parse(line: str, whole: bool) -> None:
+    """Parse a command line as `fedpage` does, without running it; of a mention, only the names."""
     words = shlex.split(line)[1:]
     command = typer.main.get_command(main.app)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
@@ -124,8 +129,8 @@ def accepted(line: str, whole: bool) -> None:
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
     if command.name in ("run", "tune") and words and not words[0].startswith("-"):
-        kind = build.find_method(words[0].replace("examples/", f"{ROOT}/examples/"))
-        names = [field.name for field in dataclasses.fields(kind)]
+        entry = build.find_method(words[0].replace("examples/", f"{ROOT}/examples/"))
+        names = list(entry.hyper_parameters)
         known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
     unknown = [
         word for word in words if word.startswith("--") and word.partition("=")[0] not in known
@@ -136,7 +141,7 @@ def accepted(line: str, whole: bool) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if commands(name)])
-def test_command_lines_are_understood(name):
+def test_command_lines_are_valid(name):
     targets = set(
         re.findall(
             r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
@@ -148,7 +153,7 @@ def test_command_lines_are_understood(name):
                 f"{name}: {line}"
             )
         else:
-            accepted(line, whole)
+            parse(line, whole)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +168,15 @@ def test_command_lines_are_understood(name):
         ("fedpage run fedpoge", "unknown method"),
     ],
 )
-def test_a_command_line_that_is_wrong_is_noticed(line, why):
+def test_an_invalid_command_line_is_noticed(line, why):
     with pytest.raises(Exception, match=why):
-        accepted(line, True)
+        parse(line, True)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_formulas_are_right_on_github_too(name):
-    """Before GitHub looks for formulas, Markdown takes some signs away: a backslash before punctuation, emphasis."""
-    text = links.prose((ROOT / name).read_text(encoding="utf-8"))
+def test_formulas_are_correct_on_github(name):
+    """GitHub's Markdown removes some signs of a formula first: escapes of punctuation, emphasis."""
+    text = links.strip_code((ROOT / name).read_text(encoding="utf-8"))
     inline = re.findall(r"(?<![$\\])\$(?!\$)([^$\n]+)\$(?!\$)", text)
     for formula in inline + re.findall(r"\$\$(.*?)\$\$", text, flags=re.DOTALL):
         assert not re.search(r"\\[^a-zA-Z]|[})\]]_|\*|<|~", formula), formula
@@ -179,11 +184,11 @@ def test_formulas_are_right_on_github_too(name):
         assert formula == formula.strip(), formula
 
 
-def test_code_that_pages_ask_for_is_there():
+def test_code_that_pages_ask_for_exists():
     wanted = {
         name
         for path in DOCUMENTS.values()
-        for name in sources.wanted(path.read_text(encoding="utf-8"))
+        for name in sources.names_in(path.read_text(encoding="utf-8"))
     }
     assert len(wanted) > 15
     for name in wanted:
@@ -198,11 +203,12 @@ def test_every_method_has_a_page_that_shows_it():
         for path in DOCUMENTS
         if path.startswith("docs/methods/")
     }
-    shown = {name for text in pages.values() for name in sources.wanted(text)}
-    for kind in fp.METHODS.values():
-        assert any(name.startswith(f"{kind.__module__}.{kind.__name__}") for name in shown), kind
+    shown = {name for text in pages.values() for name in sources.names_in(text)}
+    for name, entry in fp.METHODS.items():
+        path = f"{entry.cls.__module__}.{entry.cls.__name__}"
+        assert any(code.startswith(path) for code in shown), name
     for text in pages.values():
-        assert "emember" in text
+        assert "lient state" in text
         assert "When to choose" in text
 
 
@@ -212,10 +218,10 @@ def test_the_navigation_has_every_page_of_the_reference():
 
 
 def test_the_reference_has_every_public_name():
-    listed = {thing for _, _, things in reference.PAGES.values() for thing in things}
+    listed = {path for _, _, paths in reference.PAGES.values() for path in paths}
     for name, home in fp._MODULE_OF.items():
-        room = home.removeprefix("fedpage.")
-        assert {room, f"{room}.{name}"} & listed, (
+        module = home.removeprefix("fedpage.")
+        assert {module, f"{module}.{name}"} & listed, (
             f"{home}.{name} is on no page of tools/docs/reference.py"
         )
 
@@ -225,7 +231,7 @@ def test_the_tools_doctests(tool):
     assert doctest.testmod(tool).failed == 0
 
 
-@pytest.mark.parametrize("example", gallery.everything(), ids=lambda example: example.name)
+@pytest.mark.parametrize("example", gallery.find_examples(), ids=lambda example: example.name)
 def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
     beside = {path.stem for path in example.path.parent.glob("*/*.py")}
     for package in sorted(
@@ -239,9 +245,9 @@ def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, mo
     if example.name == "quickstart":
         real("a9a")
     monkeypatch.chdir(tmp_path)
-    said = gallery.run(example)
-    assert example.output.exists(), f"write it down: python tools/docs/gallery.py {example.name}"
-    assert gallery.alike(said, example.output.read_text(encoding="utf-8")), said
+    output = gallery.run(example)
+    assert example.output.exists(), f"run: python tools/docs/gallery.py {example.name}"
+    assert gallery.is_similar(output, example.output.read_text(encoding="utf-8")), output
     drawn = list(tmp_path.glob("*.png"))
     assert example.image.exists() == bool(drawn)
     assert all(picture.stat().st_size > 10_000 for picture in drawn)
@@ -254,7 +260,7 @@ def test_contributing_shows_the_examples_as_they_are():
         assert shown.strip() == text.split("\n\nif __name__")[0].strip()
 
 
-def test_the_own_method_works_and_obeys():
+def test_the_own_method_reaches_the_optimum():
     kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["MomentumSGD"]
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
     history = fp.simulate(problem, kind(S=8, eta=0.1), rounds=200, seed=0)
@@ -262,7 +268,7 @@ def test_the_own_method_works_and_obeys():
     assert kind().with_step(0.3).effective_step == pytest.approx(0.3)
 
 
-def test_the_own_problem_works_and_obeys():
+def test_the_own_problem_has_the_right_gradient():
     module = runpy.run_path(str(ROOT / "examples" / "own_problem.py"))
     rng = np.random.default_rng(1)
     problem = module["RobustCentre"]([rng.normal(size=(m, 3)) for m in (1, 4, 9)])
@@ -280,18 +286,18 @@ def test_the_own_problem_works_and_obeys():
 
 
 def test_the_own_engine_survives_clients_that_fail():
-    """Its letters face the policy of every engine: an error is rejected, asked again, and the round goes on."""
+    """An exception of a client is a rejected reply: the round retries and then goes on without it."""
     module = runpy.run_path(str(ROOT / "examples" / "own_engine.py"))
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
-    engine = module["Threads"](problem, fp.SCAFFOLD(S=8, K=2, eta_l=0.1), seed=0)
-    work = engine.sites[3].work
-    engine.sites[3].work = lambda round, message: work(round, message) if round else 1 / 0
+    engine = module["ThreadEngine"](problem, fp.SCAFFOLD(S=8, K=2, eta_l=0.1), seed=0)
+    work = engine.clients[3].work
+    engine.clients[3].work = lambda message, round: work(message, round) if round else 1 / 0
     engine.step()
     engine.step()
     assert (engine.costs.round, engine.costs.missing, engine.costs.rejected) == (2, 3, 3)
 
 
-def test_every_public_thing_has_a_docstring_and_is_listed():
+def test_every_public_name_has_a_docstring_and_is_listed():
     without = (
         set()
         if find_spec("torch")
@@ -319,3 +325,27 @@ def test_the_faults_of_the_documentation(tmp_path, run):
     code, out, err = run("run", "fedpage", *words)
     assert code == 0, err
     assert "rejected: " in out
+
+
+RETIRED = [
+    "the result is that of a run that never was",
+    "Say which.",
+    "Of partitions that draw lots",
+    "on seeds that chose nothing",
+    "on\nseeds that chose nothing",
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_prose_is_wrapped_and_has_no_retired_sentence(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert not [sentence for sentence in RETIRED if sentence in text]
+    for line in text.splitlines():
+        assert len(line) <= 100 or line.startswith(("|", "<!--", "![")), line
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_shell_examples_fit_their_block(name):
+    for block in blocks(name, "sh"):
+        for line in block.splitlines():
+            assert len(line) <= 92, line

@@ -1,4 +1,4 @@
-"""The notebook goes from data to a plot in ten cells, and shows what it shows."""
+"""Tests of the notebook: its outputs are those of a new run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytest.importorskip(
 pytestmark = pytest.mark.slow  # runs the notebook in a kernel
 
 
-def test_it_says_again_what_it_says():
-    kept = nbformat.read(notebook.PATH, as_version=4)
-    assert [cell.source for cell in kept.cells] == notebook.CELLS
-    assert len(kept.cells) == 10
-    again = notebook.executed(notebook.made())
-    for before, now in zip(notebook.texts(kept), notebook.texts(again), strict=True):
-        assert gallery.alike(before, now), now
-    for book in (kept, again):
+def test_outputs_are_those_of_a_new_run():
+    stored = nbformat.read(notebook.PATH, as_version=4)
+    assert [cell.source for cell in stored.cells] == notebook.CELLS
+    assert len(stored.cells) == 10
+    again = notebook.execute(notebook.create())
+    for before, now in zip(notebook.outputs(stored), notebook.outputs(again), strict=True):
+        assert gallery.is_similar(before, now), now
+    for book in (stored, again):
         (picture,) = [
             out.data["image/png"] for cell in book.cells for out in cell.get("outputs", [])
             if "image/png" in out.get("data", {})
@@ -35,7 +35,7 @@ def test_it_says_again_what_it_says():
         assert len(base64.b64decode(picture)) > 20_000
 
 
-def test_it_has_no_trace_of_a_machine():
+def test_the_file_contains_no_path_of_a_machine():
     text = notebook.PATH.read_text(encoding="utf-8")
     assert "/home/" not in text
     assert "/tmp/" not in text

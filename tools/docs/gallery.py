@@ -1,7 +1,7 @@
-"""The gallery: each file in examples/ with what it prints and draws.
+"""Write the gallery: each file of examples/ with its output and its picture.
 
-What an example printed is kept in docs/gallery/NAME.txt, what it drew in docs/img/example-NAME.png. A test runs every
-example and compares. To write both down again:
+docs/gallery/NAME.txt contains what an example printed, docs/img/example-NAME.png what it drew. A
+test runs every example and compares. This command writes both again:
 
     python tools/docs/gallery.py quickstart
 """
@@ -26,33 +26,33 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
 
 class Example(NamedTuple):
-    """One file of examples/."""
+    """Describe a file of examples/."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The file's, without its ending."""
+        """The name of the file without its suffix."""
         return self.path.stem
 
     @property
     def about(self) -> str:
-        """Its docstring."""
+        """The docstring of the file."""
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
 
     @property
     def output(self) -> Path:
-        """Where what it printed is kept."""
+        """The file that contains what the example printed."""
         return OUTPUTS / f"{self.name}.txt"
 
     @property
     def image(self) -> Path:
-        """Where what it drew is kept, if it draws."""
+        """The file that contains what the example drew, if it draws."""
         return IMAGES / f"example-{self.name}.png"
 
     @property
     def imports(self) -> set[str]:
-        """Packages that it imports, anywhere in the file."""
+        """The packages that the file imports."""
         nodes = list(ast.walk(ast.parse(self.path.read_text(encoding="utf-8"))))
         names = [
             alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
@@ -61,8 +61,8 @@ class Example(NamedTuple):
         return {name.partition(".")[0] for name in names}
 
 
-def everything() -> list[Example]:
-    """Every example, the quickstart first."""
+def find_examples() -> list[Example]:
+    """Return every example, the quickstart first."""
     paths = sorted(
         (ROOT / "examples").glob("*.py"), key=lambda path: (path.stem != "quickstart", path.stem)
     )
@@ -70,23 +70,32 @@ def everything() -> list[Example]:
 
 
 def run(example: Example) -> str:
-    """What an example prints; it is run in the current directory."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    """Run an example in the current directory and return what it prints."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         runpy.run_path(str(example.path), run_name="__main__")
-    return said.getvalue()
+    return output.getvalue()
 
 
-def alike(one: str, other: str, within: float = 0.02) -> bool:
-    """Whether two outputs say the same: the same words, and numbers that differ by little.
+def is_similar(first: str, second: str, tolerance: float = 0.02) -> bool:
+    """Compare two outputs: the words must be equal, the numbers nearly so.
 
-    >>> alike("loss 0.1813, 500 rounds", "loss 0.1814, 500 rounds"), alike("loss 0.18", "loss 0.28")
-    (True, False)
+    Args:
+        first: An output.
+        second: Another output.
+        tolerance: The largest relative difference between two numbers.
+
+    >>> is_similar("loss 0.1813, 500 rounds", "loss 0.1814, 500 rounds")
+    True
+    >>> is_similar("loss 0.18", "loss 0.28")
+    False
     """
-    if _NUMBER.sub("#", one).split() != _NUMBER.sub("#", other).split():
+    if _NUMBER.sub("#", first).split() != _NUMBER.sub("#", second).split():
         return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(math.isclose(_value(a), _value(b), rel_tol=within, abs_tol=1e-12) for a, b in pairs)
+    pairs = zip(_NUMBER.findall(first), _NUMBER.findall(second), strict=True)
+    return all(
+        math.isclose(_value(a), _value(b), rel_tol=tolerance, abs_tol=1e-12) for a, b in pairs
+    )
 
 
 def _value(text: str) -> float:
@@ -94,18 +103,19 @@ def _value(text: str) -> float:
 
 
 def page() -> str:
-    """The gallery as Markdown."""
+    """Return the Markdown of the gallery."""
     parts = [
-        "# Gallery\n\nEvery file in `examples/`, as it is, with what it printed. A test runs each and compares.\n"
+        "# Gallery\n\nThis page shows every file of `examples/` with its output. "
+        "A test runs each file and compares the output.\n"
     ]
-    for example in everything():
+    for example in find_examples():
         heading, _, rest = example.about.partition("\n\n")
         parts.append(f"## {example.name} {{ #{example.name} }}\n\n{heading}\n\n{rest}\n")
-        parts.append(f"```\npython examples/{example.path.name}\n```\n")
+        parts.append(f"```sh\npython examples/{example.path.name}\n```\n")
         if example.output.exists():
             parts.append(f"```text\n{example.output.read_text(encoding='utf-8').rstrip()}\n```\n")
         if example.image.exists():
-            parts.append(f"![What {example.path.name} draws](img/{example.image.name})\n")
+            parts.append(f"![The plot of {example.path.name}](img/{example.image.name})\n")
         code = example.path.read_text(encoding="utf-8").rstrip()
         parts.append(f'```python title="examples/{example.path.name}"\n{code}\n```\n')
     for readme in sorted((ROOT / "examples").glob("*/README.md")):
@@ -117,8 +127,8 @@ def page() -> str:
 
 
 def record(names: list[str]) -> None:
-    """Run examples and write down what they print and draw."""
-    for example in everything():
+    """Run the named examples, or all, and write what they print and draw to docs/."""
+    for example in find_examples():
         if example.name in names or not names:
             with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
                 OUTPUTS.mkdir(exist_ok=True)

@@ -1,8 +1,9 @@
-"""Checks links: of the built site, of Markdown as GitHub shows it, and that the site loads nothing from elsewhere.
+"""Check the links of the built site and of the Markdown files as GitHub shows them.
 
     python tools/docs/links.py site
 
-Links to other hosts are listed, not opened.
+The check also fails if a page of the site loads something from another host. Links to other hosts
+are listed and not opened.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ LOADED = {
     "script": ("src",), "img": ("src", "srcset"), "iframe": ("src",), "source": ("src", "srcset"), "video": ("src",),
     "audio": ("src",), "embed": ("src",), "object": ("data",), "image": ("href",), "use": ("href",), "track": ("src",),
 }  # fmt: skip
-"""What a browser fetches by itself, but for links to style sheets, icons and fonts."""
+"""Attributes whose targets a browser fetches. Style sheets, icons and fonts are <link> elements."""
 PASSIVE = {"canonical", "alternate", "next", "prev", "author", "license"}
-"""Relations of <link> for which nothing is fetched."""
+"""Relations of <link> whose targets a browser does not fetch."""
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and what can be linked to in it."""
+    """Collect the links, the loaded resources and the anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element's links and its name."""
+        """Record the links and the anchor of an element."""
         values = {name: value or "" for name, value in attrs}
         self.anchors.update(
             values[name] for name in ("id", "name") if name in values and tag != "meta"
@@ -50,17 +51,17 @@ class Page(HTMLParser):
         self._style = tag == "style"
 
     def handle_endtag(self, tag: str) -> None:
-        """A style sheet within the page ends."""
+        """Leave a style sheet within the page."""
         self._style = self._style and tag != "style"
 
     def handle_data(self, data: str) -> None:
-        """What a style sheet within the page loads."""
+        """Record what a style sheet within the page loads."""
         if self._style:
             self.loads += urls_of(data)
 
 
 def urls_of(css: str) -> list[str]:
-    """What a style sheet loads.
+    """Return the addresses that a style sheet loads.
 
     >>> urls_of("@import 'a.css'; b { background: url(https://c/d.png) }")
     ['https://c/d.png', 'a.css']
@@ -70,8 +71,8 @@ def urls_of(css: str) -> list[str]:
     )
 
 
-def remote(target: str) -> bool:
-    """Whether a browser would ask another host for it."""
+def is_remote(target: str) -> bool:
+    """Return whether a browser would request the target from another host."""
     return target.startswith("//") or urlsplit(target).scheme in (
         "http",
         "https",
@@ -82,21 +83,23 @@ def remote(target: str) -> bool:
 
 
 def check_site(site: Path) -> tuple[list[str], list[str]]:
-    """What is wrong with a built site, and the other hosts' pages that it links to."""
+    """Return the faults of a built site, and the links to other hosts."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     wrong: list[str] = []
     others: set[str] = set()
     for path, page in pages.items():
         here = path.relative_to(site)
         wrong += [
-            f"{here}: loads {target} from another host" for target in page.loads if remote(target)
+            f"{here}: loads {target} from another host"
+            for target in page.loads
+            if is_remote(target)
         ]
-        others.update(link for link in page.links if remote(link))
+        others.update(link for link in page.links if is_remote(link))
         if path.name != "404.html":  # its links begin at the root of a server
             local = [
                 link
                 for link in page.links + page.loads
-                if not remote(link) and not urlsplit(link).scheme
+                if not is_remote(link) and not urlsplit(link).scheme
             ]
             wrong += [f"{here}: {fault}" for link in local if (fault := _fault(link, path, pages))]
     for path in sorted(site.rglob("*.css")):
@@ -104,7 +107,7 @@ def check_site(site: Path) -> tuple[list[str], list[str]]:
         wrong += [
             f"{path.relative_to(site)}: loads {target} from another host"
             for target in loads
-            if remote(target)
+            if is_remote(target)
         ]
     return wrong, sorted(others)
 
@@ -124,7 +127,7 @@ def _fault(link: str, path: Path, pages: dict[Path, Page]) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub gives a heading.
+    """Return the anchor that GitHub gives a heading.
 
     >>> slug("Adding a method"), slug("What `x` is, and isn't")
     ('adding-a-method', 'what-x-is-and-isnt')
@@ -133,20 +136,20 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
 
 
-def prose(markdown: str) -> str:
-    """Markdown without its code."""
+def strip_code(markdown: str) -> str:
+    """Return Markdown without its code."""
     markdown = re.sub(r"^(```+|~~~+).*?^\1\s*$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", "", markdown)
 
 
 def check_markdown(documents: Iterable[Path]) -> tuple[list[str], list[str]]:
-    """What is wrong with links between documents as GitHub shows them, and the links to other hosts."""
+    """Return the broken links between documents on GitHub, and the links to other hosts."""
     wrong: list[str] = []
     others: set[str] = set()
     for path in documents:
         text = path.read_text(encoding="utf-8")
-        for link in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
-            if remote(link):
+        for link in re.findall(r"\]\(([^)\s]+)\)", strip_code(text)):
+            if is_remote(link):
                 others.add(link)
                 continue
             target, anchor = urldefrag(link)
@@ -163,7 +166,7 @@ def check_markdown(documents: Iterable[Path]) -> tuple[list[str], list[str]]:
 
 
 def anchors(markdown: str) -> set[str]:
-    """The anchors of a document's headings, as GitHub numbers them."""
+    """Return the anchors that GitHub gives the headings of a document."""
     seen: dict[str, int] = {}
     found = set()
     bare = re.sub(r"^(```+|~~~+).*?^\1\s*$", "", markdown, flags=re.DOTALL | re.MULTILINE)
@@ -175,7 +178,7 @@ def anchors(markdown: str) -> set[str]:
 
 
 def documents() -> list[Path]:
-    """Every document of the project that GitHub shows."""
+    """Return the Markdown files of the project."""
     return [
         *sorted(ROOT.glob("*.md")),
         *sorted((ROOT / "docs").rglob("*.md")),
@@ -184,7 +187,7 @@ def documents() -> list[Path]:
 
 
 def main(site: Path) -> int:
-    """Check everything, and say what was found."""
+    """Check everything and print the faults."""
     wrong, others = check_site(site.resolve())
     more, elsewhere = check_markdown(documents())
     print("Links to other hosts, not opened:", *sorted({*others, *elsewhere}), sep="\n  ")

@@ -1,6 +1,8 @@
-"""Writes examples/from_data_to_plot.ipynb, with what it prints and draws: `python tools/docs/notebook.py`.
+"""Write examples/from_data_to_plot.ipynb with its outputs.
 
-A test runs it again and compares.
+    python tools/docs/notebook.py
+
+A test runs the notebook again and compares the outputs.
 """
 
 from __future__ import annotations
@@ -8,24 +10,28 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 PATH = Path(__file__).resolve().parents[2] / "examples" / "from_data_to_plot.ipynb"
 CELLS = [
     """# From data to a plot
 
-Three federated methods on data that nobody has to download, compared at equal communication. `pip install fedpage` and
-a notebook are all that is needed.""",
+This notebook compares three federated methods at equal communication. It needs `pip install fedpage`
+and no download: the data set is bundled.""",
     """import fedpage as fp
 
 data = fp.load("census", skew=1.0)  # generated; 0/1 features, labels -1/+1
 data""",
-    """Divide it among 500 clients and choose an objective. `shuffled` is the easy case, `label_shards` the hard one: most
-clients then have seen one label only.""",
+    """Divide the data among 500 clients and choose an objective. `fp.iid` is the easy case and
+`fp.label_shards` the hard one: most clients then have rows of one label only.""",
     """division = fp.label_shards(data.y, 500)
 problem = fp.LogisticRegression(data, division, reg="nonconvex", alpha=0.1)
 problem.describe()""",
-    """What would be safe? A theorem answers before anything is run. Its steps are small; runs may be bolder.""",
+    """What step size is safe? A theorem answers before a run. Its step sizes are small; in practice
+larger ones work.""",
     """fp.FedPAGE.from_theory(problem, S=10, K=5)""",
     """methods = [
     fp.FedPAGE(S=10, K=5, eta_g=0.3),
@@ -34,28 +40,30 @@ problem.describe()""",
 ]  # about 20 clients a round, one effective step: 0.3
 histories = fp.sweep(problem, methods, rounds=300, seeds=3, record_every=10)""",
     """for history in histories[::3]:
-    spent = history.bytes_to("grad_norm", 0.02) / 1e6
-    print(f"{history.label:9} gradient norm {history.last('grad_norm'):.1e}; 0.02 after {spent:.1f} MB")""",
+    megabytes = history.cost_to("grad_norm", 0.02, cost="bytes") / 1e6
+    print(f"{history.label:9} ends at a gradient norm of {history.last('grad_norm'):.1e}")
+    print(f"{'':9} and reaches 0.02 after {megabytes:.1f} MB")""",
     """import matplotlib.pyplot as plt
+from fedpage.report import plots
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 for axis, cost in zip(axes, ("round", "bytes"), strict=True):
-    fp.report.plots.curves(histories, x=cost, ax=axis)""",
-    """Medians over three seeds, with their middle half. FedPAGE's first round calls everybody, which the right panel
-shows as a late start; after that it goes down while the others, whose clients have seen one label each, stop at a
-floor. Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a
+    plots.curves(histories, x=cost, ax=axis)""",
+    """The curves are medians over three seeds with the middle half. FedPAGE's first round calls all
+clients, which the right panel shows as a late start. After that its gradient norm keeps falling,
+while the other methods stop at a floor because their clients have one label each. Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a
 [neural network](../docs/torch.md).""",
 ]
-"""Ten cells; those that begin like prose are Markdown."""
+"""The cells of the notebook."""
 
 
 def is_text(cell: str) -> bool:
-    """Whether a cell is Markdown."""
-    return cell.startswith(("#", "Divide", "What", "Medians"))
+    """Return whether a cell is Markdown."""
+    return cell.startswith(("# ", "Divide", "What", "The curves"))
 
 
-def made() -> Any:
-    """The notebook, not run yet."""
+def create() -> NotebookNode:
+    """Return the notebook without outputs."""
     import nbformat
 
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -66,13 +74,13 @@ def made() -> Any:
             if is_text(cell)
             else nbformat.v4.new_code_cell(cell)
         )
-        new["id"] = f"cell-{number}"  # the same file for the same cells
+        new["id"] = f"cell-{number}"  # random ids would change the file each time
         book.cells.append(new)
     return book
 
 
-def executed(book: Any) -> Any:
-    """The same notebook with its outputs, run by a real kernel in an empty directory."""
+def execute(book: NotebookNode) -> NotebookNode:
+    """Run the notebook with a real kernel in an empty directory and add its outputs."""
     from nbclient import NotebookClient
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -87,20 +95,20 @@ def executed(book: Any) -> Any:
     return book
 
 
-def texts(book: Any) -> list[str]:
-    """What each code cell printed or returned, as text."""
-    found = []
+def outputs(book: NotebookNode) -> list[str]:
+    """Return what each code cell printed or returned, as text."""
+    texts = []
     for cell in book.cells:
         parts = [
             out.get("text") or out.get("data", {}).get("text/plain", "")
             for out in cell.get("outputs", []) if "image/png" not in out.get("data", {})
         ]  # fmt: skip
-        found.append("".join(parts))
-    return found
+        texts.append("".join(parts))
+    return texts
 
 
 if __name__ == "__main__":
     import nbformat
 
-    nbformat.write(executed(made()), PATH)
+    nbformat.write(execute(create()), PATH)
     print(PATH)

@@ -1,16 +1,16 @@
-"""Code that pages show is taken from the source when the site is built, so that it cannot go stale.
+"""Copy code from the source into pages when the site is built, so that it cannot go stale.
 
-A page asks for it in comments, which GitHub does not show:
+A page asks for code in a comment, which GitHub does not show. A pair of comments
 
     <!-- beside: fedpage.core.local_steps.local_page -->
     the mathematics
     <!-- end -->
 
-puts the text to the left and the function's source to the right of it, and
+puts the enclosed text to the left of the function's source. A single comment
 
     <!-- code: examples/own_method.py -->
 
-puts a file, or a thing of a module, in its place. Several things are separated by spaces.
+is replaced by a file, or by a class or function. Several names are separated by spaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import inspect
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _BESIDE = re.compile(
@@ -29,20 +28,20 @@ _BESIDE = re.compile(
 _CODE = re.compile(r"^<!-- code: (.*?) -->$", flags=re.MULTILINE)
 
 
-def included(markdown: str) -> str:
-    """A page's Markdown with the code that it asks for."""
-    markdown = _BESIDE.sub(lambda match: _beside(match[2], fenced(match[1])), markdown)
-    return _CODE.sub(lambda match: fenced(match[1]), markdown)
+def include(markdown: str) -> str:
+    """Return a page's Markdown with the code that it asks for."""
+    markdown = _BESIDE.sub(lambda match: _columns(match[2], fence(match[1])), markdown)
+    return _CODE.sub(lambda match: fence(match[1]), markdown)
 
 
-def wanted(markdown: str) -> list[str]:
-    """What a page asks for."""
+def names_in(markdown: str) -> list[str]:
+    """Return the names of the code that a page asks for."""
     asked = re.findall(r"^<!-- (?:beside|code): (.*?) -->$", markdown, flags=re.MULTILINE)
     return [name for names in asked for name in names.split()]
 
 
-def fenced(names: str) -> str:
-    """The source of things, each file's in one block under its name."""
+def fence(names: str) -> str:
+    """Return the source of the named objects, one block of code for each file."""
     blocks: dict[str, list[str]] = {}
     for name in names.split():
         path, text = source(name)
@@ -54,30 +53,37 @@ def fenced(names: str) -> str:
 
 
 def source(name: str) -> tuple[str, str]:
-    """The file that a thing is in, and its text: `examples/file.py`, or `fedpage.module.Class.method`."""
+    """Return the path and the source of `examples/file.py` or of `fedpage.module.Class.method`."""
     if name.endswith(".py"):
         return name, (ROOT / name).read_text(encoding="utf-8")
-    thing = found(name)
-    lines, _ = inspect.getsourcelines(thing)
-    path = Path(inspect.getsourcefile(thing) or "").resolve().relative_to(ROOT)
+    value = resolve(name)
+    if not (inspect.ismodule(value) or inspect.isclass(value) or inspect.isfunction(value)):
+        raise TypeError(f"{name} has no source: it is a {type(value).__name__}")
+    lines, _ = inspect.getsourcelines(value)
+    path = Path(inspect.getsourcefile(value) or "").resolve().relative_to(ROOT)
     return path.as_posix(), textwrap.dedent("".join(lines))
 
 
-def found(name: str) -> Any:
-    """The thing of a dotted name."""
+def resolve(name: str) -> object:
+    """Return the module, class or function of a dotted name.
+
+    Raises:
+        LookupError: No module of that name can be imported.
+    """
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
-            thing: Any = importlib.import_module(".".join(parts[:cut]))
+            value: object = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:
-            thing = getattr(thing, part)
-        return getattr(thing, "fget", thing)
-    raise LookupError(f"{name}: no such thing")
+            value = getattr(value, part)
+        value = getattr(value, "fget", value)  # the function of a property
+        return getattr(value, "__func__", value)  # the function of a class method
+    raise LookupError(f"{name}: there is no such module, class or function")
 
 
-def _beside(text: str, code: str) -> str:
+def _columns(text: str, code: str) -> str:
     return (
         f'<div class="beside" markdown>\n<div markdown>\n\n{text.strip()}\n\n</div>\n'
         f"<div markdown>\n\n{code}\n\n</div>\n</div>"
