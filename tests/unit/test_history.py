@@ -122,6 +122,23 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
     assert fp.History.load(history.to_jsonl(path)).x is None
 
 
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+def test_a_finished_run_without_its_model_is_computed_again(tmp_path, damage):
+    problem = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    options = {"rounds": 20, "seed": 0, "out": tmp_path}
+    first = fp.simulate(problem, fp.FedPAGE(S=2), **options)
+    model = tmp_path / "history.model.npz"
+    written = model.read_bytes()
+    if damage == "removed":
+        model.unlink()
+    else:
+        model.write_bytes(written[:-1])
+    again = fp.simulate(problem, fp.FedPAGE(S=2), resume=True, **options)
+    assert again.same(first)
+    assert model.read_bytes() == written
+    assert fp.History.load(tmp_path / "history.jsonl").same(first)
+
+
 def test_a_model_of_another_shape_is_refused(tmp_path):
     history = fp.History({"seed": 0})
     path = history.to_jsonl(tmp_path / "run.jsonl")
