@@ -109,7 +109,8 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
     again = fp.History.load(path)
     assert again.x.dtype == dtype
     assert again.same(history)
-    again.x = again.x.astype(np.float32 if dtype == np.float64 else np.float64)
+    other = np.float32 if dtype == np.float64 else np.float64
+    again.x = np.array(again.x, dtype=other)
     assert not again.same(history)
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
