@@ -485,6 +485,12 @@ def slow_number(value: Any) -> float:
     return +value
 
 
+def slow_history_number(value: Any) -> float:
+    if type(value) is bool:
+        raise ValueError
+    return slow_number(value)
+
+
 def later(rows: list[dict[str, float]], row: dict[str, float]) -> None:
     if not row["round"] > (rows[-1]["round"] if rows else -1):
         raise ValueError
@@ -532,10 +538,10 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
                     raise ValueError
                 if model is not None and type(model) is not str:
                     raise ValueError
-                first = None if first is None else float(slow_number(first))
+                first = None if first is None else float(slow_history_number(first))
                 end = (reason, entry["detail"], first)
             else:
-                later(rows, {name: slow_number(value) for name, value in entry.items()})
+                later(rows, {n: slow_history_number(value) for n, value in entry.items()})
         except (ValueError, KeyError, AttributeError, RecursionError):
             raise Refused(number) from None
     if not meta and not rows:

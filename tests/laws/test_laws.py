@@ -419,7 +419,7 @@ def test_one_hot_kernels_are_the_general_kernels():
         ones,
         *general._rows_and_targets[3:],
     )
-    general._kernel_data = (*general._rows_and_targets, *general._codes)
+    general._kernel_data = (*general._rows_and_targets, *general._kernel_data[6:])
     assert problem._rows_and_targets[2] is None
     for method in methods(3, 4, 0.1).values():
         one = fp.simulate(problem, method, rounds=20, seed=0)

@@ -109,7 +109,8 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
     again = fp.History.load(path)
     assert again.x.dtype == dtype
     assert again.same(history)
-    again.x = again.x.astype(np.float32 if dtype == np.float64 else np.float64)
+    other = np.float32 if dtype == np.float64 else np.float64
+    again.x = np.array(again.x, dtype=other)
     assert not again.same(history)
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -120,6 +121,23 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
         fp.History.load(path)
     history.x = None
     assert fp.History.load(history.to_jsonl(path)).x is None
+
+
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+def test_a_finished_run_without_its_model_is_computed_again(tmp_path, damage):
+    problem = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    options = {"rounds": 20, "seed": 0, "out": tmp_path}
+    first = fp.simulate(problem, fp.FedPAGE(S=2), **options)
+    model = tmp_path / "history.model.npz"
+    written = model.read_bytes()
+    if damage == "removed":
+        model.unlink()
+    else:
+        model.write_bytes(written[:-1])
+    again = fp.simulate(problem, fp.FedPAGE(S=2), resume=True, **options)
+    assert again.same(first)
+    assert model.read_bytes() == written
+    assert fp.History.load(tmp_path / "history.jsonl").same(first)
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path):

@@ -330,16 +330,16 @@ def test_objectives_come_from_the_losses(data):
 
 
 def test_the_slope_and_curvature_that_a_loss_declares():
-    t = np.linspace(-6, 6, 241)
+    t = np.linspace(-6, 6, 4801)
     for loss in LOSSES.values():
         for b in (-1.0, 1.0):
             value = np.array([loss.value(v, b) for v in t])
             slope = np.array([loss.slope(v, b) for v in t])
             middle = (value[2:] - value[:-2]) / (t[2] - t[0])
-            np.testing.assert_allclose(middle, slope[1:-1], atol=1e-3)
+            np.testing.assert_allclose(middle, slope[1:-1], atol=2e-3)
             second = np.diff(slope) / np.diff(t)
-            assert abs(second).max() <= loss.curvature * (1 + 1e-12)
-            assert (second.min() >= -1e-12) == loss.convex, loss.name
+            assert abs(second).max() <= loss.curvature * (1 + 1e-9)
+            assert (second.min() >= -1e-9) == loss.convex, loss.name
 
 
 @pytest.mark.parametrize(

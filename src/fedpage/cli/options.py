@@ -29,7 +29,7 @@ def _method_names() -> list[str]:
 
 
 def _objective_names() -> list[str]:
-    from fedpage.runs.build import OBJECTIVES
+    from fedpage.problems import OBJECTIVES
 
     return list(OBJECTIVES)
 

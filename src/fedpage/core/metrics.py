@@ -91,7 +91,7 @@ class Metric:
 
 
 MetricsOption: TypeAlias = (
-    str | Sequence[str | Metric | MetricFunction] | Mapping[str, Metric | MetricFunction]
+    str | Sequence[str | Metric | MetricFunction] | Mapping[str, str | Metric | MetricFunction]
 )
 """What `metrics=` takes: names of registered metrics, functions, or a table name -> function."""
 
