@@ -100,11 +100,11 @@ def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
     b = None if full else 2
     page = {"S": S, "b1": None if full else 3, "b2": None if full else 3, "b3": b}
     local = {"S": S, "K": K, "b": b}
-    walk = fp.FedPAGE(**page, K=K, eta_l=0.3 / K, eta_g=1.0, p=0.3).with_step(step)
+    fedpage = fp.FedPAGE(**page, K=K, eta_l=0.3 / K, eta_g=1.0, p=0.3).with_step(step)
     return {
-        "FedPAGE": walk,
-        "FedPAGE-periodic": dataclasses.replace(walk, periodic=True),
-        "FedPAGE-leak-free": dataclasses.replace(walk, leak_free=True),
+        "FedPAGE": fedpage,
+        "FedPAGE-periodic": dataclasses.replace(fedpage, periodic=True),
+        "FedPAGE-leak-free": dataclasses.replace(fedpage, leak_free=True),
         "PAGE": fp.PAGE(**page, p=0.3).with_step(step),
         "FedAvg": fp.FedAvg(**local, eta_g=1.5).with_step(step),
         "SCAFFOLD-II": fp.SCAFFOLD(**local).with_step(step),

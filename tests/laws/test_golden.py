@@ -56,7 +56,7 @@ def test_the_golden_file_is_there():
     assert {case["algorithm"] for case in CASES.values()} == {"fedpage", "scaffold", "fedavg"}
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "walks"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "steps"])
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name, fused):
     case, tolerance = CASES[name], GOLDEN["tolerance"]

@@ -66,17 +66,17 @@ def test_fedpage_with_p_one_is_gradient_descent_whatever_K(kind):
 def test_page_is_fedpage_with_one_local_step_whatever_eta_l_and_b3(eta_l):
     problem = uneven("logistic-nonconvex")
     page = fp.simulate(problem, fp.PAGE(S=3, eta_g=0.2, p=0.2), rounds=60, seed=4)
-    walk = fp.simulate(
+    fedpage = fp.simulate(
         problem, fp.FedPAGE(S=3, K=1, eta_g=0.2, eta_l=eta_l, p=0.2, b3=5), rounds=60, seed=4
     )
-    assert page.same(walk)
+    assert page.same(fedpage)
 
 
 # 2. The optimum
 
 
 def at_rest(name: str, problem: fp.Quadratic, K: int) -> Simulation:
-    """A run whose state and memories are those of having been at x* for ever."""
+    """Return a run whose state and client states are those of having always been at x*."""
     method = methods(3, K, 0.2, full=True)[name]
     run = Simulation(problem, method, seed=2, x0=problem.x_star)
     everyone = np.arange(problem.N)
@@ -255,8 +255,8 @@ def test_leak_free_fedpage_with_one_local_step_is_page():
     assert free.last("bytes_up") > page.last("bytes_up")
 
 
-def test_leak_free_walks_move_along_the_same_mean():
-    """Two pieces of a walk are the walk: the move equals what plain FedPAGE replies, on the same batches."""
+def test_leak_free_steps_move_along_the_same_mean():
+    """The two pieces together move as FedPAGE's local steps do on the same minibatches."""
     problem = uneven("logistic-nonconvex")
     rng = np.random.default_rng(0)
     x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
@@ -273,7 +273,7 @@ def test_leak_free_walks_move_along_the_same_mean():
 
 def test_s_local_svrg_refreshes_with_probability_q_after_local_steps():
     problem = quadratic()
-    for q, expected in ((1.0, 0.5), (0.25, 0.2)):  # a cycle is one refresh and 1/q walks on average
+    for q, expected in ((1.0, 0.5), (0.25, 0.2)):  # a cycle is one refresh and 1/q rounds of steps
         run = Simulation(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=q), seed=0)
         refreshed = 0
         for _ in range(600):
@@ -301,7 +301,7 @@ def test_s_local_svrg_sends_h_only_to_those_who_may_not_know_it():
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_a_walk_of_fedpage_replies_x_minus_y_over_K_eta(kind):
+def test_fedpages_local_steps_reply_x_minus_y_over_K_eta(kind):
     """Lines 13-22 of Algorithm 1, followed by hand at one client."""
     problem = PROBLEMS[kind]()
     K, eta_g, eta_l = 5, 0.1, 0.07
@@ -336,15 +336,15 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
         draws = run.draws()
         clients, message, *_ = method.call(run.state, draws)
         seen.add(type(message))
-        memory = run.client_states.get(clients)
-        reply, remembered = method.client(message, problem.oracle(clients, draws), memory)
+        states = run.client_states.get(clients)
+        reply, new_states = method.client(message, problem.oracle(clients, draws), states)
         for i, client in enumerate(clients):
-            own = None if memory is None else type(memory)(*(part[i : i + 1] for part in memory))
-            alone, kept = method.client(message, problem.oracle(np.array([client]), draws), own)
+            own = None if states is None else type(states)(*(part[i : i + 1] for part in states))
+            alone, own = method.client(message, problem.oracle(np.array([client]), draws), own)
             for whole, single in zip(reply, alone, strict=True):
                 assert whole[i].tobytes() == single[0].tobytes()
-            if kept is not None:
-                for whole, single in zip(remembered, kept, strict=True):
+            if new_states is not None:
+                for whole, single in zip(new_states, own, strict=True):
                     assert whole[i].tobytes() == single[0].tobytes()
         run.step()
     assert len(seen) == KINDS_OF_MESSAGE.get(name, 1)
@@ -376,13 +376,13 @@ def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
 # 7. Golden runs: see test_golden.py
 
 
-# 8. Fused kernels are the walks
+# 8. Fused kernels agree with the local steps
 
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("kind", [k for k in PROBLEMS if k != "quadratic"])
 @pytest.mark.parametrize("name", NAMES)
-def test_fused_walks_agree_with_the_walks(name, kind, full):
+def test_fused_kernels_agree_with_the_local_steps(name, kind, full):
     problem = PROBLEMS[kind]()
     method = methods(4, 5, 0.2, full=full)[name]
     fused, plain = Simulation(problem, method, seed=9), Simulation(Unfused(problem), method, seed=9)
@@ -394,7 +394,7 @@ def test_fused_walks_agree_with_the_walks(name, kind, full):
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_fused_descend_agrees_with_a_proximal_term_and_a_shift(mu):
+def test_fused_local_sgd_agrees_with_a_proximal_term_and_a_shift(mu):
     from fedpage.core.local_steps import local_sgd
 
     for kind in ("robust", "logistic-l2"):

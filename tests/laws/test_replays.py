@@ -63,14 +63,14 @@ def objective(request):
     return request.param
 
 
-@pytest.fixture(params=["fused", "walks"])
+@pytest.fixture(params=["fused", "steps"])
 def check(request, objective):
     """Replays a script and compares x after every round."""
 
     def replay(method, script, expected):
         problem = problem_of(objective)
         run = Replay(
-            Unfused(problem) if request.param == "walks" else problem,
+            Unfused(problem) if request.param == "steps" else problem,
             method,
             x0=np.array(X0),
             script=script,
@@ -144,12 +144,12 @@ def test_s_local_svrg(objective, check, S):
     ]  # None: no coin is tossed there
     every = list(range(M))
     x, w, h, script, expected = X0, None, None, [], []
-    walked = False
+    stepped = False
     for r, coin in enumerate(coins):
         clients = list(range(N)) if S is None else sorted(_chance.sample(range(N), S))
         batches = {i: [some_rows(b) for _ in range(K)] for i in range(N)}
-        if r == 0 or (walked and coin):
-            w, h, walked = x, mean([grad(objective, i, every, x) for i in range(N)]), False
+        if r == 0 or (stepped and coin):
+            w, h, stepped = x, mean([grad(objective, i, every, x) for i in range(N)]), False
         else:
             ends = []
             for i in clients:
@@ -160,7 +160,7 @@ def test_s_local_svrg(objective, check, S):
                     )
                     y = add((1, y), (-eta, step))
                 ends.append(y)
-            x, walked = mean(ends), True
+            x, stepped = mean(ends), True
         script.append(ScriptedDraws(r, bool(coin), clients, batches))
         expected.append(x)
     run = check(fp.SLocalSVRG(S=S, K=K, b=b, eta_l=eta, q=0.3), script, expected)
@@ -179,7 +179,7 @@ def test_leak_free_fedpage(objective, check):
             g = mean([grad(objective, i, list(range(M)), x) for i in range(N)])
             move = g
         else:
-            walks, firsts = [], []
+            moves, firsts = [], []
             for i in clients:
                 y, before, estimate, all_of_them = x, x_prev, g, []
                 for rows in batches[i]:
@@ -189,9 +189,9 @@ def test_leak_free_fedpage(objective, check):
                     estimate = add((1, estimate), (1, change))
                     all_of_them.append(estimate)
                     y, before = add((1, y), (-eta_l, estimate)), y
-                walks.append(mean(all_of_them))
+                moves.append(mean(all_of_them))
                 firsts.append(all_of_them[0])
-            move, g = mean(walks), mean(firsts)
+            move, g = mean(moves), mean(firsts)
         x, x_prev = add((1, x), (-eta_g, move)), x
         script.append(ScriptedDraws(r, coin, clients, batches))
         expected.append(x)
