@@ -158,7 +158,7 @@ def test_losses_and_norms_are_best_when_small(tmp_path):
     assert {
         name: fp.Best(made, tmp_path / "b.npz", name).higher_is_better for name in names
     } == names
-    with pytest.raises(fp.InputError, match="is score good when it is high, or low"):
+    with pytest.raises(fp.InputError, match="whether higher is better is not known"):
         fp.Best(made, tmp_path / "b.npz", "score")
     assert fp.Best(made, tmp_path / "b.npz", "score", higher_is_better=True).higher_is_better
 
