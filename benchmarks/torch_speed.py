@@ -88,7 +88,7 @@ def main() -> None:
         f"torch {torch.__version__}; FedAvg, N={N} S={S} K={K} b={B}, one thread; min of {words.turns} turns"
     )
     print(
-        f"{'clients':<28}{'loop, ms a round':>18}{'fedpage':>10}{'ratio':>8}{'steady=False':>14}{'ratio':>8}"
+        f"{'clients':<28}{'loop, ms a round':>18}{'fedpage':>10}{'ratio':>8}{'deterministic=False':>14}{'ratio':>8}"
     )
     splits = {
         "equal sizes (shuffled)": fp.iid(len(y), N, seed=0),
@@ -98,8 +98,8 @@ def main() -> None:
         clients = [(X[division.rows(i)], y[division.rows(i)]) for i in range(N)]
         tensors = [(torch.from_numpy(a), torch.from_numpy(b)) for a, b in clients]
         method = fp.FedAvg(S=S, K=K, eta_l=ETA, eta_g=1.0, b=B)
-        runs = [Simulation(fp.TorchProblem(model, F.cross_entropy, clients, steady=steady), method, seed=1)
-                for steady in (True, False)]  # fmt: skip
+        runs = [Simulation(fp.TorchProblem(model, F.cross_entropy, clients, deterministic=steady), method, seed=1)
+                for deterministic in (True, False)]  # fmt: skip
         loop = Loop(copy.deepcopy(model), tensors, seed=1)
         same_work(model, clients, method)
         for _ in range(60):  # ours traces its shapes meanwhile

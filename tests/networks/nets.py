@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
+
+import fedpage as fp
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch
+
+SIZES = [1, 3, 8, 9, 20, 5, 17, 12]
 
 
 def rows(sizes, shape=(6,), classes=3, seed=0):
-    """(inputs, targets) for clients of these sizes, each with labels and a mean of its own."""
+    """Return (inputs, targets) for clients of these sizes, each with its own labels and mean."""
     rng = np.random.default_rng(seed)
     return [
         (
@@ -17,9 +24,6 @@ def rows(sizes, shape=(6,), classes=3, seed=0):
         )
         for i, m in enumerate(sizes)
     ]
-
-
-SIZES = [1, 3, 8, 9, 20, 5, 17, 12]
 
 
 def network(seed=0):
@@ -37,3 +41,18 @@ def convolution(seed=0):
         nn.Flatten(),
         nn.Linear(4, 3),
     )
+
+
+def mlp_problem(dtype="float64", **options):
+    return fp.TorchProblem(network(), F.cross_entropy, rows(SIZES), dtype=dtype, **options)
+
+
+def image_problem(dtype="float32", **options):
+    data = rows(SIZES, (1, 4, 4))
+    return fp.TorchProblem(convolution(), F.cross_entropy, data, dtype=dtype, **options)
+
+
+def all_gradients(problem, x):
+    """Return the gradient of every client at x (d,), or at its own row of x (N, d)."""
+    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
+    return oracle.grad(x, Batch(None, problem.sizes))

@@ -1,22 +1,20 @@
-"""Training as users know it: metrics, what is held out, the best model in a file."""
+"""Check metrics, held-out rows, and the best model in a file."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from nets import SIZES, network, rows
+from nets import SIZES, mlp_problem, network, rows
 from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
-from fedpage.problems.torch.rows import accuracy
+from fedpage.core.metrics import accuracy
 
 FEDAVG = fp.FedAvg(S=4, K=3, eta_l=0.3)
-
-
-def problem(**options):
-    return fp.TorchProblem(network(), F.cross_entropy, rows(SIZES), dtype="float64", **options)
+UNSTABLE = fp.FedAvg(S=4, K=3, eta_l=1.5)
+"""Its last model is not its best."""
 
 
 def largest(outputs, targets):
@@ -26,128 +24,125 @@ def largest(outputs, targets):
 @pytest.fixture(scope="module")
 def trained():
     others = rows([7, 11], seed=5)
-    made = problem(metrics={"accuracy": accuracy, "largest": largest}, held_out=rows([13], seed=9)[0],
-                   held_out_clients=others)  # fmt: skip
-    return made, fp.simulate(made, FEDAVG, rounds=6, seed=0, record_every=2), others
+    problem = mlp_problem(
+        metrics={"accuracy": accuracy, "largest": largest},
+        held_out=rows([13], seed=9)[0],
+        held_out_clients=others,
+    )
+    return problem, fp.simulate(problem, FEDAVG, rounds=6, seed=0, record_every=2), others
 
 
-def test_metrics_are_in_every_record(trained):
-    made, history, others = trained
-    module = made.to_module(history.x)
+def test_records_have_metrics(trained):
+    problem, history, others = trained
+    module = problem.to_module(history.x)
     X, y = (np.concatenate(parts) for parts in zip(*rows(SIZES), strict=True))
     outputs = module(torch.tensor(X, dtype=torch.float64)).detach()
     assert history.last("accuracy") == float((outputs.argmax(1).numpy() == y).mean())
     assert history.last("largest") == pytest.approx(float(outputs.abs().max()), rel=1e-12)
     assert len(history["held_out_accuracy"]) == 4
     assert np.isfinite(history["held_out_largest"]).all()
-    each = [made.evaluate_on(history.x, one) for one in others]
+    each = [problem.evaluate_on(history.x, data) for data in others]
     for name in ("loss", "accuracy", "largest"):
-        assert history.last(f"held_out_clients_{name}") == pytest.approx(
-            np.mean([one[name] for one in each]), rel=1e-12
-        )
-    truth = F.cross_entropy(
-        module(torch.tensor(others[0][0], dtype=torch.float64)), torch.tensor(others[0][1])
-    )
-    assert each[0]["loss"] == pytest.approx(truth.item(), rel=1e-12)
+        mean = np.mean([values[name] for values in each])
+        assert history.last(f"held_out_clients_{name}") == pytest.approx(mean, rel=1e-12)
+    inputs, targets = others[0]
+    outputs = module(torch.tensor(inputs, dtype=torch.float64))
+    expected = F.cross_entropy(outputs, torch.tensor(targets)).item()
+    assert each[0]["loss"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_what_is_held_out_changes_no_model(trained):
+def test_metrics_of_single_clients(trained):
+    problem, history, _ = trained
+    clients = np.array([0, 4, 7])
+    found = problem.evaluate_clients(clients, history.x)
+    assert found.losses.shape == (3,)
+    assert found.gradients.shape == (3, problem.d)
+    data = rows(SIZES)
+    for place, client in enumerate(clients):
+        expected = problem.evaluate_on(history.x, data[client])
+        assert found.losses[place] == pytest.approx(expected["loss"], rel=1e-12)
+        for name in ("accuracy", "largest"):
+            assert found.metrics[name][place] == expected[name]
+
+
+def test_metrics_of_a_client_do_not_depend_on_the_other_clients(trained):
+    problem, history, _ = trained
+    everyone = problem.evaluate_clients(np.arange(problem.N), history.x)
+    for i in range(problem.N):
+        single = problem.evaluate_clients(np.array([i]), history.x)
+        for name, values in single.metrics.items():
+            assert values[0] == everyone.metrics[name][i]
+
+
+def test_held_out_rows_do_not_change_the_model(trained):
     _, history, _ = trained
-    assert fp.simulate(problem(), FEDAVG, rounds=6, seed=0).x.tobytes() == history.x.tobytes()
+    plain = fp.simulate(mlp_problem(), FEDAVG, rounds=6, seed=0)
+    assert plain.x.tobytes() == history.x.tobytes()
 
 
-def test_metrics_survive_the_file(trained, tmp_path):
+def test_metrics_are_saved_with_the_history(trained, tmp_path):
     _, history, _ = trained
-    again = fp.History.load(history.to_jsonl(tmp_path / "run.jsonl"))
-    np.testing.assert_array_equal(
-        again["held_out_clients_largest"], history["held_out_clients_largest"]
-    )
+    loaded = fp.History.load(history.to_jsonl(tmp_path / "run.jsonl"))
+    column = "held_out_clients_largest"
+    np.testing.assert_array_equal(loaded[column], history[column])
 
 
-def test_accuracy_of_one_output():
+def test_accuracy_of_a_single_output():
     outputs = torch.tensor([[2.0], [-1.0], [0.5]])
-    assert accuracy(outputs, torch.tensor([1, 0, 0])) == accuracy(
-        outputs[:, 0], torch.tensor([1, -1, -1])
-    )
     assert accuracy(outputs, torch.tensor([1, 0, 0])) == pytest.approx(2 / 3)
+    assert accuracy(outputs[:, 0], torch.tensor([1, -1, -1])) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", ["best.npz", "best.safetensors"])
-def test_the_best_model_is_saved_and_loaded_in_three_lines(name, tmp_path):
+def test_best_model_is_saved_and_loaded(name, tmp_path):
     if name.endswith("safetensors"):
         pytest.importorskip("safetensors")
-    made = problem(metrics=["accuracy"])
+    problem = mlp_problem(metrics=["accuracy"])
     seen = []
 
-    class Watch(fp.Callback):
-        def on_record(self, record, x):
-            seen.append((record["accuracy"], x.copy()))
+    class Collect(fp.Callback):
+        def record(self, row, x):
+            seen.append((row["accuracy"], x.copy()))
 
-    best = fp.Best(made, tmp_path / name, "accuracy")
-    fp.simulate(
-        made,
-        fp.FedAvg(S=4, K=3, eta_l=1.5),
-        rounds=12,
-        seed=0,
-        record_every=1,
-        callbacks=[best, Watch()],
-    )
+    best = fp.Best(problem, tmp_path / name, "accuracy")
+    options = {"rounds": 12, "seed": 0, "record_every": 1}
+    fp.simulate(problem, UNSTABLE, callbacks=[best, Collect()], **options)
     top = max(value for value, _ in seen)
     x = next(x for value, x in seen if value == top)
-    assert seen[-1][0] < top  # so that the last model is not the best
+    assert seen[-1][0] < top
     model = fp.load_model(tmp_path / name, network(seed=9).double())
     X = torch.tensor(rows([3])[0][0], dtype=torch.float64)
-    assert torch.equal(model(X), made.to_module(x)(X))
+    assert torch.equal(model(X), problem.to_module(x)(X))
     assert not model.training
-    assert made.about(tmp_path / name) == {
-        "column": "accuracy",
-        "value": repr(top),
-        "round": str(best.round),
-    }
+    expected = {"column": "accuracy", "value": repr(top), "round": str(best.round)}
+    assert problem.about(tmp_path / name) == expected
     assert b"pickle" not in (tmp_path / name).read_bytes()
 
 
-def test_best_goes_on_where_a_run_was_interrupted(tmp_path):
-    made = problem(metrics=["accuracy"])
-    options = {
-        "rounds": 12,
-        "seed": 0,
-        "record_every": 1,
-        "out": tmp_path / "run",
-    }
-    every_two = fp.RunOptions(checkpoint_every=2)
+def test_best_model_of_a_resumed_run(tmp_path):
+    problem = mlp_problem(metrics=["accuracy"])
 
-    class Stop(fp.Callback):
-        def on_round_end(self, info):
-            if info.round == 7:
+    class Interrupt(fp.Callback):
+        def after_round(self, done):
+            if done == 7:
                 raise KeyboardInterrupt
 
-    method = fp.FedAvg(S=4, K=3, eta_l=1.5)
-    whole = fp.Best(made, tmp_path / "whole.npz")
-    fp.simulate(made, method, rounds=12, seed=0, record_every=1, callbacks=[whole])
+    options = {"rounds": 12, "seed": 0, "record_every": 1}
+    whole = fp.Best(problem, tmp_path / "whole.npz")
+    fp.simulate(problem, UNSTABLE, callbacks=[whole], **options)
+    options |= {"out": tmp_path / "run", "checkpoint_every": 2}
+    first = fp.Best(problem, tmp_path / "best.npz")
     with pytest.raises(KeyboardInterrupt):
-        fp.simulate(
-            made,
-            method,
-            callbacks=[fp.Best(made, tmp_path / "best.npz"), Stop()],
-            options=every_two,
-            **options,
-        )
-    parted = fp.Best(made, tmp_path / "best.npz")
-    fp.simulate(
-        made,
-        method,
-        callbacks=[parted],
-        **options,
-        options=fp.RunOptions(resume=True, checkpoint_every=2),
-    )
-    assert (parted.value, parted.round) == (whole.value, whole.round)
+        fp.simulate(problem, UNSTABLE, callbacks=[first, Interrupt()], **options)
+    second = fp.Best(problem, tmp_path / "best.npz")
+    fp.simulate(problem, UNSTABLE, resume=True, callbacks=[second], **options)
+    assert (second.value, second.round) == (whole.value, whole.round)
     assert (tmp_path / "best.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
 
-def test_losses_and_norms_are_best_when_small(tmp_path):
-    made = problem(metrics=["accuracy"])
-    names = {
+def test_best_knows_the_direction_of_columns(tmp_path):
+    problem = mlp_problem(metrics=["accuracy"])
+    directions = {
         "loss": False,
         "held_out_loss": False,
         "grad_norm": False,
@@ -155,54 +150,51 @@ def test_losses_and_norms_are_best_when_small(tmp_path):
         "r2": True,
         "rmse": False,
     }
-    assert {
-        name: fp.Best(made, tmp_path / "b.npz", name).higher_is_better for name in names
-    } == names
-    with pytest.raises(fp.InputError, match="whether higher is better is not known"):
-        fp.Best(made, tmp_path / "b.npz", "score")
-    assert fp.Best(made, tmp_path / "b.npz", "score", higher_is_better=True).higher_is_better
+    for column, highest in directions.items():
+        assert fp.Best(problem, tmp_path / "b.npz", column).highest is highest
+    with pytest.raises(fp.InputError, match="score"):
+        fp.Best(problem, tmp_path / "b.npz", "score")
+    assert fp.Best(problem, tmp_path / "b.npz", "score", highest=True).highest
 
 
-def test_files_that_are_no_models(tmp_path):
+@pytest.mark.parametrize("name", ["bad.npz", "bad.safetensors", "evil.npz"])
+def test_files_that_are_not_models_are_refused(name, tmp_path):
+    if name.endswith("safetensors"):
+        pytest.importorskip("safetensors")
     good = fp.save_model(tmp_path / "good.npz", network())
     (tmp_path / "bad.npz").write_bytes(good.read_bytes()[:100])
     (tmp_path / "bad.safetensors").write_bytes(b"\xff" * 50)
     np.savez(tmp_path / "evil.npz", np.array([object()], dtype=object))
-    for name in ("bad.npz", "bad.safetensors", "evil.npz"):
-        if name.endswith("safetensors"):
-            pytest.importorskip("safetensors")
-        with pytest.raises(fp.InputError, match="not a model that was saved here"):
-            fp.load_model(tmp_path / name, network())
-    for case, words in (
+    with pytest.raises(fp.InputError, match="not a saved model"):
+        fp.load_model(tmp_path / name, network())
+
+
+def test_other_architectures_and_file_names_are_refused(tmp_path):
+    good = fp.save_model(tmp_path / "good.npz", network())
+    narrow = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    quadratic = fp.Quadratic.random(2, 2, 2, seed=0)
+    for case, message in (
         (lambda: fp.load_model(tmp_path / "none.npz", network()), "no such file"),
         (lambda: fp.load_model(good, nn.Linear(6, 3)), "no 0.bias in the model"),
-        (
-            lambda: fp.load_model(good, nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))),
-            "is .* in the file",
-        ),
+        (lambda: fp.load_model(good, narrow), "shape .* in the file"),
         (lambda: fp.save_model(tmp_path / "model.pt", network()), r"\.npz or \.safetensors"),
-        (lambda: fp.Best(problem(), tmp_path / "model.pt"), r"\.npz or \.safetensors"),
-        (lambda: fp.Best(fp.Quadratic.random(2, 2, 2, seed=0), "x.npz"), "cannot save models"),
-        (lambda: problem().from_module(nn.Linear(6, 3)), "has no 0.weight"),
+        (lambda: fp.Best(mlp_problem(), tmp_path / "model.pt"), r"\.npz or \.safetensors"),
+        (lambda: fp.Best(quadratic, "x.npz"), "cannot save models"),
+        (lambda: mlp_problem().from_module(nn.Linear(6, 3)), "has no 0.weight"),
     ):
-        with pytest.raises(fp.InputError, match=words):
+        with pytest.raises(fp.InputError, match=message):
             case()
 
 
-def test_a_column_that_is_not_there(tmp_path):
-    made = problem()
+def test_best_refuses_a_column_that_is_not_recorded(tmp_path):
+    problem = mlp_problem()
+    best = fp.Best(problem, tmp_path / "b.npz", "accuracy")
     with pytest.raises(fp.InputError, match="no column 'accuracy'; there are"):
-        fp.simulate(
-            made,
-            FEDAVG,
-            rounds=2,
-            seed=0,
-            callbacks=[fp.Best(made, tmp_path / "b.npz", "accuracy")],
-        )
+        fp.simulate(problem, FEDAVG, rounds=2, seed=0, callbacks=[best])
 
 
-class Pieces(nn.Module):
-    """Outputs in a table, and a parameter with a name that np.savez would trip over."""
+class DictOutputs(nn.Module):
+    """Return a dict; `file` is also the name of an argument of np.savez."""
 
     def __init__(self):
         super().__init__()
@@ -210,24 +202,26 @@ class Pieces(nn.Module):
         self.inner = network()
 
     def forward(self, x):
-        return {"scores": self.inner(x) + self.file, "also": x.sum(1)}
+        return {"scores": self.inner(x) + self.file, "sums": x.sum(1)}
 
 
-def test_outputs_of_several_parts_have_metrics_and_files(tmp_path):
-    made = fp.TorchProblem(
-        Pieces(), lambda outputs, targets: F.cross_entropy(outputs["scores"], targets), rows(SIZES),
-        metrics={"share": lambda outputs, targets: (outputs["scores"].argmax(1) == targets).double().mean()},
-    )  # fmt: skip
-    history = fp.simulate(made, FEDAVG, rounds=2, seed=0)
-    made.save(tmp_path / "b.npz", history.x)
+def test_dict_outputs_have_metrics_and_files(tmp_path):
+    problem = fp.TorchProblem(
+        DictOutputs(),
+        lambda outputs, targets: F.cross_entropy(outputs["scores"], targets),
+        rows(SIZES),
+        metrics={"share": lambda outputs, targets: accuracy(outputs["scores"], targets)},
+    )
+    history = fp.simulate(problem, FEDAVG, rounds=2, seed=0)
+    problem.save(tmp_path / "b.npz", history.x)
     assert 0 <= history.last("share") <= 1
-    again = fp.load_model(tmp_path / "b.npz", Pieces())
-    assert torch.equal(again.file, made.to_module(history.x).file)
+    loaded = fp.load_model(tmp_path / "b.npz", DictOutputs())
+    assert torch.equal(loaded.file, problem.to_module(history.x).file)
 
 
-def test_what_the_user_changes_later_changes_nothing():
+def test_later_changes_of_the_users_tensors_have_no_effect():
     X, y = (torch.tensor(part) for part in rows([13], seed=9)[0])
-    made = problem(held_out=(X, y))
-    before = made.evaluate(made.x0)["held_out_loss"]
+    problem = mlp_problem(held_out=(X, y))
+    before = problem.evaluate(problem.x0)["held_out_loss"]
     X += 100
-    assert made.evaluate(made.x0)["held_out_loss"] == before
+    assert problem.evaluate(problem.x0)["held_out_loss"] == before

@@ -1,1 +1,1 @@
-"""PyTorch models as problems (extra: `pip install 'fedpage[torch]'`)."""
+"""Make problems of PyTorch models (extra: `pip install 'fedpage[torch]'`)."""

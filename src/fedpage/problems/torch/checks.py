@@ -1,269 +1,300 @@
-"""What a torch module must be for its loss to be a mean of rows that depends on nothing but parameters and rows."""
+"""Check that a torch model's loss is a mean over rows that depends on parameters and rows only."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from fedpage.core.errors import InputError
-from fedpage.problems.torch.deterministic import own_products
-from fedpage.problems.torch.gradients import FlatModel
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.metrics import Metric, evaluate_metrics
+from fedpage.problems.torch.deterministic import deterministic_kernels
+from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs
+from fedpage.problems.torch.objective import BLOCK, Mode
+from fedpage.problems.torch.rows import Table
+
+_WRAPPERS = (
+    "TopLevelTracedModule",
+    "DataParallel",
+    "DistributedDataParallel",
+    "ScriptModule",
+    "RecursiveScriptModule",
+)
 
 
-def check_module(module: Any) -> None:
-    """Refuse modules whose parameters are not plain, or that are in training mode where that makes a difference."""
+def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
+    raise InputError(f"TorchProblem: {message}") from cause
+
+
+def check_module(module: nn.Module | object) -> None:
+    """Refuse modules that cannot be trained as a function of their parameters.
+
+    Raises:
+        InputError: A layer is random, mixes rows or changes state when it is called, or a parameter
+            is not a finite dense real tensor.
+    """
     if isinstance(module, type) or not isinstance(module, nn.Module):
-        raise InputError(
-            f"TorchProblem: model must be a torch.nn.Module such as nn.Linear(64, 10), not {module!r:.80}"
+        _refuse(
+            f"model must be a torch.nn.Module such as nn.Linear(64, 10), not {short_repr(module)}"
         )
-    for name, part in module.named_modules():
-        where, kind = f"{name or 'the model'} ({type(part).__name__})", type(part)
-        if isinstance(part, nn.modules.lazy.LazyModuleMixin) and part.has_uninitialized_params():
-            raise InputError(
-                f"TorchProblem: {where} has no shape yet; call the model once on a row, or give its sizes"
-            )
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (
-            part.training or part.running_mean is None
-        ):
-            raise InputError(
-                f"TorchProblem: {where} mixes the rows of a batch and keeps statistics that are no parameters; "
-                "use nn.GroupNorm or nn.LayerNorm, or freeze a trained one with .eval()"
-            )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0:
-            raise InputError(
-                f"TorchProblem: {where} draws random numbers that no seed of a run decides, so no run repeats; "
-                "set p=0, or call .eval() on it"
-            )
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (
-            part.max_norm is not None or part.sparse
-        ):
-            raise InputError(
-                f"TorchProblem: {where} changes its weights when it is called, or has sparse gradients; leave out "
-                "max_norm and sparse"
-            )
-        if kind.__name__ in (
-            "TopLevelTracedModule",
-            "DataParallel",
-            "DistributedDataParallel",
-            "ScriptModule",
-            "RecursiveScriptModule",
-        ):
-            raise InputError(f"TorchProblem: {where}: give the plain module that is inside")
-    free = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    if not free:
-        raise InputError(
-            "TorchProblem: the model has no parameter that needs a gradient; there is nothing to train"
-        )
+    for name, layer in module.named_modules():
+        _check_layer(layer, f"{name or 'the model'} ({type(layer).__name__})")
+    if not any(p.requires_grad for p in module.parameters()):
+        _refuse("the model has no parameter that needs a gradient; there is nothing to train")
     for name, p in module.named_parameters():
-        if p.is_inference() or p.device.type == "meta":
-            raise InputError(
-                f"TorchProblem: parameter {name} was made in inference mode or on 'meta'; make it anew"
-            )
-        if p.is_complex() or p.layout != torch.strided:
-            raise InputError(
-                f"TorchProblem: parameter {name} is {p.dtype}, {p.layout}; real dense ones are wanted"
-            )
-        if not bool(torch.isfinite(p).all()):
-            raise InputError(f"TorchProblem: parameter {name} has a NaN or an infinity in it")
+        _check_parameter(name, p)
 
 
-def nudged(v: Tensor) -> Tensor:
-    """A point near v (d,) that is nothing special, as a network's first parameters may be."""
+def _check_layer(layer: nn.Module, where: str) -> None:
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
+        _refuse(f"{where} has no shape yet; call the model once on a row, or give its sizes")
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (
+        layer.training or layer.running_mean is None
+    ):
+        _refuse(
+            f"{where} mixes the rows of a batch and keeps statistics that are not parameters; "
+            "use nn.GroupNorm or nn.LayerNorm, or freeze a trained one with .eval()"
+        )
+    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
+        _refuse(
+            f"{where} draws random numbers that do not depend on the run's seed, so runs would not "
+            "repeat; set p=0, or call .eval() on it"
+        )
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and (
+        layer.max_norm is not None or layer.sparse
+    ):
+        _refuse(
+            f"{where} changes its weights when it is called, or has sparse gradients; leave out "
+            "max_norm and sparse"
+        )
+    if type(layer).__name__ in _WRAPPERS:
+        _refuse(f"{where} is a wrapper; give the plain module that is inside")
+
+
+def _check_parameter(name: str, p: Tensor) -> None:
+    if p.is_inference() or p.device.type == "meta":
+        _refuse(f"parameter {name} was created in inference mode or on 'meta'; create it again")
+    if p.is_complex() or p.layout != torch.strided:
+        _refuse(f"parameter {name} is {p.dtype}, {p.layout}; it must be real and dense")
+    if not bool(torch.isfinite(p).all()):
+        _refuse(f"parameter {name} has a NaN or an infinity in it")
+
+
+def perturb(v: Tensor) -> Tensor:
+    """Return a point near v (d,), because initial parameters (all zero, say) can hide a fault."""
     return v + 0.05 * torch.sin(torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device))
 
 
-def check_rows(
-    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, where: str
-) -> Any:
-    """The outputs of some rows at v; refuses losses that are no mean over rows, random, or change buffers."""
-    kept = {name: value.clone() for name, value in model.module.named_buffers()}
-    name, loss_name = type(model.module).__name__, _named(model.loss_fn)
+def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
+    """Check the loss of some rows at v (d,).
+
+    Returns:
+        The model's outputs for the rows.
+
+    Raises:
+        InputError: The loss cannot be computed, is random, changes buffers, is not finite for a
+            row, or is not the mean over rows.
+    """
+    buffers = {name: value.clone() for name, value in model.module.named_buffers()}
+    name, loss_name = type(model.module).__name__, _name_of(model.loss_fn)
+    targets = rows.targets
     with torch.no_grad():
         try:
-            outputs = model.outputs(v, inputs)
-            together, again = (
-                model.loss_fn(outputs, targets),
-                model.loss_fn(model.outputs(v, inputs), targets),
-            )
+            outputs = model.outputs(v, rows.inputs)
+            loss = model.loss_fn(outputs, targets)
+            repeated = model.loss_fn(model.outputs(v, rows.inputs), targets)
         except Exception as error:
-            shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-            raise InputError(
-                f"TorchProblem: {name} and {loss_name} cannot be computed on rows of {where}, inputs of shape {shapes} "
-                f"({inputs[0].dtype}) and targets of shape {tuple(targets.shape)} ({targets.dtype}): {_one_line(error)}"
-            ) from error
-        if not isinstance(together, Tensor) or together.numel() != 1:
-            shape = (
-                tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
+            shapes = ", ".join(str(tuple(x.shape)) for x in rows.inputs)
+            _refuse(
+                f"{name} and {loss_name} cannot be computed on rows of {where}, inputs of shape "
+                f"{shapes} ({rows.inputs[0].dtype}) and targets of shape {tuple(targets.shape)} "
+                f"({targets.dtype}): {_one_line(error)}",
+                error,
             )
-            raise InputError(
-                f"TorchProblem: loss_fn must return one number, the mean over rows, not {shape}; use reduction='mean'"
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            _refuse(
+                f"loss_fn must return one number, the mean over rows, not {found}; "
+                "use reduction='mean'"
             )
-        for buffer, value in model.free[-1].named_buffers():
-            if not torch.equal(value, kept[buffer]):
-                raise InputError(
-                    f"TorchProblem: {name} changes its buffer {buffer!r} when it is called; "
-                    "freeze it with .eval(), or leave it out"
+        for buffer, value in model.buffers_after_call().items():
+            if not torch.equal(value, buffers[buffer]):
+                _refuse(
+                    f"{name} changes its buffer {buffer!r} when it is called; "
+                    "freeze it with .eval(), or remove it"
                 )
-        if not torch.equal(together, again) and not bool(torch.isnan(together)):
-            raise InputError(
-                f"TorchProblem: {name} gives another loss for the same rows when asked again: it draws random numbers "
-                "that no seed of a run decides; take them out, or call .eval()"
+        if not torch.equal(loss, repeated) and not bool(torch.isnan(loss)):
+            _refuse(
+                f"{name} gives another loss for the same rows at a second call: it draws random "
+                "numbers that do not depend on the run's seed; remove them, or call .eval()"
             )
         each = _row_losses(model, outputs, targets)
-        strange = torch.nonzero(~torch.isfinite(each)).flatten()
-        if len(strange):
-            raise InputError(
-                f"TorchProblem: {where}: the loss of a row is {float(each[strange[0]]):g} near the start, with target "
-                f"{str(targets[strange[0]].tolist())[:40]}; every row must have a finite loss of its own"
+        invalid = torch.nonzero(~torch.isfinite(each)).flatten()
+        if len(invalid):
+            _refuse(
+                f"{where}: the loss of a row is {float(each[invalid[0]]):g} near the start, with "
+                f"target {str(targets[invalid[0]].tolist())[:40]}; every row needs a finite loss"
             )
-        both = torch.stack([together.double().reshape(()), each.double().mean()])
-        if not _alike(both[0], both[1], v.dtype):
-            raise InputError(
-                f"TorchProblem: the loss of {len(targets)} rows of {where} is {float(both[0]):.6g}, the mean of their "
-                f"own losses {float(both[1]):.6g}: {name} or {loss_name} mixes rows, or sums where the mean is wanted; "
-                "give one that takes the mean over rows (no class weights, no batch statistics)"
+        mean = each.double().mean()
+        if not _is_close(loss.double().reshape(()), mean, v.dtype):
+            _refuse(
+                f"the loss of {len(targets)} rows of {where} is {float(loss):.6g}, but the mean of "
+                f"their single losses is {float(mean):.6g}: {name} or {loss_name} mixes rows, or "
+                "sums over them; use the mean over rows (no class weights, no batch statistics)"
             )
     return outputs
 
 
-def check_gradients(
-    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor
+def check_table(
+    model: FlatModel, v: Tensor, table: Table, metrics: Mapping[str, Metric], where: str
 ) -> None:
-    """Refuse modules whose gradient over a batch is not the mean of its rows' gradients, though their loss is."""
+    """Compute the loss and the metrics of every row once, so that no run fails on them later.
 
-    def at(rows: slice) -> tuple[Tensor, Tensor]:
+    Raises:
+        InputError: See `check_rows`; or a metric cannot be computed.
+    """
+    outputs = [check_rows(model, v, block, where) for block in table.blocks(BLOCK)]
+    if metrics:
+        evaluate_metrics(metrics, join_outputs(outputs), table.targets, where)
+
+
+def check_gradients(model: FlatModel, v: Tensor, rows: Table) -> None:
+    """Refuse modules whose gradient over a batch is not the mean of its rows' gradients.
+
+    Raises:
+        InputError: There is no gradient, or it depends on the other rows of the batch.
+    """
+
+    def loss_and_gradient(part: Table) -> tuple[Tensor, Tensor]:
         point = v.clone().requires_grad_(True)
-        loss = model.mean(point, tuple(x[rows] for x in inputs), targets[rows])
-        (made,) = torch.autograd.grad(loss, point, allow_unused=True)
-        return loss.detach(), torch.zeros_like(v) if made is None else made
+        loss = model.mean_loss(point, part.inputs, part.targets)
+        (gradient,) = torch.autograd.grad(loss, point, allow_unused=True)
+        return loss.detach(), torch.zeros_like(v) if gradient is None else gradient
 
-    name = type(model.module).__name__
+    name, count = type(model.module).__name__, len(rows.targets)
     try:
         with torch.enable_grad():
-            loss, together = at(slice(None))
-            rows = [at(slice(j, j + 1)) for j in range(len(targets))]
+            loss, gradient = loss_and_gradient(rows)
+            singles = [loss_and_gradient(row) for row in rows.blocks(1)]
     except Exception as error:
-        raise InputError(
-            f"TorchProblem: {name} has no gradient here: {_one_line(error)}"
-        ) from error
-    mean = torch.stack([one for one, _ in rows]).double().mean()
-    if not _alike(loss.double(), mean, v.dtype):
-        raise InputError(
-            f"TorchProblem: the loss of {len(targets)} rows is {float(loss):.6g}, the mean of what they have alone "
-            f"{float(mean):.6g}: {name} or {_named(model.loss_fn)} mixes rows; use no statistics of a batch"
+        _refuse(f"{name} has no gradient here: {_one_line(error)}", error)
+    mean_loss = torch.stack([own for own, _ in singles]).double().mean()
+    if not _is_close(loss.double(), mean_loss, v.dtype):
+        _refuse(
+            f"the loss of {count} rows is {float(loss):.6g}, but the mean of their single losses "
+            f"is {float(mean_loss):.6g}: {name} or {_name_of(model.loss_fn)} mixes rows; "
+            "use no batch statistics"
         )
-    each = torch.stack([one for _, one in rows]).mean(0)
-    scale = float(each.abs().max())
-    if float((together - each).abs().max()) > (1e-8 if v.dtype == torch.float64 else 1e-3) * max(
-        scale, 1e-30
-    ):
-        raise InputError(
-            f"TorchProblem: the gradient of {len(targets)} rows is not the mean of their own gradients: {name} treats "
-            "a row by what else is in the batch (such as scale_grad_by_freq)"
+    mean_gradient = torch.stack([own for _, own in singles]).mean(0)
+    tolerance = 1e-8 if v.dtype == torch.float64 else 1e-3
+    scale = max(float(mean_gradient.abs().max()), 1e-30)
+    if float((gradient - mean_gradient).abs().max()) > tolerance * scale:
+        _refuse(
+            f"the gradient of {count} rows is not the mean of their single gradients: {name} "
+            "treats a row differently by what else is in the batch (such as scale_grad_by_freq)"
         )
 
 
-def _row_losses(model: FlatModel, outputs: Any, targets: Tensor) -> Tensor:
-    """(w,) each row's own loss; by vmap where that can be done."""
+def _row_losses(model: FlatModel, outputs: Outputs, targets: Tensor) -> Tensor:
+    """Return each row's loss (w,), by vmap where the loss allows it."""
     try:
         return model.row_losses(outputs, targets)
     except Exception:
-        rows = range(len(targets))
-        return torch.stack([
-            model.loss_fn(tree_map(lambda part, j=j: part[j : j + 1], outputs), targets[j : j + 1]).reshape(())
-            for j in rows
-        ])  # fmt: skip
+        losses = []
+        for j in range(len(targets)):
+            output = tree_map(lambda part, j=j: part[j : j + 1], outputs)
+            losses.append(model.loss_fn(output, targets[j : j + 1]).reshape(()))
+        return torch.stack(losses)
 
 
-def _alike(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    slack = 1e-9 if dtype == torch.float64 else 1e-3
-    return abs(float(a) - float(b)) <= slack * max(abs(float(a)), abs(float(b)), 1e-30)
+def _is_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+    return abs(float(a) - float(b)) <= tolerance * max(abs(float(a)), abs(float(b)), 1e-30)
 
 
-def way_to_compute(
-    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, steady: bool
-) -> str:
-    """ "together" where vmap takes the module; "alone", one client at a time, where steady bits need it; or "plain".
+def choose_mode(model: FlatModel, v: Tensor, rows: Table, deterministic: bool) -> Mode:
+    """Choose how clients' gradients are computed, and warn where that is slow.
 
-    A warning names the part of the module that stopped vmap. What is computed alone has the bits that it has alone on
-    a node, whatever the node finds here.
+    Returns:
+        "batched" where vmap can transform the module; "sequential" where it can, but a client's
+        bits would depend on the number of clients in a call; "autograd" where it cannot.
+
+    Raises:
+        InputError: The module draws random numbers.
     """
-    model.free.clear()  # so that a copy with the hooks is called
-    entered: list[str] = []
+    model.discard_copies()  # so that the next copy has the hooks
+    active: list[str] = []
     hooks = []
-    for name, part in model.module.named_modules():
-        label = f"{name or 'the model'} ({type(part).__name__})"
-        hooks.append(part.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
-        hooks.append(part.register_forward_hook(lambda *_: entered.pop() and None))
+    for name, layer in model.module.named_modules():
+        label = f"{name or 'the model'} ({type(layer).__name__})"
+        hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: active.append(label)))
+        hooks.append(layer.register_forward_hook(lambda *_: active.pop() and None))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            same = _same_bits(model, v, inputs, targets, steady)
+            same_bits = _has_same_bits(model, v, rows, deterministic)
     except Exception as error:
+        where = active[-1] if active else f"the loss ({_name_of(model.loss_fn)})"
         if "random" in str(error):
-            raise InputError(
-                f"TorchProblem: {entered[-1] if entered else 'the loss'} draws random numbers that no seed of a run "
-                "decides; take them out, or call .eval()"
-            ) from error
-        guilty = entered[-1] if entered else f"the loss ({_named(model.loss_fn)})"
-        warnings.warn(
-            f"TorchProblem: {guilty} cannot be batched over clients ({_one_line(error)[:160]}); clients are computed "
-            "one after the other, which is slower",
-            UserWarning,
-            stacklevel=4,
-        )
-        return "plain"
+            _refuse(
+                f"{where} draws random numbers that do not depend on the run's seed; "
+                "remove them, or call .eval()",
+                error,
+            )
+        _warn_slow(f"{where} cannot be batched over clients ({_one_line(error)[:160]})")
+        return "autograd"
     finally:
-        model.free.clear()
+        model.discard_copies()
         for hook in hooks:
             hook.remove()
-    if same:
-        return "together"
-    warnings.warn(
-        f"TorchProblem: gradients of {type(model.module).__name__} have other bits in company than alone; "
-        "clients are computed one after the other, which is slower (steady=False: never mind the bits)",
-        UserWarning,
-        stacklevel=4,
+    if same_bits:
+        return "batched"
+    _warn_slow(
+        f"the bits of a gradient of {type(model.module).__name__} depend on the other clients in a "
+        "batch (deterministic=False accepts that)"
     )
-    return "alone"
+    return "sequential"
 
 
-def _same_bits(
-    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, steady: bool
-) -> bool:
-    """Whether gradients have the same bits in companies of several sizes as alone; vmap's errors go through."""
-    batched = vmap(grad(model.weighted))
-    points = torch.stack([v * (1 + 0.1 * k) for k in range(5)])
-    for width in {min(3, len(targets)), len(targets)}:
-        share = torch.full((5, width), 1.0 / width, dtype=v.dtype, device=v.device)
-        rows = tuple(torch.stack([x[:width]] * 5) for x in inputs)
-        goals = torch.stack([targets[:width]] * 5)
-        with own_products(steady):
-            whole = batched(points, rows, goals, share)
-            if not steady:
+def _warn_slow(reason: str) -> None:
+    warnings.warn(
+        f"TorchProblem: {reason}; clients are computed one after the other, which is slower",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def _has_same_bits(model: FlatModel, v: Tensor, rows: Table, deterministic: bool) -> bool:
+    """Compare bits of gradients in batches of 1, 2, 3 and 5 clients; errors of vmap propagate."""
+    gradients = vmap(grad(model.weighted_loss))
+    clients = 5
+    points = torch.stack([v * (1 + 0.1 * k) for k in range(clients)])
+    for width in {min(3, len(rows.targets)), len(rows.targets)}:
+        part = rows.slice(0, width)
+        weights = torch.full((clients, width), 1.0 / width, dtype=v.dtype, device=v.device)
+        inputs = tuple(torch.stack([x] * clients) for x in part.inputs)
+        targets = torch.stack([part.targets] * clients)
+        with deterministic_kernels(deterministic):
+            expected = gradients(points, inputs, targets, weights)
+            if not deterministic:
                 return True
-            for k in (1, 2, 3):
-                for first in range(0, 5, k):
-                    some = slice(first, first + k)
-                    part = batched(
-                        points[some].clone(),
-                        tuple(x[some].clone() for x in rows),
-                        goals[some],
-                        share[some],
-                    )
-                    if not torch.equal(whole[some], part):
+            for size in (1, 2, 3):
+                for first in range(0, clients, size):
+                    group = slice(first, first + size)
+                    own_inputs = tuple(x[group].clone() for x in inputs)
+                    own = points[group].clone(), own_inputs, targets[group], weights[group]
+                    if not torch.equal(expected[group], gradients(*own)):
                         return False
     return True
 
 
-def _named(loss_fn: Callable[..., Any]) -> str:
-    return str(getattr(loss_fn, "__name__", type(loss_fn).__name__))
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _one_line(error: Exception) -> str:

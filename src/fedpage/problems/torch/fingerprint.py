@@ -1,42 +1,60 @@
-"""What a torch model and its loss are known by: digests that differ where a run would."""
+"""Compute digests of torch modules and functions that differ where the computation would."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from fedpage.core.types import Ints
+from fedpage.problems.torch.rows import Table
+
+_MAX_DEPTH = 6
+
 
 def module_digest(module: nn.Module, trained: Iterable[str]) -> str:
-    """Of a module's architecture, its plain attributes, and every number that is not trained."""
-    digest, free = hashlib.sha256(), set(trained)
+    """Digest a module's architecture, its plain attributes and its constant values.
+
+    Args:
+        module: The module.
+        trained: Names of the parameters whose values do not count.
+    """
+    digest, ignored = hashlib.sha256(), set(trained)
     for name, part in module.named_modules():
-        digest.update(
-            f"{name} {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()} ".encode()
-        )
+        kind = f"{type(part).__module__}.{type(part).__qualname__}"
+        digest.update(f"{name} {kind} {part.extra_repr()} ".encode())
         for key in sorted(vars(part)):
             if not key.startswith("_"):
-                digest.update(f"{key}={_told(vars(part)[key], 0)} ".encode())
+                digest.update(f"{key}={_render(vars(part)[key], 0)} ".encode())
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        if name not in free:
+        if name not in ignored:
             digest.update(_bytes(value))
     return digest.hexdigest()
 
 
-def function_digest(function: Any) -> str:
-    """Of a function's code and of what it has been given: closures, defaults, the arguments of a partial, a module."""
-    return hashlib.sha256(_told(function, 0).encode()).hexdigest()
+def table_digest(sizes: Ints, *tables: Table) -> str:
+    """Digest rows, and the rows (N,) that each client has of them."""
+    digest = hashlib.sha256(sizes.tobytes())
+    for table in tables:
+        for x in (*table.inputs, table.targets):
+            digest.update(f"{x.dtype} {tuple(x.shape)} ".encode() + _bytes(x))
+    return digest.hexdigest()
 
 
-def _told(value: Any, depth: int) -> str:
-    """A value in words that do not depend on where it is in memory."""
-    if depth > 6:
+def function_digest(function: Callable[..., Any]) -> str:
+    """Digest a function's code, closure, defaults, partial arguments, or module."""
+    return hashlib.sha256(_render(function, 0).encode()).hexdigest()
+
+
+def _render(value: Any, depth: int) -> str:
+    """Render a value as text that does not depend on its address in memory."""
+    if depth > _MAX_DEPTH:
         return "..."
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
@@ -45,39 +63,36 @@ def _told(value: Any, depth: int) -> str:
     if isinstance(value, nn.Module):
         return f"{type(value).__qualname__} {module_digest(value, ())}"
     if isinstance(value, partial):
-        return f"partial {_told([value.func, value.args, value.keywords], depth + 1)}"
+        return f"partial {_render([value.func, value.args, value.keywords], depth + 1)}"
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + " ".join(
-                f"{key!r}: {_told(value[key], depth + 1)}" for key in sorted(value, key=repr)
-            )
-            + "}"
-        )
+        keys = sorted(value, key=repr)
+        items = (f"{key!r}: {_render(value[key], depth + 1)}" for key in keys)
+        return "{" + " ".join(items) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
-        parts = [_told(one, depth + 1) for one in value]
-        return f"{type(value).__name__} {sorted(parts) if isinstance(value, (set, frozenset)) else parts}"
-    code = getattr(value, "__code__", None)
-    if isinstance(code, CodeType):
-        cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-        given = [cells, value.__defaults__, value.__kwdefaults__]
-        return f"function {value.__qualname__} {_code(code)} {_told(given, depth + 1)}"
-    return (
-        f"{type(value).__module__}.{type(value).__qualname__} {getattr(value, '__qualname__', '')}"
-    )
+        parts = [_render(part, depth + 1) for part in value]
+        is_set = isinstance(value, (set, frozenset))
+        return f"{type(value).__name__} {sorted(parts) if is_set else parts}"
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        closure = [cell.cell_contents for cell in value.__closure__ or ()]
+        given = [closure, value.__defaults__, value.__kwdefaults__]
+        code = _code_digest(value.__code__)
+        return f"function {value.__qualname__} {code} {_render(given, depth + 1)}"
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__} {getattr(value, '__qualname__', '')}"
 
 
-def _code(code: CodeType) -> str:
-    inner = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return hashlib.sha256(
-        code.co_code + repr((code.co_names, code.co_varnames, inner)).encode()
-    ).hexdigest()
+def _code_digest(code: CodeType) -> str:
+    constants = [
+        _code_digest(constant) if isinstance(constant, CodeType) else repr(constant)
+        for constant in code.co_consts
+    ]
+    names = repr((code.co_names, code.co_varnames, constants))
+    return hashlib.sha256(code.co_code + names.encode()).hexdigest()
 
 
-def _bytes(value: Any) -> bytes:
-    plain = (
-        value.detach().cpu().contiguous().numpy()
-        if isinstance(value, Tensor)
-        else np.ascontiguousarray(value)
-    )
-    return bytes(plain.tobytes())
+def _bytes(value: Tensor | np.ndarray) -> bytes:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous().numpy()
+    return np.ascontiguousarray(value).tobytes()

@@ -1,34 +1,71 @@
-"""What called clients may ask of their rows of a torch model: the walks, on the device."""
+"""Answer the called clients of a torch model: gradients and local steps, computed on the device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from fedpage.core.local_steps import FusedOracle
-from fedpage.core.types import Batch, Draws, Ints, Rows, Vector
+from fedpage.core import local_steps
+from fedpage.core.types import Batch, Draws, Ints, Vector
 from fedpage.problems.base import RowOracle
-from fedpage.problems.torch.rows import array_of
+from fedpage.problems.torch.rows import to_numpy
 
 if TYPE_CHECKING:
-    from fedpage.problems.torch.problem import TorchProblem
+    from fedpage.problems.torch.objective import Objective
 
 
-class TorchOracle(RowOracle, FusedOracle):
-    """The called clients' rows of a torch model. Its walks stay on the device for all K steps."""
+class TensorOracle(RowOracle):
+    """Draw minibatches and compute gradients on the device, from tensors to tensors."""
 
-    def __init__(self, problem: TorchProblem, clients: Ints, draws: Draws) -> None:
-        super().__init__(clients, problem._sizes[clients], draws, problem._equal)
-        self._problem = problem
+    def __init__(self, objective: Objective, clients: Ints, draws: Draws) -> None:
+        super().__init__(clients, objective.sizes[clients], draws, objective.equal_size)
+        self._objective = objective
+
+    def grad(self, y: Tensor, batch: Batch) -> Tensor:
+        """Return the mean gradient (n, d) over each client's batch at its own row of y (n, d)."""
+        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
+        return self._objective.client_gradients(y, self.clients, batch)[0]
+
+    def lift(self, v: Vector) -> Tensor:
+        """Copy v (d,) or (n, d) to the device as (n, d).
+
+        It is contiguous, so that a shared vector gives the bits that n copies of it give.
+        """
+        tensor = self._objective.tensor(v)
+        rows = tensor if tensor.ndim == 2 else tensor[None, :]
+        return rows.expand(len(self.clients), self._objective.d).contiguous()
+
+
+class TorchOracle(local_steps.FusedOracle):
+    """Compute gradients and local steps of the called clients, from numpy arrays to numpy arrays.
+
+    Local steps are those of `core.local_steps`, run on tensors: vectors are copied to the device
+    once before the first step, and the mean direction is copied back once after the last.
+    """
+
+    def __init__(self, objective: Objective, clients: Ints, draws: Draws) -> None:
+        self._tensors = TensorOracle(objective, clients, draws)
+        self._deterministic = objective.guard
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of single rows computed so far, over all called clients."""
+        return self._tensors.gradients
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of a client's gradient so far, over all called clients."""
+        return self._tensors.evaluations
+
+    def batch(self, size: int | None) -> Batch:
+        """Draw a fresh minibatch at each client."""
+        return self._tensors.batch(size)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """(n, d): mean gradient over each client's batch at y (n, d), or at one y (d,)."""
-        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
-        with self._problem.guarded():
-            return array_of(self._at(self._points(y), *batch))
+        """Return the mean gradient (n, d) over each client's batch at y (n, d), or at y (d,)."""
+        with self._deterministic():
+            return to_numpy(self._tensors.grad(self._tensors.lift(y), batch))
 
     def local_sgd(
         self,
@@ -40,31 +77,15 @@ class TorchOracle(RowOracle, FusedOracle):
         shift: Vector | None = None,
         mu: float = 0.0,
     ) -> Vector:
-        """The walk of the same name, on the device."""
-        with self._problem.guarded():
-            start = y = self._points(x)
-            constant = None if shift is None else self._points(shift)
-            total = torch.zeros_like(y)
-            for batch in self._steps(b, K):
-                direction = self._at(y, *batch)
-                if constant is not None:
-                    direction = direction + constant
-                if mu != 0.0:
-                    direction = direction + mu * (y - start)
-                y, total = y - eta * direction, total + direction
-            return array_of(total / K)
-
-    def local_svrg(
-        self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
-    ) -> Vector:
-        """The walk of the same name, on the device."""
-        with self._problem.guarded():
-            y, round_about, constant = self._points(x), self._points(w), self._points(h)
-            total = torch.zeros_like(y)
-            for batch in self._steps(b, K, 2):
-                direction = self._at(y, *batch) - self._at(round_about, *batch) + constant
-                y, total = y - eta * direction, total + direction
-            return array_of(total / K)
+        """Run `core.local_steps.local_sgd` on the device."""
+        oracle = self._tensors
+        with self._deterministic():
+            constant = None if shift is None else oracle.lift(shift)
+            return to_numpy(
+                local_steps.local_sgd(
+                    oracle, oracle.lift(x), K=K, eta=eta, b=b, shift=constant, mu=mu
+                )
+            )
 
     def local_page(
         self,
@@ -77,32 +98,19 @@ class TorchOracle(RowOracle, FusedOracle):
         first: int | None,
         rest: int | None,
     ) -> Vector:
-        """The walk of the same name, on the device."""
-        with self._problem.guarded():
-            y, y_prev, estimate = self._points(x), self._points(x_prev), self._points(g)
-            total = torch.zeros_like(y)
-            for batch in [*self._steps(first, 1, 2), *self._steps(rest, K - 1, 2)]:
-                estimate = estimate + self._at(y, *batch) - self._at(y_prev, *batch)
-                y, y_prev, total = y - eta * estimate, y, total + estimate
-            return array_of(total / K)
+        """Run `core.local_steps.local_page` on the device."""
+        oracle = self._tensors
+        with self._deterministic():
+            vectors = (oracle.lift(v) for v in (x, x_prev, g))
+            return to_numpy(
+                local_steps.local_page(oracle, *vectors, K=K, eta=eta, first=first, rest=rest)
+            )
 
-    def _at(self, v: Tensor, rows: Rows | None, sizes: Ints, asked: int | None) -> Tensor:
-        return self._problem.client_gradients(v, self.clients, rows, sizes, asked)[0]
-
-    def _points(self, y: Vector) -> Tensor:
-        """(n, d) on the device, contiguous, so that a shared point gives the bits that n copies of it do."""
-        points = self._problem.tensor(y)
-        return (
-            (points if points.ndim == 2 else points[None, :])
-            .expand(len(self.clients), self._problem.d)
-            .contiguous()
-        )
-
-    def _steps(self, b: int | None, count: int, times: int = 1) -> list[Batch]:
-        """The next minibatches, each to be used for `times` gradients."""
-        if not count:
-            return []
-        rows, largest = self._batches(b, count)
-        self._count(self._size(b), times * count)
-        sizes = self.sizes if rows is None else np.minimum(self.sizes, largest)
-        return [Batch(None if rows is None else rows[:, k], sizes, b) for k in range(count)]
+    def local_svrg(
+        self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
+    ) -> Vector:
+        """Run `core.local_steps.local_svrg` on the device."""
+        oracle = self._tensors
+        with self._deterministic():
+            vectors = (oracle.lift(v) for v in (x, w, h))
+            return to_numpy(local_steps.local_svrg(oracle, *vectors, K=K, eta=eta, b=b))

@@ -1,7 +1,8 @@
-"""What users without torch are told; and the reason why the other tests of it are skipped."""
+"""Check what a user without torch sees; skip with a reason where the tests of this folder cannot run."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -13,15 +14,14 @@ import fedpage as fp
 def test_torch_is_installed():
     if find_spec("torch") is None:
         pytest.skip(
-            "torch is not installed: pip install 'fedpage[torch]' (all tests of torch models are left out)"
+            "torch is not installed: pip install 'fedpage[torch]' (tests of torch models are skipped)"
         )
 
 
 @pytest.mark.parametrize("name", ["TorchProblem", "load_model", "save_model"])
-def test_the_extra_is_named(name, monkeypatch):
-    for module in [
-        one for one in sys.modules if one.startswith(("torch", "fedpage.problems.torch_"))
-    ]:
+def test_import_error_names_the_extra(name, monkeypatch):
+    prefixes = ("torch", "fedpage.problems.torch")
+    for module in [loaded for loaded in sys.modules if loaded.startswith(prefixes)]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(vars(fp), name, raising=False)
@@ -29,8 +29,9 @@ def test_the_extra_is_named(name, monkeypatch):
         getattr(fp, name)
 
 
-def test_importing_fedpage_imports_no_torch():
-    import subprocess
-
-    code = "import sys, fedpage, fedpage.cli; fedpage.simulate; fedpage.Track; sys.exit('torch' in sys.modules)"
+def test_importing_fedpage_does_not_import_torch():
+    code = (
+        "import sys, fedpage, fedpage.cli; fedpage.simulate; fedpage.Track; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

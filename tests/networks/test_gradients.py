@@ -1,0 +1,309 @@
+"""Check gradients, methods and bits of torch models against references."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from nets import SIZES, all_gradients, image_problem, mlp_problem, rows
+from support import Unfused, methods, uneven
+from torch import nn
+from torch.nn import functional as F
+
+import fedpage as fp
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import COSTS, Batch
+from fedpage.engine.simulation import Simulation
+from fedpage.problems.torch import gradients, objective
+from fedpage.problems.torch.objective import padded_width
+
+NAMES = list(methods(4, 3, 0.1))
+
+
+# References
+
+
+class Logistic(nn.Module):
+    """Logistic regression with labels -1/1, as a torch model that starts at zero."""
+
+    def __init__(self, d, reg, alpha=0.1):
+        super().__init__()
+        self.w, self.reg, self.alpha = nn.Parameter(torch.zeros(d)), reg, alpha
+
+    def forward(self, inputs):
+        penalty = {"none": 0.0 * self.w, "nonconvex": self.w**2 / (1 + self.w**2)}[self.reg].sum()
+        return inputs @ self.w, (self.alpha * penalty).expand(len(inputs))
+
+
+def logistic_loss(outputs, targets):
+    margins, penalty = outputs
+    return (F.softplus(-targets * margins) + penalty).mean()
+
+
+def as_torch(linear, reg="none", **options):
+    X = np.zeros((len(linear.data.y), linear.d))
+    for i, (a, b) in enumerate(zip(linear.data.indptr[:-1], linear.data.indptr[1:], strict=True)):
+        X[i, linear.data.indices[a:b]] = linear.data.values[a:b]
+    own = [linear.partition.rows(i) for i in range(linear.N)]
+    clients = [(X[mine], linear.data.y[mine]) for mine in own]
+    return fp.TorchProblem(Logistic(linear.d, reg).double(), logistic_loss, clients, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logistic_regression_in_torch_gives_the_same_run(name):
+    linear = uneven("logistic-nonconvex")
+    method = methods(4, 3, 0.2)[name]
+    expected = fp.simulate(linear, method, rounds=12, seed=2, record_every=6)
+    found = fp.simulate(as_torch(linear, "nonconvex"), method, rounds=12, seed=2, record_every=6)
+    assert np.abs(expected.x - found.x).max() < 1e-10 * max(1.0, np.abs(expected.x).max())
+    for column in ("loss", "grad_norm"):
+        np.testing.assert_allclose(found[column], expected[column], rtol=1e-10, atol=1e-12)
+    for column in COSTS:
+        np.testing.assert_array_equal(found[column], expected[column])
+    assert np.abs(expected.x).max() > 0.02
+
+
+def test_weights_by_size_agree_with_the_linear_model():
+    linear = uneven("logistic", weights="size")
+    problem = as_torch(linear, weights="size")
+    x = np.linspace(-1, 1, linear.d)
+    np.testing.assert_allclose(problem.grad(x), linear.grad(x), rtol=0, atol=1e-14)
+    gradients = all_gradients(problem, x), all_gradients(linear, x)
+    np.testing.assert_allclose(*gradients, rtol=0, atol=1e-13)
+    assert problem.loss(x) == pytest.approx(linear.loss(x), abs=1e-13)
+    clients = np.array([1, 4])
+    found, expected = problem.evaluate_clients(clients, x), linear.evaluate_clients(clients, x)
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-13)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-13)
+    np.testing.assert_allclose(problem.mean_labels(), linear.mean_labels(), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(mlp_problem, (6,)), (lambda: image_problem("float64"), (1, 4, 4))]
+)
+def test_gradients_agree_with_autograd(make, shape):
+    problem = make()
+    x = problem.x0 + 0.1
+    module = problem.to_module(x)
+    found = all_gradients(problem, x)
+    for i, (inputs, targets) in enumerate(rows(SIZES, shape)):
+        module.zero_grad()
+        outputs = module(torch.tensor(inputs, dtype=torch.float64))
+        F.cross_entropy(outputs, torch.tensor(targets)).backward()
+        flat = np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
+        np.testing.assert_allclose(found[i], flat, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(problem.grad(x), found.mean(axis=0), rtol=0, atol=1e-14)
+
+
+# Laws
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_full_local_step_of_all_clients_is_gradient_descent(name):
+    problem = mlp_problem()
+    method = methods(problem.N, 1, 0.05, full=True)[name]
+    run = Simulation(problem, method, seed=1)
+    for _ in range(6 * (2 if isinstance(method, fp.SLocalSVRG) else 1)):
+        run.step()
+    x = problem.x0
+    for _ in range(6):
+        x = x - 0.05 * problem.grad(x)
+    np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
+    assert np.abs(x - problem.x0).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
+    method = methods(3, 4, 0.1)[name]
+    device = fp.simulate(mlp_problem(), method, rounds=4, seed=3)
+    host = fp.simulate(Unfused(mlp_problem()), method, rounds=4, seed=3)
+    np.testing.assert_allclose(device.x, host.x, rtol=0, atol=1e-12)
+    for column in COSTS:
+        np.testing.assert_array_equal(device[column], host[column])
+
+
+@pytest.mark.parametrize("make", [mlp_problem, lambda: mlp_problem("float32"), image_problem])
+@pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I"])
+def test_chunks_and_threads_do_not_change_bits(make, name):
+    problem, method = make(), methods(3, 3, 0.1)[name]
+    options = {"rounds": 3, "seed": 5, "record_every": 3, "evaluate": "per_client"}
+    first = fp.simulate(problem, method, **options)
+    for chunk, threads in ((1, 1), (2, 2)):
+        again = fp.simulate(problem, method, chunk=chunk, threads=threads, **options)
+        assert again.same(first)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("make", [mlp_problem, image_problem])
+def test_bits_of_a_gradient_do_not_depend_on_other_clients_or_threads_of_torch(make, dtype):
+    problem = make(dtype)
+    points = problem.x0 + np.arange(problem.N)[:, None].astype(problem.dtype) / 10
+    together = all_gradients(problem, points)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for i in range(problem.N):
+                oracle = problem.oracle(np.array([i]), RoundDraws(0, 0))
+                single = oracle.grad(points[i], Batch(None, problem.sizes[[i]]))
+                assert single[0].tobytes() == together[i].tobytes()
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert together.dtype == problem.dtype
+
+
+def test_bits_of_a_small_client_do_not_depend_on_other_clients():
+    problem, draws = mlp_problem("float32"), RoundDraws(1, 0)
+    steps = {"K": 3, "eta": 0.1, "b": 7}  # clients of 1, 3 and 5 rows have fewer than 7
+    together = problem.oracle(np.arange(8), draws).local_sgd(problem.x0, **steps)
+    for i in range(8):
+        single = problem.oracle(np.array([i]), draws).local_sgd(problem.x0, **steps)
+        assert single[0].tobytes() == together[i].tobytes()
+
+
+class Smooth(nn.Module):
+    """Functions that torch computes by one formula in whole registers and by another in the rest."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.last = nn.Linear(6, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = sum(f(h) for f in (F.silu, F.gelu, F.elu, F.softplus, F.mish, F.selu, torch.sigmoid))
+        h = h / (h.std(1, keepdim=True) + h.var(1, keepdim=True, correction=0).sqrt() + 1)
+        square = h * h
+        h = h + F.logsigmoid(h) + torch.exp(-square) + torch.log1p(square) + torch.sin(h)
+        return self.last(h + (1 + square) ** 0.3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_smooth_functions_have_the_same_bits_for_any_number_of_clients(dtype, monkeypatch):
+    problem = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
+    assert problem.mode == "batched"
+    method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
+    options = {"rounds": 4, "seed": 0, "evaluate": "per_client"}
+    first = fp.simulate(problem, method, **options)
+    for chunk in (1, 3):
+        assert fp.simulate(problem, method, chunk=chunk, **options).same(first)
+    monkeypatch.setattr(gradients, "_CALLS_BEFORE_TRACE", 0)
+    traced = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
+    assert fp.simulate(traced, method, **options).same(first)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
+def test_smooth_functions_have_the_gradients_of_autograd(dtype, tolerance):
+    problem = fp.TorchProblem(Smooth(), F.cross_entropy, rows([9]), dtype=dtype)
+    module = problem.to_module(problem.x0)
+    inputs, targets = rows([9])[0]
+    outputs = module(torch.tensor(inputs, dtype=getattr(torch, dtype)))
+    F.cross_entropy(outputs, torch.tensor(targets)).backward()
+    flat = np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
+    assert np.abs(flat).max() > 0
+    found = all_gradients(problem, problem.x0)[0]
+    np.testing.assert_allclose(found, flat, rtol=0, atol=tolerance)
+
+
+def test_traced_gradients_have_the_same_bits(monkeypatch):
+    method = methods(8, 4, 0.1)["FedPAGE"]
+    untraced = fp.simulate(mlp_problem("float32"), method, rounds=8, seed=3)
+    monkeypatch.setattr(gradients, "_CALLS_BEFORE_TRACE", 0)
+    problem = mlp_problem("float32")
+    assert fp.simulate(problem, method, rounds=8, seed=3).same(untraced)
+    traces = problem._objective._gradients._traces
+    assert traces
+    assert all(isinstance(trace, torch.fx.GraphModule) for trace in traces.values())
+
+
+def test_blocks_of_rows_and_groups_of_clients_add_up(monkeypatch):
+    x = mlp_problem().x0 + 0.1
+    pooled, each = mlp_problem().grad(x), all_gradients(mlp_problem(), x)
+    monkeypatch.setattr(objective, "BLOCK", 7)
+    monkeypatch.setattr(gradients, "_GROUP_BYTES", 600)
+    problem = mlp_problem()
+    assert problem._objective._gradients._group_size == 2
+    np.testing.assert_allclose(problem.grad(x), pooled, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(all_gradients(problem, x), each, rtol=0, atol=1e-14)
+    assert problem.evaluate(x, threads=2) == problem.evaluate(x)
+
+
+def test_padding_adds_at_most_a_quarter_and_few_widths():
+    sizes = np.arange(1, 5000)
+    widths = padded_width(sizes)
+    assert (widths >= sizes).all()
+    assert (widths[8:] <= 1.25 * sizes[8:]).all()
+    assert len(np.unique(widths)) < 45
+
+
+def test_float32_states_messages_and_files(tmp_path):
+    problem = mlp_problem("float32")
+    for method in (fp.FedPAGE(S=3, K=3, eta_g=0.3), fp.SCAFFOLD(S=3, K=3, eta_l=0.1)):
+        run = Simulation(problem, method, seed=0)
+        for _ in range(3):
+            run.step()
+        arrays = [part for part in run.state if isinstance(part, np.ndarray)]
+        arrays += list(run.client_states.get_all() or ())
+        assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+    history = fp.simulate(problem, method, rounds=4, seed=0, out=tmp_path / "run")
+    assert history.x.dtype == np.float32
+    assert history.last("bytes_up") == 4 * history.last("floats_up")
+    assert fp.History.load(tmp_path / "run" / "history.jsonl").same(history)
+    wide = fp.simulate(mlp_problem(), method, rounds=4, seed=0)
+    assert 0 < np.abs(wide.x - history.x).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_resumed_run_has_the_same_bits(dtype, tmp_path):
+    method = fp.SCAFFOLD(S=3, K=3, eta_l=0.1)
+    whole = fp.simulate(mlp_problem(dtype), method, rounds=12, seed=0)
+
+    class Interrupt(fp.Callback):
+        def after_round(self, done):
+            if done == 7:
+                raise KeyboardInterrupt
+
+    options = {"rounds": 12, "seed": 0, "out": tmp_path / "run", "checkpoint_every": 2}
+    with pytest.raises(KeyboardInterrupt):
+        fp.simulate(mlp_problem(dtype), method, callbacks=[Interrupt()], **options)
+    assert fp.simulate(mlp_problem(dtype), method, resume=True, **options).same(whole)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    other = fp.TorchProblem(model, F.cross_entropy, rows(SIZES), dtype=dtype)
+    with pytest.raises(fp.InputError, match=r"problem\.model_digest was"):
+        fp.simulate(other, method, resume=True, x0=mlp_problem(dtype).x0, **options)
+
+
+def test_faults():
+    faults = fp.Faults(dropout=0.2, nan=0.1, late=0.1, tied="labels")
+    method = fp.FedPAGE(S=4, K=2, eta_g=0.2)
+    history = fp.simulate(mlp_problem(), method, rounds=10, seed=0, faults=faults)
+    assert history.last("missing") > 0
+    assert np.isfinite(history.last("loss"))
+
+
+def test_a_pickled_problem_gives_the_same_run():
+    problem, method = mlp_problem("float32"), fp.SCAFFOLD(S=4, K=2, eta_l=0.1)
+    first = fp.simulate(problem, method, rounds=3, seed=0)
+    copied = pickle.loads(pickle.dumps(problem))
+    assert fp.simulate(copied, method, rounds=3, seed=0).same(first)
+    assert copied.describe() == problem.describe()
+
+
+def test_a_scaled_problem_has_scaled_gradients():
+    problem = mlp_problem()
+    double = problem.scaled(2.0)
+    x = problem.x0
+    np.testing.assert_allclose(double.grad(x), 2 * problem.grad(x), rtol=1e-14)
+    np.testing.assert_allclose(all_gradients(double, x), 2 * all_gradients(problem, x), rtol=1e-14)
+
+
+def test_description_names_objective_and_model():
+    problem = mlp_problem(metrics=["accuracy"], model_name="small network")
+    about = problem.describe()
+    assert about["objective"] == "torch model small network"
+    assert mlp_problem().describe()["objective"] == "torch model Sequential"
+    assert about["metrics"] == {"accuracy": True}
+    assert problem.name == fp.TorchProblem.name == "torch model"

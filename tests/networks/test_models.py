@@ -1,0 +1,158 @@
+"""Check which torch modules a problem accepts, and how it computes them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from nets import SIZES, all_gradients, mlp_problem, network, rows
+from support import methods
+from torch import nn
+from torch.nn import functional as F
+
+import fedpage as fp
+
+
+def test_frozen_parameters_and_buffers_are_constants():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    model.register_buffer("scale", torch.tensor(2.0))
+    problem = fp.TorchProblem(model, F.cross_entropy, rows(SIZES))
+    assert problem.d == 5 + 15 + 3
+    assert torch.equal(problem.to_module(problem.x0 + 1.0)[0].weight, model[0].weight)
+    assert problem.x0.tobytes() == problem.from_module(model).tobytes()
+
+
+def test_tied_parameters_count_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, 6, bias=False)
+            self.b = nn.Linear(6, 6, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.a(x)))
+
+    problem = fp.TorchProblem(Tied(), F.cross_entropy, rows(SIZES), dtype="float64")
+    assert problem.d == 36
+    x, small = problem.x0, 1e-6
+    step = np.zeros(36)
+    step[7] = small
+    slope = (problem.loss(x + step) - problem.loss(x - step)) / (2 * small)
+    assert problem.grad(x)[7] == pytest.approx(slope, rel=1e-6)
+    module = problem.to_module(x + step)
+    assert torch.equal(module.a.weight, module.b.weight)
+
+
+def test_a_run_does_not_change_the_users_model():
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    problem = fp.TorchProblem(model, F.cross_entropy, rows(SIZES), dtype="float64")
+    fp.simulate(problem, fp.FedAvg(S=2, K=2, eta_l=0.5), rounds=3, seed=0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert next(model.parameters()).dtype == torch.float32
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.out = nn.Embedding(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x, group):
+        return self.out(x + self.embed(group))
+
+
+def test_several_inputs_as_tuples_and_as_torch_datasets():
+    data = [((x, np.arange(len(y)) % 4), y) for x, y in rows(SIZES)]
+    tensors = [
+        torch.utils.data.TensorDataset(*map(torch.as_tensor, (x, group, y)))
+        for (x, group), y in data
+    ]
+    subsets = [torch.utils.data.Subset(own, range(len(own))) for own in tensors]
+    expected = None
+    for clients in (data, tensors, subsets):
+        problem = fp.TorchProblem(TwoInputs(), nn.CrossEntropyLoss(), clients)
+        found = all_gradients(problem, problem.x0)
+        expected = found if expected is None else expected
+        assert found.tobytes() == expected.tobytes()
+    assert np.abs(expected[0]).max() > 0
+
+
+class ReadsValues(nn.Module):
+    """Branch on a value, which vmap forbids."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x):
+        out = self.inner(x)
+        return out if out.sum().item() < 1e9 else out * 0
+
+
+class Unbatchable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = nn.Linear(6, 6), ReadsValues()
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Batchable(Unbatchable):
+    def forward(self, x):
+        return self.second.inner(self.first(x))
+
+
+def test_autograd_mode_for_a_module_that_vmap_cannot_transform():
+    options = {"dtype": "float64", "metrics": ["accuracy"]}
+    message = r"second \(ReadsValues\) cannot be batched .* one after the other"
+    with pytest.warns(UserWarning, match=message):
+        slow = fp.TorchProblem(Unbatchable(), F.cross_entropy, rows(SIZES), **options)
+    fast = fp.TorchProblem(Batchable(), F.cross_entropy, rows(SIZES), **options)
+    assert (slow.mode, fast.mode) == ("autograd", "batched")
+    for name in ("FedPAGE", "SCAFFOLD-II"):
+        method = methods(4, 3, 0.1)[name]
+        found, expected = (fp.simulate(p, method, rounds=5, seed=0) for p in (slow, fast))
+        np.testing.assert_allclose(found.x, expected.x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-12)
+        np.testing.assert_array_equal(found["accuracy"], expected["accuracy"])
+
+
+def test_batched_false_uses_autograd_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problem = mlp_problem(batched=False)
+    assert problem.mode == "autograd"
+    expected = mlp_problem().grad(problem.x0)
+    np.testing.assert_allclose(problem.grad(problem.x0), expected, rtol=0, atol=1e-14)
+
+
+def test_sequential_mode_where_bits_would_depend_on_other_clients():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    model[1].eval()
+    with pytest.warns(UserWarning, match="depend on the other clients"):
+        problem = fp.TorchProblem(model, F.cross_entropy, rows(SIZES))
+    assert problem.mode == "sequential"
+    method = fp.SCAFFOLD(S=4, K=2, eta_l=0.1, b=3)
+    first = fp.simulate(problem, method, rounds=3, seed=0)
+    assert fp.simulate(problem, method, rounds=3, seed=0, chunk=1).same(first)
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.5).eval(), nn.Dropout(0.0)])
+def test_dropout_that_does_nothing_is_accepted(dropout):
+    model = nn.Sequential(dropout, nn.Linear(6, 3))
+    assert fp.TorchProblem(model, F.cross_entropy, rows(SIZES)).mode == "batched"
+
+
+def test_nondeterministic_gradients_agree_up_to_rounding():
+    problem = mlp_problem(deterministic=False)
+    x = problem.x0
+    np.testing.assert_allclose(problem.grad(x), mlp_problem().grad(x), rtol=0, atol=1e-12)
+    assert problem.describe()["deterministic"] is False
