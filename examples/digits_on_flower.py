@@ -1,10 +1,13 @@
-"""The same network on Flower: FedPAGE over four nodes with their own rows, bit for bit as in the simulator.
+"""Train the network of digits_network.py on Flower, with the same bits as in the simulator.
 
-It starts Flower's simulation on this machine and submits the app in examples/flower_digits to it. The app is what would
-run on four machines: `flwr run examples/flower_digits`, see docs/deploy.md. FedAvg is run in the simulator alone, which
-is quicker and gives the bits that Flower would. After so few rounds FedAvg, with its large local steps, has the better
-accuracy; FedPAGE, which takes one careful step a round, has the smaller gradient. (Steps are the best of 0.7, 1.0, 1.4,
-2.0 for FedPAGE and of 0.3, 0.6, 1.0 for FedAvg; larger ones diverge.)
+The script starts Flower's simulation on this machine and submits the app in examples/flower_digits,
+which has four nodes with their own rows. On four machines you would submit the same app with
+`flwr run examples/flower_digits` (see docs/deploy.md). FedAvg runs in the simulator only, which is
+faster and gives the bits that Flower would give.
+
+After 20 rounds FedAvg, with its large local steps, has the better accuracy, and FedPAGE the smaller
+gradient. Step sizes are the best of 0.7, 1.0, 1.4, 2.0 for FedPAGE and of 0.3, 0.6, 1.0 for FedAvg;
+larger ones diverge.
 """
 
 import sys
@@ -16,14 +19,17 @@ import matplotlib.pyplot as plt
 import torch
 
 import fedpage as fp
-from fedpage.flower.deploy.local_federation import Simulated
+from fedpage.flower.deploy.local_federation import SimulatedFederation
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "flower_digits"))
 from digits import network, rows  # noqa: E402
 
 ROUNDS = 20
-with tempfile.TemporaryDirectory() as scratch, Simulated(Path(scratch) / "home", 4) as federation:
+with (
+    tempfile.TemporaryDirectory() as scratch,
+    SimulatedFederation(Path(scratch) / "home", 4) as federation,
+):
     out = Path(scratch) / "run"
     federation.submit(
         HERE / "flower_digits", rounds=ROUNDS, record_every=4, out=str(out), poll=0.02
@@ -41,13 +47,11 @@ problem = fp.TorchProblem(
     held_out=held_out,
     dtype="float64",
 )
-options = {"rounds": ROUNDS, "seed": 0, "record": 4}
+options = {"rounds": ROUNDS, "seed": 0, "record_every": 4}
 fedpage = fp.simulate(problem, fp.FedPAGE(S=2, K=2, eta_g=1.0, b3=16), **options)
 fedavg = fp.simulate(problem, fp.FedAvg(S=2, K=5, eta_l=0.6, b=16), **options)
-print(
-    "FedPAGE's model on Flower and in the simulator:",
-    "the same" if (deployed.x == fedpage.x).all() else "NOT THE SAME",
-)
+same = (deployed.x == fedpage.x).all()
+print(f"FedPAGE's models on Flower and in the simulator are {'equal' if same else 'NOT EQUAL'}")
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for history, label in ((fedavg, "FedAvg"), (deployed, "FedPAGE on Flower")):
@@ -57,7 +61,7 @@ for history, label in ((fedavg, "FedAvg"), (deployed, "FedPAGE on Flower")):
     )
     for axis, column in zip(axes, ("held_out_accuracy", "grad_norm"), strict=True):
         axis.plot(history["bytes"] / 1e6, history[column], marker="o", label=label)
-axes[0].set(xlabel="MB up and down", ylabel="accuracy on the server's digits")
+axes[0].set(xlabel="MB up and down", ylabel="held-out accuracy")
 axes[1].set(xlabel="MB up and down", ylabel="gradient norm", yscale="log")
 axes[0].legend(frameon=False)
 figure.savefig("digits_on_flower.png", dpi=150)
