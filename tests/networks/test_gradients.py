@@ -128,11 +128,14 @@ def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
 @pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I"])
 def test_chunks_and_threads_do_not_change_bits(make, name):
     problem, method = make(), methods(3, 3, 0.1)[name]
-    options = {"rounds": 3, "seed": 5, "record_every": 3, "evaluate": "per_client"}
-    first = fp.simulate(problem, method, **options)
+
+    def run(**options):
+        options = fp.RunOptions(evaluate="per_client", **options)
+        return fp.simulate(problem, method, rounds=3, seed=5, record_every=3, options=options)
+
+    first = run()
     for chunk, threads in ((1, 1), (2, 2)):
-        again = fp.simulate(problem, method, chunk=chunk, threads=threads, **options)
-        assert again.same(first)
+        assert run(chunk=chunk, threads=threads).same(first)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -186,13 +189,17 @@ def test_smooth_functions_have_the_same_bits_for_any_number_of_clients(dtype, mo
     problem = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
     assert problem.mode == "batched"
     method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
-    options = {"rounds": 4, "seed": 0, "evaluate": "per_client"}
-    first = fp.simulate(problem, method, **options)
+
+    def run(problem, **options):
+        options = fp.RunOptions(evaluate="per_client", **options)
+        return fp.simulate(problem, method, rounds=4, seed=0, options=options)
+
+    first = run(problem)
     for chunk in (1, 3):
-        assert fp.simulate(problem, method, chunk=chunk, **options).same(first)
+        assert run(problem, chunk=chunk).same(first)
     monkeypatch.setattr(gradients, "_CALLS_BEFORE_TRACE", 0)
     traced = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
-    assert fp.simulate(traced, method, **options).same(first)
+    assert run(traced).same(first)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
@@ -262,24 +269,29 @@ def test_a_resumed_run_has_the_same_bits(dtype, tmp_path):
     whole = fp.simulate(mlp_problem(dtype), method, rounds=12, seed=0)
 
     class Interrupt(fp.Callback):
-        def after_round(self, done):
-            if done == 7:
+        def on_round_end(self, info):
+            if info.round == 7:
                 raise KeyboardInterrupt
 
-    options = {"rounds": 12, "seed": 0, "out": tmp_path / "run", "checkpoint_every": 2}
+    def run(problem, callbacks=(), **options):
+        options = fp.RunOptions(checkpoint_every=2, **options)
+        stored = {"out": tmp_path / "run", "callbacks": callbacks, "options": options}
+        return fp.simulate(problem, method, rounds=12, seed=0, **stored)
+
     with pytest.raises(KeyboardInterrupt):
-        fp.simulate(mlp_problem(dtype), method, callbacks=[Interrupt()], **options)
-    assert fp.simulate(mlp_problem(dtype), method, resume=True, **options).same(whole)
+        run(mlp_problem(dtype), [Interrupt()])
+    assert run(mlp_problem(dtype), resume=True).same(whole)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     other = fp.TorchProblem(model, F.cross_entropy, rows(SIZES), dtype=dtype)
     with pytest.raises(fp.InputError, match=r"problem\.model_digest was"):
-        fp.simulate(other, method, resume=True, x0=mlp_problem(dtype).x0, **options)
+        run(other, resume=True, x0=mlp_problem(dtype).x0)
 
 
 def test_faults():
     faults = fp.Faults(dropout=0.2, nan=0.1, late=0.1, tied="labels")
     method = fp.FedPAGE(S=4, K=2, eta_g=0.2)
-    history = fp.simulate(mlp_problem(), method, rounds=10, seed=0, faults=faults)
+    options = fp.RunOptions(faults=faults)
+    history = fp.simulate(mlp_problem(), method, rounds=10, seed=0, options=options)
     assert history.last("missing") > 0
     assert np.isfinite(history.last("loss"))
 

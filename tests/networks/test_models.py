@@ -142,7 +142,8 @@ def test_sequential_mode_where_bits_would_depend_on_other_clients():
     assert problem.mode == "sequential"
     method = fp.SCAFFOLD(S=4, K=2, eta_l=0.1, b=3)
     first = fp.simulate(problem, method, rounds=3, seed=0)
-    assert fp.simulate(problem, method, rounds=3, seed=0, chunk=1).same(first)
+    single = fp.RunOptions(chunk=1)
+    assert fp.simulate(problem, method, rounds=3, seed=0, options=single).same(first)
 
 
 @pytest.mark.parametrize("dropout", [nn.Dropout(0.5).eval(), nn.Dropout(0.0)])

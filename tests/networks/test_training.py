@@ -101,8 +101,8 @@ def test_best_model_is_saved_and_loaded(name, tmp_path):
     seen = []
 
     class Collect(fp.Callback):
-        def record(self, row, x):
-            seen.append((row["accuracy"], x.copy()))
+        def on_record(self, record, x):
+            seen.append((record["accuracy"], x.copy()))
 
     best = fp.Best(problem, tmp_path / name, "accuracy")
     options = {"rounds": 12, "seed": 0, "record_every": 1}
@@ -123,19 +123,21 @@ def test_best_model_of_a_resumed_run(tmp_path):
     problem = mlp_problem(metrics=["accuracy"])
 
     class Interrupt(fp.Callback):
-        def after_round(self, done):
-            if done == 7:
+        def on_round_end(self, info):
+            if info.round == 7:
                 raise KeyboardInterrupt
 
     options = {"rounds": 12, "seed": 0, "record_every": 1}
     whole = fp.Best(problem, tmp_path / "whole.npz")
     fp.simulate(problem, UNSTABLE, callbacks=[whole], **options)
-    options |= {"out": tmp_path / "run", "checkpoint_every": 2}
+    options["out"] = tmp_path / "run"
+    begin = fp.RunOptions(checkpoint_every=2)
+    resume = fp.RunOptions(checkpoint_every=2, resume=True)
     first = fp.Best(problem, tmp_path / "best.npz")
     with pytest.raises(KeyboardInterrupt):
-        fp.simulate(problem, UNSTABLE, callbacks=[first, Interrupt()], **options)
+        fp.simulate(problem, UNSTABLE, callbacks=[first, Interrupt()], options=begin, **options)
     second = fp.Best(problem, tmp_path / "best.npz")
-    fp.simulate(problem, UNSTABLE, resume=True, callbacks=[second], **options)
+    fp.simulate(problem, UNSTABLE, callbacks=[second], options=resume, **options)
     assert (second.value, second.round) == (whole.value, whole.round)
     assert (tmp_path / "best.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
 
@@ -150,11 +152,12 @@ def test_best_knows_the_direction_of_columns(tmp_path):
         "r2": True,
         "rmse": False,
     }
-    for column, highest in directions.items():
-        assert fp.Best(problem, tmp_path / "b.npz", column).highest is highest
+    for column, direction in directions.items():
+        assert fp.Best(problem, tmp_path / "b.npz", column).higher_is_better is direction
     with pytest.raises(fp.InputError, match="score"):
         fp.Best(problem, tmp_path / "b.npz", "score")
-    assert fp.Best(problem, tmp_path / "b.npz", "score", highest=True).highest
+    best = fp.Best(problem, tmp_path / "b.npz", "score", higher_is_better=True)
+    assert best.higher_is_better
 
 
 @pytest.mark.parametrize("name", ["bad.npz", "bad.safetensors", "evil.npz"])
