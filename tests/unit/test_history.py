@@ -109,8 +109,8 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
     again = fp.History.load(path)
     assert again.x.dtype == dtype
     assert again.same(history)
-    other = np.float32 if dtype == np.float64 else np.float64
-    again.x = np.array(again.x, dtype=other)
+    x = again.x
+    again.x = x.astype(np.float32) if dtype == np.float64 else x.astype(np.float64)
     assert not again.same(history)
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -134,7 +134,8 @@ def test_a_finished_run_without_its_model_is_computed_again(tmp_path, damage):
         model.unlink()
     else:
         model.write_bytes(written[:-1])
-    again = fp.simulate(problem, fp.FedPAGE(S=2), resume=True, **options)
+    resume = fp.RunOptions(resume=True)
+    again = fp.simulate(problem, fp.FedPAGE(S=2), options=resume, **options)
     assert again.same(first)
     assert model.read_bytes() == written
     assert fp.History.load(tmp_path / "history.jsonl").same(first)

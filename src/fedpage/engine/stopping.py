@@ -127,6 +127,8 @@ class Stop:
         Args:
             costs: values of `COST_COLUMNS`; "bytes" is computed.
         """
+        if self.bytes is None and not self.budgets:
+            return None
         for name, budget in self._budgets().items():
             value = costs["bytes_up"] + costs["bytes_down"] if name == "bytes" else costs[name]
             if value >= budget:
