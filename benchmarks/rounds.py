@@ -3,7 +3,8 @@
     python benchmarks/rounds.py --before DIR      # DIR: a checkout whose src/ holds fedpage
 
 Each tree is measured by a worker process of its own that imports fedpage from DIR/src. The workers
-take turns, so that a busy machine hurts both alike; each number is the smallest of the repetitions.
+take turns, so that a busy machine hurts both alike. Times are of the processor, which leaves out
+when other processes run; each number is the smallest of the repetitions.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ def work() -> None:
             run.step()
         best = float("inf")
         for _ in range(WINDOWS):
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(rounds):
                 run.step()
-            best = min(best, (time.perf_counter() - began) / rounds)
+            best = min(best, (time.thread_time() - began) / rounds)
         print(json.dumps(best), flush=True)
 
 
