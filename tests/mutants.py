@@ -180,18 +180,19 @@ SLOCALSVRG = [
 
 CLIENT_STATES = [
     Edit("engine: client states are read, never stored", "ClientStates.put",
-         "table[clients] = rows", "table[clients] += 0.0 * rows"),
+         "put_rows(table, clients, rows)", "put_rows(table, clients, 0.0 * rows + table[clients])"),
 ]  # fmt: skip
 
 ROUND = [
-    Edit("engine: divided by the wrong count", "Round._mean_of_all",
+    Edit("engine: divided by the wrong count", "Round._average",
          "mean_rows(part)", "mean_rows(part[1:] if len(part) > 1 else part)"),
     Edit("policy: g from a part of the clients", "Round._gather",
          "call.require_all and policy.fall_back", "False"),
     Edit("policy: divided by the called, not the arrived", "_Gathered.mean",
          "s / self.count", "s / (self.count + len(self.missing))"),
     Edit("policy: no retries", "Round._gather_chunks", "not len(missing)", "True"),
-    Edit("policy: full rounds are tried for a lost client", "Round.step", "not missing", "True"),
+    Edit("policy: full rounds are tried for a lost client", "Round._gather_or_fall_back",
+         "not missing", "True"),
 ]  # fmt: skip
 
 LOCAL_TRANSPORT = [
