@@ -11,6 +11,7 @@ import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.studies.paper import claims, figures
+from fedpage.studies.paper.tuning import TunedCurve
 
 FIGURE = figures.parse(
     """
@@ -213,7 +214,16 @@ def test_below():
 )
 def test_steps(near, verdict):
     rows = [
-        {"panel": "N10", "label": str(i), "eta_g": v[0] if v else 0.1, "within_tenth": v}
+        TunedCurve(
+            panel="N10",
+            clients=10,
+            label=str(i),
+            K=1,
+            eta_g=v[0] if v else 0.1,
+            rho=None,
+            rounds_on_fresh_seeds=[],
+            within_tenth=v,
+        )  # fmt: skip
         for i, v in enumerate(near)
     ]
     steps = claim(

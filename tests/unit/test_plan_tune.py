@@ -179,7 +179,7 @@ def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
     about = history.meta["method"]
     if "page" in method:
         kind = build.find_method(method)
-        tuned = kind.from_theory(problem, S=5, K=about["K"])
+        tuned = kind.cls.from_theory(problem, S=5, K=about["K"])
         assert (about["eta_g"], about["eta_l"], about["p"]) == (tuned.eta_g, tuned.eta_l, tuned.p)
     assert about["effective_step"] < 0.1
     assert history.last("loss") < history["loss"][0]
@@ -205,7 +205,7 @@ def test_tuning_finds_the_best_of_a_grid_and_judges_it_on_fresh_seeds(problem, t
         )
         for i in range(3)
     ]
-    assert found.judged[1] == sorted(h.rounds_to("grad_norm", 0.03) for h in fresh)[1]
+    assert found.judged[1] == sorted(h.cost_to("grad_norm", 0.03, "round") for h in fresh)[1]
     costs = {m.eta_g: s.cost for m, s in found.scores}
     assert costs[0.003] == math.inf
     assert (
@@ -302,7 +302,7 @@ def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
         "--seeds",
         "3",
     )
-    words += ("--fresh", "2", "--cost", "clients", "--out", "tuned")
+    words = (*words, "--fresh", "2", "--cost", "clients", "--out", "tuned")
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
     assert code == 0
     assert "Report this number" not in out  # two values cannot bracket a best one
@@ -384,7 +384,7 @@ def test_the_command_that_widens_the_grid_runs(run):
         "--seeds",
         "1",
     )
-    words += ("--fresh", "1", "--out", "tuned", "--search", "eta_g=0.01,0.02,0.03")
+    words = (*words, "--fresh", "1", "--out", "tuned", "--search", "eta_g=0.01,0.02,0.03")
     code, out, _ = run(*words)
     assert code == 0
     (line,) = [line for line in out.splitlines() if line.startswith("Widen the grid: ")]
