@@ -690,7 +690,7 @@ def slow_store(data: bytes, key: str) -> dict[str, tuple[float, float, bool]]:
                 type(cost) is str
                 or type(best) is str
                 or not slow_number(cost) >= 0
-                or not slow_number(best) >= 0
+                or math.isnan(slow_number(best))
             ):
                 continue
             about = json.dumps(entry["method"], sort_keys=True)

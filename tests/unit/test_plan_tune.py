@@ -178,8 +178,8 @@ def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     about = history.meta["method"]
     if "page" in method:
-        kind = build.find_method(method)
-        tuned = kind.cls.from_theory(problem, S=5, K=about["K"])
+        kind = fp.PAGE if method == "page" else fp.FedPAGE
+        tuned = kind.from_theory(problem, S=5, K=about["K"])
         assert (about["eta_g"], about["eta_l"], about["p"]) == (tuned.eta_g, tuned.eta_l, tuned.p)
     assert about["effective_step"] < 0.1
     assert history.last("loss") < history["loss"][0]
@@ -289,7 +289,7 @@ def test_grids():
 
 
 def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
-    words = (
+    words: tuple[str, ...] = (
         "tune",
         "fedpage",
         *SMALL,
@@ -302,7 +302,7 @@ def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
         "--seeds",
         "3",
     )
-    words = (*words, "--fresh", "2", "--cost", "clients", "--out", "tuned")
+    words += ("--fresh", "2", "--cost", "clients", "--out", "tuned")
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
     assert code == 0
     assert "Report this number" not in out  # two values cannot bracket a best one
@@ -371,7 +371,7 @@ def test_a_target_that_nobody_reaches_is_not_reported(problem):
 
 
 def test_the_command_that_widens_the_grid_runs(run):
-    words = (
+    words: tuple[str, ...] = (
         "tune",
         "page",
         *SMALL,
@@ -384,7 +384,7 @@ def test_the_command_that_widens_the_grid_runs(run):
         "--seeds",
         "1",
     )
-    words = (*words, "--fresh", "1", "--out", "tuned", "--search", "eta_g=0.01,0.02,0.03")
+    words += ("--fresh", "1", "--out", "tuned", "--search", "eta_g=0.01,0.02,0.03")
     code, out, _ = run(*words)
     assert code == 0
     (line,) = [line for line in out.splitlines() if line.startswith("Widen the grid: ")]
