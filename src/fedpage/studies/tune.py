@@ -23,7 +23,7 @@ from fedpage._version import __version__
 from fedpage.core.columns import describe_column
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import Problem, dtype_of
-from fedpage.engine.loop import check_whole
+from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
 from fedpage.methods import FedPAGE
