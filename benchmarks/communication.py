@@ -1,7 +1,7 @@
 """What every method of the library pays to reach a gradient norm of 1e-2, 1e-3 and 1e-4: `make communication`.
 
 a9a and w8a, the paper's two objectives, its clients and minibatches. Every method's steps are searched by
-`fedpage.studies.tune`, within the same budget of communication; the winners then run on seeds that chose nothing. Trials and
+`fedpage.studies.tune`, within the same budget of communication; the winners then run on fresh seeds. Trials and
 runs are files below --out: finished ones are never run twice, so a benchmark that was killed goes on. Tables and the
 plot are made from those files by communication_report.py, and are part of docs/benchmarks.md.
 """

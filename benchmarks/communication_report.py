@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedpage as fp
-from fedpage.report.plots import COLOURS, MARKERS
+from fedpage.report.style import OTHER_STYLES
 from fedpage.runs.provenance import versions as provenance_versions
 
 IMAGE = Path(__file__).parents[1] / "docs" / "img" / "communication.png"
@@ -190,8 +190,8 @@ def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
                 if not math.isfinite(each.rounds):
                     continue
                 two, three = (each.up + each.down) / 1e6, (each.up + each.down_paper) / 1e6
-                ax.plot([two, three], [y, y], "-", color=COLOURS[number], lw=2)
-                ax.plot(two, y, MARKERS[number], color=COLOURS[number], ms=6)
+                ax.plot([two, three], [y, y], "-", color=OTHER_STYLES[number][0], lw=2)
+                ax.plot(two, y, OTHER_STYLES[number][1], color=OTHER_STYLES[number][0], ms=6)
         ax.axvline(terms.run * 8 * case.problem().d / 1e6, color="0.6", ls=":", lw=1)
         ax.set_xscale("log")
         ax.set_yticks(range(len(lines)), [line.title for line in lines])
@@ -206,8 +206,8 @@ def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
         plt.Line2D(
             [],
             [],
-            color=COLOURS[i],
-            marker=MARKERS[i],
+            color=OTHER_STYLES[i][0],
+            marker=OTHER_STYLES[i][1],
             ls="",
             label=f"gradient norm {_norm(t).replace('.0', '')}",
         )

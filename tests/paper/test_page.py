@@ -1,4 +1,4 @@
-"""The report in a real browser: no error, the switch works, nothing overflows, dark mode is readable."""
+"""Open the report in a real browser: no errors, menus work, nothing overflows, dark is readable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import subprocess
 import pytest
 
 import fedpage as fp
-from fedpage.report import page
+from fedpage.core.columns import AXES, COLUMNS
+from fedpage.core.types import COSTS
+from fedpage.report import page, plots
+from fedpage.report.style import METHOD_STYLES, assign_styles
+from fedpage.studies.paper import claims
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 PROBE = """<pre id="probe"></pre><script>
@@ -18,20 +22,35 @@ const errors = [];
 window.addEventListener("error", e => errors.push(String(e.message)));
 window.addEventListener("load", () => setTimeout(() => {
   const wide = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
-  const xs = () => [...document.querySelectorAll(".panel")].map(p => p.data ? Math.max(...p.data[1].x) : null);
-  const titles = () => [...document.querySelectorAll(".panel")].map(p => p.layout ? p.layout.xaxis.title.text : null);
-  const seen = {before: xs(), overflow: wide(), images: document.querySelectorAll("img.axis:not([hidden])").length,
-    ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor};
-  const select = document.getElementById("axis");
-  select.value = "bytes_up";
-  select.dispatchEvent(new Event("change"));
-  document.querySelectorAll("details").forEach(d => d.open = true);
-  setTimeout(() => {
-    seen.after = xs(); seen.titles = titles(); seen.overflowOpen = wide(); seen.errors = errors;
-    seen.shown = [...document.querySelectorAll("img.axis:not([hidden])")].map(i => i.dataset.axis);
-    document.getElementById("probe").textContent = JSON.stringify(seen);
-  }, 400);
-}, 400));
+  const all = selector => [...document.querySelectorAll(selector)];
+  const labels = name => all(".plot ." + name).map(node => node.textContent);
+  const choose = (id, value) => {
+    const menu = document.getElementById(id);
+    menu.value = value;
+    menu.dispatchEvent(new Event("change"));
+  };
+  const cut = () => all(".plot text").filter(text => {
+    const a = text.getBoundingClientRect(), b = text.closest("svg").getBoundingClientRect();
+    return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+  }).map(text => text.textContent);
+  const fonts = () => Math.min(...all(".plot text").map(t => t.getBoundingClientRect().height));
+  const colours = () => all(".plot .median").map(path => path.getAttribute("stroke"));
+  const seen = {overflow: wide(), x: labels("xlabel"), y: labels("ylabel"), colours: colours(), cut: cut(),
+    font: fonts(), ink: getComputedStyle(document.body).color,
+    paper: getComputedStyle(document.body).backgroundColor, cuts: []};
+  for (const option of [...document.getElementById("x").options].map(o => o.value)) {
+    choose("x", option);
+    seen.cuts.push(...cut());
+  }
+  choose("x", "bytes");
+  choose("y", "loss");
+  seen.xAfter = labels("xlabel"); seen.yAfter = labels("ylabel");
+  document.querySelector(".legend button").click();
+  seen.coloursAfter = colours();
+  all("details").forEach(d => d.open = true);
+  seen.overflowOpen = wide(); seen.errors = errors;
+  document.getElementById("probe").textContent = JSON.stringify(seen);
+}, 300));
 </script></body>"""
 
 
@@ -43,133 +62,163 @@ def runs():
 
 def figures(runs):
     panels = tuple(
-        page.PanelRuns(f"panel {i}", {"FedPAGE": runs[:3], "FedAvg": runs[3:]}) for i in range(3)
+        plots.PanelRuns(f"panel {i}", {"FedPAGE": runs[:3], "FedAvg": runs[3:]}) for i in range(3)
     )
-    return [page.FigureRuns("a/b", "A figure with a title", "Figure 0", 3, panels)]
+    return [plots.FigureRuns("a/b", "A figure with a title", "Figure 0", 3, panels)]
 
 
-def look(path, tmp_path, width, dark=False):
-    """What the probe saw in the page at this width."""
+def open_page(path, tmp_path, width, *, dark=False):
+    """Return what the probe saw in the page at this width."""
     if BROWSER is None:
         pytest.skip("no chromium here; Debian's package `chromium` has it")
-    page = tmp_path / f"probed-{width}.html"
-    page.write_text(path.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    probed = tmp_path / f"probed-{width}.html"
+    probed.write_text(path.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    shown = probed
+    if width < 500:  # a headless window cannot be that narrow, a frame can
+        shown = tmp_path / "frame.html"
+        shown.write_text(
+            f'<!doctype html><body><iframe id="f" src="{probed.name}" '
+            f'style="width:{width}px;height:900px;border:0"></iframe><script>'
+            'window.addEventListener("load", () => setTimeout(() => document.body.append('
+            'document.getElementById("f").contentDocument.getElementById("probe")), 900));'
+            "</script></body>",
+            encoding="utf-8",
+        )
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-        f"--user-data-dir={tmp_path / f'profile-{width}-{dark}'}", f"--window-size={width},900",
-        "--virtual-time-budget=8000", "--enable-logging=stderr", "--dump-dom",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--hide-scrollbars", "--allow-file-access-from-files",
+        f"--user-data-dir={tmp_path / f'profile-{width}-{dark}'}",
+        f"--window-size={max(width, 500)},900", "--virtual-time-budget=8000",
+        "--enable-logging=stderr", "--dump-dom",
     ]  # fmt: skip
     if dark:
         command.append("--blink-settings=preferredColorScheme=0")
     done = subprocess.run(
-        [*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=False
+        [*command, shown.as_uri()], capture_output=True, text=True, timeout=120, check=False
     )
     (found,) = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, flags=re.DOTALL)
-    seen = json.loads(found.replace("&lt;", "<").replace("&amp;", "&"))
+    seen = json.loads(found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
     seen["console"] = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return seen
 
 
 def brightness(colour):
-    return sum(int(v) for v in re.findall(r"\d+", colour)[:3]) / 3
+    return sum(int(value) for value in re.findall(r"\d+", colour)[:3]) / 3
 
 
-@pytest.mark.parametrize(
-    "width", [500, 1400]
-)  # a headless window is at least 500 wide; 400 is tested in a frame
-def test_interactive(runs, tmp_path, width):
-    pytest.importorskip("plotly", reason="plotly is an extra: pip install 'fedpage[plotly]'")
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 700, 1300])
+def test_menus_and_layout(runs, tmp_path, width):
+    table = page.Table(["cell"] * 40, [["0.123456"] * 40], "A note.")
     path = page.write(
-        tmp_path / "r.html", title="A <page>", figures=figures(runs), settings={"a": 1}
-    )
-    seen = look(path, tmp_path, width)
-    assert seen["errors"] == []
-    assert seen["console"] == []
-    assert seen["before"] == [60, 60, 60]
-    assert seen["after"][0] == pytest.approx(max(run.last("bytes_up") for run in runs[:3]), rel=0.6)
-    assert seen["titles"] == ["bytes up"] * 3
-    assert seen["overflow"] <= 0
-    assert seen["overflowOpen"] <= 0
-
-
-@pytest.mark.parametrize("width", [500, 1400])
-def test_images_without_plotly(runs, tmp_path, width):
-    path = page.write(
-        tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False
-    )
-    assert "Plotly.react" in path.read_text()
-    seen = look(path, tmp_path, width)
-    assert seen["errors"] == []
-    assert seen["console"] == []
-    assert seen["images"] == 1
-    assert seen["shown"] == ["bytes_up"]
-    assert seen["overflow"] <= 0
-    assert seen["overflowOpen"] <= 0
-
-
-@pytest.mark.parametrize("interactive", [False, True])
-def test_at_400_pixels(runs, tmp_path, interactive):
-    """In a frame of 400 pixels, because a headless window cannot be that narrow."""
-    if interactive:
-        pytest.importorskip("plotly", reason="plotly is an extra: pip install 'fedpage[plotly]'")
-    table = "<div class=wide><table><tr>" + "<td>cell</td>" * 40 + "</tr></table></div>"
-    path = page.write(
-        tmp_path / "r.html", title="A longer title that must break", figures=figures(runs),
-        interactive=interactive, settings={"long": "x" * 300}, tables=table,
+        tmp_path / "r.html", title="A longer <title> that must break on a narrow page",
+        figures=figures(runs), settings={"long": "x" * 300}, tables=[table],
     )  # fmt: skip
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<!doctype html><body><iframe id="f" src="{path.name}" style="width:400px;height:900px;border:0"></iframe>'
-        '<script>window.addEventListener("load", () => { const d = document.getElementById("f").contentDocument;'
-        'd.querySelectorAll("details").forEach(e => e.open = true);'
-        "const p = document.createElement('pre'); p.id = 'probe';"
-        "p.textContent = JSON.stringify([d.documentElement.scrollWidth, d.documentElement.clientWidth]);"
-        "document.body.append(p); });</script></body>",
-        encoding="utf-8",
-    )
-    if BROWSER is None:
-        pytest.skip("no chromium here; Debian's package `chromium` has it")
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'p'}", "--virtual-time-budget=8000",
-        "--dump-dom",
-    ]  # fmt: skip
-    done = subprocess.run(
-        [*command, frame.as_uri()], capture_output=True, text=True, timeout=120, check=False
-    )
-    (found,) = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)
-    scroll, client = json.loads(found)
-    assert client <= 400
-    assert scroll <= client
+    seen = open_page(path, tmp_path, width)
+    assert seen["errors"] == []
+    assert seen["console"] == []
+    assert seen["x"] == ["communication rounds"] * 3
+    assert seen["y"] == ["gradient norm"] * 3
+    assert seen["xAfter"] == ["total bytes, up and down"] * 3
+    assert seen["yAfter"] == ["loss"] * 3
+    assert seen["colours"] == [METHOD_STYLES["FedPAGE"][0], METHOD_STYLES["FedAvg"][0]] * 3
+    assert seen["coloursAfter"] == [METHOD_STYLES["FedAvg"][0]] * 3  # the legend hides a curve
+    assert (seen["cut"], seen["cuts"]) == ([], [])
+    assert seen["font"] >= 13
+    assert seen["overflow"] <= 0
+    assert seen["overflowOpen"] <= 0
 
 
+def test_every_recorded_cost_has_a_label():
+    costs = {name for name, column in COLUMNS.items() if column.is_cost}
+    assert costs == {*COSTS, "bytes", "seconds"}
+    assert set(AXES) < costs
+
+
+def test_every_cost_is_on_the_menu(runs, tmp_path):
+    text = page.write_runs(runs, tmp_path / "r.html", title="T", target=0.1).read_text()
+    for name in AXES:
+        assert f'<option value="{name}">{COLUMNS[name].label}</option>' in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))
+    (curve, _) = data["figures"][0]["panels"][0]["curves"]
+    assert set(curve["costs"]) == set(AXES)
+    assert set(curve["values"]) == {"grad_norm", "loss"}
+    assert curve["costs"]["bytes"][-1] == pytest.approx(
+        sorted(run.last("bytes_up") + run.last("bytes_down") for run in runs[:3])[1], rel=1e-4
+    )
+
+
+def test_any_recorded_column_is_on_the_menu(runs, tmp_path):
+    copies = []
+    for run in runs:
+        copy = fp.History(run.meta)
+        for number, row in enumerate(run.rows):
+            copy.append(row | {"accuracy": 0.5 + 0.01 * number})
+        copies.append(copy)
+    path = page.write_runs(copies, tmp_path / "r.html", title="T", target=0.52, column="accuracy")
+    text = path.read_text()
+    assert "The target is accuracy 0.52" in text
+    values = re.findall(r'<option value="(\w+)">', text.partition('id="y"')[2])
+    assert values == ["accuracy", "grad_norm", "loss"]
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))
+    assert data["figures"][0]["panels"][0]["log"]["accuracy"] is False
+
+
+@pytest.mark.slow
 def test_dark_mode_is_readable(runs, tmp_path):
-    path = page.write(
-        tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1}, interactive=False
-    )
-    light, dark = look(path, tmp_path, 1000), look(path, tmp_path, 1001, dark=True)
+    path = page.write(tmp_path / "r.html", title="T", figures=figures(runs), settings={"a": 1})
+    light, dark = open_page(path, tmp_path, 1000), open_page(path, tmp_path, 1001, dark=True)
     assert brightness(light["paper"]) - brightness(light["ink"]) > 150
     assert brightness(dark["ink"]) - brightness(dark["paper"]) > 150
 
 
 def test_the_page_is_whole_and_safe(runs, tmp_path):
-    bad = page.FigureRuns(
-        "x", "</script><b>T</b>", "p", 1, (page.PanelRuns("</script>", {"<i>": runs[:3]}),)
+    bad = plots.FigureRuns(
+        "x", "</script><b>T</b>", "p", 1, (plots.PanelRuns("</script>", {"<i>": runs[:3]}),)
     )
     text = page.write(
-        tmp_path / "r.html", title="<&>", figures=[bad], settings={"a": "</pre>"}, interactive=False
+        tmp_path / "r.html", title="<&>", figures=[bad], settings={"a": "</pre>"}
     ).read_text()
     assert "<title>&lt;&amp;&gt;</title>" in text
     assert "</script><b>" not in text
+    assert "<i>" not in text
     assert "&lt;/pre&gt;" in text
     assert not re.search(r'(src|href)="(https?:)?//', text)  # opens offline
-    if not page._plotly():
-        with pytest.raises(fp.InputError, match="plotly"):
-            page.write(tmp_path / "i.html", title="T", figures=[bad], settings={}, interactive=True)
+    assert "<img" not in text
+    (static,) = re.findall(r"<noscript>(.*?)</noscript>", text, re.S)
+    assert static.startswith("<svg")
+    assert "communication rounds" in static
 
 
-def test_users_runs_get_the_same_page(run, tmp_path):
+def test_claims_show_what_was_needed(runs, tmp_path):
+    one = next(claim for claim in claims.load_claims() if claim.name == "order")
+    finding = claims.Finding(
+        "p", "A >= B", claims.WITHIN, "0.92x [0.85, 1.00]", "at least 0.67x (tolerance 1.5x)"
+    )
+    verdict = claims.Verdict(one, claims.WITHIN, (finding,))
+    text = page.write(
+        tmp_path / "r.html", title="T", figures=figures(runs), settings={}, claims=[verdict]
+    ).read_text()
+    assert "<b>holds within tolerance</b>" in text
+    assert "<td>0.92x [0.85, 1.00]</td><td>at least 0.67x (tolerance 1.5x)</td>" in text
+
+
+def test_a_method_has_one_colour_everywhere():
+    alone = assign_styles(["SCAFFOLD"])["SCAFFOLD"]
+    among = assign_styles(["Mine", "FedAvg", "FedPAGE (K=5)", "SCAFFOLD", "Yours"])
+    assert among["SCAFFOLD"] == alone
+    assert among["FedPAGE (K=5)"].colour == METHOD_STYLES["FedPAGE"][0]
+    assert len({style.colour for style in among.values()}) == 5
+    variants = assign_styles(["FedPAGE-1", "FedPAGE-10", "FedPAGE-20"]).values()
+    assert len({(style.colour, style.dash) for style in variants}) == 3
+    assert len({style.marker for style in variants}) == 1
+    for name in [entry.label for entry in fp.METHODS.values()]:
+        styled = assign_styles([name])[name]
+        assert styled.colour in {colour for colour, _ in METHOD_STYLES.values()}, name
+
+
+def test_pages_of_the_commands(run, tmp_path):
     words = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40", "--S", "5")
     assert run("run", "fedpage", *words, "--report", "one.html")[0] == 0
     assert run("compare", *words, "--seeds", "1", "--out", "c", "--report", "two.html")[0] == 0
@@ -179,9 +228,9 @@ def test_users_runs_get_the_same_page(run, tmp_path):
     for name, words_in_it in (
         ("one.html", "FedPAGE"),
         ("two.html", "SCAFFOLD"),
-        ("three.html", "costs over the grid"),
+        ("three.html", "costs over the searched grid"),
     ):
         text = (tmp_path / name).read_text()
         assert words_in_it in text
-        assert 'id="axis"' in text
+        assert 'id="x"' in text
     assert (tmp_path / "c" / "report.html").exists()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
@@ -250,7 +251,7 @@ def test_a_diverged_run_ends_where_it_was_last_finite(runs):
         )
     away.stop_reason = StopReason.DIVERGED
     for x, end in (("round", 10), ("bytes", 1000)):
-        grid, (_, middle, _) = plots.band([away], x, "loss", (0.25, 0.75))
+        grid, (_, middle, _) = plots.quantile_band([away], x, "loss", (0.25, 0.75))
         assert grid[np.isfinite(middle)].max() <= end
     (text,) = plots.curves(away).get_legend().get_texts()
     assert text.get_text() == "FedPAGE (diverged)"
@@ -272,7 +273,7 @@ def test_medians_of_two_are_their_mean():
             }
         )
         pair.append(history)
-    assert summary.summarise(pair, 0.1)[0]["grad_norm"] == 2.0
+    assert summary.summarise(pair, 0.1)[0].value == 2.0
 
 
 def test_provenance(runs):
@@ -320,13 +321,13 @@ def test_groups_are_labelled_by_what_differs(runs):
 
 
 def test_the_band_is_the_quantiles_over_seeds(runs):
-    grid, (low, middle, high) = plots.band(runs[:3], "round", "grad_norm", (0.0, 1.0))
+    grid, (low, middle, high) = plots.quantile_band(runs[:3], "round", "grad_norm", (0.0, 1.0))
     values = np.array([run["grad_norm"] for run in runs[:3]])
     assert grid.tolist() == runs[0]["round"].tolist()
     np.testing.assert_array_equal(middle, np.median(values, axis=0))
     np.testing.assert_array_equal(low, values.min(axis=0))
     np.testing.assert_array_equal(high, values.max(axis=0))
-    grid, (_, middle, _) = plots.band(runs[:1], "bytes", "loss", (0.25, 0.75))
+    grid, (_, middle, _) = plots.quantile_band(runs[:1], "bytes", "loss", (0.25, 0.75))
     assert middle[-1] == runs[0].last("loss")
     assert middle[0] == runs[0]["loss"][0]
 
@@ -337,13 +338,12 @@ def test_the_band_is_the_quantiles_over_seeds(runs):
 @pytest.mark.parametrize("y", ["grad_norm", "loss"])
 def test_curves(runs, x, y):
     ax = plots.curves(runs, x=x, y=y)
-    assert ax.get_yscale() == "log"
-    assert ax.get_xlabel() == plots.NAMES[x]
+    assert ax.get_yscale() == ("log" if y == "grad_norm" else "linear")
+    assert ax.get_xlabel() == COLUMNS[x].label
     assert [t.get_text() for t in ax.get_legend().get_texts()] == list(by_method(runs))
     lines = ax.get_lines()
-    assert (
-        len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
-    )
+    assert len({line.get_color() for line in lines}) == 3
+    assert len({line.get_marker() for line in lines}) == 2  # a marker for each method
     assert len(ax.collections) == 3
 
 
@@ -354,7 +354,7 @@ def test_files_of_every_kind(runs, tmp_path):
         plots.save(runs, tmp_path / "figure.nope")
     for nothing in ([], fp.History(), [fp.History()]):
         with pytest.raises(fp.InputError, match="no histories"):
-            plots.pair(nothing, tmp_path / "none.png", "nothing")
+            plots.save_pair(nothing, tmp_path / "none.png", "nothing")
     for quantiles in ((-1, 3), (0.9, 0.1)):
         with pytest.raises(fp.InputError, match="quantiles"):
             plots.curves(runs, quantiles=quantiles)
@@ -364,9 +364,11 @@ def test_files_of_every_kind(runs, tmp_path):
 
 def test_summary_and_page(runs, tmp_path):
     rows = summary.summarise(runs, target=1e-9)
-    assert [row["method"] for row in rows] == list(by_method(runs))
-    assert rows[1]["grad_norm"] == np.median([run.last("grad_norm") for run in runs[3:6]])
-    assert rows[0]["rounds_to"] == math.inf
-    assert "not reached" in summary.cells(rows[0])
-    assert plots.pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
-    assert "<td>FedAvg</td>" in summary.table(runs, 0.1)
+    assert [row.method for row in rows] == list(by_method(runs))
+    assert rows[1].value == np.median([run.last("grad_norm") for run in runs[3:6]])
+    assert rows[0].rounds == math.inf
+    assert "not reached" in rows[0].cells()
+    assert plots.save_pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
+    head, cells = summary.table(rows)
+    assert head[2] == "gradient norm"
+    assert [row[0] for row in cells] == list(by_method(runs))

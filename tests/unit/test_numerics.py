@@ -579,12 +579,12 @@ def test_plots_of_exact_zeros(tmp_path):
     assert plots.curves([fall], y="loss").get_yscale() == "linear"
     assert "0" not in plots.curves([fall], y="loss").get_ylabel()
     assert plots.save(runs, tmp_path / "zero.png", dpi=30).stat().st_size > 0
-    assert plots.pair([*runs, fall], tmp_path / "pair.png", "title", dpi=30).stat().st_size > 0
+    assert plots.save_pair([*runs, fall], tmp_path / "pair.png", "title", dpi=30).stat().st_size > 0
     panels = [
-        page.PanelRuns(name, by_method(some))
+        plots.PanelRuns(name, by_method(some))
         for name, some in (("all", runs), ("fall", [fall]), ("no", []))
     ]
-    figure = page.draw(page.FigureRuns("f", "title", "", 3, tuple(panels)))
+    figure = plots.draw_figure(plots.FigureRuns("f", "title", "", 3, tuple(panels)))
     figure.savefig(tmp_path / "figure.png", dpi=30)
     assert [ax.get_yscale() for ax in figure.axes[:2]] == ["linear", "log"]
     assert "0" in figure.axes[1].get_ylabel()
@@ -593,10 +593,10 @@ def test_plots_of_exact_zeros(tmp_path):
 def test_reports_of_exact_zeros(tmp_path):
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
         lines = summary.summarise(runs, 1e-2)
-        assert {line["grad_norm"] for line in lines} == {0.0}
-        assert [summary.cells(line)[2] for line in lines] == ["0"] * len(lines)
-        assert {summary.cells(line)[4] for line in lines} == {"0" if name == "zero" else "1"}
-        text = page.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        assert {line.value for line in lines} == {0.0}
+        assert [line.cells()[2] for line in lines] == ["0"] * len(lines)
+        assert {line.cells()[4] for line in lines} == {"0" if name == "zero" else "1"}
+        text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
         assert "NaN" not in re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
 
 
@@ -604,29 +604,28 @@ def test_reports_of_exact_zeros(tmp_path):
     shutil.which("node") is None, reason="no node here; the page's own script cannot be run"
 )
 def test_the_pages_axis_at_exact_zeros(tmp_path):
-    """What the page's script hands to plotly: no zero on a log axis, the true value in the hover text."""
+    """An exact 0 stands at the lower edge of a log axis; all zeros get a linear axis."""
     seen = {}
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
-        text = page.of_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
         data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
-        paint = re.search(r"function paint\(.*?\n}\n", text, re.S).group(0)
-        script = (
-            f'const figures = {data}, names = {{}}, yname = "y", ink = "", line = ""; let seen;\n{paint}\n'
-            "const Plotly = {react: (cell, traces, layout) => seen = {y: traces[1].y, hover: traces[1].customdata, "
-            "band: traces[0].y, axis: layout.yaxis}};\n"
-            'paint({dataset: {figure: 0, panel: 0}}, "round"); console.log(JSON.stringify(seen));'
+        script = text.rpartition("<script>")[2].partition("</script>")[0]
+        script += (
+            f'\nconst view = layout({data}.figures[0].panels[0], "round", "grad_norm", new Set());'
+            "console.log(JSON.stringify([view.log, view.zeros, view.bottom, view.top, "
+            "view.curves[0].points.map(p => [p.middle, view.place(p.middle)])]));"
         )
         out = subprocess.run(
             ["node", "-e", script], capture_output=True, text=True, check=True
         ).stdout
         seen[name] = json.loads(out)
-    assert seen["zero"]["axis"]["type"] == "linear"
-    assert set(seen["zero"]["y"]) == {0}
-    assert seen["fall"]["axis"]["type"] == "log"
-    assert seen["fall"]["axis"]["title"]["text"] == "y (0: at the lower edge)"
-    assert seen["fall"]["y"] == [1, 0.5, 0.5, 0.5, 0.5]
-    assert seen["fall"]["hover"] == [1, 0, 0, 0, 0]
-    assert min(seen["fall"]["band"]) == 0.5
+    log, zeros, bottom, top, points = seen["zero"]
+    assert (log, zeros) == (False, False)
+    assert bottom < 0 < top
+    assert {tuple(point) for point in points} == {(0, 0)}
+    log, zeros, bottom, top, points = seen["fall"]
+    assert (log, zeros, bottom) == (True, True, 0.5)
+    assert points == [[1, 1], [0, 0.5], [0, 0.5], [0, 0.5], [0, 0.5]]
 
 
 def test_a_search_in_which_every_candidate_costs_nothing(tmp_path):
@@ -640,7 +639,7 @@ def test_a_search_in_which_every_candidate_costs_nothing(tmp_path):
         assert found.judged == (0.0, 0.0, 0.0)
         assert all((score.cost, score.best) == (0.0, 0.0) for _, score in found.scores)
         assert found.method == found.scores[0][0]
-        assert plots.heat_map(found, grid, tmp_path / f"{cost}.png").stat().st_size > 0
+        assert plots.heat_map(found, tmp_path / f"{cost}.png").stat().st_size > 0
 
 
 # The command line

@@ -178,7 +178,7 @@ def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     about = history.meta["method"]
     if "page" in method:
-        kind = build.find_method(method)
+        kind = fp.PAGE if method == "page" else fp.FedPAGE
         tuned = kind.from_theory(problem, S=5, K=about["K"])
         assert (about["eta_g"], about["eta_l"], about["p"]) == (tuned.eta_g, tuned.eta_l, tuned.p)
     assert about["effective_step"] < 0.1
@@ -237,10 +237,10 @@ def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_
     store = tmp_path / "trials.jsonl"
     first = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes")
     lines = store.read_text().splitlines()
-    assert (first.runs, first.kept) == (len(lines), 0)
+    assert (first.runs, first.reused) == (len(lines), 0)
     store.write_text("\n".join(lines[:4]) + "\n" + lines[4][:25])  # killed in the middle of a line
     second = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes", jobs=2)
-    assert second.kept == 4
+    assert second.reused == 4
     assert second.runs == first.runs - 4
     assert (second.method, second.judged, second.scores) == (
         first.method,
@@ -248,11 +248,11 @@ def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_
         first.scores,
     )
     third = tuning.tune(problem, fp.FedPAGE(S=5), **options, store=store, cost="bytes")
-    assert (third.runs, third.kept) == (0, first.runs)
+    assert (third.runs, third.reused) == (0, first.runs)
     other = tuning.tune(
         problem, fp.FedPAGE(S=5), **{**options, "target": 0.05}, store=store, cost="bytes"
     )
-    assert other.kept == 0  # another question
+    assert other.reused == 0  # another question
 
 
 def test_every_cost(problem):
@@ -273,21 +273,23 @@ def test_every_cost(problem):
 
 
 def test_grids():
-    made = tuning.candidates(fp.FedPAGE(K=5), {"step": [0.1, 0.2], "rho": [0.01, 1.0]})
+    made = tuning.list_candidates(fp.FedPAGE(K=5), {"step": [0.1, 0.2], "rho": [0.01, 1.0]})
     assert [(m.eta_g, round(m.K * m.eta_l / m.eta_g, 9)) for m in made] == [
         (0.1, 0.01), (0.1, 1.0), (0.2, 0.01), (0.2, 1.0),
     ]  # fmt: skip
-    made = tuning.candidates(fp.FedAvg(K=5), {"step": [0.1], "eta_g": [0.5, 2.0], "K": [5, 10]})
+    made = tuning.list_candidates(
+        fp.FedAvg(K=5), {"step": [0.1], "eta_g": [0.5, 2.0], "K": [5, 10]}
+    )
     assert [m.effective_step for m in made] == pytest.approx([0.1] * 4)
     assert len({(m.eta_g, m.K) for m in made}) == 4
     with pytest.raises(InputError, match="no hyper-parameter 'eta'"):
-        tuning.candidates(fp.FedAvg(), {"eta": [1.0]})
+        tuning.list_candidates(fp.FedAvg(), {"eta": [1.0]})
     with pytest.raises(InputError, match="at least one value"):
-        tuning.candidates(fp.FedAvg(), {"eta_g": []})
+        tuning.list_candidates(fp.FedAvg(), {"eta_g": []})
 
 
 def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
-    words = (
+    words: tuple[str, ...] = (
         "tune",
         "fedpage",
         *SMALL,
@@ -303,7 +305,8 @@ def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
     words += ("--fresh", "2", "--cost", "clients", "--out", "tuned")
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
     assert code == 0
-    assert "Report this number" in out
+    assert "Report this number" not in out  # two values cannot bracket a best one
+    assert "The winner is at the edge of the grid" in out
     assert (tmp_path / "tuned" / "grid.png").stat().st_size > 5000
     (line,) = [line for line in out.splitlines() if line.startswith("Run it: ")]
     command = line.removeprefix("Run it: fedpage ").split()
@@ -317,17 +320,115 @@ def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "edge", "wider"),
+    [
+        ([0.003, 0.3, 30.0], None, None),
+        ([0.03, 0.1, 0.3], "eta_g = 0.3 is the largest value searched; search larger", [0.9, 2.7]),
+        (
+            [0.3, 3.0, 30.0],
+            "eta_g = 0.3 is the smallest value searched; search smaller",
+            [0.003, 0.03],
+        ),
+    ],
+)
+def test_a_winner_at_the_edge_of_the_grid_is_not_reported(problem, values, edge, wider):
+    found = tuning.tune(
+        problem, fp.PAGE(S=5), target=0.03, grid={"eta_g": values}, rounds=600, seeds=2, fresh=2
+    )
+    assert found.method.eta_g == 0.3
+    assert found.at_edge == (edge is not None)
+    assert ("Report this number" in found.advice) != found.at_edge
+    if edge:
+        assert edge in found.advice
+        assert found.wider_grid == {"eta_g": sorted([*values, *wider])}
+
+
+def test_edges_concern_step_sizes_only():
+    grid = {"step": [0.1, 0.2, 0.4], "rho": [0.01, 1.0], "K": [5, 10]}
+    candidates = tuning.list_candidates(fp.FedPAGE(K=5), grid)
+
+    def edges(step, rho, K):
+        (winner,) = [
+            c
+            for c in candidates
+            if [tuning.coordinate(c, n) for n in grid] == pytest.approx([step, rho, K])
+        ]
+        return [(e.name, e.is_upper) for e in tuning.find_edges(winner, candidates, grid)]
+
+    assert edges(0.2, 0.01, 10) == []  # small rho is the limit, and K is no step size
+    assert edges(0.4, 0.01, 5) == [("step", True)]
+    assert edges(0.1, 1.0, 5) == [("step", False), ("rho", True)]
+    one = tuning.list_candidates(fp.FedPAGE(), {"step": [0.1]})
+    assert tuning.find_edges(one[0], one, {"step": [0.1]}) == ()
+
+
+def test_a_target_that_nobody_reaches_is_not_reported(problem):
+    grid = {"eta_g": [0.01, 0.1, 0.2, 0.4]}
+    found = tuning.tune(problem, fp.PAGE(S=5), target=1e-9, grid=grid, rounds=20, seeds=1, fresh=1)
+    assert not found.is_reached
+    assert "Report this number" not in found.advice
+
+
+def test_the_command_that_widens_the_grid_runs(run):
+    words: tuple[str, ...] = (
+        "tune",
+        "page",
+        *SMALL,
+        "--S",
+        "5",
+        "--target",
+        "0.04",
+        "--rounds",
+        "300",
+        "--seeds",
+        "1",
+    )
+    words += ("--fresh", "1", "--out", "tuned", "--search", "eta_g=0.01,0.02,0.03")
+    code, out, _ = run(*words)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("Widen the grid: ")]
+    command = line.removeprefix("Widen the grid: fedpage ").split()
+    assert "eta_g=0.01,0.02,0.03,0.045,0.068" in command
+    code, out, _ = run(*command)
+    assert code == 0, out
+    assert ", 3 reused from before" in out
+
+
+def test_any_recorded_column_is_a_target(problem):
+    grid = {"eta_g": [0.01, 0.1, 0.3]}
+    found = tuning.tune(
+        problem, fp.PAGE(S=5), target=0.3, column="loss", grid=grid, rounds=100, seeds=2, fresh=2
+    )
+    history = fp.simulate(problem, found.method, rounds=100, seed=tuning.FRESH_SEED)
+    assert found.goal == "rounds to loss 0.3"
+    assert found.judged[0] <= history.cost_to("loss", 0.3, "round") <= found.judged[2]
+    measured = fp.LogisticRegression(fp.load("census", rows=500), clients=50, metrics=["accuracy"])
+    found = tuning.tune(
+        measured, fp.PAGE(S=5), target=0.8, column="accuracy", grid={"eta_g": [1e-6, 1.0]},
+        rounds=60, seeds=1, fresh=1,
+    )  # fmt: skip
+    assert found.method.eta_g == 1.0
+    assert found.is_reached
+    assert found.judged[1] > 0  # the start has not reached it
+    better, worse = tuning.Score(3.0, 0.9, 1), tuning.Score(3.0, 0.8, 1)
+    assert better.rank(True) < worse.rank(True)
+    assert better.rank(False) > worse.rank(False)
+    with pytest.raises(InputError, match="'accurcy' is not recorded"):
+        tuning.tune(problem, fp.PAGE(S=5), target=0.9, column="accurcy", grid=grid)
+
+
 def test_the_heat_map_marks_winner_and_failures(problem, tmp_path):
     grid = {"step": [0.003, 0.1, 0.3], "rho": [0.01, 1.0]}
     found = tuning.tune(
         problem, fp.FedPAGE(S=5), target=0.04, grid=grid, rounds=300, seeds=1, fresh=1
     )
-    assert plots.heat_map(found, grid, tmp_path / "a.png").stat().st_size > 5000
+    assert plots.heat_map(found, tmp_path / "a.png").stat().st_size > 5000
     one = tuning.tune(
         problem, fp.PAGE(S=5), target=1e-9, grid={"eta_g": [0.1, 0.2]}, rounds=20, seeds=1, fresh=1
     )
     assert one.judged[1] == math.inf
-    assert plots.heat_map(one, {"eta_g": [0.1, 0.2]}, tmp_path / "b.png").stat().st_size > 3000
+    assert plots.heat_map(one, tmp_path / "b.png").stat().st_size > 3000
 
 
 def test_command_lines_say_everything_that_differs_from_the_defaults():

@@ -33,18 +33,14 @@ def print_summary(runs: Sequence[History], target: float) -> None:
     from fedpage.report import summary
 
     rows = summary.summarise(runs, target)
-    cells = [summary.cells(row) for row in rows]
-    headings = list(summary.HEADINGS.values())
-    columns = [
-        i
-        for i, key in enumerate(summary.HEADINGS)
-        if key != "end" or any(row["end"] for row in rows)
-    ]
+    cells = [row.cells() for row in rows]
+    fields, headings = zip(*summary.headings().items(), strict=True)
+    columns = [i for i, key in enumerate(fields) if key != "end" or any(row.end for row in rows)]
     screen = console()
-    for key in ("seconds", "clients_to", "loss", "step", "per_round"):
+    for key in ("seconds", "clients", "loss", "step", "clients_per_round"):
         if sum(3 + _width(headings[i], [row[i] for row in cells]) for i in columns) < screen.width:
             break
-        columns.remove(list(summary.HEADINGS).index(key))
+        columns.remove(fields.index(key))
     seeds = len({run.meta.get("seed") for run in runs})
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
     table = Table(title=f"target: gradient norm {target:g}{medians}", title_justify="left")
@@ -72,7 +68,7 @@ def write_reports(
     from fedpage.report import page, plots
 
     if out is not None:
-        print(f"Report: {page.of_runs(runs, out / 'report.html', title=title, target=target)}")
-        print(f"Plot: {plots.pair(runs, out / 'curves.png', title)}")
+        print(f"Report: {page.write_runs(runs, out / 'report.html', title=title, target=target)}")
+        print(f"Plot: {plots.save_pair(runs, out / 'curves.png', title)}")
     if report is not None:
-        print(f"Report: {page.of_runs(runs, report, title=title, target=target)}")
+        print(f"Report: {page.write_runs(runs, report, title=title, target=target)}")

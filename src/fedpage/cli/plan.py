@@ -162,7 +162,7 @@ def _print_plan(
 ) -> None:
     from rich.table import Table
 
-    from fedpage.report.summary import duration, volume
+    from fedpage.report.summary import format_bytes, format_duration
 
     aim = "convex: gap f - f*" if convex else "nonconvex: gradient norm"
     print(
@@ -183,10 +183,10 @@ def _print_plan(
         else:
             numbers = [
                 f"{row.rounds:,.0f}" if row.rounds < 1e7 else f"{row.rounds:.2e}",
-                f"{row.clients:.3g}", volume(row.bytes_up), volume(row.bytes_down),
+                f"{row.clients:.3g}", format_bytes(row.bytes_up), format_bytes(row.bytes_down),
                 f"{row.gradients_per_client:.3g}",
             ]  # fmt: skip
-            numbers += [duration(row.seconds)] if timed else []
+            numbers += [format_duration(row.seconds)] if timed else []
         shown.add_row(row.method, row.source, row.kind, *numbers, row.assumption)
     console().print(shown)
     print(_LEGEND)

@@ -36,9 +36,6 @@ def reproduce(
     tune: Annotated[
         bool, typer.Option("--tune", help="Search the step sizes of the local-steps figures.")
     ] = False,
-    static: Annotated[
-        bool, typer.Option("--static", help="Write images instead of interactive curves.")
-    ] = False,
 ) -> None:
     """Run the paper's experiments and check its claims.
 
@@ -72,7 +69,7 @@ def reproduce(
         if unsearched:
             _tune(unsearched, out, jobs)
     verdicts = _judge(chosen, seeds, out)
-    page = _report(chosen, seeds, out, verdicts, static)
+    page = _report(chosen, seeds, out, verdicts)
     _show(verdicts)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
@@ -138,7 +135,7 @@ def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
     with progress_bars() as bars:
         task = bars.add_task("runs", total=None)
         return runs.run(
-            runs.tasks(chosen, seeds),
+            runs.list_tasks(chosen, seeds),
             out,
             jobs,
             lambda done, total: bars.update(task, completed=done, total=total),
@@ -165,7 +162,7 @@ def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
                 ),
             )  # fmt: skip
         table = Table(
-            title=f"{figure.name}: fewest rounds to {figure.tuning['target']:g}",
+            title=f"{figure.name}: fewest rounds to {figure.tuning.target:g}",
             title_justify="left",
         )
         for heading in (
@@ -193,7 +190,7 @@ def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
     from fedpage.studies.paper import claims, runs
 
     figures = {figure.name: figure for figure in chosen}
-    found = {figure.name: runs.histories(figure, seeds, out) for figure in chosen}
+    found = {figure.name: runs.load_histories(figure, seeds, out) for figure in chosen}
     tuned = {}
     for name in figures:
         path = out / "tuning" / f"{name}.json"
@@ -210,24 +207,24 @@ def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
                 raise InputError(
                     f"{path}: not a result of the search; remove it and run with --tune again"
                 ) from None
-    concerned = [claim for claim in claims.claims() if set(claim.figures) & set(figures)]
+    concerned = [claim for claim in claims.load_claims() if set(claim.figures) & set(figures)]
     return [claims.judge(claim, figures, found, tuned) for claim in concerned]
 
 
-def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], static: bool) -> Path:
-    from fedpage.report import page
+def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any]) -> Path:
+    from fedpage.report import page, plots
     from fedpage.studies.paper import runs
 
     shown = []
     settings: dict[str, Any] = {"seeds": list(range(seeds)), "figures": {}}
     for figure in chosen:
-        found = runs.histories(figure, seeds, out)
-        panels = tuple(page.PanelRuns(panel.title, found[panel.key]) for panel in figure.panels)
-        made = page.FigureRuns(figure.name, figure.title, figure.paper, figure.columns, panels)
+        found = runs.load_histories(figure, seeds, out)
+        panels = tuple(plots.PanelRuns(panel.title, found[panel.key]) for panel in figure.panels)
+        made = plots.FigureRuns(figure.name, figure.title, figure.paper, figure.columns, panels)
         shown.append(made)
         folder = out / "figures"
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = page.draw(made)
+        drawn = plots.draw_figure(made)
         stem = folder / figure.name.replace("/", "-")
         for suffix in (".png", ".pdf"):
             drawn.savefig(stem.with_suffix(suffix), dpi=150)
@@ -258,7 +255,6 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any], stati
         settings=settings,
         claims=verdicts,
         note=f"Data: {note}." if note else "",
-        interactive=False if static else None,
     )
 
 
@@ -287,6 +283,6 @@ def _show(verdicts: list[Any]) -> None:
     for heading in ("verdict", "claim", "comparisons"):
         table.add_column(heading, overflow="fold")
     for verdict in verdicts:
-        detail = f"{verdict.costs}. {verdict.note}" if verdict.findings else verdict.note
+        detail = f"{verdict.counts}. {verdict.note}" if verdict.findings else verdict.note
         table.add_row(verdict.verdict, verdict.claim.text, detail)
     console().print(table)

@@ -28,6 +28,9 @@ def tune(
     problem: ProblemConfig,
     run: RoundsConfig,
     link: LinkConfig,
+    column: Annotated[
+        str, typer.Option("--column", help="The recorded column that the target is about.")
+    ] = "grad_norm",
     cost: Annotated[
         str,
         typer.Option(
@@ -60,7 +63,7 @@ def tune(
     Other hyper-parameters are options: --S 10 --K 10.
     """
     from fedpage.runs import build
-    from fedpage.studies.tune import checked, default_grid
+    from fedpage.studies.tune import check_search, default_grid
     from fedpage.studies.tune import tune as search_steps
 
     entry = build.find_method(method)
@@ -75,7 +78,7 @@ def tune(
         "--fresh": fresh,
     }  # fmt: skip
     costs = link.costs()
-    checked(objective, base, run.target, cost, costs, grid, counts)
+    check_search(objective, base, run.target, column, cost, costs, grid, counts)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     from fedpage.callbacks.progress import progress_bars
@@ -87,15 +90,37 @@ def tune(
             bars.update(task, completed=done, total=total, note=note)
 
         tuned = search_steps(
-            objective, base, target=run.target, cost=cost, grid=grid, rounds=run.rounds,
+            objective, base, target=run.target, column=column, cost=cost, grid=grid, rounds=run.rounds,
             record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
             store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
-    _print_result(tuned, out, grid)
+    _print_result(tuned, out)
+    if tuned.at_edge:
+        print("Widen the grid: " + _widened_command(context, tuned.wider_grid))
     command = build.command_line(method, tuned.method, _options(problem, run.rounds))
     print("Run it: " + command)
     if report:
         _write_report(report, objective, tuned, run, out / "grid.png", command)
+
+
+def _widened_command(context: typer.Context, grid: dict[str, list[Any]]) -> str:
+    """Return the command line that was given, with another grid; finished runs are reused."""
+    import shlex
+
+    words = ["fedpage", "tune"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name == "search" or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        is_option = parameter.param_type_name == "option"
+        words += [parameter.opts[0]] if is_option else []
+        words += [] if isinstance(value, bool) else [str(value)]
+    words += context.args
+    for name, values in grid.items():
+        words += ["--search", f"{name}={','.join(f'{value:g}' for value in values)}"]
+    return shlex.join(words)
 
 
 def _options(problem: ProblemConfig, rounds: int) -> dict[str, str]:
@@ -114,9 +139,6 @@ def _write_report(
     report: Path, problem: Any, tuned: Any, run: RoundsConfig, picture: Path, command: str
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the grid and the command."""
-    import base64
-    import html
-
     from fedpage.report import page
     from fedpage.studies.sweep import sweep
 
@@ -127,28 +149,28 @@ def _write_report(
         seeds=range(10_000, 10_000 + tuned.fresh),
         record_every=run.record_every,
     )
-    image = base64.b64encode(picture.read_bytes()).decode("ascii")
-    extra = (
-        f'<p><img alt="costs over the grid" src="data:image/png;base64,{image}"></p>'
-        f"<pre>{html.escape(command)}</pre>"
-    )
     title = f"{tuned.method.name} tuned on {problem.data.name}, {problem.N:,} clients"
-    print(f"Report: {page.of_runs(runs, report, title=title, target=tuned.target, extra=extra)}")
+    path = page.write_runs(
+        runs, report, title=title, target=tuned.target, column=tuned.column, picture=picture,
+        command=command,
+    )  # fmt: skip
+    print(f"Report: {path}")
 
 
-def _print_result(tuned: Any, out: Path, grid: dict[str, list[Any]]) -> None:
+def _print_result(tuned: Any, out: Path) -> None:
     from rich.table import Table
 
+    from fedpage.core.columns import describe_column
     from fedpage.report import plots
 
     table = Table(
-        title=f"{tuned.cost} to a gradient norm of {tuned.target:g}, medians over seeds",
+        title=f"{tuned.goal}, medians over seeds",
         title_justify="left",
     )
     names = [
         name for name in ("eta_g", "eta_l", "K", "b3", "b", "p") if hasattr(tuned.method, name)
     ]
-    for heading in (*names, tuned.cost, "best gradient norm", "seeds"):
+    for heading in (*names, tuned.cost, f"best {describe_column(tuned.column).label}", "seeds"):
         table.add_column(heading, justify="right")
     for candidate, score in tuned.scores[:8]:
         values = [getattr(candidate, name) for name in names]
@@ -159,7 +181,7 @@ def _print_result(tuned: Any, out: Path, grid: dict[str, list[Any]]) -> None:
     low, middle, high = (f"{v:,.5g}" if math.isfinite(v) else "not reached" for v in tuned.judged)
     print(
         f"On {tuned.fresh} fresh seeds: {middle} {tuned.cost} (quartiles {low} to {high}). "
-        "Report this number."
+        f"{tuned.advice}"
     )
-    print(f"{tuned.runs} runs, and {tuned.kept} from an earlier search, in {out / 'trials.jsonl'}")
-    print(f"Grid: {plots.heat_map(tuned, grid, out / 'grid.png')}")
+    print(f"{tuned.runs} runs, and {tuned.reused} from an earlier search, in {out / 'trials.jsonl'}")
+    print(f"Grid: {plots.heat_map(tuned, out / 'grid.png')}")

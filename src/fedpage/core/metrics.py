@@ -20,13 +20,14 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.registry import Registry
-from fedpage.core.types import COSTS, Vector
+from fedpage.core.types import Vector
 
 EVALUATED = ("loss", "grad_norm")
 """Columns that every problem evaluates. Lower is better."""
-COST_COLUMNS = (*COSTS, "bytes", "seconds")
+COST_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_cost)
 """Columns that count what a run has cost; "bytes" is bytes_up + bytes_down. Lower is better."""
 PREFIXES = ("held_out_clients_", "held_out_", "test_")
 """A column with such a prefix has the direction of the column without it."""

@@ -1,143 +1,125 @@
-"""A report as one page that opens offline: panels with switchable axes, claims, settings, data to download.
+"""Write a report as one HTML page that opens offline: tables, claims, curves, settings.
 
-With plotly installed (`pip install 'fedpage[plotly]'`) the curves are interactive; without it they are images, and the
-same switch exchanges them.
+The page holds its data; its script draws them as SVG at the size of the reader's window, for the
+axes that the reader chooses. Readers without a script see one SVG that matplotlib has drawn.
 """
 
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
-from fedpage.report.plots import COLOURS, MARKERS, NAMES, band, scale
+from fedpage.core.columns import AXES, COLUMNS, describe_column
+from fedpage.core.types import Vector
+from fedpage.report import summary
+from fedpage.report.plots import (
+    FigureRuns,
+    PanelRuns,
+    diverged_note,
+    draw_figure,
+    find_direction,
+    quantile_band,
+    use_log_axis,
+)
+from fedpage.report.style import Style, assign_styles
 from fedpage.runs.history import History, by_method
 
-AXES = ("round", "clients", "bytes_up", "bytes_down", "gradients_per_client")
-"""What the x axis can be switched to."""
 _POINTS = 120
+"""Points of a curve in the page; more would not be seen."""
+_QUARTILES = (0.25, 0.75)
+
+Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | int | bool | None
+"""What the page's data consist of."""
+
+
+class Claim(Protocol):
+    """A sentence to judge."""
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Where the paper says it."""
+        ...
+
+
+class Finding(Protocol):
+    """One comparison that supports or contradicts a claim."""
+
+    @property
+    def panel(self) -> str:
+        """The figure and the panel."""
+        ...
+
+    @property
+    def comparison(self) -> str:
+        """What was compared."""
+        ...
+
+    @property
+    def verdict(self) -> str:
+        """Whether the comparison supports the claim."""
+        ...
+
+    @property
+    def measured(self) -> str:
+        """The numbers."""
+        ...
+
+    @property
+    def needed(self) -> str:
+        """The numbers that the verdict needs, with the tolerance."""
+        ...
+
+
+class JudgedClaim(Protocol):
+    """A claim with its verdict; `fedpage.studies.paper.claims.Verdict` is one."""
+
+    @property
+    def claim(self) -> Claim:
+        """The claim."""
+        ...
+
+    @property
+    def verdict(self) -> str:
+        """The verdict over all comparisons."""
+        ...
+
+    @property
+    def counts(self) -> str:
+        """How many comparisons hold, fail and stay open."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """What else the reader must know."""
+        ...
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The comparisons."""
+        ...
 
 
 @dataclass(frozen=True)
-class PanelRuns:
-    """One plot: its title, and its runs by label."""
+class Table:
+    """A table above the figures: headings, cells, and a sentence that explains them."""
 
-    title: str
-    curves: Mapping[str, Sequence[History]]
-
-
-@dataclass(frozen=True)
-class FigureRuns:
-    """Panels that belong together, so many in a row."""
-
-    name: str
-    title: str
-    paper: str
-    columns: int
-    panels: tuple[PanelRuns, ...]
-
-
-def draw(figure: FigureRuns, x: str = "round", y: str = "grad_norm") -> Any:
-    """The figure laid out as in the paper: a matplotlib Figure with one legend."""
-    from matplotlib.figure import Figure
-
-    rows = -(-len(figure.panels) // figure.columns)
-    page = Figure(figsize=(4.1 * figure.columns, 3.1 * rows + 0.9), layout="constrained")
-    grid = np.atleast_1d(page.subplots(rows, figure.columns, squeeze=False)).ravel()
-    labels = list(dict.fromkeys(label for panel in figure.panels for label in panel.curves))
-    seen: dict[str, Any] = {}
-    for ax, panel in zip(grid, figure.panels, strict=False):
-        medians = []
-        for label, runs in panel.curves.items():
-            if not runs:
-                continue
-            number = labels.index(label)
-            costs, (low, middle, high) = band(runs, x, y, (0.25, 0.75))
-            shown = np.isfinite(middle)
-            medians.append(middle[shown])
-            every = max(1, int(shown.sum()) // 8)
-            (seen[label],) = ax.plot(
-                costs[shown], middle[shown], color=COLOURS[number % 8], marker=MARKERS[number % 8], markersize=4,
-                markevery=(number * every // 5, every), linewidth=1.4,
-            )  # fmt: skip
-            ax.fill_between(
-                costs[shown],
-                low[shown],
-                np.minimum(high, 1e300)[shown],
-                color=COLOURS[number % 8],
-                alpha=0.15,
-                linewidth=0,
-            )
-        scale(ax, medians, NAMES[y])
-        if ax is not grid[0] and ax.get_ylabel() == NAMES[y]:
-            ax.set_ylabel("")
-        ax.set_title(panel.title, fontsize=10)
-        ax.set_xlabel(NAMES[x], fontsize=9)
-        ax.grid(True, alpha=0.25, linewidth=0.6)
-        if x.startswith("bytes"):
-            from matplotlib.ticker import EngFormatter
-
-            ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
-    for ax in grid[len(figure.panels) :]:
-        ax.set_visible(False)
-    page.suptitle(figure.title, fontsize=11)
-    page.legend(
-        seen.values(),
-        seen.keys(),
-        loc="outside lower center",
-        ncols=min(4, max(1, len(seen))),
-        frameon=False,
-    )
-    return page
-
-
-def _curve(runs: Sequence[History], number: int, label: str, y: str) -> dict[str, Any]:
-    axes = {}
-    for x in AXES:
-        costs, (low, middle, high) = band(runs, x, y, (0.25, 0.75))
-        keep = np.unique(
-            np.linspace(0, len(costs) - 1, min(_POINTS, len(costs))).round().astype(int)
-        )
-        keep = keep[np.isfinite(middle[keep])]
-        axes[x] = {
-            "x": [_short(v) for v in costs[keep]], "low": [_short(v) for v in low[keep]],
-            "middle": [_short(v) for v in middle[keep]], "high": [_short(min(v, 1e300)) for v in high[keep]],
-        }  # fmt: skip
-    return {"label": label, "colour": COLOURS[number % 8], "seeds": len(runs), "axes": axes}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}") if math.isfinite(value) else 0.0
-
-
-def _data(figure: FigureRuns, y: str) -> dict[str, Any]:
-    labels = list(dict.fromkeys(label for panel in figure.panels for label in panel.curves))
-    return {
-        "name": figure.name,
-        "panels": [
-            {
-                "title": panel.title,
-                "curves": [
-                    _curve(r, labels.index(name), name, y) for name, r in panel.curves.items() if r
-                ],
-            }
-            for panel in figure.panels
-        ],
-    }
-
-
-def _picture(figure: FigureRuns, x: str, y: str) -> str:
-    stream = io.BytesIO()
-    draw(figure, x, y).savefig(stream, format="png", dpi=90)
-    return base64.b64encode(stream.getvalue()).decode("ascii")
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
 
 
 def write(
@@ -145,74 +127,91 @@ def write(
     *,
     title: str,
     figures: Sequence[FigureRuns],
-    settings: Mapping[str, Any],
-    claims: Sequence[Any] = (),
+    settings: Mapping[str, object],
+    columns: Sequence[str] = ("grad_norm", "loss"),
+    claims: Sequence[JudgedClaim] = (),
+    tables: Sequence[Table] = (),
     note: str = "",
-    tables: str = "",
-    interactive: bool | None = None,
-    y: str = "grad_norm",
+    picture: Path | None = None,
+    command: str = "",
 ) -> Path:
-    """Write the page. claims: `paper.claims.Verdict`s. tables: HTML to put before the figures. interactive: None asks
-    whether plotly is installed."""
-    library = _plotly() if interactive in (None, True) else None
-    if interactive and library is None:
-        from fedpage.core.errors import InputError
+    """Write a page of figures.
 
-        raise InputError("interactive curves need plotly: pip install 'fedpage[plotly]'")
-    body: list[str] = []
-    for figure in figures:
-        number = len(body)
-        if library is None:
-            shown = "".join(
-                f'<img class="axis" data-axis="{x}" alt="{html.escape(figure.title)} against {NAMES[x]}" '
-                f'src="data:image/png;base64,{_picture(figure, x, y)}"{"" if x == "round" else " hidden"}>'
-                for x in AXES
-            )
-        else:
-            cells = "".join(
-                f'<div class="panel" data-figure="{number}" data-panel="{i}"></div>'
-                for i in range(len(figure.panels))
-            )
-            shown = f'<div class="panels" style="--columns:{figure.columns}">{cells}</div>'
-        body.append(
-            f'<section id="{html.escape(figure.name)}"><h2>{html.escape(figure.title)}</h2>'
-            f'<p class="note">{html.escape(figure.paper)} <button type="button" class="csv" data-figure="{number}">'
-            f"data as CSV</button></p>{shown}</section>"
-        )
-    data = json.dumps([_data(figure, y) for figure in figures], separators=(",", ":")).replace(
-        "</", "<\\/"
+    Args:
+        path: The HTML file.
+        title: The page's title.
+        figures: Runs to draw.
+        settings: Settings and provenance, shown as JSON.
+        columns: Recorded columns for the vertical axis; the first is shown at first.
+        claims: Judged claims.
+        tables: Tables to show before the figures.
+        note: A line below the title.
+        picture: A PNG to show before the figures.
+        command: A command line to show.
+
+    Returns:
+        The path.
+    """
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
     )
-    options = "".join(f'<option value="{x}">{html.escape(NAMES[x])}</option>' for x in AXES)
-    page = _PAGE
-    for key, value in {
-        "@TITLE@": html.escape(title),
-        "@NOTE@": f'<p class="note">{html.escape(note)}</p>' if note else "",
-        "@OPTIONS@": options,
-        "@TABLES@": tables,
-        "@CLAIMS@": _claims(claims),
-        "@BODY@": "".join(body),
-        "@SETTINGS@": html.escape(json.dumps(settings, indent=2, ensure_ascii=False, default=str)),
-        "@DATA@": data,
-        "@LIBRARY@": f"<script>{library}</script>" if library else "",
-        "@NAMES@": json.dumps(NAMES),
-        "@YNAME@": json.dumps(NAMES.get(y, y)),
-    }.items():
-        page = page.replace(key, value)
+    folder = files("fedpage.report")
+    data = json.dumps(_page_data(figures, columns), separators=(",", ":"), allow_nan=False)
+    page = environment.get_template("page.html").render(
+        title=title,
+        note=note,
+        tables=tables,
+        picture="" if picture is None else _embed_png(picture),
+        command=command,
+        claims=claims,
+        axes=AXES,
+        values=columns,
+        columns={name: describe_column(name) for name in (*AXES, *columns)},
+        figures=[_figure_view(figure, columns[0]) for figure in figures],
+        settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
+        data=Markup(data.replace("<", "\\u003c")),
+        style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
+        script=Markup(folder.joinpath("page.js").read_text(encoding="utf-8")),
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
 
 
-def of_runs(
-    runs: Sequence[History], path: Path, *, title: str, target: float, extra: str = ""
+def write_runs(
+    runs: Sequence[History],
+    path: Path,
+    *,
+    title: str,
+    target: float,
+    column: str = "grad_norm",
+    picture: Path | None = None,
+    command: str = "",
 ) -> Path:
-    """A user's own experiment as a page: the summary, one panel of the gradient norm, settings and provenance."""
-    from fedpage.report import summary
+    """Write a page about runs of any methods: the summary, one plot, settings and provenance.
 
+    Args:
+        runs: The runs.
+        path: The HTML file.
+        title: The page's title.
+        target: The value of the column that counts as reached.
+        column: The recorded column that the target is about.
+        picture: A PNG to show before the plot.
+        command: A command line to show.
+
+    Returns:
+        The path.
+    """
     groups = by_method(runs)
     about = runs[0].meta
-    figure = FigureRuns(
-        "runs", title, "", 1, (PanelRuns("gradient norm, median and quartiles over seeds", groups),)
+    head, rows = summary.table(summary.summarise(runs, target, column), column)
+    words = describe_column(column).label
+    note = (
+        f"Medians over seeds. The target is {words} {target:g} while the loss is at most that of "
+        "the start."
     )
     settings = {
         "problem": about.get("problem", {}),
@@ -221,124 +220,136 @@ def of_runs(
         "versions": about.get("versions", {}),
         "methods": [group[0].meta.get("method") for group in groups.values()],
     }
-    note = about.get("problem", {}).get("data_note", "")
+    data_note = about.get("problem", {}).get("data_note", "")
     return write(
         path,
         title=title,
-        figures=[figure],
+        figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
         settings=settings,
-        note=f"Data: {note}." if note else "",
-        tables=summary.table(runs, target) + extra,
+        columns=_value_columns(runs, column),
+        tables=[Table(head, rows, note)],
+        note=f"Data: {data_note}." if data_note else "",
+        picture=picture,
+        command=command,
     )
 
 
-def _plotly() -> str | None:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return None
-    return str(get_plotlyjs())
+def _value_columns(runs: Sequence[History], first: str) -> list[str]:
+    """Return the columns for the vertical axis: recorded by every run, and no cost."""
+    shared = set.intersection(*(set(run.columns) for run in runs))
+    names = [first, "grad_norm", "loss", *runs[0].columns]
+    costs = {name for name, column in COLUMNS.items() if column.is_cost}
+    return [name for name in dict.fromkeys(names) if name in shared - costs]
 
 
-def _claims(verdicts: Sequence[Any]) -> str:
-    if not verdicts:
-        return ""
-    rows = []
-    for verdict in verdicts:
-        detail = "".join(
-            f"<tr><td>{html.escape(f.panel)}</td><td>{html.escape(f.what)}</td><td>{html.escape(f.verdict)}</td>"
-            f"<td>{html.escape(f.numbers)}</td></tr>"
-            for f in verdict.findings
+@dataclass(frozen=True)
+class _LegendEntry:
+    label: str
+    note: str
+    style: Style
+
+    @property
+    def dash(self) -> str:
+        return " ".join(f"{2 * length:g}" for length in self.style.dash)
+
+
+@dataclass(frozen=True)
+class _FigureView:
+    """What the template reads of a figure."""
+
+    name: str
+    title: str
+    note: str
+    columns: int
+    panels: tuple[PanelRuns, ...]
+    legend: list[_LegendEntry]
+    svg: str
+
+
+def _figure_view(figure: FigureRuns, y: str) -> _FigureView:
+    from markupsafe import Markup
+
+    styles = assign_styles(figure.labels)
+    legend = [
+        _LegendEntry(
+            label,
+            diverged_note([run for panel in figure.panels for run in panel.curves.get(label, ())]),
+            styles[label],
         )
-        kind = verdict.verdict.split()[0]
-        rows.append(
-            f'<details class="claim {kind}"><summary><b>{html.escape(verdict.verdict)}</b>: '
-            f"{html.escape(verdict.claim.text)}</summary><p class=note>{html.escape(verdict.claim.where)}. "
-            f"{html.escape(verdict.tally)}. {html.escape(verdict.note)}</p>"
-            f'<div class="wide"><table>{detail}</table></div></details>'
+        for label in figure.labels
+    ]
+    return _FigureView(
+        figure.name, figure.title, figure.note, figure.columns, figure.panels, legend,
+        Markup(_draw_svg(figure, y)),
+    )  # fmt: skip
+
+
+def _draw_svg(figure: FigureRuns, y: str) -> str:
+    """Draw the figure against rounds as an SVG element whose text is text."""
+    from matplotlib import rc_context
+
+    stream = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": figure.name}):
+        draw_figure(figure, "round", y).savefig(stream, format="svg", metadata={"Date": None})
+    text = stream.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _embed_png(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def _page_data(figures: Sequence[FigureRuns], columns: Sequence[str]) -> Json:
+    """Collect what the page's script draws."""
+    return {
+        "columns": {name: asdict(describe_column(name)) for name in (*AXES, *columns)},
+        "figures": [
+            {
+                "name": figure.name,
+                "panels": [
+                    _panel_data(panel, assign_styles(figure.labels), columns)
+                    for panel in figure.panels
+                ],
+            }
+            for figure in figures
+        ],
+    }
+
+
+def _panel_data(panel: PanelRuns, styles: Mapping[str, Style], columns: Sequence[str]) -> Json:
+    curves: list[Json] = []
+    medians: dict[str, list[Vector]] = {y: [] for y in columns}
+    for label, runs in panel.curves.items():
+        if not runs:
+            continue
+        costs: dict[str, Json] = {}
+        values: dict[str, dict[str, Json]] = {y: {} for y in columns}
+        for x in AXES:
+            for y in columns:
+                grid, band = quantile_band(runs, x, y, _QUARTILES)
+                count = min(_POINTS, len(grid))
+                keep = np.unique(np.linspace(0, len(grid) - 1, count).round().astype(int))
+                low, middle, high = band[:, keep]
+                costs[x] = _numbers(grid[keep])
+                edges = {"low": _numbers(low), "high": _numbers(high)} if len(runs) > 1 else {}
+                values[y][x] = {"middle": _numbers(middle)} | edges
+                medians[y].append(middle[np.isfinite(middle)])
+        style = styles[label]
+        curves.append(
+            {
+                "label": label,
+                "colour": style.colour,
+                "marker": style.marker,
+                "dash": list(style.dash),
+                "costs": costs,
+                "values": values,
+            }
         )
-    return "<section><h2>The paper's claims</h2>" + "".join(rows) + "</section>"
+    every = [run for runs in panel.curves.values() for run in runs]
+    log = {y: use_log_axis(find_direction(every, y), medians[y]) for y in columns}
+    return {"title": panel.title, "log": log, "curves": curves}
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,"><title>@TITLE@</title>
-<style>
-:root { color-scheme: light dark; --ink: #1b1b1f; --paper: #fff; --line: #d0d0d7; --soft: #5c5c66; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8ee; --paper: #17171b; --line: #3c3c46; --soft: #a9a9b5; } }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 84rem;
-  margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
-header { position: sticky; top: 0; background: var(--paper); padding: .4rem 0; border-bottom: 1px solid var(--line);
-  z-index: 2; }
-select, button { font: inherit; max-width: 100%; }
-img { width: 100%; height: auto; background: #fff; border-radius: 6px; }
-.panels { display: grid; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); gap: .6rem; }
-.panel { height: 300px; min-width: 0; }
-.panels[style*="--columns:1"] .panel { height: 460px; }
-@media (max-width: 900px) { .panels { grid-template-columns: minmax(0, 1fr); } }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-.note { color: var(--soft); }
-.claim { margin: .4rem 0; padding-left: .6rem; border-left: 5px solid #999; }
-.holds { border-color: #009E73; } .does { border-color: #D55E00; } .undecided { border-color: #E69F00; }
-pre { overflow-x: auto; font-size: 13px; }
-</style></head><body>
-<h1>@TITLE@</h1>@NOTE@
-@TABLES@
-<header><label>Horizontal axis: <select id="axis">@OPTIONS@</select></label></header>
-@CLAIMS@@BODY@
-<details><summary>Settings and provenance</summary><pre>@SETTINGS@</pre></details>
-@LIBRARY@
-<script type="application/json" id="data">@DATA@</script>
-<script>
-"use strict";
-const figures = JSON.parse(document.getElementById("data").textContent), names = @NAMES@, yname = @YNAME@;
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-const ink = dark ? "#e8e8ee" : "#1b1b1f", line = dark ? "#3c3c46" : "#e2e2e8";
-function paint(cell, axis) {
-  const panel = figures[cell.dataset.figure].panels[cell.dataset.panel], traces = [];
-  const values = panel.curves.flatMap(curve => curve.axes[axis].low.concat(curve.axes[axis].middle));
-  const positive = values.filter(v => v > 0), log = positive.length > 0 && values.every(v => v >= 0);
-  const edge = positive.reduce((a, b) => Math.min(a, b), Infinity) / 2, zeros = log && values.includes(0);
-  const place = v => log && v === 0 ? edge : v;
-  for (const curve of panel.curves) {
-    const at = curve.axes[axis];
-    traces.push({x: at.x.concat([...at.x].reverse()), y: at.high.concat([...at.low].reverse()).map(place),
-      fill: "toself", fillcolor: curve.colour + "2e", line: {width: 0}, hoverinfo: "skip", showlegend: false,
-      mode: "lines"});
-    traces.push({x: at.x, y: at.middle.map(place), customdata: at.middle, name: curve.label, mode: "lines",
-      line: {color: curve.colour, width: 2},
-      hovertemplate: "%{x:.4s}: %{customdata:.3g}<extra>" + curve.label + "</extra>"});
-  }
-  Plotly.react(cell, traces, {title: {text: panel.title, font: {size: 14}, x: 0.02, xanchor: "left"},
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink, size: 12},
-    margin: {l: 58, r: 8, t: 34, b: 44},
-    xaxis: {title: {text: names[axis]}, gridcolor: line, zeroline: false},
-    yaxis: {type: log ? "log" : "linear", title: {text: yname + (zeros ? " (0: at the lower edge)" : "")},
-      gridcolor: line, exponentformat: "power", nticks: 8},
-    legend: {orientation: "h", y: -0.28, font: {size: 11}}, hovermode: "closest",
-    modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8a8a94"}},
-    {displaylogo: false, responsive: true});
-}
-function show(axis) {
-  document.documentElement.dataset.axis = axis;
-  for (const image of document.querySelectorAll("img.axis")) image.hidden = image.dataset.axis !== axis;
-  if (typeof Plotly !== "undefined") for (const cell of document.querySelectorAll(".panel")) paint(cell, axis);
-}
-document.getElementById("axis").addEventListener("change", event => show(event.target.value));
-for (const button of document.querySelectorAll("button.csv")) button.addEventListener("click", () => {
-  const figure = figures[button.dataset.figure], rows = ["panel,curve,axis,x,low,median,high"];
-  const quoted = text => '"' + text.replaceAll('"', '""') + '"';
-  for (const panel of figure.panels) for (const curve of panel.curves)
-    for (const [axis, at] of Object.entries(curve.axes)) at.x.forEach((x, i) => rows.push(
-      [quoted(panel.title), quoted(curve.label), axis, x, at.low[i], at.middle[i], at.high[i]].join(",")));
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([rows.join("\\n") + "\\n"], {type: "text/csv"}));
-  link.download = figure.name.replaceAll("/", "-") + ".csv";
-  link.click();
-});
-show("round");
-</script></body></html>
-"""
+def _numbers(values: Vector) -> list[float | None]:
+    """Round values to five digits; None stands for a number that is not finite."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]

@@ -1,51 +1,120 @@
-"""Curves of runs: gradient norm or loss against rounds, bytes or gradients; median and quantile band over seeds."""
+"""Draw curves of runs with matplotlib: any recorded column against any cost."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from fedpage.core.columns import describe_column
 from fedpage.core.errors import InputError
 from fedpage.core.types import Vector
+from fedpage.report.style import Style, assign_styles
 from fedpage.runs.history import History, by_method
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito's palette (2008), which colour-blind readers can tell apart."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-NAMES = {
-    "round": "communication rounds",
-    "bytes": "bytes, up and down",
-    "bytes_up": "bytes up",
-    "bytes_down": "bytes down",
-    "clients": "clients called",
-    "gradients": "gradients of single rows, all clients",
-    "gradients_per_client": "gradients per called client",
-    "seconds": "seconds in rounds",
-    "grad_norm": "gradient norm",
-    "loss": "loss",
-}
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SIZE = (6.4, 4.2)
+"""Width and height of a figure in inches."""
+_LARGEST = 1e300
+"""Where the upper quantile of diverged runs is drawn; it is outside of every axis."""
 
 
-def _given(histories: Iterable[History]) -> list[History]:
-    """The histories as a list; one alone will do."""
-    runs = [histories] if isinstance(histories, History) else list(histories)
-    if not any(len(run) for run in runs):
-        raise InputError("nothing to plot: no histories given")
-    return [run for run in runs if len(run)]
+@dataclass(frozen=True)
+class PanelRuns:
+    """One plot: its title, and its runs by label."""
+
+    title: str
+    curves: Mapping[str, Sequence[History]]
 
 
-def band(
+@dataclass(frozen=True)
+class FigureRuns:
+    """Panels that belong together.
+
+    Attributes:
+        name: A short name for files and links.
+        title: The heading.
+        note: A line below the heading, such as the number of the paper's figure.
+        columns: Panels in a row.
+        panels: The plots.
+    """
+
+    name: str
+    title: str
+    note: str
+    columns: int
+    panels: tuple[PanelRuns, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of all curves, in order of first appearance."""
+        return list(dict.fromkeys(label for panel in self.panels for label in panel.curves))
+
+
+class Searched(Protocol):
+    """What `heat_map` reads of a finished search; `fedpage.studies.tune.Tuning` has it."""
+
+    @property
+    def name(self) -> str:
+        """The tuned method's name."""
+        ...
+
+    @property
+    def goal(self) -> str:
+        """What was minimised, such as "rounds to gradient norm 0.01"."""
+        ...
+
+    @property
+    def points(self) -> Sequence[tuple[Mapping[str, float], float]]:
+        """Each candidate's searched values and its cost (inf: not reached), best first."""
+        ...
+
+
+def find_direction(runs: Iterable[History], column: str) -> bool | None:
+    """Look up whether higher values of a recorded column are better.
+
+    Args:
+        runs: Runs that recorded it; a problem's own metrics have their direction in the run.
+        column: The column.
+
+    Returns:
+        True or False, or None if nobody has declared it.
+    """
+    for run in runs:
+        try:
+            return run.higher_is_better(column)
+        except InputError:
+            continue
+    return None
+
+
+def quantile_band(
     runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]
 ) -> tuple[Vector, Vector]:
-    """Grid (m,) of costs, and (3, m) low, median and high of y at them over the runs.
+    """Compute the median and two quantiles of a column over runs, at equal costs.
 
-    A run's value at a cost is its newest record by then. Where fewer than half of the runs have come so far, the band
-    ends; where one run ended early (it reached its target or diverged), its last value stands.
+    A run's value at a cost is its newest record by then. The band ends where fewer than half of
+    the runs have come so far. A run that ended early keeps its last value; a diverged run counts
+    as worse than any number from its last finite record on.
+
+    Args:
+        runs: Runs of one method that differ by their seed.
+        x: The cost.
+        y: The recorded column.
+        quantiles: The lower and the upper quantile, from 0 to 1.
+
+    Returns:
+        The grid of costs (m,), and low, median and high (3, m) at them.
     """
+    worst = -np.inf if find_direction(runs, y) else np.inf
     costs = [run[x] for run in runs]
     values = [run[y] for run in runs]
     if x == "round":
@@ -56,24 +125,30 @@ def band(
     table = np.empty((len(runs), len(grid)))
     for row, run, cost, value in zip(table, runs, costs, values, strict=True):
         row[:] = value[np.searchsorted(cost, grid, side="right").clip(min=1) - 1]
-        row[~np.isfinite(row)] = np.inf  # worse than any number
+        row[~np.isfinite(row)] = worst
         if run.diverged:  # nothing is known of it after its last finite record
-            row[grid > cost[np.isfinite(value)].max(initial=-1.0)] = np.inf
+            row[grid > cost[np.isfinite(value)].max(initial=-1.0)] = worst
     low, high = np.quantile(table, quantiles, axis=0, method="nearest")
     return grid, np.array([low, np.median(table, axis=0), high])
 
 
-def scale(ax: Any, drawn: Iterable[Vector], name: str) -> None:
-    """Label the y axis, and make it logarithmic where the drawn values allow it: some positive, none negative.
+def use_log_axis(direction: bool | None, drawn: Iterable[Vector]) -> bool:
+    """Decide whether a column's axis is logarithmic.
 
-    An exact 0 has no place on such an axis; its curve leaves through the lower edge, and the label says so.
+    It is where lower values are known to be better, none is negative, and the drawn values fall
+    by a factor of ten or more, or to exactly 0.
+
+    Args:
+        direction: From `find_direction`.
+        drawn: Arrays of the values to draw.
+
+    Returns:
+        True for a logarithmic axis.
     """
     values = np.concatenate([*drawn, []])
-    if (values > 0).any() and not (values < 0).any():
-        ax.set_yscale("log")
-        if (values == 0).any():
-            name += " (0: through the lower edge)"
-    ax.set_ylabel(name)
+    if direction is not False or not (values > 0).any() or (values < 0).any():
+        return False
+    return bool(values.max() >= 10 * values.min())
 
 
 def curves(
@@ -81,158 +156,272 @@ def curves(
     *,
     x: str = "round",
     y: str = "grad_norm",
-    ax: Any = None,
+    ax: Axes | None = None,
     quantiles: tuple[float, float] = (0.25, 0.75),
     title: str | None = None,
-) -> Any:
-    """Draw one curve per method (median over seeds, with a band) on a log axis; returns the matplotlib Axes.
+) -> Axes:
+    """Draw a curve for each method: the median over seeds, with a band of quantiles.
 
-    x: "round", "bytes", "bytes_up", "bytes_down", "clients", "gradients", "gradients_per_client" or "seconds".
-    ax: where to draw; None makes a new figure, which is `ax.figure`.
+    Args:
+        histories: Runs of any methods and seeds; a single run is allowed.
+        x: The cost on the horizontal axis: a key of `fedpage.core.columns.COLUMNS`.
+        y: Any recorded column.
+        ax: Where to draw; None makes a new figure, which is `ax.figure`.
+        quantiles: The band's lower and upper quantile.
+        title: The title above the axes.
+
+    Returns:
+        The matplotlib Axes.
+
+    Raises:
+        InputError: No run has a record, or the quantiles are not two numbers from 0 to 1.
     """
-    runs = _given(histories)
-    low_high = tuple(quantiles)
-    if len(low_high) != 2 or not 0 <= low_high[0] <= low_high[1] <= 1:
+    runs = _require_runs(histories)
+    if len(tuple(quantiles)) != 2 or not 0 <= quantiles[0] <= quantiles[1] <= 1:
         raise InputError(
             f"quantiles must be two numbers from 0 to 1, the smaller first, not {quantiles!r}"
         )
     if ax is None:
         from matplotlib.figure import Figure
 
-        ax = Figure(figsize=(6.4, 4.2), layout="constrained").subplots()
-    medians = []
-    for number, (label, group) in enumerate(by_method(runs).items()):
-        grid, (low, middle, high) = band(group, x, y, quantiles)
-        drawn = np.isfinite(middle)
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        every = max(1, int(drawn.sum()) // 9)
-        ax.plot(
-            grid[drawn], middle[drawn], color=colour, marker=marker, markevery=(number * every // 4, every),
-            markersize=5, linewidth=1.6, label=label + _gone(group),
-        )  # fmt: skip
-        if len(group) > 1:
-            ax.fill_between(
-                grid[drawn],
-                low[drawn],
-                np.minimum(high, 1e300)[drawn],
-                color=colour,
-                alpha=0.18,
-                linewidth=0,
-            )
-        medians.append(middle[drawn])
-    scale(ax, medians, NAMES.get(y, y))
-    if x.startswith("bytes"):
-        from matplotlib.ticker import EngFormatter
-
-        ax.xaxis.set_major_formatter(EngFormatter(unit="B", places=None))
-    ax.set_xlabel(NAMES.get(x, x))
+        ax = Figure(figsize=_SIZE, layout="constrained").subplots()
+    groups = by_method(runs)
+    _draw_panel(ax, groups, assign_styles(groups), x, y, quantiles)
     if title:
         ax.set_title(title)
-    ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
     ax.legend(frameon=False)
     return ax
 
 
-def _gone(group: Sequence[History]) -> str:
-    gone = sum(run.diverged for run in group)
-    return (
-        ""
-        if not gone
-        else f" ({gone} of {len(group)} diverged)"
-        if len(group) > 1
-        else " (diverged)"
-    )
+def _require_runs(histories: Iterable[History]) -> list[History]:
+    """Return the runs that have records as a list; refuse if there is none."""
+    runs = [histories] if isinstance(histories, History) else list(histories)
+    if not any(len(run) for run in runs):
+        raise InputError("nothing to plot: no histories given")
+    return [run for run in runs if len(run)]
+
+
+def _draw_panel(
+    ax: Axes,
+    groups: Mapping[str, Sequence[History]],
+    styles: Mapping[str, Style],
+    x: str,
+    y: str,
+    quantiles: tuple[float, float],
+) -> None:
+    """Draw labelled curves, the axes' labels and the grid."""
+    medians = []
+    for number, (label, group) in enumerate(groups.items()):
+        if not group:
+            continue
+        style = styles[label]
+        grid, (low, middle, high) = quantile_band(group, x, y, quantiles)
+        drawn = np.isfinite(middle)
+        every = max(1, int(drawn.sum()) // 9)
+        ax.plot(
+            grid[drawn], middle[drawn], color=style.colour, marker=style.marker, markersize=5,
+            markevery=(number * every // 4, every), linewidth=1.6,
+            linestyle=(0, style.dash) if style.dash else "-", label=label + diverged_note(group),
+        )  # fmt: skip
+        if len(group) > 1:
+            low, high = (np.clip(edge[drawn], -_LARGEST, _LARGEST) for edge in (low, high))
+            ax.fill_between(grid[drawn], low, high, color=style.colour, alpha=0.16, linewidth=0)
+        medians.append(middle[drawn])
+    label = describe_column(y).label
+    runs = [run for group in groups.values() for run in group]
+    if use_log_axis(find_direction(runs, y), medians):
+        ax.set_yscale("log")
+        if any((values == 0).any() for values in medians):
+            label += " (0: through the lower edge)"
+    ax.set_ylabel(label)
+    ax.set_xlabel(describe_column(x).label)
+    if describe_column(x).unit == "B":
+        from matplotlib.ticker import EngFormatter
+
+        ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
+    ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+
+
+def diverged_note(group: Sequence[History]) -> str:
+    """Say how many runs of a group diverged: " (1 of 3 diverged)", or nothing."""
+    count = sum(run.diverged for run in group)
+    if count == 0:
+        return ""
+    return f" ({count} of {len(group)} diverged)" if len(group) > 1 else " (diverged)"
 
 
 def save(
-    histories: Iterable[History], path: str | os.PathLike[str], *, dpi: int = 160, **options: Any
+    histories: Iterable[History],
+    path: str | os.PathLike[str],
+    *,
+    x: str = "round",
+    y: str = "grad_norm",
+    quantiles: tuple[float, float] = (0.25, 0.75),
+    title: str | None = None,
+    dpi: int = 160,
 ) -> Path:
-    """Draw `curves` into a file; the suffix chooses PNG, PDF, SVG or PGF."""
-    path = Path(path)
-    ax = curves(histories, **options)
+    """Draw `curves` into a file.
+
+    Args:
+        histories: See `curves`, as for x, y, quantiles and title.
+        path: The file; its suffix chooses PNG, PDF, SVG or PGF.
+        x: The cost.
+        y: The recorded column.
+        quantiles: The band.
+        title: The title.
+        dpi: Dots per inch of a PNG.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: As in `curves`, or matplotlib does not know the suffix.
+    """
+    from matplotlib.figure import Figure
+
+    path, figure = Path(path), Figure(figsize=_SIZE, layout="constrained")
+    curves(histories, x=x, y=y, ax=figure.subplots(), quantiles=quantiles, title=title)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        ax.figure.savefig(path, dpi=dpi)
+        figure.savefig(path, dpi=dpi)
     except ValueError as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
     return path
 
 
-def heat_map(found: Any, grid: Mapping[str, Sequence[Any]], path: str | os.PathLike[str]) -> Path:
-    """The costs of a search (`fedpage.studies.tune.Tuning`) over the first two searched hyper-parameters; crosses: not reached.
+def save_pair(
+    histories: Iterable[History],
+    path: str | os.PathLike[str],
+    title: str,
+    *,
+    y: str = "grad_norm",
+    dpi: int = 160,
+) -> Path:
+    """Draw a column against rounds and against total bytes, side by side, into a file.
 
-    Other searched ones are at their best. Axes are in the order of the values, which need not be evenly spaced.
+    Args:
+        histories: Runs of any methods and seeds.
+        path: The file.
+        title: The title above both panels.
+        y: The recorded column.
+        dpi: Dots per inch of a PNG.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: No run has a record.
+    """
+    runs, path = _require_runs(histories), Path(path)
+    groups = by_method(runs)
+    panels = tuple(PanelRuns("", groups) for _ in range(2))
+    figure = draw_figure(FigureRuns("pair", title, "", 2, panels), ("round", "bytes"), y)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi)
+    return path
+
+
+def draw_figure(
+    figure: FigureRuns, x: str | Sequence[str] = "round", y: str = "grad_norm"
+) -> Figure:
+    """Draw all panels of a figure, with one legend.
+
+    Args:
+        figure: The panels.
+        x: The cost, or one cost for each panel.
+        y: The recorded column.
+
+    Returns:
+        The matplotlib Figure.
+    """
+    from matplotlib.figure import Figure
+
+    rows = -(-len(figure.panels) // figure.columns)
+    size = (max(4.4 * figure.columns, 6.4), 3.2 * rows + 0.9)
+    page = Figure(figsize=size, layout="constrained")
+    grid = page.subplots(rows, figure.columns, squeeze=False).ravel()
+    styles = assign_styles(figure.labels)
+    entries: dict[str, Artist] = {}
+    for number, (ax, panel) in enumerate(zip(grid, figure.panels, strict=False)):
+        cost = x if isinstance(x, str) else x[number]
+        _draw_panel(ax, panel.curves, styles, cost, y, (0.25, 0.75))
+        if number and ax.get_ylabel() == grid[0].get_ylabel():
+            ax.set_ylabel("")
+        ax.set_title(panel.title, fontsize=10)
+        for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, line)
+    for ax in grid[len(figure.panels) :]:
+        ax.set_visible(False)
+    page.suptitle(figure.title, fontsize=11, wrap=True)
+    if entries:
+        columns = min(4, len(entries), max(1, int(14 * size[0]) // max(map(len, entries))))
+        page.legend(
+            list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
+            frameon=False,
+        )  # fmt: skip
+    return page
+
+
+_HYPER_PARAMETERS = {"step": "effective step", "rho": "K eta_l / eta_g"}
+
+
+def _format_tick(value: float, _: float | None = None) -> str:
+    return f"{value:,.4g}"
+
+
+def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
+    """Draw the costs of a search over the first two searched hyper-parameters.
+
+    A star marks the winner and a cross each combination that did not reach the target. Further
+    searched hyper-parameters are at their best. Values stand in order, evenly spaced.
+
+    Args:
+        found: The finished search.
+        path: The file; its suffix chooses the format.
+
+    Returns:
+        The path.
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
-    names = list(grid)[:2]
-    axes = [sorted({_coordinate(method, name) for method, _ in found.scores}) for name in names]
-    rows = axes[1] if len(names) > 1 else [0.0]
-    table = np.full((len(rows), len(axes[0])), np.inf)
-    for method, score in found.scores:
-        at = axes[0].index(_coordinate(method, names[0]))
-        row = rows.index(_coordinate(method, names[1])) if len(names) > 1 else 0
-        table[row, at] = min(table[row, at], score.cost)
-    figure = Figure(
-        figsize=(1.6 + 0.62 * len(axes[0]), 1.7 + 0.5 * len(rows)), layout="constrained"
-    )
+    best = found.points[0][0]
+    names = list(best)[:2]
+    columns = sorted({values[names[0]] for values, _ in found.points})
+    rows = sorted({values[names[1]] for values, _ in found.points}) if len(names) > 1 else [0.0]
+
+    def cell(values: Mapping[str, float]) -> tuple[int, int]:
+        row = rows.index(values[names[1]]) if len(names) > 1 else 0
+        return row, columns.index(values[names[0]])
+
+    table = np.full((len(rows), len(columns)), np.inf)
+    for values, cost in found.points:
+        table[cell(values)] = min(table[cell(values)], cost)
+    size = (2.0 + 0.62 * len(columns), 1.7 + 0.5 * len(rows))
+    figure = Figure(figsize=(max(size[0], 5.2), size[1]), layout="constrained")
     ax = figure.subplots()
     reached = np.isfinite(table)
     if reached.any():
         low, high = float(table[reached].min()), float(table[reached].max())
         norm = LogNorm(low, high) if 0 < low < high else None
-        image = ax.imshow(
-            np.where(reached, table, np.nan), cmap="viridis_r", norm=norm, aspect="auto"
-        )
-        figure.colorbar(image, ax=ax, label=f"{found.cost} to {found.target:g}")
+        shown = np.where(reached, table, np.nan)
+        image = ax.imshow(shown, cmap="viridis_r", norm=norm, aspect="auto")
+        bar = figure.colorbar(image, ax=ax, label=found.goal, format=FuncFormatter(_format_tick))
+        bar.ax.yaxis.set_minor_formatter(FuncFormatter(_format_tick))
     for row, column in zip(*np.nonzero(~reached), strict=True):
         ax.plot(column, row, marker="x", color="#888888", markersize=6)
-    best = found.method
-    at = axes[0].index(_coordinate(best, names[0]))
-    row = rows.index(_coordinate(best, names[1])) if len(names) > 1 else 0
-    ax.plot(at, row, marker="*", color="#D55E00", markersize=13)
-    ax.set_xticks(range(len(axes[0])), [f"{v:.3g}" for v in axes[0]], rotation=45)
+    row, column = cell(best)
+    ax.plot(column, row, marker="*", color="#D55E00", markersize=13)
+    ax.set_xticks(range(len(columns)), [f"{value:.3g}" for value in columns], rotation=45)
     ax.set_yticks(range(len(rows)), [f"{v:.3g}" for v in rows] if len(names) > 1 else [""])
-    ax.set_xlim(-0.5, len(axes[0]) - 0.5)
+    ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xlabel({"step": "effective step", "rho": "K eta_l / eta_g"}.get(names[0], names[0]))
-    ax.set_ylabel(
-        ({"step": "effective step", "rho": "K eta_l / eta_g"} | {}).get(names[1], names[1])
-        if len(names) > 1
-        else ""
-    )
-    ax.set_title(f"{best.name}: star, the winner; cross, not reached", fontsize=10)
+    labels = [_HYPER_PARAMETERS.get(name, name) for name in names]
+    ax.set_xlabel(labels[0])
+    ax.set_ylabel(labels[1] if len(names) > 1 else "")
+    ax.set_title(f"{found.name}: star, the winner; cross, target not reached", fontsize=10)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
-    return path
-
-
-def _coordinate(method: Any, name: str) -> float:
-    """A candidate's value of a searched hyper-parameter."""
-    if name == "step":
-        return float(f"{method.effective_step:.6g}")
-    if name == "rho":
-        return float(f"{method.K * method.local_step / method.eta_g:.6g}")
-    value = getattr(method, name)
-    return float("inf") if value is None else float(f"{value:.6g}")
-
-
-def pair(
-    histories: Iterable[History], path: str | os.PathLike[str], title: str, dpi: int = 160
-) -> Path:
-    """Two panels in one file: gradient norm against rounds and against bytes."""
-    from matplotlib.figure import Figure
-
-    runs, path = _given(histories), Path(path)
-    figure = Figure(figsize=(10.4, 4.0), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    curves(runs, x="round", ax=left)
-    curves(runs, x="bytes", ax=right)
-    right.set_ylabel("")
-    right.get_legend().remove()
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
     return path

@@ -1,82 +1,149 @@
-"""What a comparison found: a table of medians over seeds, for the terminal and for pages."""
+"""Summarise a comparison: a table of medians over seeds, for the terminal and for pages."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedpage.core.columns import describe_column
 from fedpage.runs.history import History, by_method
 
-HEADINGS = {
-    "method": "method",
-    "step": "effective step",
-    "grad_norm": "gradient norm",
-    "loss": "loss",
-    "rounds_to": "rounds to target",
-    "bytes_to": "bytes to target",
-    "clients_to": "clients to target",
-    "per_round": "clients a round",
-    "seconds": "seconds a run",
-    "end": "ended",
-}
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """A method's results: medians over its runs.
+
+    Attributes:
+        method: The method's label.
+        step: Its effective step.
+        value: The last value of the target's column.
+        loss: The last loss.
+        rounds: Rounds to the target; inf if it was not reached, as in the next two.
+        total_bytes: Bytes up and down to the target.
+        clients: Clients called to the target.
+        clients_per_round: Clients called in an average round.
+        seconds: Seconds that a run spent in rounds.
+        end: How many runs diverged, or "".
+    """
+
+    method: str
+    step: float
+    value: float
+    loss: float
+    rounds: float
+    total_bytes: float
+    clients: float
+    clients_per_round: float
+    seconds: float
+    end: str
+
+    def cells(self) -> list[str]:
+        """Format the row for people, in the order of `headings`."""
+        return [
+            self.method,
+            f"{self.step:g}",
+            f"{self.value:.3g}",
+            f"{self.loss:.5g}",
+            _format_count(self.rounds),
+            format_bytes(self.total_bytes),
+            _format_count(self.clients),
+            f"{self.clients_per_round:.1f}",
+            f"{self.seconds:.2f}",
+            self.end,
+        ]
 
 
-def summarise(histories: Iterable[History], target: float) -> list[dict[str, Any]]:
-    """A row per method: medians over its runs. target: the gradient norm that counts as reached."""
-    table = []
+def headings(column: str = "grad_norm") -> dict[str, str]:
+    """Return the table's headings by field of `SummaryRow`.
+
+    Args:
+        column: The target's column.
+
+    Returns:
+        Field name to heading, in the order of the cells.
+    """
+    return {
+        "method": "method",
+        "step": "effective step",
+        "value": describe_column(column).label,
+        "loss": "loss",
+        "rounds": "rounds to target",
+        "total_bytes": "bytes to target",
+        "clients": "clients to target",
+        "clients_per_round": "clients a round",
+        "seconds": "seconds a run",
+        "end": "ended",
+    }
+
+
+def summarise(
+    histories: Iterable[History], target: float, column: str = "grad_norm"
+) -> list[SummaryRow]:
+    """Compute a row of medians for each method.
+
+    Args:
+        histories: Runs of any methods and seeds.
+        target: The value that counts as reached, while the loss is at most that of the start.
+        column: The recorded column that the target is about.
+
+    Returns:
+        The rows, in the order of the methods.
+    """
+    rows = []
     for label, runs in by_method(histories).items():
 
-        def middle(values: Iterable[float]) -> float:
-            return float(np.median(list(values)))
+        def median(measure: Callable[[History], float], runs: list[History] = runs) -> float:
+            return float(np.median([measure(run) for run in runs]))
 
-        gone = sum(run.diverged for run in runs)
-        table.append(
-            {
-                "method": label,
-                "step": runs[0].meta.get("method", {}).get("effective_step", math.nan),
-                "grad_norm": middle(run.last("grad_norm") for run in runs),
-                "loss": middle(run.last("loss") for run in runs),
-                "rounds_to": middle(run.cost_to("grad_norm", target, "round") for run in runs),
-                "bytes_to": middle(run.cost_to("grad_norm", target) for run in runs),
-                "clients_to": middle(run.cost_to("grad_norm", target, "clients") for run in runs),
-                "per_round": middle(
-                    run.last("clients") / max(run.last("round"), 1.0) for run in runs
+        diverged = sum(run.diverged for run in runs)
+        rows.append(
+            SummaryRow(
+                method=label,
+                step=runs[0].meta.get("method", {}).get("effective_step", math.nan),
+                value=median(lambda run: run.last(column)),
+                loss=median(lambda run: run.last("loss")),
+                rounds=median(lambda run: run.cost_to(column, target, "round")),
+                total_bytes=median(lambda run: run.cost_to(column, target, "bytes")),
+                clients=median(lambda run: run.cost_to(column, target, "clients")),
+                clients_per_round=median(
+                    lambda run: run.last("clients") / max(run.last("round"), 1.0)
                 ),
-                "seconds": middle(run.last("seconds") for run in runs),
-                "end": f"{gone} of {len(runs)} diverged" if gone else "",
-            }
+                seconds=median(lambda run: run.last("seconds")),
+                end=f"{diverged} of {len(runs)} diverged" if diverged else "",
+            )
         )
-    return table
+    return rows
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A summary row as people read it."""
-    return [
-        row["method"],
-        f"{row['step']:g}",
-        f"{row['grad_norm']:.3g}",
-        f"{row['loss']:.5g}",
-        _count(row["rounds_to"]),
-        volume(row["bytes_to"]),
-        _count(row["clients_to"]),
-        f"{row['per_round']:.1f}",
-        f"{row['seconds']:.2f}",
-        row["end"],
-    ]
+def table(rows: list[SummaryRow], column: str = "grad_norm") -> tuple[list[str], list[list[str]]]:
+    """Arrange rows as headings and cells, without the column "ended" where all runs finished.
+
+    Args:
+        rows: From `summarise`.
+        column: The target's column.
+
+    Returns:
+        The headings, and the cells of each row.
+    """
+    names = headings(column)
+    count = len(names) if any(row.end for row in rows) else len(names) - 1
+    # the loss has its own column already where the target is about the loss
+    keep = [i for i, name in enumerate(names) if i < count and (column, name) != ("loss", "value")]
+    words = list(names.values())
+    return [words[i] for i in keep], [[row.cells()[i] for i in keep] for row in rows]
 
 
-def _count(value: float) -> str:
+def _format_count(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "not reached"
 
 
-def volume(value: float) -> str:
-    """Bytes with a unit.
+def format_bytes(value: float) -> str:
+    """Format a number of bytes with a unit; infinity is "not reached".
 
-    >>> volume(1_234_567)
+    >>> format_bytes(1_234_567)
     '1.23 MB'
     """
     if not math.isfinite(value):
@@ -88,10 +155,10 @@ def volume(value: float) -> str:
     return f"{value:.3g} TB"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people read them.
+def format_duration(seconds: float) -> str:
+    """Format seconds in the largest fitting unit.
 
-    >>> duration(90), duration(1e6)
+    >>> format_duration(90), format_duration(1e6)
     ('1.5 min', '11.6 days')
     """
     for limit, divisor, unit in (
@@ -103,20 +170,3 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / divisor:.3g} {unit}"
     return f"{seconds / 3.15e7:.3g} years"
-
-
-def table(histories: Iterable[History], target: float) -> str:
-    """The summary as an HTML table, with what its columns mean."""
-    rows = summarise(histories, target)
-    shown = [key for key in HEADINGS if key != "end" or any(row["end"] for row in rows)]
-    keep = [list(HEADINGS).index(key) for key in shown]
-    head = "".join(f"<th>{html.escape(HEADINGS[key])}</th>" for key in shown)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cells(row)[i])}</td>" for i in keep) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        f'<p class="note">Medians over seeds. The target is a gradient norm of {target:g} while the loss is at most '
-        "that of the start.</p>"
-    )

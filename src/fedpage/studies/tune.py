@@ -1,7 +1,8 @@
-"""Step sizes that reach a target at the least cost, found by runs: `fedpage tune`.
+"""Search hyper-parameters that reach a target at the least cost: `fedpage tune`.
 
-Successive halving over seeds: every candidate runs on a few seeds, the better part goes on to more. The winner is then
-judged on seeds that chose nothing, and that number is the one to report.
+The search is successive halving over seeds: every candidate runs on a few seeds, and the better
+third continues with more. The winner then runs on fresh seeds, which had no part in the choice.
+Its cost there is the number to report, unless the winner is at the edge of the grid.
 """
 
 from __future__ import annotations
@@ -12,29 +13,52 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.core.errors import InputError
-from fedpage.core.types import AnyMethod, Problem, dtype_of
+from fedpage.core.columns import describe_column
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.types import Problem, dtype_of
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
+from fedpage.methods import FedPAGE
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_method
 from fedpage.theory.planner import Costs
 
-COSTS = ("rounds", "clients", "bytes", "bytes_up", "bytes_down", "gradients", "seconds")
+COSTS = {
+    "rounds": "round", "clients": "clients", "bytes": "bytes", "bytes_up": "bytes_up",
+    "bytes_down": "bytes_down", "gradients": "gradients", "seconds": "seconds",
+}  # fmt: skip
+"""What a search can minimise, and the column that counts it; seconds are estimated."""
+
+FRESH_SEED = 10_000
+"""The first seed on which the winner is judged."""
+
+_STEPS = {"step": (True, True), "eta_g": (True, True), "eta_l": (True, True), "rho": (False, True)}
+"""Step sizes, and whether their lower and their upper edge count. FedPAGE with a small rho is
+close to its limit rho -> 0, so that smaller values change nothing."""
+
+Candidate: TypeAlias = Any
+"""A method with hyper-parameters: a frozen dataclass."""
+Grid: TypeAlias = Mapping[str, Sequence[Any]]
+"""Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run: what it cost to reach the target (inf: not reached), and the best gradient norm on the way."""
+    """One run.
+
+    Attributes:
+        cost: What it cost to reach the target; inf if it was not reached.
+        best: The best value of the target's column.
+        diverged: Whether the run diverged.
+    """
 
     cost: float
     best: float
@@ -43,51 +67,185 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A candidate over its seeds: median cost, median best gradient norm; less is better, in that order."""
+    """A candidate's medians over its seeds: the cost, and the best value of the column."""
 
     cost: float
     best: float
     seeds: int
 
-    @property
-    def rank(self) -> tuple[float, float]:
-        """What candidates are sorted by."""
-        return self.cost, self.best
+    def rank(self, higher_is_better: bool) -> tuple[float, float]:
+        """Return the key that candidates are sorted by: the cost, then the best value."""
+        return self.cost, -self.best if higher_is_better else self.best
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """A step size whose best value is the smallest or the largest of those searched.
+
+    Attributes:
+        name: The hyper-parameter.
+        value: The winner's value.
+        is_upper: Whether it is the largest value; otherwise it is the smallest.
+        wider: The searched values with two more beyond the edge.
+    """
+
+    name: str
+    value: float
+    is_upper: bool
+    wider: tuple[float, ...]
+
+    def __str__(self) -> str:
+        side, way = ("largest", "larger") if self.is_upper else ("smallest", "smaller")
+        return f"{self.name} = {self.value:g} is the {side} value searched; search {way} values too"
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What a search found."""
+    """The result of a search.
 
-    method: Any
-    """The winner."""
+    Attributes:
+        method: The winner.
+        cost: What was minimised: a key of `COSTS`.
+        target: The value that counts as reached.
+        column: The recorded column that the target is about.
+        grid: The searched values.
+        judged: Lower quartile, median and upper quartile of the winner's cost on fresh seeds.
+        fresh: How many fresh seeds.
+        scores: Every candidate with its score at the level where it left the search, best first.
+        runs: Runs made by this search.
+        reused: Runs taken from an earlier search.
+        edges: Step sizes at the edge of the grid.
+    """
+
+    method: Candidate
     cost: str
     target: float
+    column: str
+    grid: Grid
     judged: tuple[float, float, float]
-    """Lower quartile, median, upper quartile of the winner's cost on fresh seeds: the number to report."""
     fresh: int
-    scores: list[tuple[Any, Score]]
-    """Every candidate with its score at the level where it left the search, best first."""
+    scores: list[tuple[Candidate, Score]]
     runs: int
-    """Runs done by this search."""
-    kept: int
-    """Runs taken over from an earlier one."""
+    reused: int
+    edges: tuple[Edge, ...]
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a better step size may be outside of the grid."""
+        return bool(self.edges)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the winner reached the target on at least half of the fresh seeds."""
+        return math.isfinite(self.judged[1])
+
+    @property
+    def wider_grid(self) -> dict[str, list[Any]]:
+        """The grid with two more values beyond each edge at which the winner is."""
+        grid = {name: list(values) for name, values in self.grid.items()}
+        return grid | {edge.name: list(edge.wider) for edge in self.edges}
+
+    @property
+    def name(self) -> str:
+        """The tuned method's name."""
+        return str(self.method.name)
+
+    @property
+    def goal(self) -> str:
+        """What was minimised, such as "rounds to gradient norm 0.01"."""
+        return f"{self.cost} to {describe_column(self.column).label} {self.target:g}"
+
+    @property
+    def points(self) -> list[tuple[dict[str, float], float]]:
+        """Each candidate's searched values and its cost, best first."""
+        return [
+            ({name: coordinate(candidate, name) for name in self.grid}, score.cost)
+            for candidate, score in self.scores
+        ]
+
+    @property
+    def advice(self) -> str:
+        """Whether the judged cost can be reported, and what to do if not."""
+        if self.edges:
+            edges = "; ".join(str(edge) for edge in self.edges)
+            return f"The winner is at the edge of the grid; a better value may be outside: {edges}."
+        if not self.is_reached:
+            return "The target was not reached: run more rounds, or choose an easier target."
+        return "Report this number."
 
 
-def candidates(method: Any, grid: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Every combination of the grid's values put into the method. `rho` stands for K eta_l/eta_g (FedPAGE).
+def coordinate(method: Candidate, name: str) -> float:
+    """Return a candidate's value of a searched hyper-parameter.
 
-    Combinations that the method refuses are left out; if none is left, the refusal is raised.
+    Args:
+        method: The candidate.
+        name: A field of the method, "step" or "rho".
+
+    Returns:
+        The value to six digits; inf for None.
+    """
+    if name == "step":
+        value: float | None = method.effective_step
+    elif name == "rho":
+        value = method.K * method.local_step / method.eta_g
+    else:
+        value = getattr(method, name)
+    return math.inf if value is None else float(f"{value:.6g}")
+
+
+def find_edges(method: Candidate, candidates: Sequence[Candidate], grid: Grid) -> tuple[Edge, ...]:
+    """Find the step sizes at which a winner is at the edge of its grid.
+
+    Args:
+        method: The winner.
+        candidates: All candidates of the search.
+        grid: The searched values.
+
+    Returns:
+        An edge for each such step size; none for a step size of which one value was searched.
+    """
+    edges = []
+    for name in grid:
+        if name not in _STEPS:
+            continue
+        reached = {coordinate(candidate, name) for candidate in candidates}
+        values = sorted(value for value in reached if 0 < value < math.inf)
+        value = coordinate(method, name)
+        if len(values) < 2 or value not in (values[0], values[-1]):
+            continue
+        is_upper = value == values[-1]
+        if not _STEPS[name][is_upper]:
+            continue
+        ratio = values[-1] / values[-2] if is_upper else values[0] / values[1]
+        beyond = [_round_off(value * ratio), _round_off(value * ratio**2)]
+        kept = [float(v) for v in grid[name] if v is not None]
+        edges.append(Edge(name, value, is_upper, tuple(sorted({*kept, *beyond}))))
+    return tuple(edges)
+
+
+def list_candidates(method: Candidate, grid: Grid) -> list[Candidate]:
+    """Put every combination of the grid's values into a method.
+
+    Args:
+        method: The method whose other hyper-parameters stay.
+        grid: The values to combine.
+
+    Returns:
+        The methods, without duplicates and without combinations that the method refuses.
+
+    Raises:
+        InputError: A hyper-parameter is unknown or has no value, or all combinations are refused.
     """
     names = {field.name for field in dataclasses.fields(method)}
     unknown = [name for name in grid if name not in names | {"rho", "step"}]
     if unknown:
         raise InputError(
-            f"{method.name} has no hyper-parameter {unknown[0]!r} to search; it has {', '.join(names)}"
+            f"{method.name} has no hyper-parameter {unknown[0]!r} to search; "
+            f"it has {', '.join(sorted(names))}"
         )
     if any(len(values) == 0 for values in grid.values()):
         raise InputError("every searched hyper-parameter needs at least one value")
-    made: list[Any] = []
+    candidates: list[Candidate] = []
     refusal: InputError | None = None
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
@@ -97,45 +255,68 @@ def candidates(method: Any, grid: Mapping[str, Sequence[Any]]) -> list[Any]:
             if step is not None:
                 candidate = candidate.with_step(step)
             if rho is not None:
-                candidate = dataclasses.replace(
-                    candidate, eta_l=rho * candidate.eta_g / candidate.K
-                )
+                eta_l = rho * candidate.eta_g / candidate.K
+                candidate = dataclasses.replace(candidate, eta_l=eta_l)
         except InputError as error:
             refusal = error
             continue
-        if candidate not in made:
-            made.append(candidate)
-    if not made and refusal is not None:
+        if candidate not in candidates:
+            candidates.append(candidate)
+    if not candidates and refusal is not None:
         raise refusal
-    return made
+    return candidates
 
 
-def default_grid(method: Any, problem: Problem) -> dict[str, list[float]]:
-    """Effective steps from 1/(16 L) to 4/L, half an octave apart, L that of f; for FedPAGE also rho = 0.01, 0.1, 1."""
+def default_grid(method: Candidate, problem: Problem) -> dict[str, list[float]]:
+    """Choose a grid from the smoothness L of f.
+
+    Args:
+        method: The method to tune.
+        problem: The problem.
+
+    Returns:
+        Effective steps from 1/(16 L) to 4/L, half an octave apart; for FedPAGE with K > 1 also
+        rho = 0.01, 0.1, 1; for other methods with eta_g and eta_l also eta_g = 0.5, 1, 2.
+
+    Raises:
+        InputError: L is not a finite number above 0.
+    """
     L = problem.smoothness().whole
     if not (math.isfinite(L) and L > 0):
         raise InputError(
             "the problem's smoothness is not a finite number above 0; give the steps to search"
         )
-    steps = [_round_off(2.0 ** (k / 2) / L) for k in range(-8, 5)]
-    grid: dict[str, list[float]] = {"step": steps}
-    if hasattr(method, "local_step") and method.K > 1:
-        grid["rho"] = [0.01, 0.1, 1.0]
-    elif {"eta_g", "eta_l"} <= {field.name for field in dataclasses.fields(method)}:
+    grid = {"step": [_round_off(2.0 ** (k / 2) / L) for k in range(-8, 5)]}
+    if isinstance(method, FedPAGE):
+        return grid | ({"rho": [0.01, 0.1, 1.0]} if method.K > 1 else {})
+    if {"eta_g", "eta_l"} <= {field.name for field in dataclasses.fields(method)}:
         grid["eta_g"] = [0.5, 1.0, 2.0]
     return grid
 
 
 def _round_off(value: float) -> float:
-    """Two significant digits: a step that a person can type."""
+    """Round to two significant digits: a step that a person can type."""
     return float(f"{value:.2g}")
 
 
-def cost_of(history: History, target: float, cost: str, costs: Costs) -> float:
-    """What a run paid until its gradient norm was at most the target, while f(x) <= f(x0); inf if it never was."""
+def cost_of(
+    history: History, target: float, cost: str, costs: Costs, column: str = "grad_norm"
+) -> float:
+    """Compute what a run paid until a recorded column reached its target.
+
+    Args:
+        history: The run.
+        target: The value that counts as reached, at a record with f(x) <= f(x0).
+        cost: A key of `COSTS`.
+        costs: What estimated seconds depend on.
+        column: The recorded column.
+
+    Returns:
+        The cost; inf if the target was not reached.
+    """
     if cost != "seconds":
-        return history.cost_to("grad_norm", target, "round" if cost == "rounds" else cost)
-    rounds = history.cost_to("grad_norm", target, "round")
+        return history.cost_to(column, target, COSTS[cost])
+    rounds = history.cost_to(column, target, "round")
     if not math.isfinite(rounds):
         return math.inf
     at = int(np.flatnonzero(history["round"] == rounds)[0])
@@ -145,41 +326,56 @@ def cost_of(history: History, target: float, cost: str, costs: Costs) -> float:
     return costs.seconds(rounds, float(down), float(up), float(work))
 
 
-def _trial(
-    problem: Problem,
-    method: AnyMethod,
-    seed: int,
-    target: float,
-    rounds: int,
-    record_every: int,
-    cost: str,
-    costs: Costs,
-) -> Trial:
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What every run of a search has in common."""
+
+    target: float
+    column: str
+    rounds: int
+    record_every: int
+    cost: str
+    costs: Costs
+
+    def describe(self, problem: Problem) -> dict[str, object]:
+        """Return plain values that tell this search from others."""
+        about = {"problem": problem.describe(), "version": __version__}
+        return about | dataclasses.asdict(self)
+
+
+def _run_trial(problem: Problem, method: Candidate, seed: int, question: _Question) -> Trial:
+    column, target = question.column, question.target
+    stop = Stop(grad_norm=target) if column == "grad_norm" else Stop(targets={column: target})
     history = simulate(
         problem,
         method,
-        rounds=rounds,
+        rounds=question.rounds,
         seed=seed,
-        record_every=record_every,
-        stop=Stop(grad_norm=target),
+        record_every=question.record_every,
+        stop=stop,
     )
-    return Trial(cost_of(history, target, cost, costs), history.best("grad_norm"), history.diverged)
+    cost = cost_of(history, target, question.cost, question.costs, column)
+    return Trial(cost, history.best(column), history.diverged)
 
 
 class Store:
-    """Finished trials in a file of JSON lines, so that a search that was interrupted goes on where it ended."""
+    """Finished trials in a file of JSON lines, from which an interrupted search continues.
 
-    def __init__(self, path: str | os.PathLike[str] | None, question: Mapping[str, Any]) -> None:
+    Args:
+        path: The file; None keeps the trials in memory only.
+        question: Plain values that tell this search's trials from others in the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, question: Mapping[str, object]) -> None:
         self._path = None if path is None else Path(path)
-        self._key = hashlib.sha256(
-            json.dumps(question, sort_keys=True, default=str).encode()
-        ).hexdigest()[:16]
-        self._known: dict[str, Trial] = {}
-        self._torn = False
-        """The file's last line was cut off when its writer was killed."""
+        text = json.dumps(question, sort_keys=True, default=str)
+        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._trials: dict[str, Trial] = {}
+        self._is_torn = False
+        """Whether the file's last line was cut off when its writer was killed."""
         if self._path is not None and self._path.exists():
             text = self._path.read_text(encoding="utf-8", errors="replace")
-            self._torn = text != "" and not text.endswith("\n")
+            self._is_torn = text != "" and not text.endswith("\n")
             for line in text.split("\n"):
                 self._read(line)
 
@@ -190,51 +386,43 @@ class Store:
                 return
             method, seed, diverged = entry["method"], entry["seed"], entry["diverged"]
             cost, best = (float(+entry[name]) for name in ("cost", "best"))
-            if (
-                type(method) is dict
-                and type(seed) is int
-                and type(diverged) is bool
-                and cost >= 0
-                and best >= 0
-            ):
-                self._known[self._name(method, seed)] = Trial(cost, best, diverged)
+            is_trial = type(method) is dict and type(seed) is int and type(diverged) is bool
+            if is_trial and cost >= 0 and not math.isnan(best):
+                self._trials[self._name(method, seed)] = Trial(cost, best, diverged)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            pass  # a torn last line, or no trial: that run is done again
+            pass  # a torn last line, or no trial: that run is made again
 
-    def _name(self, method: Any, seed: int) -> str:
+    def _name(self, method: Candidate, seed: int) -> str:
         about = method if isinstance(method, dict) else describe_method(method)
         return f"{json.dumps(about, sort_keys=True)} {seed}"
 
-    def get(self, method: Any, seed: int) -> Trial | None:
-        """The trial, if it was done before."""
-        return self._known.get(self._name(method, seed))
+    def get(self, method: Candidate, seed: int) -> Trial | None:
+        """Return the trial, or None if it has not been run."""
+        return self._trials.get(self._name(method, seed))
 
-    def put(self, method: Any, seed: int, trial: Trial) -> None:
-        """Keep a trial; its line is on disk when this returns."""
-        self._known[self._name(method, seed)] = trial
+    def put(self, method: Candidate, seed: int, trial: Trial) -> None:
+        """Add a trial; its line is on disk when this returns."""
+        self._trials[self._name(method, seed)] = trial
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        entry = {
-            "search": self._key,
-            "method": describe_method(method),
-            "seed": seed,
-            **dataclasses.asdict(trial),
-        }
+        entry = {"search": self._key, "method": describe_method(method), "seed": seed}
+        entry |= dataclasses.asdict(trial)
         with open(self._path, "a", encoding="utf-8") as stream:
-            stream.write(("\n" if self._torn else "") + json.dumps(entry) + "\n")
-            self._torn = False
+            stream.write(("\n" if self._is_torn else "") + json.dumps(entry) + "\n")
+            self._is_torn = False
             stream.flush()
             os.fsync(stream.fileno())
 
 
 def tune(
     problem: Problem,
-    method: Any,
+    method: Candidate,
     *,
     target: float,
+    column: str = "grad_norm",
     cost: str = "rounds",
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    grid: Grid | None = None,
     rounds: int = 2000,
     record_every: int = 10,
     seeds: int = 8,
@@ -244,51 +432,106 @@ def tune(
     store: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Tuning:
-    """Search hyper-parameters of a method for the least cost to reach a gradient norm of `target`.
+    """Search hyper-parameters for the least cost to reach a target.
 
-    cost: "rounds", "clients" (contacts), "bytes", "bytes_up", "bytes_down", "gradients" or "seconds" (estimated, with
-    `costs`). grid: values by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g; None: steps round 1/L.
-    Level by level the better third of the candidates goes on to three times as many seeds, up to `seeds`. The winner
-    is judged on `fresh` seeds that had no part in choosing. Runs go through joblib; with `store`, finished ones are
-    kept and never run twice. Ends above f(x0), and records above it, count as not reached.
+    At each level the better third of the candidates continues with three times as many seeds, up
+    to `seeds`. The winner is judged on `fresh` seeds that had no part in the choice. Records with
+    f(x) > f(x0) do not reach the target.
+
+    Args:
+        problem: The problem.
+        method: The method whose other hyper-parameters stay.
+        target: The value of the column to reach.
+        column: Any recorded column; its direction decides what reaching means.
+        cost: What to minimise: a key of `COSTS`.
+        grid: Values by hyper-parameter, "step" or "rho"; None: `default_grid`.
+        rounds: The most rounds of a run.
+        record_every: Rounds between records.
+        seeds: Seeds of the last level.
+        fresh: Seeds on which the winner is judged.
+        jobs: Processes; None uses joblib's current backend.
+        costs: Latency, bandwidth and speed, for estimated seconds.
+        store: A file of finished runs, from which a search continues.
+        progress: Called with runs done, runs in all, and a note.
+
+    Returns:
+        The winner with its cost on fresh seeds. `Tuning.at_edge` tells whether the grid is too
+        narrow for that cost to be reported.
+
+    Raises:
+        InputError: The question cannot be asked.
     """
     costs = costs or Costs()
+    grid = default_grid(method, problem) if grid is None else grid
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
-    alive = checked(problem, method, target, cost, costs, grid, counts)
-    question = {
-        "problem": problem.describe(), "target": target, "cost": cost, "rounds": rounds, "record_every": record_every,
-        "costs": dataclasses.asdict(costs), "version": __version__,
-    }  # fmt: skip
-    memory = Store(store, question)
-    bench = _Bench(problem, memory, (target, rounds, record_every, cost, costs), jobs, progress)
-    levels = _levels(len(alive), seeds)
-    bench.expect(sum(count * (upto - before) for count, before, upto in levels) + fresh)
-    scores: dict[Any, Score] = {}
+    alive = candidates = check_search(problem, method, target, column, cost, costs, grid, counts)
+    question = _Question(float(target), column, rounds, record_every, cost, costs)
+    trials = Store(store, question.describe(problem))
+    runner = _TrialRunner(problem, trials, question, jobs, progress)
+    levels = _plan_levels(len(alive), seeds)
+    runner.expected = sum(count * (upto - before) for count, before, upto in levels) + fresh
+    higher = History({"problem": problem.describe()}).higher_is_better(column)
+    scores: dict[Candidate, Score] = {}
     for count, before, upto in levels:
         alive = alive[:count]
-        bench.run([(candidate, seed) for candidate in alive for seed in range(before, upto)])
-        scores |= {candidate: bench.score(candidate, range(upto)) for candidate in alive}
-        alive.sort(key=lambda candidate: scores[candidate].rank)
+        runner.run([(candidate, seed) for candidate in alive for seed in range(before, upto)])
+        scores |= {candidate: runner.score(candidate, range(upto), higher) for candidate in alive}
+        alive = sorted(alive, key=lambda candidate: scores[candidate].rank(higher))
     winner = alive[0]
-    ranking = sorted(scores.items(), key=lambda pair: (-pair[1].seeds, pair[1].rank))
-    new_seeds = [10_000 + i for i in range(fresh)]
-    bench.run([(winner, seed) for seed in new_seeds])
-    paid = [bench.trial(winner, seed).cost for seed in new_seeds]
-    quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest")
-    judged = (float(quartiles[0]), float(quartiles[1]), float(quartiles[2]))
-    return Tuning(winner, cost, target, judged, fresh, ranking, bench.done, bench.kept)
+    ranking = sorted(scores.items(), key=lambda pair: (-pair[1].seeds, pair[1].rank(higher)))
+    new_seeds = [FRESH_SEED + i for i in range(fresh)]
+    runner.run([(winner, seed) for seed in new_seeds])
+    paid = [runner.trial(winner, seed).cost for seed in new_seeds]
+    low, middle, high = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest")
+    return Tuning(
+        method=winner,
+        cost=cost,
+        target=target,
+        column=column,
+        grid=grid,
+        judged=(float(low), float(middle), float(high)),
+        fresh=fresh,
+        scores=ranking,
+        runs=runner.done,
+        reused=runner.reused,
+        edges=find_edges(winner, candidates, grid),
+    )
 
 
-def checked(
-    problem: Problem, method: Any, target: float, cost: str, costs: Costs, grid: Mapping[str, Sequence[Any]] | None,
+def check_search(
+    problem: Problem,
+    method: Candidate,
+    target: float,
+    column: str,
+    cost: str,
+    costs: Costs,
+    grid: Grid,
     counts: Mapping[str, int],
-) -> list[Any]:  # fmt: skip
-    """The candidates of a search, after refusing what cannot be asked."""
+) -> list[Candidate]:
+    """Check the arguments of `tune` without running anything.
+
+    Args:
+        problem: As in `tune`, and so on.
+        method: The method.
+        target: The target.
+        column: The target's column.
+        cost: What to minimise.
+        costs: Latency, bandwidth and speed.
+        grid: The values to search.
+        counts: Whole numbers of at least 1, by the names that error messages use.
+
+    Returns:
+        The candidates.
+
+    Raises:
+        InputError: The question cannot be asked.
+    """
     if cost not in COSTS:
-        near = get_close_matches(cost, COSTS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"cost must be one of {', '.join(COSTS)}, not {cost!r}{hint}")
-    if not (math.isfinite(target) and target > 0):
+        hint = did_you_mean(cost, COSTS)
+        raise InputError(
+            f"cost must be one of {', '.join(COSTS)}, not {cost!r}{';' if hint else ''}{hint}"
+        )
+    if not math.isfinite(target) or (column == "grad_norm" and target <= 0):
         raise InputError(f"target must be a finite number above 0, not {target!r}")
     if cost == "seconds" and not costs.given:
         raise InputError(
@@ -296,14 +539,22 @@ def checked(
         )
     for name, value in counts.items():
         check_whole(name, value, 1)
-    made = candidates(method, default_grid(method, problem) if grid is None else grid)
-    for candidate in made:
+    candidates = list_candidates(method, grid)
+    for candidate in candidates:
         candidate.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
-    return made
+    if column not in ("grad_norm", "loss"):
+        recorded = problem.evaluate(np.zeros(problem.d, dtype_of(problem)))
+        if column not in recorded:
+            raise InputError(
+                f"column {column!r} is not recorded;{did_you_mean(column, recorded)} "
+                f"the problem records {', '.join(recorded)}"
+            )
+        History({"problem": problem.describe()}).higher_is_better(column)  # it must be known
+    return candidates
 
 
-def _levels(count: int, seeds: int) -> list[tuple[int, int, int]]:
-    """(candidates, seeds before, seeds after) of each level: a third of the candidates, three times the seeds."""
+def _plan_levels(count: int, seeds: int) -> list[tuple[int, int, int]]:
+    """List (candidates, seeds before, seeds after) of each level."""
     levels, have, upto = [], 0, 1 if count > 3 else seeds
     while True:
         levels.append((count, have, upto))
@@ -312,63 +563,59 @@ def _levels(count: int, seeds: int) -> list[tuple[int, int, int]]:
         count, have, upto = max(min(3, count), math.ceil(count / 3)), upto, min(seeds, 3 * upto)
 
 
-class _Bench:
-    """Runs trials that are not known yet, and counts."""
+class _TrialRunner:
+    """Runs trials that are not in the store, and counts."""
 
     def __init__(
-        self, problem: Problem, store: Store, rest: tuple[Any, ...], jobs: int | None, progress: Any
+        self,
+        problem: Problem,
+        store: Store,
+        question: _Question,
+        jobs: int | None,
+        progress: Callable[[int, int, str], None] | None,
     ) -> None:
-        self._problem, self._store, self._rest, self._jobs, self._progress = (
-            problem,
-            store,
-            rest,
-            jobs,
-            progress,
-        )
-        self.done = self.kept = self._seen = self._expected = 0
+        self._problem, self._store, self._question = problem, store, question
+        self._jobs, self._progress = jobs, progress
+        self.done = self.reused = self.expected = 0
 
-    def expect(self, runs: int) -> None:
-        self._expected = runs
-
-    def run(self, tasks: Iterable[tuple[Any, int]]) -> None:
-        from joblib import Parallel, delayed
-
-        wanted = list(tasks)
-        todo = [task for task in wanted if self._store.get(*task) is None]
-        self.kept += len(wanted) - len(todo)
-        self._seen += len(wanted) - len(todo)
-        self._tell("")
-        if self._jobs == 1:
-            found: Any = (_trial(self._problem, m, s, *self._rest) for m, s in todo)
-        else:
-            work = (delayed(_trial)(self._problem, m, s, *self._rest) for m, s in todo)
-            found = (
-                Parallel()(work)
-                if self._jobs is None
-                else Parallel(n_jobs=max(1, min(self._jobs, len(todo))), return_as="generator")(
-                    work
-                )
-            )
-        for (candidate, seed), trial in zip(todo, found, strict=True):
+    def run(self, tasks: Sequence[tuple[Candidate, int]]) -> None:
+        todo = [task for task in tasks if self._store.get(*task) is None]
+        self.reused += len(tasks) - len(todo)
+        self._report("")
+        for (candidate, seed), trial in zip(todo, self._run_all(todo), strict=True):
             self._store.put(candidate, seed, trial)
             self.done += 1
-            self._seen += 1
-            self._tell(f"{candidate.name} step {candidate.effective_step:.3g}: {trial.cost:.4g}")
+            self._report(f"{candidate.name} step {candidate.effective_step:.3g}: {trial.cost:.4g}")
 
-    def _tell(self, note: str) -> None:
+    def _run_all(self, tasks: Sequence[tuple[Candidate, int]]) -> Iterator[Trial]:
+        from joblib import Parallel, delayed
+
+        if self._jobs == 1:
+            yield from (_run_trial(self._problem, *task, self._question) for task in tasks)
+            return
+        work = (delayed(_run_trial)(self._problem, *task, self._question) for task in tasks)
+        if self._jobs is None:  # the user's backend may not be able to return results one by one
+            yield from Parallel()(work)
+        else:
+            jobs = max(1, min(self._jobs, len(tasks)))
+            yield from Parallel(n_jobs=jobs, return_as="generator")(work)
+
+    def _report(self, note: str) -> None:
         if self._progress:
-            self._progress(self._seen, self._expected, note)
+            self._progress(self.done + self.reused, self.expected, note)
 
-    def trial(self, candidate: Any, seed: int) -> Trial:
+    def trial(self, candidate: Candidate, seed: int) -> Trial:
         trial = self._store.get(candidate, seed)
         assert trial is not None
         return trial
 
-    def score(self, candidate: Any, seeds: Iterable[int]) -> Score:
+    def score(self, candidate: Candidate, seeds: Iterable[int], higher_is_better: bool) -> Score:
         trials = [self.trial(candidate, seed) for seed in seeds]
-        costs, bests = [t.cost for t in trials], [t.best for t in trials]
-        return Score(
-            float(np.quantile(costs, 0.5, method="higher")),
-            float(np.quantile(bests, 0.5, method="higher")),
-            len(trials),
+        cost = np.quantile([trial.cost for trial in trials], 0.5, method="higher")
+        bests = [trial.best for trial in trials]
+        best = (
+            np.quantile(bests, 0.5, method="lower")
+            if higher_is_better
+            else np.quantile(bests, 0.5, method="higher")
         )
+        return Score(float(cost), float(best), len(trials))

@@ -1,4 +1,4 @@
-"""The paper's theory as functions: theorems, complexity tables, and the constants they need."""
+"""Compute with the paper's theory: theorems, complexity tables, constants and plans."""
 
 from fedpage.theory.constants import (
     Constants,

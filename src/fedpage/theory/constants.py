@@ -1,66 +1,94 @@
-"""The constants of the theorems, from a problem: smoothness, variance, dissimilarity, distance to the optimum.
+"""Estimate the theorems' constants from a problem: smoothness, variance, dissimilarity, distance.
 
-Only smoothness is a true bound. Variance and dissimilarity are suprema over all x, which nobody can compute; what is
-given here is their value at stated points, and is called an estimate wherever it is shown.
+Only the smoothness is a true bound. Variance and dissimilarity are suprema over all x, which cannot
+be computed. The functions here return their values at given points, and whatever shows them calls
+them estimates.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import Batch, Ints, Problem, Smoothness, Vector
+from fedpage.core.types import Batch, Ints, Problem, Rows, Smoothness, Vector
 
 
 class Constants(NamedTuple):
-    """What plans and theorems need of a problem, estimated at x0 and at the reference solution."""
+    """The constants of a problem, estimated at x0 and at the reference solution."""
 
     N: int
+    """Clients."""
     M: float
     """Mean rows per client."""
     d: int
+    """Parameters."""
     L: Smoothness
+    """Lipschitz constants of the gradients."""
     sigma2: float
-    """Variance of rows' gradients within a client, the largest over clients and over the two points."""
+    """Variance of the rows' gradients within a client: the largest over clients and both points."""
     G: float
+    """The constant part of the dissimilarity: mean_i |grad f_i|^2 <= G^2 + B^2 |grad f|^2."""
     B: float
-    """(G, B)-bounded dissimilarity: mean_i |grad f_i|^2 <= G^2 + B^2 |grad f|^2 at the points."""
+    """The relative part of the dissimilarity."""
     D0: float
-    """f(x0) - f*, f* by the reference solver."""
+    """f(x0) - f*, with f* from the reference solver."""
     R2: float
-    """|x0 - x*|^2, x* by the reference solver."""
+    """|x0 - x*|^2, with x* from the reference solver."""
     convex: bool
+    """Whether f is known to be convex."""
 
 
 class Reference(NamedTuple):
-    """A minimiser found by L-BFGS: exact (to 1e-9 or so) on convex problems, a stationary point on others."""
+    """A solution by L-BFGS: a minimiser (to about 1e-9) of a convex f, else a stationary point."""
 
     x: Vector
+    """(d,) the solution."""
     loss: float
+    """f there."""
     grad_norm: float
+    """|grad f| there."""
 
 
 def reference(problem: Problem, x0: Vector | None = None, *, iterations: int = 5000) -> Reference:
-    """Minimise f with scipy's L-BFGS-B from x0 (zero by default)."""
+    """Minimise f with scipy's L-BFGS-B.
+
+    Args:
+        problem: The problem.
+        x0: (d,) the start; zero by default.
+        iterations: The most iterations.
+
+    Returns:
+        The solution.
+    """
     from scipy.optimize import minimize
 
     start = np.zeros(problem.d) if x0 is None else np.asarray(x0, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         found = minimize(
-            problem.loss, start, jac=problem.grad, method="L-BFGS-B",
-            options={"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 30},
-        )  # fmt: skip
+            problem.loss,
+            start,
+            jac=problem.grad,
+            method="L-BFGS-B",
+            options={
+                "maxiter": iterations,
+                "maxfun": 2 * iterations,
+                "ftol": 1e-16,
+                "gtol": 1e-10,
+                "maxcor": 30,
+            },
+        )
         x, loss = np.asarray(found.x, dtype=np.float64), float(found.fun)
-        if not math.isfinite(loss):  # its line search left float64
+        if not math.isfinite(loss):  # the line search overflowed
             x, loss = start, problem.loss(start)
         return Reference(x, loss, float(np.linalg.norm(problem.grad(x))))
 
 
 class _NoDraws:
-    """Whoever names all rows needs no random numbers."""
+    """Refuse random numbers, which an oracle does not need for batches of given rows."""
 
     round = 0
 
@@ -70,12 +98,14 @@ class _NoDraws:
     def clients(self, N: int, S: int) -> Ints:
         raise AssertionError
 
-    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Any:
+    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         raise AssertionError
 
 
-def _client_gradients(problem: Problem, x: Vector, chunk: int = 1024) -> Any:
-    """Yields (clients, their full gradients (n, d)) for all clients, some at a time."""
+def _client_gradients(
+    problem: Problem, x: Vector, chunk: int = 1024
+) -> Iterator[tuple[Ints, Vector]]:
+    """Yield client numbers (n,) and their full gradients (n, d), a chunk of clients at a time."""
     for first in range(0, problem.N, chunk):
         clients = np.arange(first, min(first + chunk, problem.N), dtype=np.int64)
         oracle = problem.oracle(clients, _NoDraws())
@@ -83,9 +113,15 @@ def _client_gradients(problem: Problem, x: Vector, chunk: int = 1024) -> Any:
 
 
 def variance(problem: Problem, x: Vector, *, most_rows: int = 200) -> Vector:
-    """(N,): mean_j |grad f_ij(x) - grad f_i(x)|^2 of each client (Assumption 3 of the paper, at x).
+    """Compute each client's variance of row gradients at x (Assumption 3 of the paper).
 
-    Clients with more than `most_rows` rows are judged by that many of theirs, evenly spaced.
+    Args:
+        problem: The problem.
+        x: (d,) the point.
+        most_rows: A client with more rows is judged by this many of them, evenly spaced.
+
+    Returns:
+        (N,) mean_j |grad f_ij(x) - grad f_i(x)|^2.
     """
     out = np.empty(problem.N)
     for clients, full in _client_gradients(problem, x):
@@ -102,23 +138,40 @@ def variance(problem: Problem, x: Vector, *, most_rows: int = 200) -> Vector:
 
 
 def heterogeneity(problem: Problem, points: list[Vector]) -> tuple[float, float]:
-    """(G, B) with mean_i |grad f_i(x)|^2 <= G^2 + B^2 |grad f(x)|^2 at the given points; the first should be x*.
+    """Estimate (G, B) with mean_i |grad f_i(x)|^2 <= G^2 + B^2 |grad f(x)|^2 at given points.
 
-    G^2 is the mean square at the first point, where grad f is (almost) zero; B^2 >= 1 then covers the others.
+    G^2 is the mean square at the first point, where grad f is almost zero. B^2 >= 1 then covers
+    the other points.
+
+    Args:
+        problem: The problem.
+        points: (d,) each; the first should be x*.
+
+    Returns:
+        G and B.
     """
-    seen = []
+    norms = []
     for x in points:
         squares = sum(float((g**2).sum()) for _, g in _client_gradients(problem, x)) / problem.N
-        seen.append((squares, float((problem.grad(x) ** 2).sum())))
-    G2 = max(seen[0][0] - seen[0][1], 0.0)
-    B2 = max([1.0, *((square - G2) / norm for square, norm in seen if norm > 1e-12)])
+        norms.append((squares, float((problem.grad(x) ** 2).sum())))
+    G2 = max(norms[0][0] - norms[0][1], 0.0)
+    B2 = max([1.0, *((square - G2) / norm for square, norm in norms if norm > 1e-12)])
     return math.sqrt(G2), math.sqrt(B2)
 
 
 def local_smoothness(
     problem: Problem, x: Vector, *, iterations: int = 100, tolerance: float = 1e-6
 ) -> float:
-    """|Hessian of f at x|, by power iteration on differences of gradients: a lower bound of L for any problem.
+    """Estimate the norm of f's Hessian at x, which is a lower bound of L for any problem.
+
+    Args:
+        problem: The problem.
+        x: (d,) the point.
+        iterations: The most power iterations on differences of gradients.
+        tolerance: Stop when the estimate changes by less than this factor.
+
+    Returns:
+        The norm; inf where the gradients overflow.
 
     >>> import fedpage as fp
     >>> problem = fp.Quadratic.random(3, 2, 4)
@@ -143,12 +196,24 @@ def local_smoothness(
 
 
 def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
-    """All constants of a problem, with x0 (zero by default) and the reference solution as the points."""
+    """Estimate all constants of a problem at x0 and at the reference solution.
+
+    Args:
+        problem: The problem.
+        x0: (d,) the start; zero by default.
+
+    Returns:
+        The constants.
+
+    Raises:
+        InputError: The smoothness is not finite.
+    """
     start = np.zeros(problem.d) if x0 is None else np.asarray(x0, dtype=np.float64)
     L = problem.smoothness()
     if not math.isfinite(L.row):
         raise InputError(
-            "the problem's smoothness is not finite, so there is no theory of it; rescale the features"
+            "the problem's smoothness is not finite, so the theorems do not apply; "
+            "rescale the features"
         )
     best = reference(problem, start)
     sigma2 = max(float(variance(problem, x).max()) for x in (start, best.x))

@@ -1,7 +1,8 @@
-"""Which method needs the fewest rounds and bytes, before anything is run: `fedpage plan`.
+"""Compare what methods need to reach epsilon by their theory, before a run: `fedpage plan`.
 
-Every row says what its number is: a *bound* that a proof guarantees with explicit constants, or the *order* of an
-analysis, which holds up to constants; wall-clock is an *estimate* from the user's own costs.
+Every row says what its number is: a *bound* that a proof guarantees with explicit constants, or the
+*order* of an analysis, which holds up to constants. Seconds are an *estimate* from the costs that
+the user gives.
 """
 
 from __future__ import annotations
@@ -9,20 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from fedpage.core.errors import InputError
 from fedpage.methods import fedavg, fedpage, scaffold, slocalsvrg, vrlsgd
-from fedpage.theory import TABLE, Entry, Setting, Tuned
 from fedpage.theory.steps import convex_fedpage, convex_page, nonconvex_fedpage, nonconvex_page
+from fedpage.theory.tables import TABLE, Entry, Setting
 
 BOUND, ORDER, NONE = "bound", "order", "no result"
-"""A guarantee with explicit constants; a complexity up to constants; a dash in the paper's tables."""
+"""Kinds of rows: explicit constants, a complexity up to constants, a dash in the paper."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The user's costs. latency: seconds a round; uplink, downlink: a client's bytes a second; gradient: seconds."""
+    """What time depends on.
+
+    Attributes:
+        latency: Seconds that a round takes whatever is sent.
+        uplink: A client's bytes per second to the server.
+        downlink: A client's bytes per second from the server.
+        gradient: Seconds for one row's gradient at a client.
+
+    Raises:
+        InputError: A number is out of range.
+    """
 
     latency: float = 0.0
     uplink: float = math.inf
@@ -41,7 +52,7 @@ class Costs:
 
     @property
     def given(self) -> bool:
-        """Whether there is anything to estimate a time from."""
+        """Whether any cost differs from its default, so that a time can be estimated."""
         return (
             self.latency > 0
             or self.gradient > 0
@@ -50,7 +61,17 @@ class Costs:
         )
 
     def seconds(self, rounds: float, down: float, up: float, gradients: float) -> float:
-        """Wall-clock of `rounds` rounds in which a called client moves `down`, `up` bytes and computes `gradients`."""
+        """Estimate the time of a run.
+
+        Args:
+            rounds: Rounds of the run.
+            down: Bytes that a called client receives in a round.
+            up: Bytes that it sends.
+            gradients: Row gradients that it computes.
+
+        Returns:
+            Seconds.
+        """
         return rounds * (
             self.latency + down / self.downlink + up / self.uplink + gradients * self.gradient
         )
@@ -58,7 +79,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Round:
-    """What an average round of a method costs: clients called, vectors per called client, gradients of single rows."""
+    """What an average round of a method costs.
+
+    Attributes:
+        clients: Clients called.
+        down: Vectors that a called client receives.
+        up: Vectors that it sends.
+        gradients: Row gradients that it computes.
+    """
 
     clients: float
     down: float
@@ -68,7 +96,21 @@ class Round:
 
 @dataclass(frozen=True)
 class Row:
-    """A method's line in the plan."""
+    """A method's line in the plan; numbers are totals until epsilon, None without a result.
+
+    Attributes:
+        method: The method's name.
+        source: The theorem or the paper of the analysis.
+        assumption: What the analysis assumes.
+        kind: "bound", "order" or "no result".
+        rounds: Rounds.
+        clients: Clients called.
+        bytes_up: Bytes to the server.
+        bytes_down: Bytes to the clients.
+        gradients_per_client: Row gradients per client.
+        seconds: Estimated time, where `Costs` are given.
+        steps: Step sizes that the theorem gives.
+    """
 
     method: str
     source: str
@@ -80,38 +122,40 @@ class Row:
     bytes_down: float | None = None
     gradients_per_client: float | None = None
     seconds: float | None = None
-    steps: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
 
 
-def _vectors(*kinds: type[Any]) -> tuple[int, ...]:
-    """Vectors in each message or reply, from its type."""
-    return tuple(len(kind._fields) for kind in kinds)
+def _count_vectors(*types: type[NamedTuple]) -> tuple[int, ...]:
+    """Count the vectors in messages or replies of these types."""
+    return tuple(len(each._fields) for each in types)
 
 
 def _fedpage_round(s: Setting, K: int) -> Round:
-    """With probability p = S/N everyone refreshes, otherwise S clients walk."""
+    """Average over full rounds (probability p = S/N) and rounds of local steps at S clients."""
     p = s.S / s.N
-    full_down, walk_down, up = _vectors(fedpage.FullGradient, fedpage.LocalSteps, fedpage.Reply)
+    full_down, local_down, up = _count_vectors(
+        fedpage.FullGradient, fedpage.LocalSteps, fedpage.Reply
+    )
     clients = p * s.N + (1 - p) * s.S
-    down = (p * s.N * full_down + (1 - p) * s.S * walk_down) / clients
+    down = (p * s.N * full_down + (1 - p) * s.S * local_down) / clients
     work = p * s.M + (1 - p) * (2 * s.M + 2 * (K - 1))
     return Round(clients, down, up, work)
 
 
 def _svrg_round(s: Setting) -> Round:
-    """A refresh, a walk that teaches h, and 1/q - 1 walks more, with q = min(1, K/M)."""
-    walks = 1 / min(1.0, s.K / s.M)
-    refresh, learn, walk, up = _vectors(
+    """Average over a full gradient and 1/q rounds of local steps, q = min(1, K/M)."""
+    local_rounds = 1 / min(1.0, s.K / s.M)
+    full, first, later, up = _count_vectors(
         slocalsvrg.Refresh, slocalsvrg.StepsWithGradient, slocalsvrg.Steps, slocalsvrg.Move
     )
-    down = (refresh + learn + (walks - 1) * walk) / (1 + walks)
-    return Round(s.N, down, up, (s.M + walks * 2 * s.K) / (1 + walks))
+    down = (full + first + (local_rounds - 1) * later) / (1 + local_rounds)
+    return Round(s.N, down, up, (s.M + local_rounds * 2 * s.K) / (1 + local_rounds))
 
 
 def _local_round(
-    message: type[Any], reply: type[Any], everyone: bool
+    message: type[NamedTuple], reply: type[NamedTuple], everyone: bool
 ) -> Callable[[Setting], Round]:
-    down, up = _vectors(message, reply)
+    down, up = _count_vectors(message, reply)
     return lambda s: Round(s.N if everyone else s.S, down, up, s.K)
 
 
@@ -138,10 +182,20 @@ def plan(
     costs: Costs | None = None,
     average_L: float | None = None,
 ) -> list[Row]:
-    """A row per method and analysis: guaranteed rounds and their cost to epsilon.
+    """Compute each method's rounds to epsilon and their cost, by every known analysis.
 
-    setting: N, S, K, M, epsilon and the constants; L is that of the rows (Assumption 1), average_L that of the clients'
-    average (Assumption 2, for PAGE). d: parameters. FedPAGE and PAGE get bounds; the others' analyses give orders.
+    Args:
+        setting: N, S, K, M, epsilon and the constants; L is that of the rows (Assumption 1).
+        d: Parameters.
+        convex: Whether f is convex.
+        costs: What the time depends on; None estimates no time.
+        average_L: The average smoothness of the clients (Assumption 2), for PAGE.
+
+    Returns:
+        A row for each method and analysis: bounds for FedPAGE and PAGE, orders for the others.
+
+    Raises:
+        InputError: A number is out of range.
     """
     costs = costs or Costs()
     if isinstance(d, bool) or d < 1:
@@ -149,7 +203,7 @@ def plan(
     rows = [_bound(setting, d, convex, costs, K, average_L) for K in dict.fromkeys((setting.K, 1))]
     for entry in TABLE:
         if entry.source == "minibatches, as printed":
-            continue  # the planner counts with b2 as the theorem gives it
+            continue  # the row "from b2" uses b2 as the theorem gives it
         rounds_of = entry.convex if convex else entry.nonconvex
         work_of = entry.convex_gradients if convex else entry.nonconvex_gradients
         if rounds_of is None or work_of is None:
@@ -161,42 +215,51 @@ def plan(
             rows.append(Row(entry.method, entry.source, entry.assumption + " (here K > M)", NONE))
             continue
         rounds = max(1.0, rounds_of(setting))
-        rows.append(_row(entry.method, entry.source, entry.assumption, ORDER, rounds, _round(entry, setting), d, costs,
-                         gradients=work_of(setting)))  # fmt: skip
+        label = (entry.method, entry.source, entry.assumption, ORDER)
+        each = _round(entry, setting)
+        rows.append(_row(label, rounds, each, d, costs, gradients=work_of(setting)))
     return rows
 
 
 def _bound(s: Setting, d: int, convex: bool, costs: Costs, K: int, average_L: float | None) -> Row:
-    """FedPAGE with K local steps, or PAGE (K = 1), by its theorem."""
+    """Compute the row of FedPAGE with K local steps, or of PAGE (K = 1), by its theorem."""
     L = s.L if K > 1 or average_L is None else average_L
-    common: dict[str, Any] = {"L": L, "N": s.N, "S": s.S, "epsilon": s.epsilon}
-    tuned: Tuned
     if K == 1:
-        tuned = convex_page(**common, R2=s.R2) if convex else nonconvex_page(**common, D0=s.D0)
+        tuned = (
+            convex_page(L=L, N=s.N, S=s.S, R2=s.R2, epsilon=s.epsilon)
+            if convex
+            else nonconvex_page(L=L, N=s.N, S=s.S, D0=s.D0, epsilon=s.epsilon)
+        )
     elif convex:
-        tuned = convex_fedpage(**common, K=K, R2=s.R2)
+        tuned = convex_fedpage(L=L, N=s.N, S=s.S, K=K, R2=s.R2, epsilon=s.epsilon)
     else:
-        tuned = nonconvex_fedpage(**common, K=K, D0=s.D0)
+        tuned = nonconvex_fedpage(L=L, N=s.N, S=s.S, K=K, D0=s.D0, epsilon=s.epsilon)
     method = tuned.method
-    steps = {"eta_g": method.eta_g} | ({"eta_l": method.eta_l} if K > 1 else {})
+    steps = {"eta_g": method.eta_g}
+    if K > 1 and method.eta_l is not None:
+        steps["eta_l"] = method.eta_l
     each = _fedpage_round(s, K)
     assumption = "average smooth" if K == 1 else "smooth"
-    source = f"{tuned.theorem}, all rows"
+    label = (str(method.name), f"{tuned.theorem}, all rows", assumption, BOUND)
     rounds = max(1.0, math.ceil(tuned.rounds))
-    return _row(method.name, source, assumption, BOUND, rounds, each, d, costs, steps=steps,
-                gradients=rounds * each.clients * each.gradients / s.N)  # fmt: skip
+    gradients = rounds * each.clients * each.gradients / s.N
+    return _row(label, rounds, each, d, costs, gradients=gradients, steps=steps)
 
 
 def _row(
-    method: str, source: str, assumption: str, kind: str, rounds: float, each: Round, d: int, costs: Costs, *,
-    gradients: float, steps: dict[str, Any] | None = None,
-) -> Row:  # fmt: skip
+    label: tuple[str, str, str, str],
+    rounds: float,
+    each: Round,
+    d: int,
+    costs: Costs,
+    *,
+    gradients: float,
+    steps: dict[str, float] | None = None,
+) -> Row:
+    """Multiply an average round's costs by the rounds; label is the row's first four fields."""
     vector = 8.0 * d
     return Row(
-        method=method,
-        source=source,
-        assumption=assumption,
-        kind=kind,
+        *label,
         rounds=rounds,
         clients=rounds * each.clients,
         bytes_up=rounds * each.clients * each.up * vector,

@@ -1,7 +1,8 @@
-"""Tables 1 and 2 of the paper: rounds, and gradients per client, to an epsilon-solution, up to constants.
+"""Evaluate Tables 1 and 2 of the paper: rounds and gradients to epsilon, up to constants.
 
-The paper prints the terms with L, f(x0) - f* and |x0 - x*| set to 1. Here each term carries the factor that makes it a
-pure number (`Setting.L`, `D0`, `R2`, all 1 by default, which gives the printed tables).
+The paper prints the terms with L, f(x0) - f* and |x0 - x*| set to 1. Here each term has the factor
+that makes it a pure number (`Setting.L`, `D0` and `R2`). With these at their default of 1 the terms
+are those of the printed tables.
 """
 
 from __future__ import annotations
@@ -13,20 +14,47 @@ from dataclasses import dataclass
 from fedpage.core.errors import InputError
 
 _RANGE = 1e30
-"""Beyond it the fourth powers of the formulas leave float64."""
+"""Above it the fourth powers of the formulas overflow."""
 
 
 def check_range(name: str, value: float, power: int = 1) -> None:
-    """Refuse a constant of which the formulas' powers would overflow or vanish; power: of what it measures."""
+    """Refuse a constant whose powers in the formulas would overflow or vanish.
+
+    Args:
+        name: The constant's name.
+        value: Its value.
+        power: The power of a length or of f that the constant is.
+
+    Raises:
+        InputError: The value is out of range.
+    """
     if not _RANGE**-power <= value <= _RANGE**power:
         raise InputError(
-            f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not {value!r}; rescale f or x"
+            f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not {value!r}; "
+            "rescale f or x"
         )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the complexities depend on. epsilon: gradient norm (nonconvex) or gap of f (convex)."""
+    """What the complexities depend on.
+
+    Attributes:
+        N: Clients.
+        S: Clients sampled in a round.
+        K: Local steps.
+        M: Rows per client.
+        epsilon: The gradient norm to reach (nonconvex), or f(x) - f* (convex).
+        sigma: Standard deviation of the rows' gradients within a client.
+        G: The constant part of the clients' dissimilarity.
+        B: Its relative part.
+        L: Smoothness of the rows.
+        D0: f(x0) - f*.
+        R2: |x0 - x*|^2.
+
+    Raises:
+        InputError: A number is out of range.
+    """
 
     N: int
     S: int
@@ -56,7 +84,7 @@ class Setting:
 
     @property
     def hill(self) -> float:
-        """L (f(x0) - f*): the factor of every nonconvex term."""
+        """L (f(x0) - f*), which is a factor of every nonconvex term."""
         return self.L * self.D0
 
 
@@ -65,9 +93,18 @@ Formula = Callable[[Setting], float]
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the tables. None where the paper has a dash.
+    """A row of the tables.
 
-    BV: bounded variance of rows within a client (sigma). (G,B)-BGD: bounded gradient dissimilarity of clients.
+    Attributes:
+        method: The method's name.
+        source: The paper of the analysis.
+        assumption: What it assumes. BV: bounded variance of rows within a client (sigma).
+            (G,B)-BGD: bounded gradient dissimilarity of clients.
+        convex: Rounds for a convex f; None where the paper has a dash, as in the next three.
+        nonconvex: Rounds for a nonconvex f.
+        convex_gradients: Gradients per client for a convex f.
+        nonconvex_gradients: Gradients per client for a nonconvex f.
+        everyone: Whether the analysis needs S = N.
     """
 
     method: str
@@ -78,11 +115,17 @@ class Entry:
     convex_gradients: Formula | None
     nonconvex_gradients: Formula | None
     everyone: bool = False
-    """The analysis needs S = N."""
 
 
 def convex_case(N: int, S: int) -> tuple[str, float]:
-    """Which of FedPAGE's three convex cases applies, and its factor of L R2/epsilon (Theorem 3).
+    """Find which of FedPAGE's three convex cases applies (Theorem 3).
+
+    Args:
+        N: Clients.
+        S: Clients sampled in a round.
+
+    Returns:
+        The case in words, and its factor of L R2/epsilon.
 
     >>> convex_case(10_000, 10), convex_case(10_000, 500), convex_case(10_000, 5_000)
     (('S <= N^(1/2)', 100.0), ('N^(1/2) < S <= N^(3/4)', 10.0), ('N^(3/4) < S', 2.0))
@@ -129,35 +172,58 @@ def _scaffold_nonconvex(s: Setting) -> float:
 
 
 def _share(rounds: Formula) -> Formula:
-    """Gradients per client of a method whose S sampled clients take K steps: rounds times S K/N."""
+    """Return gradients per client where S sampled clients take K steps: rounds times S K/N."""
     return lambda s: rounds(s) * s.S * s.K / s.N
 
 
 def _work(rounds: Formula, batch: Formula) -> Formula:
-    """Gradients per client of FedPAGE: rounds times S (batch + K)/N."""
+    """Return gradients per client of FedPAGE: rounds times S (batch + K)/N."""
     return lambda s: rounds(s) * s.S * (batch(s) + s.K) / s.N
 
 
 TABLE: tuple[Entry, ...] = (
     Entry(
-        "FedAvg", "Yu et al. 2019", "smooth, BV, (G,0)-BGD",
+        "FedAvg",
+        "Yu et al. 2019",
+        "smooth, BV, (G,0)-BGD",
         None,
-        lambda s: s.hill * (s.G**2 * s.N * s.K / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.K * s.epsilon**4)),
+        lambda s: (
+            s.hill
+            * (
+                s.G**2 * s.N * s.K / s.epsilon**2 / _scale(s)
+                + s.sigma**2 / (s.N * s.K * s.epsilon**4)
+            )
+        ),
         None,
-        lambda s: s.hill * (s.G**2 * s.N * s.K**2 / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.epsilon**4)),
+        lambda s: (
+            s.hill
+            * (s.G**2 * s.N * s.K**2 / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.epsilon**4))
+        ),
         everyone=True,
     ),
     Entry(
-        "FedAvg", "Karimireddy et al. 2020", "smooth, BV, (G,B)-BGD",
-        _fedavg_convex, _fedavg_nonconvex, _share(_fedavg_convex), _share(_fedavg_nonconvex),
+        "FedAvg",
+        "Karimireddy et al. 2020",
+        "smooth, BV, (G,B)-BGD",
+        _fedavg_convex,
+        _fedavg_nonconvex,
+        _share(_fedavg_convex),
+        _share(_fedavg_nonconvex),
     ),
     Entry(
-        "FedProx", "Sahu et al. 2018", "smooth, (0,B)-BGD, S = N",
-        lambda s: s.L * s.R2 * s.B**2 / s.epsilon, None, lambda s: s.L * s.R2 * s.B**2 / s.epsilon, None,
+        "FedProx",
+        "Sahu et al. 2018",
+        "smooth, (0,B)-BGD, S = N",
+        lambda s: s.L * s.R2 * s.B**2 / s.epsilon,
+        None,
+        lambda s: s.L * s.R2 * s.B**2 / s.epsilon,
+        None,
         everyone=True,
     ),
     Entry(
-        "VRL-SGD", "Liang et al. 2019", "smooth, BV, S = N",
+        "VRL-SGD",
+        "Liang et al. 2019",
+        "smooth, BV, S = N",
         None,
         lambda s: s.hill * (s.N / s.epsilon**2 + s.N * s.sigma**2 / (s.K * s.epsilon**4)),
         None,
@@ -165,38 +231,63 @@ TABLE: tuple[Entry, ...] = (
         everyone=True,
     ),
     Entry(
-        "S-Local-SVRG", "Gorbunov et al. 2020", "smooth, S = N, K <= M",
-        lambda s: s.L * s.R2 * ((s.M / s.K) ** (1 / 3) + math.sqrt(s.M / (s.N * s.K**2))) / s.epsilon,
+        "S-Local-SVRG",
+        "Gorbunov et al. 2020",
+        "smooth, S = N, K <= M",
+        lambda s: (
+            s.L * s.R2 * ((s.M / s.K) ** (1 / 3) + math.sqrt(s.M / (s.N * s.K**2))) / s.epsilon
+        ),
         None,
-        lambda s: s.L * s.R2 * (s.K + math.sqrt(s.M / s.N) + s.M ** (1 / 3) * s.K ** (2 / 3)) / s.epsilon,
+        lambda s: (
+            s.L * s.R2 * (s.K + math.sqrt(s.M / s.N) + s.M ** (1 / 3) * s.K ** (2 / 3)) / s.epsilon
+        ),
         None,
         everyone=True,
     ),
     Entry(
-        "SCAFFOLD", "Karimireddy et al. 2020", "smooth, BV",
-        _scaffold_convex, _scaffold_nonconvex, _share(_scaffold_convex), _share(_scaffold_nonconvex),
+        "SCAFFOLD",
+        "Karimireddy et al. 2020",
+        "smooth, BV",
+        _scaffold_convex,
+        _scaffold_nonconvex,
+        _share(_scaffold_convex),
+        _share(_scaffold_nonconvex),
     ),
     Entry(
-        "FedPAGE", "Zhao, Li, Richtárik 2021", "smooth",
-        _fedpage_convex, _fedpage_nonconvex,
-        _work(_fedpage_convex, lambda s: s.M), _work(_fedpage_nonconvex, lambda s: s.M),
+        "FedPAGE",
+        "Zhao, Li, Richtárik 2021",
+        "smooth",
+        _fedpage_convex,
+        _fedpage_nonconvex,
+        _work(_fedpage_convex, lambda s: s.M),
+        _work(_fedpage_nonconvex, lambda s: s.M),
     ),
     Entry(
-        "FedPAGE", "minibatches, as printed", "smooth, BV",
-        _fedpage_convex, _fedpage_nonconvex,
-        _work(_fedpage_convex, lambda s: s.N**1.5 * s.sigma**2 / (s.S * s.epsilon**2) / _scale(s, convex=True)),
+        "FedPAGE",
+        "minibatches, as printed",
+        "smooth, BV",
+        _fedpage_convex,
+        _fedpage_nonconvex,
+        _work(
+            _fedpage_convex,
+            lambda s: s.N**1.5 * s.sigma**2 / (s.S * s.epsilon**2) / _scale(s, convex=True),
+        ),
         _work(_fedpage_nonconvex, lambda s: s.N * s.sigma**2 / (s.S * s.epsilon**2)),
     ),
     Entry(
-        "FedPAGE", "minibatches, from b2", "smooth, BV",
-        _fedpage_convex, _fedpage_nonconvex,
+        "FedPAGE",
+        "minibatches, from b2",
+        "smooth, BV",
+        _fedpage_convex,
+        _fedpage_nonconvex,
         _work(_fedpage_convex, lambda s: s.N**1.5 * s.sigma**2 / (s.S**2 * s.epsilon) / s.L),
         _work(_fedpage_nonconvex, lambda s: s.N * s.sigma**2 / (s.S**2 * s.epsilon**2)),
     ),
-)  # fmt: skip
-"""Every row of Tables 1 and 2, in the paper's order; FedPAGE's second row twice, as printed and as its b2 gives it."""
+)
+"""Every row of Tables 1 and 2, in the paper's order. FedPAGE's second row stands here twice: as the
+paper prints it, and as its b2 gives it."""
 
 
 def _scale(s: Setting, convex: bool = False) -> float:
-    """What makes the two terms whose powers of epsilon do not match their units pure numbers again; 1 as printed."""
+    """Return the factor that makes two terms pure numbers, whose units do not match as printed."""
     return s.L**2 * s.R2 if convex else s.L * s.D0

@@ -1,1 +1,1 @@
-"""The paper's experiments: one TOML a figure, the claims of its text, and what runs and judges them."""
+"""Reproduce the paper's experiments: its figures and claims as TOML, and the code that judges."""

@@ -1,39 +1,20 @@
-"""The paper's figures as data: which runs make which panel."""
+"""Read the paper's figures from TOML: which runs make which panel."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.methods import METHODS
 from fedpage.runs import toml
+from fedpage.runs.config import setting, structure
 
-_FIGURE = {
-    "name": str, "title": str, "paper": str, "data": str, "rows": int, "objective": str, "rounds": int, "record_every": int,
-    "seeds": int, "panel": list, "method": list, "tuning": dict,
-}  # fmt: skip
-_PLAIN = ("name", "title", "paper", "data", "rows", "objective", "rounds", "record_every", "seeds")
-_PANEL = {
-    "clients": int, "step": float, "S": int, "S_rivals": int, "b_rivals": int, "eta_g": list, "rho": list,
-}  # fmt: skip
-_METHOD = {
-    "name": str,
-    "label": str,
-    "S": int,
-    "K": int,
-    "b": int,
-    "b3": int,
-    "rho": float,
-    "rival": bool,
-}
-_TUNING = {"eta_g": list, "rho": list, "target": float, "seeds": int}
 _LARGEST = 2**31 - 1
 
 
@@ -47,7 +28,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: a problem and the curves in it."""
+    """One plot: a problem and its curves."""
 
     title: str
     clients: int
@@ -56,13 +37,42 @@ class Panel:
 
     @property
     def key(self) -> str:
-        """Its name in file names."""
+        """The panel's name in file names."""
         return f"N{self.clients}" + (f"-step{self.step:g}" if self.step is not None else "")
 
 
 @dataclass(frozen=True)
+class TuningTable:
+    """The grid that a search for step sizes covers: the table `[tuning]`."""
+
+    eta_g: list[float]
+    rho: list[float]
+    target: float = setting(above=0)
+    seeds: int = setting(at_least=1, at_most=_LARGEST)
+
+    def __post_init__(self) -> None:
+        _check_steps(self.eta_g, "eta_g", 1)
+        _check_steps(self.rho, "rho", 1)
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A figure of the paper, or of the same experiments on other data."""
+    """A figure of the paper, or of the same experiment on other data.
+
+    Attributes:
+        name: Its name on the command line.
+        title: The heading.
+        paper: The number of the figure in the paper.
+        data: The data set.
+        rows: How many rows of it are used.
+        objective: The loss.
+        rounds: Rounds of a run.
+        record_every: Rounds between records.
+        seeds: Runs of every curve, unless the command line gives another number.
+        panels: The plots.
+        columns: Panels in a row of the paper's layout.
+        tuning: The grid of the search for step sizes, if the figure has one.
+    """
 
     name: str
     title: str
@@ -73,156 +83,203 @@ class Figure:
     rounds: int
     record_every: int
     seeds: int
-    """Runs of every curve, unless the command line says otherwise."""
     panels: tuple[Panel, ...]
     columns: int
-    """Panels in a row of the paper's layout."""
-    tuning: Mapping[str, Any] | None = None
+    tuning: TuningTable | None = None
+
+
+@dataclass(frozen=True)
+class _PanelTable:
+    """A table `[[panel]]`."""
+
+    clients: int = setting(at_least=1, at_most=_LARGEST)
+    step: float | None = setting(None, above=0, at_most=1e300)
+    S: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    S_rivals: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    b_rivals: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    eta_g: list[float] | None = None
+    rho: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class _MethodTable:
+    """A table `[[method]]`."""
+
+    name: str
+    label: str
+    S: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    K: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    b: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    b3: int | None = setting(None, at_least=1, at_most=_LARGEST)
+    rho: float | None = setting(None, above=0, at_most=1e300)
+    rival: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in METHODS:
+            hint = did_you_mean(self.name, METHODS) or f" known are {', '.join(METHODS)}"
+            raise InputError(f"unknown method {short_repr(self.name)};{hint}")
+
+
+@dataclass(frozen=True)
+class _FigureTable:
+    """A figure's TOML document."""
+
+    name: str
+    title: str
+    paper: str
+    data: str
+    objective: str
+    panel: list[_PanelTable]
+    method: list[_MethodTable]
+    rows: int = setting(at_least=1, at_most=_LARGEST)
+    rounds: int = setting(at_least=1, at_most=_LARGEST)
+    record_every: int = setting(at_least=0, at_most=_LARGEST)
+    seeds: int = setting(at_least=1, at_most=_LARGEST)
+    tuning: TuningTable | None = None
+
+    def __post_init__(self) -> None:
+        if not self.panel or not self.method:
+            raise InputError("at least one panel and one method are needed")
+        if len({method.label for method in self.method}) < len(self.method):
+            raise InputError("two methods have the same label")
 
 
 def names() -> list[str]:
-    """Every figure, in the paper's order."""
-    texts = _texts()
+    """List every figure, in the paper's order."""
+    texts = _read_texts()
     return sorted(texts, key=lambda name: str(tomllib.loads(texts[name])["paper"]))
 
 
 def load(name: str) -> Figure:
-    """The figure of that name; an InputError suggests another where there is none."""
-    texts = _texts()
+    """Load a figure of the paper.
+
+    Args:
+        name: Its name, such as "comparison/a9a-robust".
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: There is no figure of that name.
+    """
+    texts = _read_texts()
     if name not in texts:
-        near = get_close_matches(name, texts, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"unknown figure {name!r}: {hint}`fedpage reproduce --list` shows all")
+        hint = did_you_mean(name, texts)
+        raise InputError(f"unknown figure {name!r};{hint} `fedpage reproduce --list` shows all")
     return parse(texts[name], name)
 
 
-def _texts() -> dict[str, str]:
-    found = {}
+def _read_texts() -> dict[str, str]:
+    """Read the TOML documents of all figures, by name."""
+    texts = {}
     for entry in files("fedpage.studies.paper").joinpath("figures").iterdir():
         if entry.name.endswith(".toml"):
             text = entry.read_text(encoding="utf-8")
-            found[str(tomllib.loads(text)["name"])] = text
-    return found
+            texts[str(tomllib.loads(text)["name"])] = text
+    return texts
 
 
 def parse(text: str, source: str) -> Figure:
-    """A figure from its TOML; unknown keys, missing ones and values of a wrong kind are errors."""
-    table = toml.loads(text, f"figure {source}")
-    toml.known(table, _FIGURE, f"figure {source}", optional={"tuning"})
-    panels, methods = table["panel"], table["method"]
-    _within(table, ("rows", "rounds", "seeds"), f"figure {source}")
-    _within(table, ("record_every",), f"figure {source}", least=0)
-    for number, panel in enumerate(panels):
-        where = f"figure {source}, panel {number + 1}"
-        toml.known(panel, _PANEL, where, optional=set(_PANEL) - {"clients"})
-        _within(panel, ("clients", "S", "S_rivals", "b_rivals"), where)
-    for number, method in enumerate(methods):
-        where = f"figure {source}, method {number + 1}"
-        toml.known(method, _METHOD, where, optional=set(_METHOD) - {"name", "label"})
-        _within(method, ("S", "K", "b", "b3"), where)
-        if method["name"] not in METHODS:
-            near = get_close_matches(method["name"], METHODS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(METHODS)}"
-            raise InputError(f"{where}: unknown method {short_repr(method['name'])}{hint}")
-    if "tuning" in table:
-        where = f"figure {source}, tuning"
-        toml.known(table["tuning"], _TUNING, where, optional=set())
-        _within(table["tuning"], ("seeds",), where)
-        for key in ("eta_g", "rho"):
-            _steps(table["tuning"], key, 1, where)
-        _positive(table["tuning"]["target"], f"{where}: target")
-    if not panels or not methods:
-        raise InputError(f"figure {source}: at least one panel and one method are needed")
-    plain = {key: table[key] for key in _PLAIN}
-    clients = len({panel["clients"] for panel in panels})
-    made = tuple(
-        _panel(panel, methods, table["rows"], f"figure {source}, panel {number}")
-        for number, panel in enumerate(panels, start=1)
+    """Parse a figure from its TOML document.
+
+    Args:
+        text: The document.
+        source: The figure's name, for error messages.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: A key is unknown or missing, or a value has a wrong type or range.
+    """
+    where = f"figure {source}"
+    table = structure(_FigureTable, toml.loads(text, where), where)
+    panels = tuple(
+        _build_panel(panel, table.method, table.rows, f"{where}, [panel] {number}")
+        for number, panel in enumerate(table.panel, start=1)
     )
-    if len({panel.key for panel in made}) < len(made):
-        raise InputError(f"figure {source}: two panels have the same clients and step")
-    if len({method["label"] for method in methods}) < len(methods):
-        raise InputError(f"figure {source}: two methods have the same label")
+    if len({panel.key for panel in panels}) < len(panels):
+        raise InputError(f"{where}: two panels have the same clients and step")
+    clients = len({panel.clients for panel in panels})
     columns = len(panels) // clients if clients < len(panels) else len(panels)
-    return Figure(**plain, panels=made, columns=columns, tuning=table.get("tuning"))
+    return Figure(
+        table.name, table.title, table.paper, table.data, table.rows, table.objective,
+        table.rounds, table.record_every, table.seeds, panels, columns, table.tuning,
+    )  # fmt: skip
 
 
-def _within(table: Mapping[str, Any], keys: tuple[str, ...], where: str, least: int = 1) -> None:
-    """Whole numbers that are given must be sensible ones."""
-    for key in keys:
-        if key in table and not least <= table[key] <= _LARGEST:
-            raise InputError(
-                f"{where}: {key} must be from {least} to {_LARGEST:,}, not {short_repr(table[key])}"
-            )
+def _check_steps(values: Sequence[float] | None, name: str, least: int) -> None:
+    """Require at least so many numbers above 0."""
+    count = 0 if values is None else len(values)
+    if values is None or count < least:
+        raise InputError(f"{name} needs at least {least} numbers, not {count}")
+    for value in values:
+        if not 0 < value < 1e300:
+            raise InputError(f"every {name} must be a finite number above 0, not {value!r}")
 
 
-def _positive(value: Any, what: str) -> float:
-    """A finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e300:
-        raise InputError(f"{what} must be a finite number above 0, not {short_repr(value)}")
-    return float(value)
-
-
-def _steps(table: Mapping[str, Any], key: str, least: int, where: str) -> list[float]:
-    """A list of at least so many finite numbers above 0."""
-    values = table.get(key, [])
-    if len(values) < least:
-        raise InputError(f"{where}: {key} needs at least {least} numbers, not {len(values)}")
-    return [_positive(value, f"{where}: every {key}") for value in values]
-
-
-def _panel(panel: Mapping[str, Any], methods: list[dict[str, Any]], rows: int, where: str) -> Panel:
-    if panel["clients"] > rows:
+def _build_panel(
+    panel: _PanelTable, methods: Sequence[_MethodTable], rows: int, where: str
+) -> Panel:
+    if panel.clients > rows:
         raise InputError(
-            f"{where}: {panel['clients']} clients need at least {panel['clients']} rows, not {rows}"
+            f"{where}: {panel.clients} clients need at least {panel.clients} rows, not {rows}"
         )
-    step = _positive(panel["step"], f"{where}: step") if "step" in panel else None
-    tuned = (
-        [_steps(panel, key, len(methods), where) for key in ("eta_g", "rho")]
-        if "eta_g" in panel
-        else None
-    )
-    if tuned is None and step is None:
+    if panel.eta_g is None and panel.step is None:
         raise InputError(f"{where}: a panel needs step, or eta_g and rho for each method")
-    variants = []
-    for number, table in enumerate(methods):
-        options = {key: table[key] for key in ("S", "K", "b", "b3") if key in table}
-        rho = _positive(table["rho"], f"{where}: rho") if "rho" in table else None
-        if table.get("rival"):
-            missing = [key for key in ("S_rivals", "b_rivals") if key not in panel]
-            if missing:
-                raise InputError(
-                    f"{where}: {missing[0]!r} is missing, and {short_repr(table['label'])} is a rival"
-                )
-            options |= {"S": panel["S_rivals"], "b": panel["b_rivals"]}
-        elif "S" in panel:
-            options["S"] = panel["S"]
-        try:
-            method: Any = METHODS[table["name"]](**options)
-            if tuned is not None:
-                method = replace(method, eta_g=tuned[0][number])
-                rho = tuned[1][number] if method.K > 1 else None
-            else:
-                method = method.with_step(step)
-            if rho is not None:
-                method = replace(method, eta_l=rho * method.eta_g / method.K)
-            method.init(np.zeros(1), panel["clients"])
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        except (TypeError, AttributeError):
-            known = ", ".join(field.name for field in fields(METHODS[table["name"]].cls))
-            asked = ", ".join(
-                [*options, *(["eta_g"] if tuned else []), *(["rho"] if rho is not None else [])]
-            )
-            raise InputError(
-                f"{where}: {table['name']} has {known}; it cannot take {asked}"
-            ) from None
-        variants.append(Variant(table["label"], method))
-    title = f"{panel['clients']:,} clients" + (f", step {step:g}" if step is not None else "")
-    return Panel(title, int(panel["clients"]), step, tuple(variants))
+    try:
+        if panel.eta_g is not None:
+            _check_steps(panel.eta_g, "eta_g", len(methods))
+            _check_steps(panel.rho, "rho", len(methods))
+        variants = tuple(
+            Variant(table.label, _build_method(table, panel, number))
+            for number, table in enumerate(methods)
+        )
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    step = f", step {panel.step:g}" if panel.step is not None else ""
+    return Panel(f"{panel.clients:,} clients{step}", panel.clients, panel.step, variants)
+
+
+def _build_method(table: _MethodTable, panel: _PanelTable, number: int) -> Any:
+    """Build a method with the hyper-parameters of its table and of the panel."""
+    keys = ("S", "K", "b", "b3")
+    options: dict[str, Any] = {key: v for key, v in asdict(table).items() if key in keys and v}
+    rho = table.rho
+    if table.rival:
+        for key in ("S_rivals", "b_rivals"):
+            if getattr(panel, key) is None:
+                raise InputError(f"{key!r} is missing, and {short_repr(table.label)} is a rival")
+        options |= {"S": panel.S_rivals, "b": panel.b_rivals}
+    elif panel.S is not None:
+        options["S"] = panel.S
+    try:
+        method: Any = METHODS[table.name](**options)
+        if panel.eta_g is not None and panel.rho is not None:
+            method = replace(method, eta_g=panel.eta_g[number])
+            rho = panel.rho[number] if method.K > 1 else None
+        else:
+            method = method.with_step(panel.step)
+        if rho is not None:
+            method = replace(method, eta_l=rho * method.eta_g / method.K)
+        method.init(np.zeros(1), panel.clients)
+    except (TypeError, AttributeError):
+        known = ", ".join(field.name for field in fields(METHODS[table.name]()))
+        asked = [*options, *(["eta_g"] if panel.eta_g else []), *(["rho"] if rho else [])]
+        raise InputError(f"{table.name} has {known}; it cannot take {', '.join(asked)}") from None
+    return method
 
 
 def on_other_data(figure: Figure, data: str, rows: int) -> Figure:
-    """The same figure on other data, marked as such; panels that need more rows than there are, keep their clients."""
+    """Return the same figure on other data, marked in its title.
+
+    Args:
+        figure: The figure.
+        data: The other data set.
+        rows: Its rows; the figure uses at most as many as before.
+
+    Returns:
+        The changed figure; its panels keep their clients.
+    """
     title = f"{figure.title} [on {data} instead of {figure.data}]"
     return replace(figure, data=data, rows=min(rows, figure.rows), title=title)

@@ -1,4 +1,4 @@
-"""Running figures: every run in a file of its own, finished ones kept and never run twice."""
+"""Run figures: every run has its own file, and a finished run is never repeated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from fedpage.core.errors import InputError
+from fedpage.core.types import Problem
 from fedpage.data.partition import blocks
 from fedpage.engine.simulate import simulate
 from fedpage.runs.history import History
@@ -28,18 +28,34 @@ class Task:
     seed: int
 
     def path(self, out: Path) -> Path:
-        """Its file, named after what is run, so that two figures with the same curve share it."""
+        """Return the run's file, named after what is run, so that figures share equal curves."""
         figure, method = self.figure, self.variant.method
         about = json.dumps(describe_method(method), sort_keys=True)
         digest = hashlib.sha256(about.encode()).hexdigest()[:10]
-        place = f"{figure.data}-{figure.rows}-{figure.objective}-N{self.panel.clients}-R{figure.rounds}-{figure.record_every}"
-        place = "".join(c if c.isalnum() or c in "-." else "_" for c in place)
-        return out / "runs" / place / f"{type(method).__name__}-{digest}-seed{self.seed}.jsonl"
+        folder = (
+            f"{figure.data}-{figure.rows}-{figure.objective}-N{self.panel.clients}"
+            f"-R{figure.rounds}-{figure.record_every}"
+        )
+        folder = "".join(c if c.isalnum() or c in "-." else "_" for c in folder)
+        return out / "runs" / folder / f"{type(method).__name__}-{digest}-seed{self.seed}.jsonl"
 
 
 @lru_cache(maxsize=3)
-def problem(data: str, rows: int, objective: str, clients: int) -> Any:
-    """The figure's problem: the first `rows` rows in equal consecutive blocks."""
+def build_problem(data: str, rows: int, objective: str, clients: int) -> Problem:
+    """Build a figure's problem: the first rows of a data set in equal consecutive blocks.
+
+    Args:
+        data: The data set.
+        rows: How many of its rows to use.
+        objective: The loss.
+        clients: How many blocks.
+
+    Returns:
+        The problem.
+
+    Raises:
+        InputError: The data set has fewer rows.
+    """
     from fedpage.runs import build
 
     loaded = build.load_dataset(data)
@@ -48,8 +64,16 @@ def problem(data: str, rows: int, objective: str, clients: int) -> Any:
     return build.build_objective(loaded, blocks(rows, clients), objective)
 
 
-def tasks(figures: Sequence[Figure], seeds: int) -> list[Task]:
-    """All runs of the figures; the same seeds, coins and clients for every curve of a panel."""
+def list_tasks(figures: Sequence[Figure], seeds: int) -> list[Task]:
+    """List all runs of the figures, with the same seeds for every curve.
+
+    Args:
+        figures: The figures.
+        seeds: Runs of each curve, with seeds 0, 1, ...
+
+    Returns:
+        The runs, in the order of figures, panels, curves and seeds.
+    """
     return [
         Task(figure, panel, variant, seed)
         for figure in figures
@@ -59,8 +83,16 @@ def tasks(figures: Sequence[Figure], seeds: int) -> list[Task]:
     ]
 
 
-def finished(task: Task, out: Path) -> History | None:
-    """The run's history, if its file is whole and of this very run."""
+def load_finished(task: Task, out: Path) -> History | None:
+    """Load a run's history.
+
+    Args:
+        task: The run.
+        out: The directory of the reproduction.
+
+    Returns:
+        The history, or None if the file is missing, cut off, or of another run.
+    """
     path = task.path(out)
     if not path.is_file():
         return None
@@ -68,22 +100,23 @@ def finished(task: Task, out: Path) -> History | None:
         history = History.load(path)
     except InputError:
         return None
-    same = (
-        history.meta.get("method") == describe_method(task.variant.method)
-        and history.meta.get("seed") == task.seed
-        and history.meta.get("rounds") == task.figure.rounds
-        and history.meta.get("record_every") == task.figure.record_every
-        and history.meta.get("figure_data")
-        == [task.figure.data, task.figure.rows, task.figure.objective]
-    )
-    return history if same and history.ended else None
-
-
-def _do(task: Task, out: Path) -> None:
     figure = task.figure
-    made = problem(figure.data, figure.rows, figure.objective, task.panel.clients)
+    expected = {
+        "method": describe_method(task.variant.method),
+        "seed": task.seed,
+        "rounds": figure.rounds,
+        "record_every": figure.record_every,
+        "figure_data": [figure.data, figure.rows, figure.objective],
+    }
+    is_same = all(history.meta.get(name) == value for name, value in expected.items())
+    return history if is_same and history.ended else None
+
+
+def _run_task(task: Task, out: Path) -> None:
+    figure = task.figure
+    problem = build_problem(figure.data, figure.rows, figure.objective, task.panel.clients)
     history = simulate(
-        made,
+        problem,
         task.variant.method,
         rounds=figure.rounds,
         seed=task.seed,
@@ -93,39 +126,60 @@ def _do(task: Task, out: Path) -> None:
     history.to_jsonl(task.path(out))
 
 
-def run(todo: Sequence[Task], out: Path, jobs: int, progress: Callable[[int, int], None]) -> int:
-    """Run what is not finished yet; returns how many runs that were. A killed process loses the runs in hand only."""
+def run(tasks: Sequence[Task], out: Path, jobs: int, progress: Callable[[int, int], None]) -> int:
+    """Run every task that is not finished yet; a killed process loses its current runs only.
+
+    Args:
+        tasks: The runs.
+        out: The directory of the reproduction.
+        jobs: Processes.
+        progress: Called with runs done and runs in all.
+
+    Returns:
+        How many runs were made.
+    """
     from joblib import Parallel, delayed
 
-    every = list({task.path(out): task for task in todo}.values())
-    left = [task for task in every if finished(task, out) is None]
+    every = list({task.path(out): task for task in tasks}.values())
+    left = [task for task in every if load_finished(task, out) is None]
     done = len(every) - len(left)
     progress(done, len(every))
-    for task in left[:1]:  # what cannot work is refused before a worker starts
-        problem(task.figure.data, task.figure.rows, task.figure.objective, task.panel.clients)
+    for task in left[:1]:  # refuse bad input before a worker starts
+        figure = task.figure
+        build_problem(figure.data, figure.rows, figure.objective, task.panel.clients)
 
-    def work() -> Iterator[None]:
+    def run_all() -> Iterator[None]:
         if jobs == 1:
             for task in left:
-                _do(task, out)
+                _run_task(task, out)
                 yield None
         else:
-            yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(
-                delayed(_do)(t, out) for t in left
-            )
+            parallel = Parallel(n_jobs=jobs, return_as="generator_unordered")
+            yield from parallel(delayed(_run_task)(task, out) for task in left)
 
-    for _ in work():
+    for _ in run_all():
         done += 1
         progress(done, len(every))
     return len(left)
 
 
-def histories(figure: Figure, seeds: int, out: Path) -> dict[str, dict[str, list[History]]]:
-    """Finished runs by panel key and label, in the figure's order."""
-    found: dict[str, dict[str, list[History]]] = {}
+def load_histories(figure: Figure, seeds: int, out: Path) -> dict[str, dict[str, list[History]]]:
+    """Load the finished runs of a figure.
+
+    Args:
+        figure: The figure.
+        seeds: Runs of each curve.
+        out: The directory of the reproduction.
+
+    Returns:
+        Histories by panel key and label, in the figure's order.
+    """
+    histories: dict[str, dict[str, list[History]]] = {}
     for panel in figure.panels:
-        curves = found.setdefault(panel.key, {})
+        curves = histories.setdefault(panel.key, {})
         for variant in panel.variants:
-            each = [finished(Task(figure, panel, variant, seed), out) for seed in range(seeds)]
-            curves[variant.label] = [history for history in each if history is not None]
-    return found
+            loaded = [
+                load_finished(Task(figure, panel, variant, seed), out) for seed in range(seeds)
+            ]
+            curves[variant.label] = [history for history in loaded if history is not None]
+    return histories
