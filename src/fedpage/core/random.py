@@ -30,6 +30,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 _S30, _S27, _S31, _S32, _S11 = (np.uint64(s) for s in (30, 27, 31, 32, 11))
 _ONE = np.uint64(1)
 _UNIT = 2.0**-53
+_SMALL = 24
+"""Subsets of at most this many are searched for a duplicate one by one, larger ones by a table."""
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
@@ -56,7 +58,7 @@ def _floyd(
     mask = np.int64(len(table) - 1)
     state = key
     word, half_left = key, False
-    small = k <= 24
+    small = k <= _SMALL
     if not small:
         table[:] = -1
     for filled in range(k):
@@ -154,7 +156,33 @@ def _minibatches(
             continue
         mine = _fold(keys[2], np.uint64(clients[i]))
         for draw in range(count):
-            _floyd(_fold(mine, np.uint64(first + draw)), M, b, table, out[i, draw])
+            key = _fold(mine, np.uint64(first + draw))
+            if b > _SMALL:
+                _floyd(key, M, b, table, out[i, draw])
+                continue
+            # _floyd for few rows, written here again: handing out[i, draw] to a function would
+            # cost as much as the draw (measured by benchmarks/rounds.py)
+            word, half_left = key, False
+            for filled in range(b):
+                top = M - b + filled
+                bound = np.uint64(top + 1)
+                while True:
+                    if half_left:
+                        word = word >> _S32
+                    else:
+                        key = key + _GOLDEN
+                        word = _mix(key)
+                    half_left = not half_left
+                    product = (word & _LOW) * bound
+                    low = product & _LOW
+                    if low >= bound or low >= ((_LOW - bound + _ONE) % bound):
+                        break
+                pick = np.uint32(product >> _S32)
+                for j in range(filled):
+                    if out[i, draw, j] == pick:
+                        pick = np.uint32(top)
+                        break
+                out[i, draw, filled] = pick
     return out
 
 
