@@ -47,7 +47,7 @@ def print_summary(runs: Sequence[History], target: float) -> None:
     table = Table(title=f"target: gradient norm {target:g}{medians}", title_justify="left")
     for i in columns:
         width = _width(headings[i], [row[i] for row in cells])
-        heading = headings[i] if screen.width > 120 else fill(headings[i], width)
+        heading = fill(headings[i], width)  # so that rich wraps headings, and no numbers
         justify: Literal["left", "right"] = "left" if i in (0, 9) else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     for row in cells:

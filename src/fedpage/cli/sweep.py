@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedpage.core.types import Method, Problem
+    from fedpage.core.types import AnyMethod, Problem
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs.history import History
 
 
 def sweep(
     problem: Problem,
-    methods: Sequence[Method],
+    methods: Sequence[AnyMethod],
     *,
     rounds: int,
     seeds: int,
@@ -37,7 +37,7 @@ def sweep(
         else:
             tasks = [bars.add_task("runs", total=len(methods) * seeds)]
 
-        def show_rounds(method: Method, seed: int) -> list[Progress]:
+        def show_rounds(method: AnyMethod, seed: int) -> list[Progress]:
             return [Progress(bars, tasks[methods.index(method)], offset=seed * rounds)]
 
         histories = iterate_sweep(
