@@ -189,9 +189,10 @@ def slow_libsvm(text: bytes, features: int | None, one_based: bool) -> tuple[Any
 
 def same_parsed(found: libsvm.Parsed, expected: tuple[Any, ...]) -> bool:
     kinds = (np.float64, np.int64, np.int32, np.float64)
+    arrays: tuple[Any, ...] = found[:4]
     return found.features == expected[4] and all(
         array.dtype == kind and array.tobytes() == np.array(plain, dtype=kind).tobytes()
-        for array, plain, kind in zip(found[:4], expected[:4], kinds, strict=True)
+        for array, plain, kind in zip(arrays, expected[:4], kinds, strict=True)
     )
 
 
@@ -268,11 +269,12 @@ def make_libsvm(rng: random.Random) -> bytes:
 
 
 def check_archive(data: bytes, suffix: str) -> None:
-    machine = {
+    machines: dict[str, Callable[[], Any]] = {
         ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, 1 << 28),
         ".gz": partial(zlib.decompressobj, 31),
         ".bz2": bz2.BZ2Decompressor,
-    }[suffix]
+    }
+    machine = machines[suffix]
 
     def slow() -> bytes:
         text, rest = b"", data
@@ -343,11 +345,11 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
         for number, (variant, method) in enumerate(
             zip(panel.variants, table["method"], strict=True)
         ):
-            made = variant.method
+            made: Any = variant.method
             assert type(made) is METHODS[method["name"]].cls
             assert 0 < made.effective_step < math.inf
-            for field in fields(made):
-                value = getattr(made, field.name)
+            for entry in fields(made):
+                value = getattr(made, entry.name)
                 assert value is None or type(value) is str or math.isfinite(value)
             assert getattr(made, "S", None) is None or panel.clients >= made.S
             if "K" in method:
@@ -509,7 +511,8 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
         raise Refused from None
     if data and data[-1:] not in b"\r\n" and not data.endswith(b"}"):
         lines.pop()  # torn
-    meta, rows, end, events, model = None, [], None, [], None
+    meta, end, events, model = None, None, [], None
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -600,7 +603,8 @@ def slow_csv(data: bytes) -> dict[str, Any]:
     try:
         text = data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         table = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
-        heading, rows = table[0] if text.partition("\n")[0] else [], []
+        heading = table[0] if text.partition("\n")[0] else []
+        rows: list[dict[str, Any]] = []
         if not heading or len(set(heading)) < len(heading):
             raise ValueError
         for row in table[1:]:

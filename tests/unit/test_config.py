@@ -145,8 +145,9 @@ def test_errors_of_the_dataclass_itself_name_the_place_once():
 
 @pytest.mark.parametrize("name", list(fp.METHODS))
 def test_methods_are_built_from_words(name):
-    K = "1" if name == "page" else "3"
-    assert int(K) == build_method(MethodConfig(name, {"k": K})).K
+    steps = 1 if name == "page" else 3
+    method: Any = build_method(MethodConfig(name, {"k": str(steps)}))
+    assert steps == method.K
 
 
 def test_commands_survive_a_toml_file():

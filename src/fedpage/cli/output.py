@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,12 +46,10 @@ def print_summary(runs: Sequence[History], target: float) -> None:
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
     table = Table(title=f"target: gradient norm {target:g}{medians}", title_justify="left")
     for i in columns:
-        table.add_column(
-            headings[i],
-            justify="left" if i in (0, 9) else "right",
-            overflow="fold",
-            min_width=_width(headings[i], [row[i] for row in cells]),
-        )
+        width = _width(headings[i], [row[i] for row in cells])
+        heading = fill(headings[i], width)  # so that rich wraps headings, and no numbers
+        justify: Literal["left", "right"] = "left" if i in (0, 9) else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
     for row in cells:
         table.add_row(*(row[i] for i in columns))
     screen.print(table)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.common import (
     absolute_path,
-    check_runs,
     interruptible,
     prepare_out,
     read_hyper_parameters,
@@ -27,6 +26,10 @@ from fedpage.cli.options import (
 from fedpage.cli.output import log, print_summary, write_reports
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
+
+if TYPE_CHECKING:
+    from fedpage.callbacks.base import Callback
+    from fedpage.engine.loop import Run
 
 
 @with_config_options
@@ -74,7 +77,7 @@ def run(
     execute(prepared, command, out, checkpoint_every, report, callbacks=_trackers(track or []))
 
 
-def _trackers(names: list[str]) -> list[Any]:
+def _trackers(names: list[str]) -> list[Callback]:
     """Return a callback for the trackers of `--track`, or none."""
     from fedpage.callbacks.trackers import Track
 
@@ -84,17 +87,8 @@ def _trackers(names: list[str]) -> list[Any]:
         raise InputError(f"--track: {error}") from None
 
 
-class PreparedRun(NamedTuple):
-    """The objects of a run that has not begun."""
-
-    problem: Any
-    method: Any
-    arguments: dict[str, Any]
-    """Keyword arguments of `prepare`."""
-
-
-def prepare_run(command: RunCommand, threads: int, faults_source: str) -> PreparedRun:
-    """Build the problem, the method and the options of a run, and check that they fit together.
+def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
+    """Build a run from what `fedpage run` was given, and check that its parts fit together.
 
     Args:
         command: what `fedpage run` was given.
@@ -104,10 +98,8 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Prepar
     Raises:
         InputError: something does not exist or does not fit; nothing has been written yet.
     """
-    from dataclasses import replace
-
-    from fedpage.engine import faults
-    from fedpage.engine.simulate import RunOptions
+    from fedpage.engine.faults import parse
+    from fedpage.engine.simulate import RunOptions, prepare
     from fedpage.engine.stopping import Stop
     from fedpage.runs import build
 
@@ -119,54 +111,46 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Prepar
         given = build.parse_hyper_parameters(entry, command.method.hyper)
         method = build.build_theory_method(entry, given, problem)
         print(f"Steps from theory: {build.command_line(command.method.name, method, {})}")
-    check_runs(problem, [method], seed=config.seed, threads=threads)
-    options = RunOptions(threads=threads)
+    faults, policy = (None, None)
     if command.faults is not None:
-        failing, policy = faults.parse(command.faults, faults_source)
-        faults.FaultSampler(failing, problem, config.seed)  # checks that they fit
-        options = replace(options, faults=failing, policy=policy)
-    arguments = {
-        "rounds": config.rounds,
-        "record_every": config.record_every,
-        "seed": config.seed,
-        "stop": Stop(grad_norm=config.target) if config.stop else None,
-        "options": options,
-    }
-    return PreparedRun(problem, method, arguments)
+        faults, policy = parse(command.faults, faults_source)
+    return prepare(
+        problem,
+        method,
+        rounds=config.rounds,
+        seed=config.seed,
+        record_every=config.record_every,
+        stop=Stop(grad_norm=config.target) if config.stop else None,
+        options=RunOptions(threads=threads, faults=faults, policy=policy),
+    )
 
 
 def execute(
-    prepared: PreparedRun,
+    run: Run,
     command: RunCommand,
     out: Path | None,
     checkpoint_every: str,
     report: Path | None,
     *,
     resume: bool = False,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Run a prepared run, or continue it from `out`, and print its results."""
     from fedpage.callbacks.checkpointing import Checkpointing
     from fedpage.callbacks.progress import Progress
     from fedpage.core.types import StopReason
-    from fedpage.engine.simulate import prepare
     from fedpage.runs.store import RunStore
 
-    problem, method, arguments = prepared
-    prepared_run = prepare(problem, method, **arguments)
     observers = [*callbacks, Progress()]
     if out is None:
-        history = prepared_run.run(observers)
+        history = run.run(observers)
     else:
         store = RunStore(
             out, checkpoint_every=checkpoint_every, command=to_table(command), notify=log
         )
         with interruptible(out), store:
-            finished = store.open_run(prepared_run, resume=resume)
-            if finished is None:
-                history = prepared_run.run([*observers, Checkpointing(store)])
-            else:
-                history = finished
+            finished = store.open_run(run, resume=resume)
+            history = run.run([*observers, Checkpointing(store)]) if finished is None else finished
     print_summary([history], command.run.target)
     for event in ("fallback", "rejected", "lost", "back"):
         events = [entry for entry in history.events if entry["event"] == event]
@@ -178,7 +162,8 @@ def execute(
     if out:
         history.to_csv(out / "history.csv")
     if out or report:
-        title = f"{method.name} on {problem.data.name}, {problem.N:,} clients"
+        about = history.meta["problem"]
+        title = f"{history.label} on {about['data']}, {about['N']:,} clients"
         write_reports([history], out, title, command.run.target, report)
     if history.stop_reason is StopReason.ROUND_FAILED:
         raise typer.Exit(1)

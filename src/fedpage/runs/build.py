@@ -248,11 +248,15 @@ def build_theory_method(
         "convex": problem.convex,
     }
     if issubclass(entry.cls, SCAFFOLD):
-        return method.with_step(scaffold_steps(**terms, K=method.K).effective_step)
+        return _at_step(method, scaffold_steps(**terms, K=method.K).effective_step)
     if issubclass(entry.cls, FedAvg) and not issubclass(entry.cls, FedProx):
         _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
-        return method.with_step(fedavg_steps(**terms, K=method.K, B=B).effective_step)
+        return _at_step(method, fedavg_steps(**terms, K=method.K, B=B).effective_step)
     raise InputError(f"--steps theory: the paper gives no step sizes for {entry.label}; give eta_l")
+
+
+def _at_step(method: AnyMethod, step: float) -> AnyMethod:
+    return method.with_step(step)
 
 
 def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[Any]]:
