@@ -708,7 +708,9 @@ def check_store(data: bytes) -> None:
     path = scratch("trials.jsonl")
     path.write_bytes(data)
     store = Store(path, QUESTION)
-    found = {name: (trial.cost, trial.best, trial.diverged) for name, trial in store._trials.items()}
+    found = {
+        name: (trial.cost, trial.best, trial.diverged) for name, trial in store._trials.items()
+    }
     assert found == slow_store(data, store._key)
     if zlib.crc32(data) % 64 == 0:  # what is put in is there again, whatever stood before it
         store.put(METHOD, 7, Trial(3.0, 0.5, False))

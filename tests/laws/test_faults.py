@@ -322,6 +322,8 @@ def test_tied_dropout_follows_the_data():
 class Scripted:
     """A transport whose chunks are written down, attempt by attempt."""
 
+    is_reliable = False
+
     def __init__(self, attempts):
         self.attempts, self.requested, self.committed = list(attempts), [], []
 

@@ -116,7 +116,11 @@ def test_regression_targets_are_kept():
 
 
 def test_indices_outside_the_arrays_are_refused():
-    ok: dict[str, Any] = {"name": "d", "indptr": np.array([0, 1, 2]), "indices": np.array([0, 1], dtype=np.int32)}
+    ok: dict[str, Any] = {
+        "name": "d",
+        "indptr": np.array([0, 1, 2]),
+        "indices": np.array([0, 1], dtype=np.int32),
+    }
     ok |= {"values": np.ones(2), "y": np.ones(2), "features": 2}
     fp.Dataset(**ok)
     for bad in (

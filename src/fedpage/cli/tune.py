@@ -183,5 +183,7 @@ def _print_result(tuned: Any, out: Path) -> None:
         f"On {tuned.fresh} fresh seeds: {middle} {tuned.cost} (quartiles {low} to {high}). "
         f"{tuned.advice}"
     )
-    print(f"{tuned.runs} runs, and {tuned.reused} from an earlier search, in {out / 'trials.jsonl'}")
+    print(
+        f"{tuned.runs} runs, and {tuned.reused} from an earlier search, in {out / 'trials.jsonl'}"
+    )
     print(f"Grid: {plots.heat_map(tuned, out / 'grid.png')}")

@@ -81,6 +81,11 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if method.client_state is not None:
             self._state_layout = layout_of(method.client_state, problem.d, dtype)
 
+    @property
+    def is_reliable(self) -> bool:
+        """Whether clients never fail."""
+        return self._sampler is None
+
     def request(
         self, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:

@@ -228,9 +228,14 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Add up chunks; the missing clients of each are asked again before the next is read."""
         chunk: Chunk[ReplyT, ClientStateT] | None = opened.chunk
         chunks = opened.rest
-        del opened  # so that only one chunk exists at a time
         while chunk is not None:
             self._count_received(chunk, call.message, outcome)
+            if self.transport.is_reliable:  # store states now: all of them may not fit in memory
+                self.transport.commit(chunk.clients, chunk.client_states)
+                gathered.add_replies(chunk)
+                chunk = None  # before the next one is computed
+                chunk = next(chunks, None)
+                continue
             parts, rejected = [chunk], list(chunk.rejected)
             missing = _difference(chunk.requested, chunk.clients)
             for retry in range(1, retries + 1):
@@ -311,11 +316,15 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         self.missing += missing
         newest = {one.client: one for one in rejected if one.reply is not None}
         self.not_finite += [newest[client] for client in missing if client in newest]
-        if chunk.replies is None or not len(chunk.clients):
-            return
+        if len(chunk.clients):
+            self.answered += chunk.clients.tolist()
+            self.client_states.append((chunk.clients, chunk.client_states))
+            self.add_replies(chunk)
+
+    def add_replies(self, chunk: Chunk[ReplyT, ClientStateT]) -> None:
+        """Add a chunk's replies to the sum."""
+        assert chunk.replies is not None
         self.count += len(chunk.clients)
-        self.answered += chunk.clients.tolist()
-        self.client_states.append((chunk.clients, chunk.client_states))
         sums = self._sums or [None] * len(chunk.replies)
         self._type = type(chunk.replies)
         self._sums = [add_rows(s, part) for s, part in zip(sums, chunk.replies, strict=True)]

@@ -38,6 +38,11 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
 class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
     """Sends a call to clients and validates what comes back."""
 
+    @property
+    def is_reliable(self) -> bool:
+        """Whether every requested client always answers, so that states may be stored at once."""
+        ...
+
     def request(
         self, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:

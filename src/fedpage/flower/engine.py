@@ -118,6 +118,11 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self._date = ""
         self._refused: set[int] = set()
 
+    @property
+    def is_reliable(self) -> bool:
+        """False: nodes may be missing."""
+        return False
+
     def request(
         self, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
