@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, cast
+from collections.abc import Callable
+from typing import Generic
 
 import numpy as np
 
@@ -26,9 +27,9 @@ class ClientStates(Generic[ClientStateT]):
     """
 
     def __init__(self, type_: type[ClientStateT] | None, N: int, d: int, dtype: DType) -> None:
-        self._type = cast("type[NamedTuple] | None", type_)
+        self._type: Callable[..., ClientStateT] | None = type_
         try:
-            names = () if self._type is None else field_names(self._type)
+            names = () if type_ is None else field_names(type_)
             self._tables = [np.zeros((N, d), dtype) for _ in names]
             self._written = np.zeros(N if names else 0, dtype=bool)
         except (MemoryError, ValueError):
@@ -39,9 +40,9 @@ class ClientStates(Generic[ClientStateT]):
     def get(self, clients: Ints) -> ClientStateT:
         """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
         if self._type is None:
-            return cast("ClientStateT", None)
-        rows = [take_rows(table, clients) for table in self._tables]
-        return cast("ClientStateT", self._type._make(rows))
+            return None  # type: ignore[return-value]  # ClientStateT is None then
+        states: ClientStateT = self._type(*[take_rows(table, clients) for table in self._tables])
+        return states
 
     def put(self, clients: Ints, client_states: ClientStateT) -> None:
         """Store the new states of some clients, (n, d) each."""
@@ -52,7 +53,10 @@ class ClientStates(Generic[ClientStateT]):
 
     def get_all(self) -> ClientStateT:
         """Return all N clients' states, (N, d) each; None if the method keeps none."""
-        return cast("ClientStateT", None if self._type is None else self._type._make(self._tables))
+        if self._type is None:
+            return None  # type: ignore[return-value]  # ClientStateT is None then
+        states: ClientStateT = self._type(*self._tables)
+        return states
 
     def written(self) -> Ints:
         """Return the clients whose state has been written, (n,)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -57,6 +57,10 @@ class RoundInfo(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's own method `count` is never needed here
     """The number of clients whose replies were averaged."""
     events: tuple[Event, ...] = ()
+
+
+_Opened: TypeAlias = tuple[Chunk[ReplyT, ClientStateT], Iterator[Chunk[ReplyT, ClientStateT]]]
+"""A request that was sent: the first chunk of its replies, and the others to come."""
 
 
 class _Outcome:
@@ -120,8 +124,14 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         call = self.method.call(state, draws)
         events: tuple[Event, ...] = ()
         opened = None if self.health.misses else self._send(call, draws, 0)
-        if opened is not None and _is_complete(opened.chunk, call):  # the usual case
-            replies = self._average(opened.chunk, call.message)
+        chunk = None if opened is None else opened[0]
+        if (
+            chunk is not None
+            and chunk.requested is call.clients
+            and len(chunk.clients) == len(call.clients)
+            and not chunk.rejected
+        ):  # the usual case: one chunk has a valid reply of everyone
+            replies = self._average(chunk, call.message)
         else:
             replies, call, events = self._gather_or_fall_back(call, draws, opened)
         costs.round += 1
@@ -140,14 +150,14 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             costs.floats_down += n * part.size
             costs.bytes_down += n * part.nbytes
         chunks = iter(self.transport.request(call, draws, attempt))
-        return _Opened(next(chunks), chunks)
+        return next(chunks), chunks
 
     def _average(self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT) -> Replies[ReplyT]:
         """Return the mean where one chunk has a valid reply of everyone."""
         self._count_received(chunk, message)
         self.transport.commit(chunk.clients, chunk.client_states)
         replies: Any = chunk.replies
-        return Replies(replies._make([mean_rows(part) for part in replies]), len(chunk.clients))
+        return Replies(type(replies)(*map(mean_rows, replies)), len(chunk.clients))
 
     def _gather_or_fall_back(
         self,
@@ -226,8 +236,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         outcome: _Outcome,
     ) -> None:
         """Add up chunks; the missing clients of each are asked again before the next is read."""
-        chunk: Chunk[ReplyT, ClientStateT] | None = opened.chunk
-        chunks = opened.rest
+        chunk: Chunk[ReplyT, ClientStateT] | None
+        chunk, chunks = opened
         while chunk is not None:
             self._count_received(chunk, call.message, outcome)
             if self.transport.is_reliable:  # store states now: all of them may not fit in memory
@@ -243,7 +253,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                     break
                 self.costs.missing += len(missing)
                 again = self._send(call._replace(clients=missing), draws, attempt + retry)
-                for part in (again.chunk, *again.rest):
+                for part in (again[0], *again[1]):
                     self._count_received(part, call.message, outcome)
                     parts.append(part)
                     rejected += part.rejected
@@ -279,19 +289,6 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if lost:
             text = f"{_names(lost)} missing {self.policy.lost_after} times in a row"
             outcome.add_event("lost", text)
-
-
-class _Opened(NamedTuple, Generic[ReplyT, ClientStateT]):
-    """A request that was sent: the first chunk of its replies, and the others to come."""
-
-    chunk: Chunk[ReplyT, ClientStateT]
-    rest: Iterator[Chunk[ReplyT, ClientStateT]]
-
-
-def _is_complete(chunk: Chunk[Any, Any], call: Call[Any]) -> bool:
-    """Whether one chunk has a valid reply of everyone, and nothing else."""
-    everyone = chunk.requested is call.clients and len(chunk.clients) == len(call.clients)
-    return everyone and not chunk.rejected
 
 
 class _Gathered(Generic[ReplyT, ClientStateT]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -53,15 +54,11 @@ class RowOracle:
 
     def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
         """Draw the next `count` minibatches: (n, count, w), or None for all rows; and their size."""
-        first, self._drawn = self._drawn, self._drawn + count
-        if self._size(size) == self._largest:
+        first = self._drawn
+        self._drawn = first + count
+        if size is None or size >= self._largest:
             return None, self._largest
-        assert size is not None
         return self._draws.rows(self.clients, self.sizes, size, first, count), size
-
-    def _size(self, size: int | None) -> int:
-        """Return the largest batch that a request for `size` rows gives."""
-        return self._largest if size is None or size >= self._largest else size
 
     def _count(self, b: int, times: int = 1) -> None:
         """Count `times` gradients of every called client over batches of min(b, M_i) rows."""
@@ -86,6 +83,7 @@ def as_rows(y: Vector) -> Vector:
     return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
 
 
+@lru_cache(maxsize=256)
 def no_rows(n: int, count: int) -> Rows:
     """Return (n, count, 0) row numbers, which stand for every row in a kernel."""
     return np.empty((n, count, 0), dtype=np.uint32)

@@ -362,7 +362,7 @@ class LinearOracle(RowOracle, FusedOracle):
     def __init__(self, problem: LinearModel, clients: Ints, draws: Draws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem._equal)
         self._data = (*problem._kernel_data, clients)
-        self._shape = (len(clients), problem.d)
+        self._shape = (len(clients), problem.data.features)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute each client's mean gradient (n, d) over its batch, at y (n, d) or (d,)."""
@@ -394,21 +394,32 @@ class LinearOracle(RowOracle, FusedOracle):
         mu: float = 0.0,
     ) -> Vector:
         """Run the local steps of this name (core/local_steps.py), compiled."""
-        none = np.empty((0, self._shape[1]))
-        return self._local_sgd(x, none, none if shift is None else as_rows(shift), K, eta, b, mu)
+        shifts = self._nowhere if shift is None else as_rows(shift)
+        return self._local_sgd(x, self._nowhere, shifts, K, eta, b, mu, points=1)
 
     def local_svrg(
         self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
     ) -> Vector:
         """Run the local steps of this name (core/local_steps.py), compiled."""
-        self._count(self._size(b), K)  # at w; _local_sgd counts those at y
-        return self._local_sgd(x, as_rows(w), as_rows(h), K, eta, b, 0.0)
+        return self._local_sgd(x, as_rows(w), as_rows(h), K, eta, b, 0.0, points=2)
+
+    @property
+    def _nowhere(self) -> Vector:
+        """Return (0, d): no reference point, or no shift."""
+        return np.empty((0, self._shape[1]))
 
     def _local_sgd(
-        self, x: Vector, w: Vector, shift: Vector, K: int, eta: float, b: int | None, mu: float
+        self,
+        x: Vector,
+        w: Vector,
+        shift: Vector,
+        K: int,
+        eta: float,
+        b: int | None,
+        mu: float,
+        points: int,
     ) -> Vector:
-        rows, size = self._kernel_batches(b, K)
-        self._count(size, K)
+        rows, size = self._draw(b, K, points)
         out = np.empty(self._shape)
         kernels.local_sgd(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
         return out
@@ -425,31 +436,20 @@ class LinearOracle(RowOracle, FusedOracle):
         rest: int | None,
     ) -> Vector:
         """Run the local steps of this name (core/local_steps.py), compiled."""
-        rows, size = self._kernel_batches(first, 1)
-        self._count(size, 2)
-        more, more_size = (
-            self._kernel_batches(rest, K - 1) if K > 1 else (no_rows(len(self.clients), 0), 1)
-        )
-        self._count(more_size, 2 * (K - 1))
+        rows, size = self._draw(first, 1, 2)
+        more, more_size = no_rows(self._shape[0], 0), 1
+        if K > 1:
+            more, more_size = self._draw(rest, K - 1, 2)
+        points = as_rows(x), as_rows(x_prev), as_rows(g)
         out = np.empty(self._shape)
-        kernels.local_page(
-            *self._data,
-            rows,
-            size,
-            more,
-            more_size,
-            as_rows(x),
-            as_rows(x_prev),
-            as_rows(g),
-            K,
-            float(eta),
-            out,
-        )
+        kernels.local_page(*self._data, rows, size, more, more_size, *points, K, float(eta), out)
         return out
 
-    def _kernel_batches(self, size: int | None, count: int) -> tuple[Rows, int]:
+    def _draw(self, size: int | None, count: int, points: int) -> tuple[Rows, int]:
+        """Draw minibatches for a kernel, and count the gradients at that many points of each."""
         rows, largest = self._batches(size, count)
-        return (no_rows(len(self.clients), count) if rows is None else rows), largest
+        self._count(largest, points * count)
+        return (no_rows(self._shape[0], count) if rows is None else rows), largest
 
 
 @dataclass(frozen=True)
