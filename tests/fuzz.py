@@ -820,7 +820,7 @@ RUN_COMMAND = {
         "partition_seed": 0, "alpha": 0.1, "weights": "uniform",
     },
     "run": {
-        "rounds": 9, "seed": 0, "record_every": 2, "target": 0.01, "stop": False, "steps": "given",
+        "rounds": 9, "seed": 0, "record_every": 2, "target": "0.01", "stop": False, "steps": "given",
     },
     "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
 }  # fmt: skip

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.runs.config import structure
+from fedpage.runs.config import Target, structure
 
 if TYPE_CHECKING:
+    from fedpage.core.types import Problem
     from fedpage.methods import MethodEntry
 
 T = TypeVar("T")
@@ -126,6 +127,23 @@ def absolute_path(text: str, separator: str = "") -> str:
     if not path or text.partition(":")[0] in DATASETS or not os.path.exists(path):
         return text
     return f"{Path(path).resolve()}{found}{rest}"
+
+
+def check_target(problem: Problem, target: Target) -> None:
+    """Check, before a run, that the column of a target will be recorded.
+
+    Raises:
+        InputError: the problem does not evaluate this column.
+    """
+    import numpy as np
+
+    columns = problem.evaluate(np.zeros(problem.d), 1)
+    if target.column not in columns:
+        hint = did_you_mean(target.column, columns)
+        raise InputError(
+            f"--target {target}: no column {target.column!r} is recorded;{hint} "
+            f"there are {', '.join(columns)}"
+        )
 
 
 def read_command(cls: type[T], table: Mapping[str, Any], path: Path) -> T:

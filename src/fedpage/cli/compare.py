@@ -12,6 +12,7 @@ import typer
 from fedpage.cli.common import (
     absolute_path,
     check_runs,
+    check_target,
     interruptible,
     prepare_out,
     unused_path,
@@ -85,6 +86,7 @@ def execute(
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     problem = build.build_problem(command.problem)
     methods = _build_methods(config, problem)
+    check_target(problem, config.target)
     check_runs(problem, methods)
     options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every)
     if command.faults is not None:

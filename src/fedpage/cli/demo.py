@@ -13,10 +13,10 @@ from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import ForceOption
 from fedpage.cli.output import print_summary, write_reports
 from fedpage.cli.sweep import sweep
-from fedpage.runs.config import ProblemConfig
+from fedpage.runs.config import ProblemConfig, Target
 
 _OUT = Path("demo-report")
-_TARGET = 5e-3
+_TARGET = Target(value=5e-3)
 
 
 def demo(

@@ -13,6 +13,7 @@ from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import Command
 from fedpage.cli.output import print_summary
 from fedpage.core.errors import InputError
+from fedpage.runs.config import Target
 
 if TYPE_CHECKING:
     from fedpage.flower.deploy.local_federation import Loopback
@@ -154,7 +155,7 @@ def demo(
             run = federation.submit(Path(folder), **config)
             _watch(federation, run, home / "run", method, rounds)
     history = History.load(home / "run" / "history.jsonl")
-    print_summary([history], 0.1)
+    print_summary([history], Target(value=0.1))
     print(f"All processes are stopped. The run is in {out / 'run'}.")
 
 

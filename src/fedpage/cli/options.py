@@ -116,10 +116,13 @@ def _option(field: Field[Any], kind: Any) -> Parameter:
     if get_origin(kind) is Literal:
         option.metavar = f"[{'|'.join(get_args(kind))}]"
         kind = str
+    default = Parameter.empty if field.default is MISSING else field.default
+    if hasattr(kind, "from_text"):
+        kind, default = str, str(default)
     return Parameter(
         field.name,
         Parameter.KEYWORD_ONLY,
-        default=Parameter.empty if field.default is MISSING else field.default,
+        default=default,
         annotation=Annotated[kind, option],
     )
 

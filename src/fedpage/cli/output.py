@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedpage.runs.config import Target
     from fedpage.runs.history import History
 
 
@@ -27,24 +28,28 @@ def log(text: str) -> None:
     console(stderr=True).print(f"fedpage: {text}", markup=False, soft_wrap=True)
 
 
-def print_summary(runs: Sequence[History], target: float) -> None:
+def print_summary(runs: Sequence[History], target: Target) -> None:
     """Print the result table, without its least needed columns where the terminal is narrow."""
     from rich.table import Table
 
+    from fedpage.core.columns import describe_column
     from fedpage.report import summary
 
-    rows = summary.summarise(runs, target)
+    rows = summary.summarise(runs, target.value, target.column)
     cells = [row.cells() for row in rows]
-    fields, headings = zip(*summary.headings().items(), strict=True)
-    columns = [i for i, key in enumerate(fields) if key != "end" or any(row.end for row in rows)]
+    fields, headings = zip(*summary.headings(target.column).items(), strict=True)
+    unneeded = set() if any(row.end for row in rows) else {"end"}
+    unneeded |= {"loss"} if target.column == "loss" else set()  # it is the target's column
+    columns = [i for i, key in enumerate(fields) if key not in unneeded]
     screen = console()
     for key in ("seconds", "clients", "loss", "step", "clients_per_round"):
         if sum(3 + _width(headings[i], [row[i] for row in cells]) for i in columns) < screen.width:
             break
-        columns.remove(fields.index(key))
+        columns = [i for i in columns if fields[i] != key]
     seeds = len({run.meta.get("seed") for run in runs})
+    label = describe_column(target.column).label
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
-    table = Table(title=f"target: gradient norm {target:g}{medians}", title_justify="left")
+    table = Table(title=f"target: {label} {target.value:g}{medians}", title_justify="left")
     for i in columns:
         width = _width(headings[i], [row[i] for row in cells])
         heading = fill(headings[i], width)  # so that rich wraps headings, and no numbers
@@ -61,13 +66,18 @@ def _width(heading: str, cells: Sequence[str]) -> int:
 
 
 def write_reports(
-    runs: Sequence[History], out: Path | None, title: str, target: float, report: Path | None = None
+    runs: Sequence[History],
+    out: Path | None,
+    title: str,
+    target: Target,
+    report: Path | None = None,
 ) -> None:
     """Write the plot and the report into `out`, and the report to a file too, and print where."""
     from fedpage.report import page, plots
 
+    pages = ([] if out is None else [out / "report.html"]) + ([] if report is None else [report])
+    for path in pages:
+        page.write_runs(runs, path, title=title, target=target.value, column=target.column)
+        print(f"Report: {path}")
     if out is not None:
-        print(f"Report: {page.write_runs(runs, out / 'report.html', title=title, target=target)}")
-        print(f"Plot: {plots.save_pair(runs, out / 'curves.png', title)}")
-    if report is not None:
-        print(f"Report: {page.write_runs(runs, report, title=title, target=target)}")
+        print(f"Plot: {plots.save_pair(runs, out / 'curves.png', title, y=target.column)}")

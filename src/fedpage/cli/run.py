@@ -10,6 +10,7 @@ import typer
 
 from fedpage.cli.common import (
     absolute_path,
+    check_target,
     interruptible,
     prepare_out,
     read_hyper_parameters,
@@ -106,6 +107,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
     config = command.run
     method = build.build_method(command.method)
     problem = build.build_problem(command.problem)
+    check_target(problem, config.target)
     if config.steps == "theory":
         entry = build.find_method(command.method.name)
         given = build.parse_hyper_parameters(entry, command.method.hyper)
@@ -120,7 +122,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
         rounds=config.rounds,
         seed=config.seed,
         record_every=config.record_every,
-        stop=Stop(grad_norm=config.target) if config.stop else None,
+        stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
         options=RunOptions(threads=threads, faults=faults, policy=policy),
     )
 

@@ -28,9 +28,6 @@ def tune(
     problem: ProblemConfig,
     run: RoundsConfig,
     link: LinkConfig,
-    column: Annotated[
-        str, typer.Option("--column", help="The recorded column that the target is about.")
-    ] = "grad_norm",
     cost: Annotated[
         str,
         typer.Option(
@@ -78,7 +75,8 @@ def tune(
         "--fresh": fresh,
     }  # fmt: skip
     costs = link.costs()
-    check_search(objective, base, run.target, column, cost, costs, grid, counts)
+    target = run.target
+    check_search(objective, base, target.value, target.column, cost, costs, grid, counts)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     from fedpage.callbacks.progress import progress_bars
@@ -90,7 +88,7 @@ def tune(
             bars.update(task, completed=done, total=total, note=note)
 
         tuned = search_steps(
-            objective, base, target=run.target, column=column, cost=cost, grid=grid, rounds=run.rounds,
+            objective, base, target=target.value, column=target.column, cost=cost, grid=grid, rounds=run.rounds,
             record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
             store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip

@@ -77,6 +77,38 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
+class Target:
+    """Name a recorded column and the value that counts as reached."""
+
+    column: str = "grad_norm"
+    value: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if self.column == "grad_norm" and not self.value > 0:
+            raise InputError(f"a gradient norm must be above 0, not {self.value:g}")
+
+    @classmethod
+    def from_text(cls, text: str) -> Target:
+        """Parse "accuracy:0.9", or "0.01", which is about the gradient norm.
+
+        Raises:
+            InputError: the value is not a finite number.
+
+        >>> Target.from_text("accuracy:0.9"), str(Target.from_text("0.01"))
+        (Target(column='accuracy', value=0.9), '0.01')
+        """
+        column, _, number = text.rpartition(":")
+        try:
+            value = _finite(float(number))
+        except (ValueError, _Mismatch):
+            raise InputError(f"expected a finite number or column:number, not {text!r}") from None
+        return cls(column.strip() or "grad_norm", value)
+
+    def __str__(self) -> str:
+        return f"{self.value:g}" if self.column == "grad_norm" else f"{self.column}:{self.value:g}"
+
+
+@dataclass(frozen=True)
 class RoundsConfig:
     """Describe how long a run takes and what is recorded of it."""
 
@@ -84,7 +116,10 @@ class RoundsConfig:
     record_every: int = setting(
         10, "Rounds between two records; 0 records the end only.", at_least=0
     )
-    target: float = setting(1e-2, "Gradient norm that counts as reached.", above=0)
+    target: Target = field(
+        default=Target(),
+        metadata={"help": "Gradient norm that counts as reached, or column:value (loss:0.2)."},
+    )
 
 
 @dataclass(frozen=True)
@@ -144,8 +179,9 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
     """Build a dataclass from a table of a TOML file, from Flower's run config or from words.
 
     Fields may be bool, int, float, str, Path, enums, Literal, Optional and other unions, lists,
-    tuples, dictionaries with text keys, and dataclasses of these. A key may have dashes where the
-    field has underscores. A float may be written without a point, and must be finite.
+    tuples, dictionaries with text keys, and dataclasses of these. A class with a classmethod
+    `from_text` may be given as text. A key may have dashes where the field has underscores. A float
+    may be written without a point, and must be finite.
 
     Args:
         cls: the dataclass.
@@ -248,13 +284,15 @@ def _field_value(
     entry: AnyField, kind: Kind, key: str, value: object, where: str, words: bool
 ) -> object:
     limits: Mapping[str, float | None] = entry.metadata.get("limits", {})
+    place = f"--{key.replace('_', '-')}" if where == "--" else f"{where}: {key}"
     try:
         found = _convert(kind, value, f"{where}, [{key}]", words)
         if isinstance(found, (int, float)) and not _within(found, limits):
             raise _Mismatch
         return found
+    except InputError as error:
+        raise (InputError(f"{place}: {error}") if isinstance(value, str) else error) from None
     except _Mismatch:
-        place = f"--{key.replace('_', '-')}" if where == "--" else f"{where}: {key}"
         wanted = _describe(kind) + _describe_limits(limits)
         hint = did_you_mean(value, _choices(kind)) if isinstance(value, str) else ""
         raise InputError(
@@ -277,6 +315,8 @@ def _convert(kind: Kind, value: object, where: str, words: bool) -> object:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise _Mismatch
         return {key: _convert(arguments[1], item, where, words) for key, item in value.items()}
+    if isinstance(kind, type) and hasattr(kind, "from_text") and isinstance(value, (str, float)):
+        return kind.from_text(str(value))
     if is_dataclass(kind):
         return structure(kind, value, where, words=words)  # type: ignore[arg-type]
     if isinstance(kind, type) and issubclass(kind, Enum):
