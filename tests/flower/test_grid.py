@@ -270,7 +270,7 @@ def test_a_killed_server_resumes_with_equal_bits(federate, simulated, method):
     assert message_types.count(messages.TRAIN) < again.history.last("clients")
     with pytest.raises(fp.InputError, match="this run is finished; give another out for a new run"):
         federate(**changes)
-    with pytest.raises(fp.InputError, match="cannot go on: seed was 3 and is now 4"):
+    with pytest.raises(fp.InputError, match="cannot resume: seed was 3 and is now 4"):
         federate(seed=4, **changes)
 
 
