@@ -197,7 +197,10 @@ def test_wrong_apps_and_data(key_dir, tmp_path, run):
     (tmp_path / "x.csv").write_text("a,b\n1,x\n")
     assert "line 2: every cell must be a number" in failures(data=tmp_path / "x.csv")[0]
     code, _, err = run("deploy", "init", "app")
-    assert (code, err) == (2, "fedpage: app/pyproject.toml: is there already\n")
+    assert (code, err) == (
+        2,
+        "fedpage: app/pyproject.toml: exists already; choose another directory\n",
+    )
 
 
 def test_exit_codes(key_dir, run, monkeypatch):

@@ -76,12 +76,20 @@ def nodes(tmp_path, monkeypatch):
     ],
 )
 def test_bits_equal_the_simulator(federate, simulated, nodes, method, hyper, weights, tmp_path):
-    settings = {"objective": "app_module:problem", "clients": 4, "method": method, "hyper": hyper, "rounds": 6,
-                "weights": weights}  # fmt: skip
+    settings = {
+        "objective": "app_module:problem",
+        "clients": 4,
+        "method": method,
+        "hyper": hyper,
+        "rounds": 6,
+        "weights": weights,
+        "metrics": "accuracy",
+    }
     history = federate(**settings).history
-    expected = simulated(problem=nodes.whole(4, weights=weights), **settings)
+    expected = simulated(problem=nodes.whole(4, weights=weights, metrics=["accuracy"]), **settings)
     assert history.x.dtype == np.float32
     assert history.x.tobytes() == expected.x.tobytes()
+    assert "accuracy" in expected.columns
     for column in expected.columns:
         if column != "seconds":
             np.testing.assert_array_equal(history[column], expected[column])
