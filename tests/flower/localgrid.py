@@ -1,6 +1,7 @@
-"""A Grid in one process: messages and replies cross the wire's own bytes, faults are the test's, time is virtual.
+"""A Grid in one process, for tests.
 
-Flower's inner names are used where there are no public ones; this is for tests alone.
+Messages and replies are serialised as on a network, tests choose the faults, and time is virtual.
+Flower has no public way to do this, so private names of flwr are used here, and only here.
 """
 
 from __future__ import annotations
@@ -25,24 +26,34 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 Fault = Callable[[int, Message], Any]
-"""What befalls a message to a client: None; "drop": it never arrives; "lost": the reply never does; ("late", seconds);
-("error", code, reason); or a function that makes another reply of the reply."""
+"""Called with the client and the message. Returns the fault: None; "drop": the message is lost;
+"lost": the reply is lost; ("late", seconds); ("error", code, reason); or a function that changes the
+reply."""
 
 
-def wire(message: Message) -> Message:
-    """The message as it arrives: its objects as bytes, and back."""
+def transmit(message: Message) -> Message:
+    """Return the message as it is received: serialised and deserialised."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = name = message.object_id
         contents = {
-            key: bytes(thing.deflate()) for key, thing in get_all_nested_objects(message).items()
+            key: bytes(item.deflate()) for key, item in get_all_nested_objects(message).items()
         }
-    arrived = inflate_object_from_contents(name, contents)
-    arrived.metadata.__dict__["_message_id"] = name
-    return arrived
+    received = inflate_object_from_contents(name, contents)
+    received.metadata.__dict__["_message_id"] = name
+    return received
 
 
 class LocalGrid(Grid):
-    """Nodes 0..clients-1 with random numbers, each with its own configuration and context."""
+    """Nodes with random ids, each with its own configuration and context.
+
+    Args:
+        app: the ClientApp.
+        node_configs: the node config of each client.
+        run_config: the run config.
+        fault: chooses the fault of each message.
+        tick: virtual seconds that a look for replies takes.
+        seed: seed of the node ids.
+    """
 
     def __init__(
         self,
@@ -60,22 +71,22 @@ class LocalGrid(Grid):
         self._run_id = 7
         self.contexts: dict[int, Context] = {}
         self.client_of: dict[int, int] = {}
-        for client, own in enumerate(node_configs):
-            self.add(rng.getrandbits(63), client, own, run_config)
+        for client, node_config in enumerate(node_configs):
+            self.add(rng.getrandbits(63), client, node_config, run_config)
         self.online = set(self.contexts)
         self._expires: dict[str, float] = {}
         self._ready: dict[str, tuple[float, Message]] = {}
         self.sent: list[tuple[int, str]] = []
 
-    def add(self, node_id: int, client: int, own: dict, run_config: dict) -> None:
+    def add(self, node_id: int, client: int, node_config: dict, run_config: dict) -> None:
         self.contexts[node_id] = Context(
-            self._run_id, node_id, dict(own), RecordDict(), dict(run_config)
+            self._run_id, node_id, dict(node_config), RecordDict(), dict(run_config)
         )
         self.client_of[node_id] = client
 
     def node(self, client: int) -> int:
         return next(
-            node for node, one in self.client_of.items() if one == client and node in self.online
+            node for node, held in self.client_of.items() if held == client and node in self.online
         )
 
     def clock(self) -> float:
@@ -99,7 +110,7 @@ class LocalGrid(Grid):
         return list(self.online)
 
     def _identify(self):
-        """Outside a running app Flower does not know who sends."""
+        """Set the sender, which Flower knows only inside a running app."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
             self._run_id,
             SUPERLINK_NODE_ID,
@@ -107,7 +118,7 @@ class LocalGrid(Grid):
         )
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return [self._push(wire(message)) for message in messages]
+        return [self._push(transmit(message)) for message in messages]
 
     def _push(self, message: Message) -> str:
         meta, name = message.metadata, message.metadata.message_id
@@ -128,7 +139,7 @@ class LocalGrid(Grid):
         if isinstance(fault, tuple) and fault[0] == "error":
             self._answer(name, Message(Error(fault[1], fault[2]), reply_to=message))
             return name
-        reply = self._work(meta.dst_node_id, message)
+        reply = self._run_app(meta.dst_node_id, message)
         if fault == "lost":
             return name
         if callable(fault):
@@ -137,15 +148,13 @@ class LocalGrid(Grid):
         return name
 
     def _answer(self, name: str, reply: Message, after: float = 0.0) -> None:
-        self._ready[name] = (self.now + after, wire(reply))
+        self._ready[name] = (self.now + after, transmit(reply))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         self.now += self.tick
-        arrived = []
+        received = []
         for name in list(message_ids):
-            if (
-                self._expires.get(name, -1.0) < self.now
-            ):  # the SuperLink answers for it, under its own number
+            if self._expires.get(name, -1.0) < self.now:  # the SuperLink answers after the deadline
                 meta = Metadata(
                     self._run_id,
                     "",
@@ -158,36 +167,36 @@ class LocalGrid(Grid):
                     "system",
                 )
                 error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Error: Message Unavailable")
-                arrived.append(make_message(meta, error=error))
+                received.append(make_message(meta, error=error))
                 self._expires.pop(name, None)
                 self._ready.pop(name, None)
             elif name in self._ready and self._ready[name][0] <= self.now:
-                arrived.append(self._ready.pop(name)[1])
+                received.append(self._ready.pop(name)[1])
                 self._expires.pop(name)
-        return arrived
+        return received
 
     def send_and_receive(self, messages, *, timeout=None):
-        raise AssertionError("fedpage waits for itself")
+        raise AssertionError("fedpage sends and receives separately")
 
-    def _work(self, node: int, message: Message) -> Message:
-        """What a SuperNode does: the app in a context that crosses the wire too."""
-        context = _copied(self.contexts[node])
+    def _run_app(self, node: int, message: Message) -> Message:
+        """Run the app as a SuperNode does, in a context that is serialised too."""
+        context = _copy_context(self.contexts[node])
         try:
             reply = self.app(message, context)
         except Exception as error:
             reason = f"{type(error)}:<'{error}'>"
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        self.contexts[node] = _copied(context)
+        self.contexts[node] = _copy_context(context)
         return reply
 
-    def _from_superlink(self, asked: Message, code: int, reason: str) -> Message:
-        m = asked.metadata
+    def _from_superlink(self, request: Message, code: int, reason: str) -> Message:
+        m = request.metadata
         meta = Metadata(m.run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, m.message_id, m.group_id, m.created_at,
                         m.ttl, m.message_type)  # fmt: skip
         return make_message(meta, error=Error(code, reason))
 
 
-def _copied(context: Context) -> Context:
+def _copy_context(context: Context) -> Context:
     return context_from_proto(
         ProtoContext.FromString(context_to_proto(context).SerializeToString())
     )

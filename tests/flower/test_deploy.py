@@ -1,4 +1,4 @@
-"""`fedpage deploy`: what it makes, and what it finds missing before a round is run."""
+"""`fedpage deploy`: the keys and apps that it writes, and the checks before a deployment."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ pytest.importorskip("flwr", reason="these need Flower: pip install 'fedpage[flow
 
 import fedpage as fp
 from fedpage.flower.deploy import keys, preflight
+from fedpage.flower.deploy.keys import create_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """Keys for 127.0.0.1, and an environment in which nothing is missing."""
+def key_dir(tmp_path, monkeypatch):
+    """A directory of keys for 127.0.0.1, in an environment that passes every check."""
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    keys.make(tmp_path / "keys", hosts=["localhost", "127.0.0.1"], nodes=2)
+    create_keys(tmp_path / "keys", hosts=["localhost", "127.0.0.1"], nodes=2)
     return tmp_path / "keys"
 
 
-def found(**options):
-    """What is missing."""
-    return [f"{one.what}; {one.advice}" for one in preflight.look(**options) if not one.ok]
+def failures(**options):
+    """Return the failed checks."""
+    findings = preflight.run_checks(**options)
+    return [f"{finding.text}; {finding.advice}" for finding in findings if not finding.ok]
 
 
 class Listening:
-    """A server on loopback that accepts, and speaks TLS or says nothing."""
+    """A server on 127.0.0.1 that accepts connections, with or without TLS."""
 
     def __init__(self, folder=None):
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -63,60 +65,64 @@ class Listening:
         return self
 
     def __exit__(self, *_):
-        self.socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+        self.socket.shutdown(socket.SHUT_RDWR)  # so that accept() returns in the thread
         self.socket.close()
 
 
-def test_nothing_is_missing(made, tmp_path):
+def test_all_checks_pass(key_dir, tmp_path):
     (tmp_path / "flwr").mkdir()
-    with Listening(made) as server:
+    with Listening(key_dir) as server:
         (tmp_path / "flwr" / "config.toml").write_text(
-            f'[superlink.here]\naddress = "{server.address}"\nroot-certificates = "{made / "ca.pem"}"\n'
+            f'[superlink.here]\naddress = "{server.address}"\nroot-certificates = "{key_dir / "ca.pem"}"\n'
         )
         (tmp_path / "site.svm").write_text("1 1:2\n-1 3:1\n")
-        everything = list(preflight.look(
-            app=ROOT / "examples" / "flower", ca=made / "ca.pem", cert=made / "server.pem", key=made / "server.key",
-            node_key=made / "node1", address=server.address, superlink="here", data=tmp_path / "site.svm",
+        findings = list(preflight.run_checks(
+            app=ROOT / "examples" / "flower", ca=key_dir / "ca.pem", cert=key_dir / "server.pem", key=key_dir / "server.key",
+            node_key=key_dir / "node1", address=server.address, superlink="here", data=tmp_path / "site.svm",
         ))  # fmt: skip
-    assert [one for one in everything if not one.ok] == []
-    text = " ".join(one.what for one in everything)
+    assert [finding for finding in findings if not finding.ok] == []
+    text = " ".join(finding.text for finding in findings)
     assert "TLSv1.3, certificate verified" in text
     assert "2 rows, 3 features, labels -1,1" in text
     assert "FedPAGE over 4 clients, 20 rounds" in text
 
 
-def test_who_is_reached(made, tmp_path):
+def test_addresses_and_authorities(key_dir, tmp_path):
     other = tmp_path / "other"
-    keys.make(other, hosts=["localhost", "127.0.0.1"], nodes=1)
-    with Listening(made) as server, Listening() as plain:
-        (wrong,) = found(address=server.address, ca=other / "ca.pem")
-        assert "nodes must have the ca.pem that server.pem was made with" in wrong
-        (mute,) = found(address=plain.address, ca=made / "ca.pem")
+    create_keys(other, hosts=["localhost", "127.0.0.1"], nodes=1)
+    with Listening(key_dir) as server, Listening() as plain:
+        (wrong,) = failures(address=server.address, ca=other / "ca.pem")
+        assert "give nodes the ca.pem that was created with server.pem" in wrong
+        (mute,) = failures(address=plain.address, ca=key_dir / "ca.pem")
         assert "does not speak TLS; start flower-superlink with --ssl-certfile" in mute
         gone = server.address
-    (nobody,) = found(address=gone, ca=made / "ca.pem")
-    assert "cannot be reached (Connection refused); is flower-superlink running" in nobody
+    (unreachable,) = failures(address=gone, ca=key_dir / "ca.pem")
+    assert "cannot be reached (Connection refused); check that flower-superlink runs" in unreachable
     for address in ("nowhere", "127.0.0.1:", ":80", "127.0.0.1:99999999"):
-        assert len(found(address=address)) == 1
+        assert len(failures(address=address)) == 1
 
 
-def test_certificates_that_do_not_fit(made, tmp_path):
+def test_wrong_certificates(key_dir, tmp_path):
     other = tmp_path / "other"
-    keys.make(other, hosts=["example.org"], nodes=1)
-    assert "not a certificate authority" in found(ca=made / "server.pem")[0]
-    assert "not issued by this authority" in found(ca=made / "ca.pem", cert=other / "server.pem")[0]
-    assert "does not belong to" in found(cert=made / "server.pem", key=other / "server.key")[0]
+    create_keys(other, hosts=["example.org"], nodes=1)
+    assert "not a certificate authority" in failures(ca=key_dir / "server.pem")[0]
+    assert "not issued by" in failures(ca=key_dir / "ca.pem", cert=other / "server.pem")[0]
+    assert (
+        "does not belong to" in failures(cert=key_dir / "server.pem", key=other / "server.key")[0]
+    )
     address = "10.1.2.3:8000"
     assert (
-        "made for 127.0.0.1, localhost, not for 10.1.2.3"
-        in preflight._try(lambda: preflight._server(made / "server.pem", None, None, address)).what
+        "valid for 127.0.0.1, localhost, not for 10.1.2.3"
+        in preflight._run_check(
+            lambda: preflight._check_server_certificate(key_dir / "server.pem", None, None, address)
+        ).text
     )
-    assert "cannot be read" in found(ca=tmp_path / "nothing.pem")[0]
+    assert "cannot be read" in failures(ca=tmp_path / "nothing.pem")[0]
     (tmp_path / "junk.pem").write_text("junk")
-    assert "not a PEM certificate" in found(cert=tmp_path / "junk.pem")[0]
+    assert "not a PEM certificate" in failures(cert=tmp_path / "junk.pem")[0]
     assert (
         "not a private key without a password"
-        in found(cert=made / "server.pem", key=_copy(tmp_path / "junk.pem"))[0]
+        in failures(cert=key_dir / "server.pem", key=_copy(tmp_path / "junk.pem"))[0]
     )
 
 
@@ -125,74 +131,80 @@ def _copy(path):
     return path
 
 
-def test_certificates_that_have_expired(made, tmp_path):
+def test_expired_certificates(key_dir, tmp_path):
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
     old = keys._certificate("x", key, "x", key, days=0, authority=True)
     (tmp_path / "old.pem").write_bytes(keys._pem(old))
-    (line,) = found(ca=tmp_path / "old.pem")
+    (line,) = failures(ca=tmp_path / "old.pem")
     assert "expired on" in line
 
 
-def test_keys_that_do_not_fit(made, tmp_path):
-    (made / "node0").chmod(0o644)
-    assert "others may read this private key; chmod 600" in found(node_key=made / "node0")[0]
-    (made / "node0").chmod(0o600)
-    assert found(node_key=made / "node0") == []
-    (made / "node0.pub").write_bytes((made / "node1.pub").read_bytes())
-    assert "does not belong to" in found(node_key=made / "node0")[0]
-    assert "not an OpenSSH private key" in found(node_key=made / "server.key")[0]
-    assert "cannot be read" in found(node_key=tmp_path / "none")[0]
-    assert (made / "ca.key").stat().st_mode & 0o077 == 0
+def test_wrong_keys(key_dir, tmp_path):
+    (key_dir / "node0").chmod(0o644)
+    assert (
+        "other users can read this private key; chmod 600"
+        in failures(node_key=key_dir / "node0")[0]
+    )
+    (key_dir / "node0").chmod(0o600)
+    assert failures(node_key=key_dir / "node0") == []
+    (key_dir / "node0.pub").write_bytes((key_dir / "node1.pub").read_bytes())
+    assert "does not belong to" in failures(node_key=key_dir / "node0")[0]
+    assert "not an OpenSSH private key" in failures(node_key=key_dir / "server.key")[0]
+    assert "cannot be read" in failures(node_key=tmp_path / "none")[0]
+    assert (key_dir / "ca.key").stat().st_mode & 0o077 == 0
     with pytest.raises(fp.InputError, match="keys are never overwritten"):
-        keys.make(made, hosts=["localhost"], nodes=1)
+        create_keys(key_dir, hosts=["localhost"], nodes=1)
 
 
-def test_an_environment_that_does_not_fit(made, tmp_path, monkeypatch):
+def test_wrong_environments(key_dir, tmp_path, monkeypatch):
     monkeypatch.delenv("FLWR_TELEMETRY_ENABLED")
-    assert "telemetry is on; export FLWR_TELEMETRY_ENABLED=0" in found()[0]
+    assert "telemetry is on; export FLWR_TELEMETRY_ENABLED=0" in failures()[0]
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert "is not in PATH, and Flower starts its programs by name" in found()[0]
-    monkeypatch.setattr(preflight, "WANTED", ((2, 0), (3, 0)))
-    assert "is installed; install 'fedpage[flower]'" in found()[0]
+    assert "is not in PATH, and Flower starts its programs by name" in failures()[0]
+    monkeypatch.setattr(preflight, "MINIMUM_FLOWER", (99, 0))
+    assert "is installed; install 'fedpage[flower]'" in failures()[0]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
-    assert any("NUMBA_CACHE_DIR=/a/writable/directory" in line for line in found())
+    assert any("NUMBA_CACHE_DIR=/a/writable/directory" in line for line in failures())
 
 
-def test_connections_that_do_not_fit(made, tmp_path):
+def test_wrong_connections(key_dir, tmp_path):
     home = tmp_path / "flwr"
-    assert "there is no such file" in found(superlink="x")[0]
+    assert "there is no such file" in failures(superlink="x")[0]
     home.mkdir()
     (home / "config.toml").write_text(
         '[superlink.a]\naddress = "h:1"\ninsecure = true\n[superlink.b]\naddress = "h:1"\n'
     )
-    assert "there is no [superlink.x]; there are a, b" in found(superlink="x")[0]
-    assert "[superlink.a] is insecure; give root-certificates instead" in found(superlink="a")[0]
-    assert "lacks an address or root-certificates that exist" in found(superlink="b")[0]
+    assert "there is no [superlink.x]; the file has a, b" in failures(superlink="x")[0]
+    assert "[superlink.a] is insecure; give root-certificates instead" in failures(superlink="a")[0]
+    assert "needs an address and root-certificates that exist" in failures(superlink="b")[0]
 
 
-def test_apps_and_data_that_do_not_fit(made, tmp_path, run):
+def test_wrong_apps_and_data(key_dir, tmp_path, run):
     assert run("deploy", "init", "app")[0] == 0
     path = tmp_path / "app" / "pyproject.toml"
-    assert found(app=path.parent) == []
+    assert failures(app=path.parent) == []
     text = path.read_text()
     path.write_text(text.replace('method = "fedpage"', 'method = "fedpag"'))
-    assert "did you mean 'fedpage'" in found(app=path.parent)[0]
+    assert "did you mean 'fedpage'" in failures(app=path.parent)[0]
     path.write_text(text.replace("fedpage.flower.client_app:app", "mine:app"))
-    assert "clientapp is not fedpage's" in found(app=path.parent)[0]
+    assert "the clientapp is not fedpage's" in failures(app=path.parent)[0]
     path.write_text(text + "[")
-    assert "not TOML" in found(app=path.parent)[0]
+    assert "not TOML" in failures(app=path.parent)[0]
     (tmp_path / "x.csv").write_text("a,b\n1,x\n")
-    assert "line 2: every cell must be a number" in found(data=tmp_path / "x.csv")[0]
+    assert "line 2: every cell must be a number" in failures(data=tmp_path / "x.csv")[0]
     code, _, err = run("deploy", "init", "app")
-    assert (code, err) == (2, "fedpage: app/pyproject.toml: is there already\n")
+    assert (code, err) == (
+        2,
+        "fedpage: app/pyproject.toml: exists already; choose another directory\n",
+    )
 
 
-def test_the_commands_exit_codes(made, run, monkeypatch):
-    assert run("deploy", "check", "--ca", str(made / "ca.pem"))[0] == 0
+def test_exit_codes(key_dir, run, monkeypatch):
+    assert run("deploy", "check", "--ca", str(key_dir / "ca.pem"))[0] == 0
     code, out, _ = run("deploy", "check", "--ca", "nowhere.pem")
     assert code == 1
     assert out.count("MISSING") == 1
@@ -208,10 +220,10 @@ def test_the_example_is_the_app_that_init_writes():
     assert (ROOT / "examples" / "flower" / "pyproject.toml").read_text(encoding="utf-8") == mine
 
 
-def test_nothing_is_insecure_unless_the_user_types_it():
+def test_nothing_is_insecure_by_default():
     for path in [*(ROOT / "examples").rglob("*"), *(ROOT / "src").rglob("*.py")]:
         if path.is_file() and path.suffix in (".py", ".toml", ".md", ".sh"):
             text = path.read_text(encoding="utf-8")
             where = text.count("--insecure")
-            # there only where a caller leaves TLS out, and for Flower's simulation, whose nodes are in its own process
+            # Used if a caller leaves TLS out, and for Flower's simulation, which has no network.
             assert where == (2 if path.name == "local_federation.py" else 0), path

@@ -1,8 +1,13 @@
-"""A federation in one process, over a Grid whose messages cross the wire's bytes: the same bits, and every fault."""
+"""A federation in one process: equal bits to the simulator, and every fault.
+
+Messages cross the grid as bytes, as they do on a network.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -10,9 +15,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from localgrid import LocalGrid
 
 import fedpage as fp
+from fedpage.core.types import StopReason
 from fedpage.flower import engine as federation
 from fedpage.flower import messages
 from fedpage.flower.client_app import app
+from fedpage.flower.config import AppConfig
 from fedpage.flower.server_app import FedpageStrategy
 
 HYPER = {
@@ -23,7 +30,7 @@ HYPER = {
 
 
 @pytest.mark.parametrize("method", fp.METHODS)
-def test_the_same_history_as_in_the_simulator(federate, simulated, method, tmp_path):
+def test_history_equals_the_simulator(federate, simulated, method, tmp_path):
     strategy = federate(method=method, hyper=HYPER[method])
     history = simulated(method=method, hyper=HYPER[method])
     assert strategy.history.same(history)
@@ -34,7 +41,7 @@ def test_the_same_history_as_in_the_simulator(federate, simulated, method, tmp_p
     "objective", ["logistic", "logistic-l2", "logistic-nonconvex", "squares-l2"]
 )
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-def test_the_same_history_for_every_objective_and_weighting(
+def test_history_equals_the_simulator_for_objectives_and_weights(
     federate, simulated, objective, weights
 ):
     changes = {
@@ -46,43 +53,57 @@ def test_the_same_history_for_every_objective_and_weighting(
     assert federate(**changes).history.same(simulated(**changes))
 
 
-def test_size_weights_are_not_uniform_ones(federate, tmp_path):
+def test_metrics_equal_the_simulator(federate, simulated, tmp_path):
+    metrics = ["auc", "accuracy"]
+    history = federate(metrics="auc, accuracy", objective="logistic").history
+    data = fp.load("census", rows=300)
+    problem = fp.LogisticRegression(data, fp.power_law(300, 8), metrics=metrics)
+    assert history.same(simulated(problem))
+    assert history.columns[-2:] == metrics
+    assert history.best("accuracy") == history["accuracy"].max()
+    assert fp.History.load(tmp_path / "run" / "history.jsonl").directions == {
+        "auc": True,
+        "accuracy": True,
+    }
+
+
+def test_size_weights_change_the_model(federate, tmp_path):
     uniform = federate().history
     sized = federate(weights="size", out=str(tmp_path / "sized")).history
     assert uniform.x.tobytes() != sized.x.tobytes()
 
 
 class Once:
-    """A fault that befalls the first message of a kind to a client in each round, from round 2 on."""
+    """Apply a fault to the first message of a type to each client in a round, from round 2 on."""
 
-    def __init__(self, what, client=None, kind="train.work"):
-        self.what, self.client, self.kind, self.seen = what, client, kind, set()
+    def __init__(self, fault, client=None, message_type=messages.TRAIN):
+        self.fault, self.client, self.message_type, self.seen = fault, client, message_type, set()
 
     def __call__(self, client, message):
         key = (client, message.metadata.group_id)
         other = self.client is not None and client != self.client
         if (
-            message.metadata.message_type != self.kind
+            message.metadata.message_type != self.message_type
             or other
             or key in self.seen
             or int(key[1]) < 2
         ):
             return None
         self.seen.add(key)
-        return self.what
+        return self.fault
 
 
 def tampered(change):
-    """A function from a reply to a reply."""
+    """Return a fault that changes the arrays or the header of a reply."""
 
     def fault(reply):
         content = reply.content
-        arrays = {name: array.numpy() for name, array in content["parts"].items()}
-        say = dict(content["say"])
-        made = change(arrays, say) or arrays
+        arrays = {name: array.numpy() for name, array in content["arrays"].items()}
+        header = dict(content["header"])
+        changed = change(arrays, header) or arrays
         records = {
-            "parts": ArrayRecord({k: Array(v) for k, v in made.items()}),
-            "say": ConfigRecord(say),
+            "arrays": ArrayRecord({k: Array(v) for k, v in changed.items()}),
+            "header": ConfigRecord(header),
         }
         reply.content = RecordDict(records)
         return reply
@@ -97,52 +118,54 @@ def first(arrays):
 FAULTS = {
     "it raised an exception": ("error", 2, "<class 'ValueError'>:<'row 7'>"),
     "its process died": ("error", 8, "ClientApp stopped responding."),
-    "its node is not there": ("error", 5, "Error: Node Unavailable"),
+    "its node is not connected": ("error", 5, "Error: Node Unavailable"),
     "no reply in time": ("late", 1000.0),
-    "not finite": tampered(lambda a, s: a[first(a)].__setitem__(0, np.nan)),
-    "of shape (1,) instead of (123,)": tampered(
-        lambda a, s: {name: part[:1] for name, part in a.items()}
+    "not finite": tampered(lambda a, h: a[first(a)].__setitem__(0, np.nan)),
+    "has shape (1,) instead of (123,)": tampered(
+        lambda a, h: {name: part[:1] for name, part in a.items()}
     ),
-    "of type float32 instead of float64": tampered(
-        lambda a, s: {n: p.astype(np.float32) for n, p in a.items()}
+    "has type float32 instead of float64": tampered(
+        lambda a, h: {n: p.astype(np.float32) for n, p in a.items()}
     ),
-    "bytes, where 984 were expected": tampered(lambda a, s: {n: np.zeros(10**6) for n in a}),
-    "instead of dy": tampered(lambda a, s: {"other": a[first(a)]}),
-    "late: it belongs to round": tampered(lambda a, s: s.__setitem__("round", s["round"] - 1)),
-    "it says it is client 99": tampered(lambda a, s: s.__setitem__("client", 99)),
-    "'gradients' should be of type int": tampered(lambda a, s: s.__setitem__("gradients", 1.5)),
-    "counts that cannot be": tampered(lambda a, s: s.__setitem__("gradients", -1)),
-    "more words": tampered(lambda a, s: s.__setitem__("extra", 1)),
+    "bytes, but 984 are expected": tampered(lambda a, h: {n: np.zeros(10**6) for n in a}),
+    "instead of dy": tampered(lambda a, h: {"other": a[first(a)]}),
+    "late: it belongs to round": tampered(lambda a, h: h.__setitem__("round", h["round"] - 1)),
+    "it says it is client 99": tampered(lambda a, h: h.__setitem__("client", 99)),
+    "'gradients' must be of type int": tampered(lambda a, h: h.__setitem__("gradients", 1.5)),
+    "impossible counts of gradients": tampered(lambda a, h: h.__setitem__("gradients", -1)),
+    "the header has unknown fields": tampered(lambda a, h: h.__setitem__("extra", 1)),
 }
 
 
 @pytest.mark.parametrize("words", FAULTS)
-def test_what_goes_wrong_is_named_asked_again_and_leaves_no_trace(federate, simulated, words):
+def test_rejected_replies_are_reported_and_retried_and_do_not_change_the_model(
+    federate, simulated, words
+):
     changes = {"method": "scaffold", "hyper": "S=3 K=2", "rounds": 6}
     strategy = federate(Once(FAULTS[words]), **changes)
-    whole = simulated(**changes)
-    assert strategy.history.x.tobytes() == whole.x.tobytes()
-    told = [e["text"] for e in strategy.history.events if e["event"] == "rejected"]
-    assert told
-    assert all(words in text for text in told)
-    assert all(text.startswith("reply of client ") for text in told)
-    assert strategy.history.last("missing") == len(told)
+    expected = simulated(**changes)
+    assert strategy.history.x.tobytes() == expected.x.tobytes()
+    texts = [e["text"] for e in strategy.history.events if e["event"] == "rejected"]
+    assert texts
+    assert all(words in text for text in texts)
+    assert all(text.startswith("reply of client ") for text in texts)
+    assert strategy.history.last("missing") == len(texts)
 
 
 @pytest.mark.parametrize("fault", ["drop", "lost"])
-def test_a_lost_message_or_reply_leaves_no_trace_not_even_in_a_memory(federate, simulated, fault):
+def test_a_lost_message_or_reply_changes_neither_model_nor_client_state(federate, simulated, fault):
     changes = {"method": "scaffold", "hyper": "S=3 K=2", "rounds": 8}
     strategy = federate(Once(fault), **changes)
     assert strategy.history.last("missing") > 0
     assert strategy.history.x.tobytes() == simulated(**changes).x.tobytes()
 
 
-def test_a_reply_that_never_counts_does_not_move_a_memory(federate, simulated, tmp_path):
-    """A client whose reply is lost in every wave of a round is called again later with the memory from before."""
+def test_a_reply_that_never_arrives_does_not_change_the_client_state(federate, simulated, tmp_path):
+    """A client whose reply is lost in every attempt of a round keeps its earlier client state."""
     lost = []
 
     def fault(client, message):
-        if message.metadata.message_type == "train.work" and message.metadata.group_id in (
+        if message.metadata.message_type == messages.TRAIN and message.metadata.group_id in (
             "2",
             "3",
         ):
@@ -154,34 +177,34 @@ def test_a_reply_that_never_counts_does_not_move_a_memory(federate, simulated, t
     strategy = federate(fault, **changes)
     assert any(client % 2 for client in lost)
     engine = fp.Simulation(
-        fp.RobustRegression(fp.load("census", rows=300), fp.power_law(300, 8)), strategy.method, seed=3,
+        fp.RobustRegression(fp.load("census", rows=300), fp.power_law(300, 8)),
+        strategy.method,
+        seed=3,
         policy=fp.Policy(retries=0),
-    )  # fmt: skip
-    plain = engine.ask
+    )
+    request = engine.round.transport.request
 
-    def ask(clients, message, wave):
-        (answer,) = plain(clients, message, wave)
-        if engine.costs.round not in (2, 3):
-            return (answer,)
-        from fedpage.engine.round import as_letters
+    def lose_odd_replies(call, draws, attempt):
+        for chunk in request(call, draws, attempt):
+            if draws.round in (2, 3):
+                kept = chunk.clients % 2 == 0
+                chunk = chunk._replace(
+                    clients=chunk.clients[kept],
+                    replies=chunk.replies._make([field[kept] for field in chunk.replies]),
+                    client_states=chunk.client_states._make(
+                        [field[kept] for field in chunk.client_states]
+                    ),
+                )
+            yield chunk
 
-        return (
-            fp.engine.policy.Answer(
-                clients,
-                letters=[
-                    one for one in as_letters(answer, engine.costs.round) if not one.client % 2
-                ],
-            ),
-        )
-
-    engine.ask = ask
+    engine.round.transport.request = lose_odd_replies
     for _ in range(12):
         engine.step()
     assert strategy.history.x.tobytes() == engine.x.tobytes()
 
 
-def test_a_client_that_never_comes_back(federate):
-    """An alarm, no more full rounds, and training goes on."""
+def test_training_continues_without_a_lost_client(federate):
+    """The loss is reported once, full rounds are no longer tried, and training continues."""
 
     def leave(client, message):
         if (
@@ -195,7 +218,7 @@ def test_a_client_that_never_comes_back(federate):
     history = federate(
         leave, rounds=25, hyper="S=4 K=2 eta_g=0.2 p=0.5", **{"record-every": 1}
     ).history
-    assert history.stopped == "finished"
+    assert history.stop_reason is StopReason.FINISHED
     assert [e["text"] for e in history.events if e["event"] == "lost"] == [
         "client 5 missing 3 times in a row"
     ]
@@ -206,7 +229,7 @@ def test_a_client_that_never_comes_back(federate):
     assert history.last("loss") < history["loss"][0]
 
 
-def test_a_node_that_comes_back_under_another_number(federate, simulated):
+def test_a_node_that_returns_with_another_node_id_is_used(federate, simulated):
     def prepare(grid):
         def move(client, message):
             old = grid.node(2)
@@ -230,110 +253,111 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("method", ["fedpage", "scaffold", "s-local-svrg"])
-def test_a_killed_server_goes_on_with_the_same_bits(federate, simulated, method):
-    """A new ServerApp on a new run: nothing is left but its directory and what the nodes remember."""
+def test_a_killed_server_resumes_with_equal_bits(federate, simulated, method):
+    """A new ServerApp has only the run's directory and the client state on the nodes."""
 
-    def die(done, rounds, row):
-        if done == 4:
+    def die(info):
+        if info.round == 4:
             raise Killed
 
     changes = {"method": method, "hyper": HYPER[method], "record-every": 1}
     with pytest.raises(Killed):
-        federate(progress=die, **changes)
+        federate(callbacks=[fp.FunctionCallback(on_round_end=die)], **changes)
     again = federate(**changes)
     assert again.history.same(simulated(**changes))
-    assert ("query.describe") in {kind for _, kind in again.grid.sent}
-    asked = sum(kind == "train.work" for _, kind in again.grid.sent)
-    assert asked < again.history.last("clients")
-    with pytest.raises(fp.InputError, match="this run is finished; give another out"):
+    message_types = [message_type for _, message_type in again.grid.sent]
+    assert messages.DESCRIBE in message_types
+    assert message_types.count(messages.TRAIN) < again.history.last("clients")
+    with pytest.raises(fp.InputError, match="this run is finished; give another out for a new run"):
         federate(**changes)
-    with pytest.raises(fp.InputError, match="cannot go on: seed was 3 and is now 4"):
+    with pytest.raises(fp.InputError, match="cannot resume: seed was 3 and is now 4"):
         federate(seed=4, **changes)
 
 
-def test_a_memory_that_is_lost_is_said_and_not_replaced_by_zeros(federate, tmp_path):
+def test_a_lost_client_state_is_reported_and_not_replaced_by_zeros(federate, tmp_path):
     import shutil
 
     def forget(client, message):
         if message.metadata.group_id == "5":
-            shutil.rmtree(tmp_path / "memory", ignore_errors=True)
+            shutil.rmtree(tmp_path / "client-state", ignore_errors=True)
 
     history = federate(forget, method="scaffold", hyper="S=8 K=2").history
-    assert history.stopped.startswith(
-        "gave up at round 5: no sound reply from clients 0, 1, 2, 3, 4 and 3 more"
+    assert history.stop_reason is StopReason.ROUND_FAILED
+    assert history.stop_detail.startswith(
+        "round 5 failed: no valid reply from clients 0, 1, 2, 3, 4 and 3 more"
     )
     assert any(
-        "this node has no memory of round 4; it has been lost" in e["text"] for e in history.events
+        "this node has no client state of round 4; it was lost" in e["text"] for e in history.events
     )
 
 
-def test_an_outage_while_measuring_is_not_the_end(federate, simulated):
-    """Nobody answers for a while: the run gives up, and goes on when it is started again."""
+def test_a_run_that_fails_in_an_evaluation_can_be_resumed(federate, simulated):
+    """No client answers an evaluation: the run ends, and resumes when it is started again."""
 
     def silent(client, message):
         return (
             "drop"
-            if message.metadata.message_type == "evaluate.measure"
+            if message.metadata.message_type == messages.EVALUATE
             and message.metadata.group_id == "4"
             else None
         )
 
     history = federate(silent).history
-    assert history.stopped == "gave up measuring after round 4: no sound reply from anyone"
+    assert history.stop_reason is StopReason.ROUND_FAILED
+    assert history.stop_detail == "evaluation after round 4 failed: no valid reply from anyone"
     assert federate().history.same(simulated())
 
 
-def test_a_measure_that_is_not_finite_is_asked_for_again(federate, simulated):
-    spoil = tampered(lambda a, s: a["loss"].__setitem__(0, np.nan))
-    history = federate(Once(spoil, kind="evaluate.measure")).history
+def test_an_evaluation_that_is_not_finite_is_retried(federate, simulated):
+    spoil = tampered(lambda a, h: a["loss"].__setitem__(0, np.nan))
+    history = federate(Once(spoil, message_type=messages.EVALUATE)).history
     assert history.same(simulated())
     assert all(
-        "measures of client" in e["text"] and "not finite" in e["text"] for e in history.events
+        "evaluation of client" in e["text"] and "not finite" in e["text"] for e in history.events
     )
 
 
-def test_a_run_goes_on_without_a_client_that_was_lost(federate):
+def test_a_run_resumes_without_a_lost_client(federate):
     def leave(client, message):
         late = message.metadata.group_id.isdigit() and int(message.metadata.group_id) >= 2
         return ("error", 5, "Error: Node Unavailable") if late and client == 5 else None
 
-    def die(done, rounds, row):
-        if done == 8:
+    def die(info):
+        if info.round == 8:
             raise Killed
 
     changes = {"rounds": 14, "record-every": 1, "hyper": "S=6 K=2 eta_g=0.2 p=0.5"}
     with pytest.raises(Killed):
-        federate(leave, progress=die, **changes)
+        federate(leave, callbacks=[fp.FunctionCallback(on_round_end=die)], **changes)
     history = federate(
         leave, prepare=lambda grid: grid.online.discard(grid.node(5)), **changes
     ).history
-    assert history.stopped == "finished"
+    assert history.stop_reason is StopReason.FINISHED
     assert history.last("round") == 14
 
 
-def test_a_stranger_does_not_end_a_running_federation(federate, simulated):
+def test_an_unknown_node_is_refused_and_the_run_continues(federate, simulated):
     def prepare(grid):
         def swap(client, message):
             if message.metadata.group_id == "4" and client == 2 and 77 not in grid.online:
                 grid.add(77, 2, {"partition-id": 99}, next(iter(grid.contexts.values())).run_config)
                 grid.online |= {77}
                 grid.online.discard(grid.node(2))
-                grid.gone = True
                 return "drop"
             return None
 
         grid.fault = swap
 
     history = federate(prepare=prepare, rounds=6, hyper="S=8 K=2 eta_g=0.2 p=0.01").history
-    assert history.stopped == "finished"
+    assert history.stop_reason is StopReason.FINISHED
     assert any(e["event"] == "refused" and "partition-id" in e["text"] for e in history.events)
 
 
-def test_a_question_that_is_lost_is_asked_again(federate, simulated):
-    seen = []
+def test_a_lost_describe_message_is_retried(federate, simulated):
+    seen: list[int] = []
 
     def lose(client, message):
-        if message.metadata.message_type == "query.describe" and client == 3 and not seen:
+        if message.metadata.message_type == messages.DESCRIBE and client == 3 and not seen:
             seen.append(client)
             return "drop"
         return None
@@ -342,56 +366,59 @@ def test_a_question_that_is_lost_is_asked_again(federate, simulated):
     assert seen
 
 
-def test_memories_want_a_checkpoint_every_round(config):
-    with pytest.raises(fp.InputError, match="checkpoint-every must be '1'"):
-        FedpageStrategy(config | {"method": "scaffold", "hyper": "S=2", "checkpoint-every": "10"})
+def test_methods_with_client_state_need_a_checkpoint_every_round(config):
+    with pytest.raises(fp.InputError, match="checkpoint-every must be 1 for SCAFFOLD"):
+        FedpageStrategy(config | {"method": "scaffold", "hyper": "S=2", "checkpoint-every": 10})
 
 
 @pytest.mark.parametrize(
-    "kinds", [{0: "0,1", 1: "many"}, {0: "0,1", 1: "1,2"}, {0: "0,1", 1: "0"}, {0: "1", 1: "2"}]
+    "labels", [{0: "0,1", 1: "many"}, {0: "0,1", 1: "1,2"}, {0: "0,1", 1: "0"}, {0: "1", 1: "2"}]
 )
-def test_labels_of_different_meaning(kinds):
+def test_nodes_with_different_labels_are_refused(labels):
     with pytest.raises(fp.InputError, match="labels"):
-        federation._one_meaning(kinds)
-    for fine in (
+        federation.check_labels(labels)
+    for valid in (
         {0: "-1", 1: "-1,1"},
         {0: "0,1", 1: "0,1"},
         {0: "many", 1: "many"},
         {0: "", 1: ""},
     ):
-        federation._one_meaning(fine)
+        federation.check_labels(valid)
 
 
-def test_everyone_must_be_there_to_begin(federate):
+def test_a_run_needs_one_node_for_every_client(federate):
     def prepare(grid):
         grid.online.discard(grid.node(6))
 
-    with pytest.raises(fp.InputError, match="waited 10 s for 8 clients; not here: 6"):
+    with pytest.raises(fp.InputError, match="waited 10 s for 8 clients; no node for clients 6"):
         federate(prepare=prepare)
     twins = [{"partition-id": min(i, 6)} for i in range(8)]
-    with pytest.raises(fp.InputError, match="both say they are client 6"):
+    with pytest.raises(fp.InputError, match="both say they hold client 6"):
         federate(nodes=twins)
     with pytest.raises(
-        fp.InputError, match="partition-id must say which of the 8 clients this is, 0 to 7, not 8"
+        fp.InputError,
+        match="partition-id must be the number of one of the 8 clients, 0 to 7, not 8",
     ):
         federate(nodes=[{"partition-id": i + 1} for i in range(8)])
     with pytest.raises(fp.InputError, match="this node has no data"):
         federate(data="")
 
 
-def test_other_versions_are_refused(federate, monkeypatch):
+def test_another_version_of_fedpage_is_refused(federate, monkeypatch):
     monkeypatch.setattr(federation, "__version__", "9.9.9")
-    with pytest.raises(fp.InputError, match=r"client \d has fedpage 0.1.0, and the server 9.9.9"):
+    with pytest.raises(
+        fp.InputError, match=r"client \d has fedpage 0.1.0, but the server has 9.9.9"
+    ):
         federate()
 
 
-def test_sites_with_files_of_their_own(federate, simulated, tmp_path):
-    """LIBSVM at some, CSV at others: the run is that of the simulator over all rows."""
+def test_nodes_with_their_own_files(federate, simulated, tmp_path):
+    """Some nodes have LIBSVM files, others .csv; the run equals the simulator over all rows."""
     rng = np.random.default_rng(0)
     X = np.where(rng.random((60, 5)) < 0.6, rng.normal(size=(60, 5)).round(3), 0.0)
-    X[:, 4] = np.where(np.arange(60) < 15, 0.0, X[:, 4])  # site 0 has never seen the last feature
+    X[:, 4] = np.where(np.arange(60) < 15, 0.0, X[:, 4])  # node 0 does not have the last feature
     y = (X @ rng.normal(size=5) > 0).astype(int)
-    y[:15] = 1  # and one kind of label only
+    y[:15] = 1  # and has one of the two labels only
     nodes = []
     for site in range(4):
         rows = slice(15 * site, 15 * site + 15)
@@ -421,10 +448,10 @@ def test_sites_with_files_of_their_own(federate, simulated, tmp_path):
     problem = fp.LogisticRegression(fp.Dataset.from_arrays(X, y), clients=4)
     assert strategy.history.same(simulated(problem, labels="0,1", **changes))
     with pytest.raises(
-        fp.InputError, match=r'client 0 has labels of one kind only; .* labels = "0,1"'
+        fp.InputError, match=r'client 0 has only one of the two labels; .* labels = "0,1"'
     ):
         federate(nodes=nodes, **{**changes, "out": str(tmp_path / "two")})
-    with pytest.raises(fp.InputError, match="row 1 is labelled 1, which is not one of 2,3"):
+    with pytest.raises(fp.InputError, match="row 1 has label 1, not one of 2,3"):
         federate(nodes=nodes, labels="2,3", **{**changes, "out": str(tmp_path / "three")})
 
 
@@ -435,55 +462,52 @@ def test_sites_with_files_of_their_own(federate, simulated, tmp_path):
         ("a,b\n1,2\n1\n", "line 3: 2 finite numbers are expected"),
         ("a,b\n1,nan\n", "line 2: 2 finite numbers are expected"),
         ("a\n1\n", "at least two columns"),
-        ("a,b\n", "there is no row below its header"),
+        ("a,b\n", "there is no row below the header"),
         ("", "at least two columns"),
     ],
 )
-def test_tables_that_are_none(tmp_path, text, words):
-    from fedpage.flower.node import read
+def test_invalid_csv_files(tmp_path, text, words):
+    from fedpage.flower.node import read_file
 
     path = tmp_path / "x.csv"
     path.write_text(text)
     with pytest.raises(fp.InputError, match=words):
-        read(path, None, "", "")
+        read_file(path, None, "", "")
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(fp.InputError, match="there is no column 'c'; there are a, b"):
-        read(path, None, "", "c")
-    with pytest.raises(fp.InputError, match="1 feature columns, where 7 are agreed on"):
-        read(path, 7, "", "")
+    with pytest.raises(fp.InputError, match="there is no column 'c'; the columns are a, b"):
+        read_file(path, None, "", "c")
+    with pytest.raises(fp.InputError, match="1 feature columns, but 7 are expected"):
+        read_file(path, 7, "", "")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"clients": 0}, "clients must be at least 1"),
-        ({"deadline": 0.0}, "deadline must be seconds"),
+        ({"clients": 0}, "clients must be a whole number of at least 1"),
+        ({"deadline": 0.0}, "deadline must be a finite number above 0"),
         ({"weights": "rows"}, "weights must be 'uniform' or 'size'"),
         ({"hyper": "S"}, "hyper must be words such as S=2"),
-        ({"hyper": "Z=2"}, "no hyper-parameter 'Z'"),
+        ({"hyper": "Z=2"}, "FedPAGE: unknown key 'Z'"),
         ({"method": "fedpag"}, "did you mean 'fedpage'"),
         ({"bogus": 1}, "unknown key 'bogus'"),
-        ({"rounds": "many"}, "rounds must be of type int"),
+        ({"metrics": "acuracy"}, "did you mean 'accuracy'"),
+        ({"rounds": "many"}, "rounds must be a whole number"),
     ],
 )
-def test_configurations_that_are_none(config, change, words):
+def test_invalid_run_configs(config, change, words):
     with pytest.raises(fp.InputError, match=words):
         FedpageStrategy(config | change)
 
 
-def test_messages_that_the_grid_does_not_take(config):
+def test_messages_that_the_grid_rejects(config):
     grid = LocalGrid(app, [{"partition-id": 0}], config)
     grid.get_node_ids()
-    sent = {0: Message(RecordDict(), grid.node(0), "query.describe", ttl=5.0)}
+    sent = {0: Message(RecordDict(), grid.node(0), messages.DESCRIBE, ttl=5.0)}
     grid.push_messages = lambda messages: [None]
-    assert (
-        federation.exchange(grid, sent, deadline=1.0, poll=0.1, sleep=grid.sleep, clock=grid.clock)
-        == {}
-    )
+    assert federation.exchange(grid, sent, federation.Wait(1.0, 0.1, grid.sleep, grid.clock)) == {}
 
 
-def test_names_of_messages_are_the_methods_own():
-    found = messages.kinds(fp.PAGE())
-    assert {"Refresh", "Walk", "FreeWalk"} <= set(found)
-    assert found["Walk"]._fields == ("x_prev", "g")
-    assert dataclasses.is_dataclass(fp.PAGE)
+def test_app_toml_has_exactly_the_keys_of_the_dataclass():
+    table = tomllib.loads(files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8"))
+    keys = {field.name.replace("_", "-") for field in dataclasses.fields(AppConfig)}
+    assert set(table["tool"]["flwr"]["app"]["config"]) == keys

@@ -1,4 +1,4 @@
-"""A torch model on Flower's nodes, over a Grid whose messages cross the wire's bytes: the simulator's bits."""
+"""A torch model on Flower nodes has the same bits as in the simulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage.flower.node import own_problem
+from fedpage.engine.simulation import start_of
+from fedpage.flower.node import load_own_problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'fedpage[torch]'")
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower_digits"
@@ -27,12 +28,12 @@ def network():
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 def problem(client, clients):
-    mine = rows(90) if client is None else rows(client)
-    return fp.TorchProblem(network(), nn.CrossEntropyLoss(), [mine], metrics=["accuracy"])
+    own = rows(90) if client is None else rows(client)
+    return fp.TorchProblem(network(), nn.CrossEntropyLoss(), [own], metrics=["accuracy"])
 
 def whole(clients, **options):
-    everyone = [rows(i) for i in range(clients)]
-    return fp.TorchProblem(network(), nn.CrossEntropyLoss(), everyone, **options)
+    all_rows = [rows(i) for i in range(clients)]
+    return fp.TorchProblem(network(), nn.CrossEntropyLoss(), all_rows, **options)
 
 def two(client, clients):
     return whole(2)
@@ -44,10 +45,10 @@ def wider(client, clients):
     return fp.TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), [rows(client)])
 
 def elsewhere(client, clients):
-    made = network()
+    model = network()
     if client is None:
-        made[0].bias.data[0] += 1
-    return fp.TorchProblem(made, nn.CrossEntropyLoss(), [rows(client or 90)])
+        model[0].bias.data[0] += 1
+    return fp.TorchProblem(model, nn.CrossEntropyLoss(), [rows(client or 90)])
 
 def broken(client, clients):
     return [][client]
@@ -56,13 +57,13 @@ def broken(client, clients):
 
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
-    """The module that the app has."""
-    (tmp_path / "nodes_of_mine.py").write_text(NODES)
+    """The app's module."""
+    (tmp_path / "app_module.py").write_text(NODES)
     monkeypatch.syspath_prepend(tmp_path)
-    own_problem.cache_clear()
-    yield __import__("nodes_of_mine")
-    sys.modules.pop("nodes_of_mine")
-    own_problem.cache_clear()
+    load_own_problem.cache_clear()
+    yield __import__("app_module")
+    sys.modules.pop("app_module")
+    load_own_problem.cache_clear()
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
@@ -74,30 +75,39 @@ def nodes(tmp_path, monkeypatch):
         ("fedavg", "S=3 K=2"),
     ],
 )
-def test_the_same_bits_as_in_the_simulator(
-    federate, simulated, nodes, method, hyper, weights, tmp_path
-):
-    settings = {"objective": "nodes_of_mine:problem", "clients": 4, "method": method, "hyper": hyper, "rounds": 6,
-                "weights": weights}  # fmt: skip
-    found = federate(**settings).history
-    whole = simulated(problem=nodes.whole(4, weights=weights), **settings)
-    assert found.x.dtype == np.float32
-    assert found.x.tobytes() == whole.x.tobytes()
-    for column in whole.columns:
+def test_bits_equal_the_simulator(federate, simulated, nodes, method, hyper, weights, tmp_path):
+    settings = {
+        "objective": "app_module:problem",
+        "clients": 4,
+        "method": method,
+        "hyper": hyper,
+        "rounds": 6,
+        "weights": weights,
+        "metrics": "accuracy",
+    }
+    history = federate(**settings).history
+    expected = simulated(problem=nodes.whole(4, weights=weights, metrics=["accuracy"]), **settings)
+    assert history.x.dtype == np.float32
+    assert history.x.tobytes() == expected.x.tobytes()
+    assert "accuracy" in expected.columns
+    for column in expected.columns:
         if column != "seconds":
-            np.testing.assert_array_equal(found[column], whole[column])
+            np.testing.assert_array_equal(history[column], expected[column])
     server = nodes.problem(None, 4)
-    assert found.last("held_out_accuracy") == server.evaluate(found.x)["accuracy"]
-    assert found.last("held_out_loss") == server.evaluate(found.x)["loss"]
-    assert found["floats_up"][-1] * 4 == found["bytes_up"][-1]
+    assert history.last("held_out_accuracy") == server.evaluate(history.x)["accuracy"]
+    assert history.last("held_out_loss") == server.evaluate(history.x)["loss"]
+    assert history["floats_up"][-1] * 4 == history["bytes_up"][-1]
 
 
-def test_the_example_is_such_a_problem(monkeypatch):
+def test_the_example_app(monkeypatch):
     monkeypatch.syspath_prepend(APP)
-    own_problem.cache_clear()
-    server, node = own_problem("digits:problem", None, 4), own_problem("digits:problem", 2, 4)
+    load_own_problem.cache_clear()
+    server, node = (
+        load_own_problem("digits:problem", None, 4),
+        load_own_problem("digits:problem", 2, 4),
+    )
     assert (server.d, node.d, server.N, node.N) == (830, 830, 1, 1)
-    assert server.x0.tobytes() == node.x0.tobytes()
+    assert start_of(server).tobytes() == start_of(node).tobytes()
     assert server.sizes[0] == 360
     sys.modules.pop("digits")
 
@@ -106,17 +116,17 @@ def test_the_example_is_such_a_problem(monkeypatch):
     ("objective", "words"),
     [
         ("nowhere:problem", "'nowhere:problem' cannot be imported"),
-        ("nodes_of_mine:nothing", "cannot be imported"),
-        ("nodes_of_mine:rows", "takes 1 positional"),
-        ("nodes_of_mine:two", "it has 2 clients"),
-        ("nodes_of_mine:wider", "another number on a node"),
+        ("app_module:nothing", "cannot be imported"),
+        ("app_module:rows", "takes 1 positional"),
+        ("app_module:two", "with the rows of one client, not of 2"),
+        ("app_module:wider", "on the server, but 18 on the node of client 0"),
         (
-            "nodes_of_mine:elsewhere",
-            "is another model on a node than on the server, or starts elsewhere",
+            "app_module:elsewhere",
+            "has another model than the server, or other initial parameters",
         ),
-        ("nodes_of_mine:broken", "nodes_of_mine:broken failed: IndexError"),
+        ("app_module:broken", "app_module:broken failed: IndexError"),
     ],
 )
-def test_problems_that_are_none(federate, nodes, objective, words):
+def test_invalid_problems_are_refused(federate, nodes, objective, words):
     with pytest.raises((fp.InputError, TypeError), match=words):
         federate(objective=objective, clients=3)

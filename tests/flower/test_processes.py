@@ -1,4 +1,7 @@
-"""Real processes, on loopback only: a deployment with TLS and keys, and Flower's own simulation. The same bits."""
+"""A deployment with real processes, TLS and keys, and Flower's simulation: equal bits.
+
+All processes listen on 127.0.0.1 only.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,33 @@ from pathlib import Path
 import pytest
 
 import fedpage as fp
-from fedpage.flower.deploy import keys
-from fedpage.flower.deploy.local_federation import Loopback, Simulated, _descendants, _free_ports
+from fedpage.flower.deploy.keys import create_keys
+from fedpage.flower.deploy.local_federation import (
+    LocalFederation,
+    SimulatedFederation,
+    find_descendants,
+    find_free_ports,
+)
 
-pytestmark = pytest.mark.slow  # starts real federations
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
-QUICK = """
+FAST_POLLING = """
 import sys, time
 sleep = time.sleep
-time.sleep = lambda seconds: sleep(0.05 if seconds in (3, 0.5) else seconds)  # a node's polls, and nothing else
+time.sleep = lambda seconds: sleep(0.05 if seconds in (3, 0.5) else seconds)
 sys.argv[0] = "flower-supernode"
 from flwr.supernode.cli import flower_supernode
 flower_supernode()
 """
 
 
-class Quick(Loopback):
-    """A federation whose nodes look for work more often than every three seconds."""
+class FastFederation(LocalFederation):
+    """A federation whose nodes poll every 0.05 seconds instead of every three."""
 
-    def supernode(self):
-        return [sys.executable, "-c", QUICK]
+    def supernode_program(self):
+        return [sys.executable, "-c", FAST_POLLING]
 
 
-def until(condition, seconds=300.0):
+def wait_until(condition, seconds=300.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -50,7 +57,7 @@ def ended(out):
     return path.exists() and b'"end"' in path.read_bytes()
 
 
-REFUSED = {
+REFUSALS = {
     "unregistered": "[code: 2004]",
     "no-key": "[code: 2001]",
     "wrong-ca": "CERTIFICATE_VERIFY_FAILED",
@@ -59,21 +66,21 @@ REFUSED = {
 }
 
 
-def strangers(federation):
-    """Nodes that must not get in, all at once."""
+def start_unauthorised_nodes(federation):
+    """Start nodes that the SuperLink must refuse."""
     other = federation.home / "other"
-    keys.make(other, hosts=["localhost", "127.0.0.1"], nodes=1, days=1)
-    mine, ca, once = federation.tls / "node0", federation.tls / "ca.pem", ["--max-retries", "1"]
-    ports = iter(_free_ports(len(REFUSED)))
+    create_keys(other, hosts=["localhost", "127.0.0.1"], nodes=1, days=1)
+    own_key, ca, once = federation.tls / "node0", federation.tls / "ca.pem", ["--max-retries", "1"]
+    ports = iter(find_free_ports(len(REFUSALS)))
     cases = {
         "unregistered": {"key": other / "node0", "ca": ca},
         "no-key": {"key": None, "ca": ca},
-        "wrong-ca": {"key": mine, "ca": other / "ca.pem", "extra": once},
+        "wrong-ca": {"key": own_key, "ca": other / "ca.pem", "extra": once},
         "plaintext": {"key": None, "ca": None, "extra": once},
-        "plaintext-with-a-key": {"key": mine, "ca": None, "extra": once},
+        "plaintext-with-a-key": {"key": own_key, "ca": None, "extra": once},
     }
     return {
-        name: federation.spawn(name, federation.node_words(0, port=next(ports), **case))
+        name: federation.spawn(name, federation.node_command(0, port=next(ports), **case))
         for name, case in cases.items()
     }
 
@@ -91,7 +98,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def simulated_runs():
-    """What the simulator makes of the three runs."""
+    """The same runs in the simulator."""
     data = fp.load("census", rows=200)
     problem = fp.LogisticRegression(data, fp.label_shards(data.y, 2), reg="l2", alpha=0.01)
     return {
@@ -112,63 +119,67 @@ def settings(name, folder):
     return {**SMALL, "method": name, "hyper": hyper, "rounds": rounds, "out": str(folder / name)}
 
 
-def test_a_deployment_that_dies_and_goes_on(tmp_path, simulated_runs):
-    """Keys and TLS, strangers turned away; SuperLink and ServerApp killed in mid-run, started again: the same bits."""
+@pytest.mark.slow
+def test_a_killed_deployment_resumes_with_equal_bits(tmp_path, simulated_runs):
+    """Unauthorised nodes are refused; SuperLink and ServerApp are killed in a run and restarted."""
     out = tmp_path / "scaffold"
-    nodes = [{"partition-id": i, "memory": str(tmp_path / "memory")} for i in range(2)]
-    with Quick(tmp_path / "home", nodes, database=tmp_path / "superlink.db") as federation:
+    nodes = [
+        {"partition-id": i, "client-state-dir": str(tmp_path / "client-state")} for i in range(2)
+    ]
+    with FastFederation(tmp_path / "home", nodes, database=tmp_path / "superlink.db") as federation:
         run = federation.submit(APP, **settings("scaffold", tmp_path))
-        refused = strangers(federation)
-        until(lambda: rounds_done(out) >= 1)
-        family = _descendants(federation.processes["superlink"].pid)
-        for pid in family:
+        refused = start_unauthorised_nodes(federation)
+        wait_until(lambda: rounds_done(out) >= 1)
+        pids = find_descendants(federation.processes["superlink"].pid)
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         federation.processes["superlink"].wait()
         assert not ended(out)
-        for name, text in REFUSED.items():
+        for name, text in REFUSALS.items():
             assert refused[name].wait(60) == 1
             assert text in federation.log(name), federation.log(name)[-600:]
             assert "SuperNode ID" not in federation.log(name)
         federation.start_superlink()
-        federation.flwr("stop", run, "here")  # else nodes keep waiting for it for a minute
+        federation.flwr("stop", run, "here")  # otherwise nodes wait for it for a minute
         runs = {name: federation.submit(APP, **settings(name, tmp_path)) for name in METHODS}
         assert runs["scaffold"] != run
-        for name, whole in simulated_runs.items():
-            until(lambda name=name: ended(tmp_path / name))
-            assert fp.History.load(tmp_path / name / "history.jsonl").same(whole)
-        until(lambda: federation.status(runs["scaffold"])[0].startswith("finished"), 30)
+        for name, expected in simulated_runs.items():
+            wait_until(lambda name=name: ended(tmp_path / name))
+            assert fp.History.load(tmp_path / name / "history.jsonl").same(expected)
+        wait_until(lambda: federation.status(runs["scaffold"])[0].startswith("finished"), 30)
         assert federation.status(runs["scaffold"])[0] == "finished:completed"
-        started = {pid for one in federation.processes.values() for pid in _descendants(one.pid)}
+        started = {
+            pid for one in federation.processes.values() for pid in find_descendants(one.pid)
+        }
     time.sleep(0.2)
     assert [pid for pid in started if Path(f"/proc/{pid}").exists() and _alive(pid)] == []
 
 
 def _alive(pid):
-    """Not a process that has ended and only waits to be counted."""
+    """Return whether a process runs, and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_flowers_own_simulation(tmp_path, simulated_runs):
+@pytest.mark.slow
+def test_flowers_simulation_has_equal_bits(tmp_path, simulated_runs):
     pytest.importorskip(
         "ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'"
     )
-    with Simulated(tmp_path / "home", 2) as federation:
-        for name in METHODS:
-            federation.submit(APP, **settings(name, tmp_path))
-        for name in METHODS:
-            until(lambda name=name: ended(tmp_path / name))
-    for name, whole in simulated_runs.items():
-        assert fp.History.load(tmp_path / name / "history.jsonl").same(whole)
+    name = "scaffold"  # one method, because each run starts ray; SCAFFOLD has client state
+    with SimulatedFederation(tmp_path / "home", 2) as federation:
+        federation.submit(APP, **settings(name, tmp_path))
+        wait_until(lambda: ended(tmp_path / name))
+    assert fp.History.load(tmp_path / name / "history.jsonl").same(simulated_runs[name])
 
 
-def test_no_program_no_federation(tmp_path, monkeypatch):
+def test_a_missing_flower_program_is_reported(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     with pytest.raises(
-        fp.InputError, match=r"flower-superlink is missing; install 'fedpage\[flower\]'"
+        fp.InputError, match=r"flower-superlink is missing; install 'fedpage\[flower\]' there"
     ):
-        Loopback(tmp_path / "home", [{}])
+        LocalFederation(tmp_path / "home", [{}])
     assert shutil.which("flower-superlink", path=str(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""What a node and a server refuse, without a process or a socket."""
+"""Messages, arrays, mods and wrappers that a node or a server refuses. No process or socket."""
 
 from __future__ import annotations
 
@@ -9,33 +9,24 @@ import struct
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
 from localgrid import LocalGrid
 
 import fedpage as fp
+from fedpage.core.messages import layout_of
 from fedpage.flower import client_app, messages
 from fedpage.flower.server_app import FedpageStrategy
 
 D = 123
-SAY = {
-    "client": 0,
-    "round": 0,
-    "seed": 3,
-    "kind": "Refresh",
-    "d": D,
-    "scale": 1.0,
-    "run": "r",
-    "dated": "",
-}
+REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "")
 
 
-def sent(config, message_type="train.work", say=None, parts=None, records=None, app=client_app.app):
-    """The reply of node 0 to one message."""
-    grid = LocalGrid(app, [{"partition-id": 0}], config)
+def send(config, message_type=messages.TRAIN, header=None, arrays=None, records=None):
+    """Return the reply of node 0 to one message."""
+    grid = LocalGrid(client_app.app, [{"partition-id": 0}], config)
     grid.get_node_ids()
     content = RecordDict({
-        "parts": ArrayRecord({"x": Array(np.zeros(D))} if parts is None else parts),
-        "say": ConfigRecord(SAY | (say or {})),
+        "arrays": ArrayRecord({"x": Array(np.zeros(D))} if arrays is None else arrays),
+        "header": ConfigRecord(REQUEST._asdict() | (header or {})),
         **(records or {}),
     })  # fmt: skip
     (name,) = grid.push_messages([Message(content, grid.node(0), message_type, ttl=60.0)])
@@ -43,138 +34,122 @@ def sent(config, message_type="train.work", say=None, parts=None, records=None, 
     return reply
 
 
-def refused(reply):
+def error_reason(reply):
     assert reply.has_error()
     assert reply.error.code == 2
     return reply.error.reason
 
 
-def test_a_sound_message_is_answered(config):
-    assert set(sent(config).content["parts"]) == {"g"}
+def test_a_valid_message_is_answered(config):
+    assert set(send(config).content["arrays"]) == {"g"}
 
 
 @pytest.mark.parametrize(
-    "kind", ["train", "train.steal", "evaluate", "evaluate.work", "query", "query.rows"]
+    "message_type", ["train", "train.steal", "evaluate", "evaluate.work", "query", "query.rows"]
 )
-def test_an_action_that_is_not_ours(config, kind):
-    assert "No " in refused(sent(config, kind))
+def test_unknown_message_types_are_refused(config, message_type):
+    assert f"unknown message type '{message_type}'" in error_reason(send(config, message_type))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parts": {"x": Array(np.zeros(10**6))}}, "x of 8,000,128 bytes, where 984 were expected"),
-        ({"parts": {"x": Array(np.zeros(7))}}, "x of shape (7,) instead of (123,)"),
+        ({"arrays": {"x": Array(np.zeros(10**6))}}, "x has 8,000,128 bytes, but 984 are expected"),
+        ({"arrays": {"x": Array(np.zeros(7))}}, "x has shape (7,) instead of (123,)"),
         (
-            {"parts": {"x": Array(np.zeros(D, dtype=np.float32))}},
-            "x of type float32 instead of float64",
+            {"arrays": {"x": Array(np.zeros(D, dtype=np.float32))}},
+            "x has type float32 instead of float64",
         ),
-        ({"parts": {"y": Array(np.zeros(D))}}, "arrays y instead of x"),
-        ({"parts": {}}, "arrays  instead of x"),
+        ({"arrays": {"y": Array(np.zeros(D))}}, "arrays y instead of x"),
+        ({"arrays": {}}, "arrays none instead of x"),
         (
             {"records": {"more": ConfigRecord({"a": 1})}},
-            "not one record of arrays and one of words",
+            "the message must have one record of arrays and one header",
         ),
-        ({"say": {"kind": "State"}}, "arrays x instead of x, x_prev, g, N"),
-        ({"say": {"kind": "os"}}, "FedPAGE has no message 'os'"),
-        ({"say": {"client": 1}}, "client 1 is meant, and this is client 0"),
-        ({"say": {"d": 0}}, "0 parameters at scale 1 are not to be had here"),
-        ({"say": {"d": 10**12}}, "parameters at scale 1 are not to be had here"),
-        ({"say": {"d": 7}}, "has 123 features, and 7 are agreed on"),
-        ({"say": {"scale": float("inf")}}, "parameters at scale inf are not to be had here"),
-        ({"say": {"round": "0"}}, "'round' should be of type int, not str"),
-        ({"say": {"extra": 1}}, "more words than were agreed on"),
+        ({"header": {"message": "State"}}, "FedPAGE has no message 'State'"),
+        ({"header": {"message": "os"}}, "FedPAGE has no message 'os'"),
+        ({"header": {"client": 1}}, "the message is for client 1, but this node holds client 0"),
+        ({"header": {"d": 0}}, "d = 0 and scale = 1 are out of the accepted range"),
+        ({"header": {"d": 10**12}}, "are out of the accepted range"),
+        ({"header": {"d": 7}}, "has 123 features, but 7 are expected"),
+        ({"header": {"scale": float("inf")}}, "scale = inf are out of the accepted range"),
+        ({"header": {"round": "0"}}, "'round' must be of type int, not str"),
+        ({"header": {"extra": 1}}, "the header has unknown fields"),
     ],
 )
-def test_messages_that_are_not_sound(config, changes, words):
-    assert words in refused(sent(config, **changes))
+def test_invalid_messages_are_refused(config, changes, words):
+    assert words in error_reason(send(config, **changes))
 
 
-def header(shape, kind="<f8", version=b"\x01\x00"):
-    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+def npy_header(shape, dtype="<f8", version=b"\x01\x00"):
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text
 
 
-def made(data, stype="numpy.ndarray"):
+def array(data, stype="numpy.ndarray"):
     return Array(dtype="float64", shape=(3,), stype=stype, data=data)
 
 
-def saved(array):
+def save(values):
     stream = io.BytesIO()
-    np.save(stream, array)
+    np.save(stream, values)
     return stream.getvalue()
 
 
 HOSTILE = {
-    "a terabyte, says its header": made(header((10**11,)) + bytes(24)),
-    "too short": made(saved(np.zeros(3))[:-1]),
-    "too long": made(saved(np.zeros(3)) + b"x"),
-    "a pickle": made(pickle.dumps(np.zeros(3))),
-    "objects": made(header((3,), "|O") + bytes(24)),
-    "structured": made(header((3,), "<i8,<i8") + bytes(48)),
-    "big-endian": made(saved(np.zeros(3, dtype=">f8"))),
-    "another version": made(header((3,), version=b"\x02\x00") + bytes(24)),
-    "a program": made(b"\x93NUMPY\x01\x00" + struct.pack("<H", 20) + b"__import__('os')    \n"),
-    "nothing": made(b""),
-    "an archive": made(b"PK\x03\x04" + bytes(100)),
-    "two dimensions": made(saved(np.zeros((3, 1)))),
-    "columns first": made(saved(np.asfortranarray(np.zeros((1, 3))).T)),
-    "a negative shape": made(header((-3,)) + bytes(24)),
-    "of another kind": made(saved(np.zeros(3)), stype="torch.Tensor"),
+    "a header that declares a terabyte": array(npy_header((10**11,)) + bytes(24)),
+    "too short": array(save(np.zeros(3))[:-1]),
+    "too long": array(save(np.zeros(3)) + b"x"),
+    "a pickle": array(pickle.dumps(np.zeros(3))),
+    "objects": array(npy_header((3,), "|O") + bytes(24)),
+    "structured": array(npy_header((3,), "<i8,<i8") + bytes(48)),
+    "big-endian": array(save(np.zeros(3, dtype=">f8"))),
+    "another .npy version": array(npy_header((3,), version=b"\x02\x00") + bytes(24)),
+    "a program": array(b"\x93NUMPY\x01\x00" + struct.pack("<H", 20) + b"__import__('os')    \n"),
+    "empty": array(b""),
+    "an archive": array(b"PK\x03\x04" + bytes(100)),
+    "two dimensions": array(save(np.zeros((3, 1)))),
+    "columns first": array(save(np.asfortranarray(np.zeros((1, 3))).T)),
+    "a negative shape": array(npy_header((-3,)) + bytes(24)),
+    "another serialisation": array(save(np.zeros(3)), stype="torch.Tensor"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_arrays_that_are_not_sound_are_neither_allocated_nor_unpickled(name, monkeypatch):
+def test_invalid_arrays_are_neither_allocated_nor_unpickled(name, monkeypatch):
     def never(*args, **options):
         raise AssertionError("unpickled")
 
     for function in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, function, never)
-    form = messages.vectors(messages.Point, 3)
-    content = RecordDict({"parts": ArrayRecord({"x": HOSTILE[name]}), "say": ConfigRecord({})})
-    with pytest.raises(messages.ProtocolError) as fault:
-        messages.unpacked(content, form)
-    assert "\n" not in str(fault.value)
+    layout = layout_of(messages.Model, 3, np.float64)
+    content = RecordDict({"arrays": ArrayRecord({"x": HOSTILE[name]}), "header": ConfigRecord({})})
+    with pytest.raises(messages.ProtocolError) as error:
+        messages.decode_fields(content, layout)
+    assert "\n" not in str(error.value)
 
 
-def test_sound_arrays_keep_every_bit():
+def test_arrays_keep_every_bit():
     numbers = np.array([-0.0, 5e-324, np.nan, -np.inf, 0.1])
-    content = messages.packed(messages.Point(numbers), {})
-    (again,) = messages.unpacked(content, messages.vectors(messages.Point, 5))
+    content = messages.encode_message(messages.Model(numbers), messages.EvaluateReply(0, 0))
+    (again,) = messages.decode_fields(content, layout_of(messages.Model, 5, np.float64))
     assert again.tobytes() == numbers.tobytes()
     assert again.flags.writeable
 
 
-def mods():
-    from flwr.client.mod import fixedclipping_mod, secaggplus_mod
-    from flwr.clientapp.mod import adaptiveclipping_mod
+@pytest.mark.parametrize("register", ["train", "evaluate", "query"])
+def test_the_client_app_takes_no_mods_and_no_functions(register):
+    from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 
-    def silent(message, context, call_next):
-        return call_next(message, context)
-
-    return {
-        "secaggplus": secaggplus_mod,
-        "clipping": fixedclipping_mod,
-        "adaptive": adaptiveclipping_mod,
-        "silent": silent,
-    }
+    for mod in (fixedclipping_mod, adaptiveclipping_mod):
+        with pytest.raises(TypeError, match="mods"):
+            client_app.FedpageClientApp(mods=[mod])  # type: ignore[call-arg]
+        with pytest.raises(RuntimeError, match="takes no functions and no mods"):
+            getattr(client_app.app, register)("client", mods=[mod])
 
 
-@pytest.mark.parametrize("name", ["secaggplus", "clipping", "silent"])
-@pytest.mark.parametrize("place", ["app", "action"])
-def test_mods_are_refused(config, name, place):
-    mod = mods()[name]
-    app = ClientApp(mods=[mod] if place == "app" else None)
-    app.train("work", mods=[mod] if place == "action" else None)(client_app.work)
-    assert "takes no mods" in refused(sent(config, app=app))
-    plain = ClientApp()
-    plain.train("work")(client_app.work)
-    assert sent(config, app=plain).has_content()
-
-
-def test_wrappers_of_the_strategy_are_refused_before_a_message_is_sent(config):
+def test_strategy_wrappers_are_refused_before_a_message_is_sent(config):
     from flwr.serverapp.strategy import (
         DifferentialPrivacyClientSideFixedClipping,
         DifferentialPrivacyServerSideFixedClipping,
@@ -193,34 +168,37 @@ def test_wrappers_of_the_strategy_are_refused_before_a_message_is_sent(config):
         assert grid.sent == []
 
 
-def test_memories_are_of_one_run_and_one_client(tmp_path):
+def test_client_state_belongs_to_one_run_and_one_client(tmp_path):
     from fedpage.flower.node import ClientStateStore
     from fedpage.methods.scaffold import ClientState
 
-    one = ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 3)
-    one.keep("", "4 Controlled", ClientState(np.ones((1, 3))))
+    store = ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 3)
+    store.save("", "4 Controlled", ClientState(np.ones((1, 3))))
     assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
-    assert one.get("4 Controlled").c.tolist() == [[1.0, 1.0, 1.0]]
-    assert one.get("").c.tolist() == [[0.0, 0.0, 0.0]]
+    assert store.load("4 Controlled").c.tolist() == [[1.0, 1.0, 1.0]]
+    assert store.load("").c.tolist() == [[0.0, 0.0, 0.0]]
     for other in (
         ClientStateStore(str(tmp_path), "other", 0, ClientState, 3),
         ClientStateStore(str(tmp_path), "../../run", 1, ClientState, 3),
     ):
-        with pytest.raises(fp.InputError, match="no memory of round 4"):
-            other.get("4 Controlled")
-    with pytest.raises(fp.InputError, match="not what this client remembers"):
-        ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 5).get("4 Controlled")
-    for round in range(5, 12):
-        one.keep(
-            f"{round - 1} Controlled",
-            f"{round} Controlled",
-            ClientState(np.full((1, 3), float(round))),
-        )
-    assert one.get("7 Controlled").c[0, 0] == 7.0
-    with pytest.raises(fp.InputError, match="no memory of round 4"):
-        one.get("4 Controlled")
-    one.keep(
-        "9 Controlled", "10 Other", ClientState(np.zeros((1, 3)))
-    )  # work that ends late spoils nothing
-    assert one.get("11 Controlled").c[0, 0] == 11.0
-    assert one.get("10 Controlled").c[0, 0] == 10.0
+        with pytest.raises(fp.InputError, match="no client state of round 4"):
+            other.load("4 Controlled")
+    with pytest.raises(fp.InputError, match="not the client state of this client"):
+        ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 5).load("4 Controlled")
+
+
+def test_the_last_versions_of_a_client_state_are_kept(tmp_path):
+    from fedpage.flower.node import ClientStateStore
+    from fedpage.methods.scaffold import ClientState
+
+    store = ClientStateStore(str(tmp_path), "run", 0, ClientState, 3)
+    for round in range(4, 12):
+        previous = f"{round - 1} Controlled" if round > 4 else ""
+        store.save(previous, f"{round} Controlled", ClientState(np.full((1, 3), float(round))))
+    assert store.load("7 Controlled").c[0, 0] == 7.0
+    with pytest.raises(fp.InputError, match="no client state of round 4"):
+        store.load("4 Controlled")
+    # A message that is handled late must not replace newer versions.
+    store.save("9 Controlled", "10 Other", ClientState(np.zeros((1, 3))))
+    assert store.load("11 Controlled").c[0, 0] == 11.0
+    assert store.load("10 Controlled").c[0, 0] == 10.0

@@ -1,4 +1,4 @@
-"""What happens where Flower is not installed."""
+"""fedpage without Flower."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
     reason="the tests of fedpage[flower] need flwr: pip install 'fedpage[flower]'",
 )
 def test_flower_is_here():
-    """So that a run without it says that these tests were skipped."""
+    """Make a run without Flower report that its tests were skipped."""
 
 
-def test_nothing_but_the_extra_imports_flower():
+def test_the_package_does_not_import_flower():
     code = "import sys, fedpage, fedpage.engine, fedpage.cli; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_command_says_what_to_install(run, monkeypatch):
+def test_deploy_names_the_extra_to_install(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     code, _, err = run("deploy", "keys", "here")
     assert code == 2

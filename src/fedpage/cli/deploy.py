@@ -16,7 +16,7 @@ from fedpage.core.errors import InputError
 from fedpage.runs.config import Target
 
 if TYPE_CHECKING:
-    from fedpage.flower.deploy.local_federation import Loopback
+    from fedpage.flower.deploy.local_federation import LocalFederation
 
 app = typer.Typer(
     help="Run on a real federation with Flower (needs 'fedpage[flower]').", no_args_is_help=True
@@ -57,9 +57,11 @@ def keys(
 ) -> None:
     """Create a certificate authority, the server's certificate and a key pair for each node."""
     _needs_flower()
-    from fedpage.flower.deploy.keys import make
+    from fedpage.flower.deploy.keys import create_keys
 
-    for path in make(folder, hosts=host or ["localhost", "127.0.0.1"], nodes=nodes, days=days):
+    for path in create_keys(
+        folder, hosts=host or ["localhost", "127.0.0.1"], nodes=nodes, days=days
+    ):
         print(path)
     print("Give each node ca.pem and its own nodeN, nothing else. Keep ca.key secret.")
 
@@ -83,7 +85,7 @@ def check(
 ) -> None:
     """Check versions, certificates, keys, an address and data before a run."""
     _needs_flower()
-    from fedpage.flower.deploy.preflight import look
+    from fedpage.flower.deploy.preflight import run_checks
 
     missing = 0
     given = {
@@ -94,10 +96,10 @@ def check(
         "address": address,
         "superlink": superlink,
     }
-    for finding in look(app=app_folder, data=data, **given):  # type: ignore[arg-type]
+    for finding in run_checks(app=app_folder, data=data, **given):  # type: ignore[arg-type]
         missing += not finding.ok
         print(
-            f"{'ok     ' if finding.ok else 'MISSING'} {finding.what}"
+            f"{'ok     ' if finding.ok else 'MISSING'} {finding.text}"
             + (f"; {finding.advice}" if finding.advice else "")
         )
     if missing:
@@ -122,7 +124,7 @@ def demo(
     import signal
     import tempfile
 
-    from fedpage.flower.deploy.local_federation import Loopback
+    from fedpage.flower.deploy.local_federation import LocalFederation
     from fedpage.runs.history import History
 
     check_count("--nodes", nodes)
@@ -136,11 +138,13 @@ def demo(
 
     signal.signal(signal.SIGTERM, stop)
     home = out.resolve()
-    own = [{"partition-id": i, "memory": str(home / "memory")} for i in range(nodes)]
+    own = [
+        {"partition-id": i, "client-state-dir": str(home / "client-state")} for i in range(nodes)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         source = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
         (Path(folder) / "pyproject.toml").write_text(source, encoding="utf-8")
-        with Loopback(home, own) as federation:
+        with LocalFederation(home, own) as federation:
             print(
                 f"A SuperLink at {federation.address} and {nodes} SuperNodes with TLS and "
                 f"registered keys; logs are in {out}."
@@ -159,7 +163,7 @@ def demo(
     print(f"All processes are stopped. The run is in {out / 'run'}.")
 
 
-def _watch(federation: Loopback, run: str, place: Path, title: str, rounds: int) -> None:
+def _watch(federation: LocalFederation, run: str, place: Path, title: str, rounds: int) -> None:
     """Show a progress bar from the run's directory until the run has ended."""
     from fedpage.callbacks.progress import progress_bars, summarise_record
     from fedpage.runs.history import History

@@ -1,13 +1,12 @@
-"""Any method on a federation of Flower's: the same `call`, `client` and `server`, the same draws, the same bits.
+"""Run any method on a federation of Flower nodes, with the same bits as in the simulator.
 
-    wire.py       messages and replies as Flower's records, decoded without trusting a byte
-    site.py       what a node knows: its own rows, its number, its memory
-    client.py     the ClientApp
-    engine.py     rounds over Flower's Grid
-    server.py     the Strategy and the ServerApp
-    keys.py       certificates and keys
-    check.py      what is missing before a round is run
-    loopback.py   a whole federation on this machine, for trying and for tests
+    config.py       configuration of the run and of a node
+    messages.py     messages and replies as Flower records
+    node.py         a node's client: its rows, random numbers and client state
+    client_app.py   the ClientApp
+    engine.py       rounds over Flower's Grid
+    server_app.py   the Strategy and the ServerApp
+    deploy/         keys, checks before a deployment, a federation on this machine
 
-It needs the extra: pip install 'fedpage[flower]'.
+It needs an extra: pip install 'fedpage[flower]'.
 """

@@ -1,11 +1,9 @@
-"""The ClientApp: a node that answers three questions, and no others."""
+"""The ClientApp of a node: it describes its client, runs `Method.client`, and evaluates models."""
 
 from __future__ import annotations
 
-import sys
-from functools import lru_cache
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 from flwr.app import Context, Message
@@ -13,127 +11,166 @@ from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
+from fedpage.core.messages import layout_of
 from fedpage.core.types import dtype_of
 from fedpage.flower import messages
+from fedpage.flower.config import AppConfig, build_method, parse_app_config, parse_node_config
 from fedpage.flower.node import (
     ClientStateStore,
     NodeData,
     NodeDraws,
-    checked,
-    method_of,
+    NodeProblem,
+    load_node_data,
     problem_digest,
-    site_of,
 )
 from fedpage.runs.fingerprint import code_digest
 
-app = ClientApp()
-_LARGEST = 1 << 28
-"""Parameters that a server may ask for."""
-WORK: dict[str, type] = {
-    "client": int, "round": int, "seed": int, "kind": str, "d": int, "scale": float, "run": str, "dated": str,
-}  # fmt: skip
-MEASURE: dict[str, type] = {"client": int, "round": int, "d": int, "scale": float}
+Handler = Callable[[Message, Context], Message]
+_MAX_PARAMETERS = 1 << 28
+"""Largest d that a server may ask for."""
+_MAX_SCALE = 1e9
+_ONLY_CLIENT = np.zeros(1, dtype=np.int64)
+"""The number of the only client of a node's problem."""
 
 
-@app.query("describe")
-def describe(message: Message, context: Context) -> Message:
-    """Which client this is, how many rows it has, and that both sides run the same code."""
-    _alone(sys._getframe(1))
-    config = checked(context.run_config)
-    site = site_of(context.node_config, config)
-    about = {
-        "client": site.client, "rows": int(site.problem.sizes[0]), "features": site.problem.d, "digest": site.digest,
-        "labels": site.labels, "fedpage": __version__, "code": code_digest(type(method_of(config))),
-        "problem": problem_digest(site.problem),
-    }  # fmt: skip
-    return Message(messages.words(about), reply_to=message)
+class FedpageClientApp(ClientApp):
+    """A ClientApp that answers three types of messages and accepts no mods.
 
-
-@app.train("work")
-def work(message: Message, context: Context) -> Message:
-    """`Method.client` on this node's rows."""
-    _alone(sys._getframe(1))
-    say = messages.said(message.content, WORK)
-    site = _asked(context, say)
-    method = _method(tuple(sorted(checked(context.run_config).items())))
-    kinds = messages.kinds(method)
-    if say["kind"] not in kinds:
-        raise messages.ProtocolError(f"{method.name} has no message {say['kind'][:40]!r}")
-    parts = messages.unpacked(
-        message.content, messages.vectors(kinds[say["kind"]], say["d"], dtype_of(site.problem))
-    )
-    recall, memory = None, None
-    if method.client_state is not None:
-        folder = str(context.node_config.get("memory", ""))
-        recall = ClientStateStore(
-            folder, say["run"], site.client, method.client_state, say["d"], dtype_of(site.problem)
-        )
-        memory = recall.get(say["dated"])
-    problem = site.problem if say["scale"] == 1.0 else site.problem.scaled(say["scale"])
-    oracle = problem.oracle(
-        np.zeros(1, dtype=np.int64), NodeDraws(say["seed"], say["round"], site.client)
-    )
-    with np.errstate(over="ignore", invalid="ignore"):
-        reply, memory = method.client(parts, oracle, memory)
-    if recall is not None:
-        recall.keep(say["dated"], f"{say['round']} {say['kind']}", memory)
-    answer = {
-        "client": site.client, "round": say["round"], "kind": type(reply).__name__, "gradients": oracle.gradients,
-        "evaluations": oracle.evaluations,
-    }  # fmt: skip
-    return Message(
-        messages.packed(type(reply)(*(part[0] for part in reply)), answer), reply_to=message
-    )
-
-
-@app.evaluate("measure")
-def evaluate(message: Message, context: Context) -> Message:
-    """This client's own loss and gradient at a point."""
-    _alone(sys._getframe(1))
-    say = messages.said(message.content, MEASURE)
-    site = _asked(context, say)
-    (x,) = messages.unpacked(
-        message.content, messages.vectors(messages.Point, say["d"], dtype_of(site.problem))
-    )
-    problem = site.problem if say["scale"] == 1.0 else site.problem.scaled(say["scale"])
-    losses, gradients, _ = problem.evaluate_clients(np.zeros(1, dtype=np.int64), x)
-    answer = {"client": site.client, "round": say["round"]}
-    return Message(
-        messages.packed(messages.Measures(losses, gradients[0]), answer), reply_to=message
-    )
-
-
-def _asked(context: Context, say: dict[str, Any]) -> NodeData:
-    """This node's client, if it is the one that is meant."""
-    if not 0 < say["d"] <= _LARGEST or not 0.0 < say["scale"] < 1e9:
-        raise messages.ProtocolError(
-            f"{say['d']} parameters at scale {say['scale']:g} are not to be had here"
-        )
-    site = site_of(context.node_config, checked(context.run_config), say["d"])
-    if say["client"] != site.client:
-        raise messages.ProtocolError(
-            f"client {say['client']} is meant, and this is client {site.client}"
-        )
-    if site.problem.d != say["d"]:
-        raise InputError(
-            f"client {site.client} has {site.problem.d} features, and {say['d']} are agreed on"
-        )
-    return site
-
-
-@lru_cache(maxsize=16)
-def _method(config: tuple[tuple[str, Any], ...]) -> Any:
-    return method_of(dict(config))
-
-
-def _alone(caller: FrameType) -> None:
-    """Refuse to be wrapped by mods.
-
-    Flower's secure aggregation leaves messages of this kind in clear without a word, and its differential privacy
-    clips round a model that FedPAGE's messages are not; either would promise what it does not give.
+    Flower's secure aggregation mod would pass these messages on unencrypted without a warning, and
+    its differential-privacy mods clip a model, which FedPAGE's messages are not. So this class
+    takes no mods, registers no functions, and looks up its handlers itself.
     """
-    if caller.f_code is not ClientApp.__call__.__code__:
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message.
+
+        Args:
+            message: the received message.
+            context: the node's and the run's configuration.
+
+        Returns:
+            The reply.
+
+        Raises:
+            ProtocolError: the message is not one that the protocol allows.
+            InputError: the configuration or the node's data cannot be used.
+        """
+        handler = _HANDLERS.get(message.metadata.message_type)
+        if handler is None:
+            raise messages.ProtocolError(
+                f"unknown message type {str(message.metadata.message_type)[:40]!r}"
+            )
+        return handler(message, context)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise RuntimeError(
-            "fedpage's ClientApp takes no mods: secure aggregation would let its messages pass in clear, and clipping "
-            "would be wrong for them"
+            "fedpage's ClientApp takes no functions and no mods: secure aggregation would send its "
+            "messages unencrypted, and clipping would be wrong for them"
         )
+
+    train = evaluate = query = lifespan = _refuse
+
+
+def _describe(message: Message, context: Context) -> Message:
+    """Say which client this node holds, how many rows it has, and which code it runs."""
+    config = parse_app_config(context.run_config)
+    node = load_node_data(parse_node_config(context.node_config), config)
+    description = messages.Description(
+        client=node.client,
+        rows=int(node.problem.sizes[0]),
+        features=node.problem.d,
+        digest=node.digest,
+        labels=node.labels,
+        fedpage=__version__,
+        code=code_digest(type(build_method(config))),
+        problem=problem_digest(node.problem),
+    )
+    return Message(messages.encode_header(description), reply_to=message)
+
+
+def _train(message: Message, context: Context) -> Message:
+    """Run `Method.client` on this node's rows."""
+    request = messages.decode_header(message.content, messages.TrainRequest)
+    config = parse_app_config(context.run_config)
+    node = _load_requested(request, config, context)
+    dtype = dtype_of(node.problem)
+    method = build_method(config)
+    types = {message_type.__name__: message_type for message_type in method.messages}
+    if request.message not in types:
+        raise messages.ProtocolError(f"{method.name} has no message {request.message[:40]!r}")
+    message_type = types[request.message]
+    layout = layout_of(message_type, request.d, dtype)
+    fields = messages.decode_fields(message.content, layout)
+
+    store, client_state = None, None
+    if method.client_state is not None:
+        folder = parse_node_config(context.node_config).client_state_dir
+        store = ClientStateStore(
+            folder, request.run, node.client, method.client_state, request.d, dtype
+        )
+        client_state = store.load(request.state_version)
+    draws = NodeDraws(request.seed, request.round, node.client)
+    oracle = _scaled(node.problem, request.scale).oracle(_ONLY_CLIENT, draws)
+    with np.errstate(over="ignore", invalid="ignore"):
+        reply, client_state = method.client(fields, oracle, client_state)
+    if store is not None:
+        version = messages.state_version(request.round, message_type)
+        store.save(request.state_version, version, client_state)
+
+    header = messages.TrainReply(
+        node.client, request.round, int(oracle.gradients), int(oracle.evaluations)
+    )
+    own_reply = type(reply)(*(field[0] for field in reply))
+    return Message(messages.encode_message(own_reply, header), reply_to=message)
+
+
+def _evaluate(message: Message, context: Context) -> Message:
+    """Evaluate this client's loss, gradient and metrics at a model."""
+    request = messages.decode_header(message.content, messages.EvaluateRequest)
+    config = parse_app_config(context.run_config)
+    node = _load_requested(request, config, context)
+    layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
+    model = messages.decode_fields(message.content, layout)
+    found = _scaled(node.problem, request.scale).evaluate_clients(_ONLY_CLIENT, model.x)
+    for name in config.metric_names:
+        if name not in found.metrics:
+            raise InputError(f"client {node.client}: the problem does not compute metric {name!r}")
+    values = np.array([float(found.metrics[name][0]) for name in config.metric_names])
+    header = messages.EvaluateReply(node.client, request.round)
+    evaluation = messages.Evaluation(found.losses, found.gradients[0], values)
+    return Message(messages.encode_message(evaluation, header), reply_to=message)
+
+
+def _load_requested(
+    request: messages.TrainRequest | messages.EvaluateRequest, config: AppConfig, context: Context
+) -> NodeData:
+    """Load this node's client if the request is for it and has plausible sizes."""
+    if not 0 < request.d <= _MAX_PARAMETERS or not 0.0 < request.scale < _MAX_SCALE:
+        raise messages.ProtocolError(
+            f"d = {request.d} and scale = {request.scale:g} are out of the accepted range"
+        )
+    node = load_node_data(parse_node_config(context.node_config), config, request.d)
+    if request.client != node.client:
+        raise messages.ProtocolError(
+            f"the message is for client {request.client}, but this node holds client {node.client}"
+        )
+    if node.problem.d != request.d:
+        raise InputError(
+            f"client {node.client} has {node.problem.d} features, but {request.d} are expected"
+        )
+    return node
+
+
+def _scaled(problem: NodeProblem, scale: float) -> NodeProblem:
+    return problem if scale == 1.0 else problem.scaled(scale)
+
+
+_HANDLERS: dict[str, Handler] = {
+    messages.DESCRIBE: _describe,
+    messages.TRAIN: _train,
+    messages.EVALUATE: _evaluate,
+}
+app = FedpageClientApp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple
 
@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
 from fedpage.core.messages import reply_layouts
+from fedpage.core.metrics import mean_metrics
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -33,20 +34,8 @@ from fedpage.flower import messages
 from fedpage.problems.base import client_scale
 from fedpage.runs.fingerprint import code_digest
 
-DESCRIBED: dict[str, type] = {
-    "client": int, "rows": int, "features": int, "digest": str, "labels": str, "fedpage": str, "code": str,
-    "problem": str,
-}  # fmt: skip
-REPLIED: dict[str, type] = {
-    "client": int,
-    "round": int,
-    "kind": str,
-    "gradients": int,
-    "evaluations": int,
-}
-MEASURED: dict[str, type] = {"client": int, "round": int}
-_FIRST = 180.0
-"""Seconds that the first answer may take, at least: a node's first call starts everything there."""
+_MIN_DESCRIBE_DEADLINE = 180.0
+"""Shortest deadline in seconds of a node's first message, which starts its processes."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +97,14 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> None:
         self.grid, self.nodes, self.method, self.d = grid, dict(nodes), method, d
         self.seed, self.scale, self.wait = seed, scale, wait
-        self.state_dates: dict[int, str] = {}
-        """Round and message of each client's last reply that counted: which state it holds."""
+        self.state_versions: dict[int, str] = {}
+        """The version of each client's state that holds: that of its last reply that counted."""
         self.run_name = ""
         """The name under which nodes keep client states."""
         self.events: list[Event] = []
         """What happened to nodes since the events were last taken."""
         self._layouts = reply_layouts(method, d, dtype)
-        self._date = ""
+        self._version = ""
         self._refused: set[int] = set()
 
     @property
@@ -127,38 +116,43 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
         """Send a message to nodes and wait for their replies."""
-        now, kind = draws.round, type(call.message).__name__
-        self._date = f"{now} {kind}"
+        now, message_type = draws.round, type(call.message)
+        self._version = messages.state_version(now, message_type)
         if attempt:
             self.find_new_nodes(now)
         sent = {}
         for client in call.clients.tolist():
-            fields = {
-                "client": client, "round": now, "seed": self.seed, "kind": kind, "d": self.d,
-                "scale": float(self.scale[client]), "run": self.run_name,
-                "dated": self.state_dates.get(client, ""),
-            }  # fmt: skip
-            content = messages.packed(call.message, fields)
-            sent[client] = self.make_message(client, "train.work", content, now)
-        layout = self._layouts[type(call.message)]
+            header = messages.TrainRequest(
+                client=client,
+                round=now,
+                seed=self.seed,
+                message=message_type.__name__,
+                d=self.d,
+                scale=float(self.scale[client]),
+                run=self.run_name,
+                state_version=self.state_versions.get(client, ""),
+            )
+            content = messages.encode_message(call.message, header)
+            sent[client] = self.make_message(client, messages.TRAIN, content, now)
+        layout = self._layouts[message_type]
         valid: dict[int, ReplyT] = {}
         rejected: list[Rejection] = []
         gradients = evaluations = received = 0
         for client, message in sorted(self.exchange(sent).items()):
             try:
-                fields = messages.said(content_of(message), REPLIED)
-                check_sender(client, fields)
-                if not (0 <= fields["gradients"] < 2**53 and 0 <= fields["evaluations"] < 2**53):
+                answer = messages.decode_header(content_of(message), messages.TrainReply)
+                check_sender(client, answer.client)
+                if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
                     raise messages.ProtocolError("impossible counts of gradients")
-                reply = messages.unpacked(message.content, layout)
+                reply = messages.decode_fields(message.content, layout)
             except messages.ProtocolError as fault:
                 rejected.append(Rejection(client, str(fault)))
                 continue
             received += 1
-            gradients += fields["gradients"]
-            evaluations += fields["evaluations"]
-            if fields["round"] != now:
-                reason = f"late: it belongs to round {fields['round']}"
+            gradients += answer.gradients
+            evaluations += answer.evaluations
+            if answer.round != now:
+                reason = f"late: it belongs to round {answer.round}"
                 rejected.append(Rejection(client, reason))
             elif not is_finite(reply):
                 rejected.append(Rejection(client, "not finite", reply))
@@ -177,12 +171,14 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Note that these clients' states of this round hold; the nodes keep them."""
         if self.method.client_state is not None:
-            self.state_dates |= dict.fromkeys(clients.tolist(), self._date)
+            self.state_versions |= dict.fromkeys(clients.tolist(), self._version)
 
-    def make_message(self, client: int, kind: str, content: RecordDict, now: int) -> Message:
+    def make_message(
+        self, client: int, message_type: str, content: RecordDict, now: int
+    ) -> Message:
         """Return a message to a client's node."""
         node = self.nodes[client].node_id
-        return Message(content, node, kind, ttl=self.wait.deadline, group_id=str(now))
+        return Message(content, node, message_type, ttl=self.wait.deadline, group_id=str(now))
 
     def exchange(self, sent: Mapping[int, Message]) -> dict[int, Message]:
         """Send messages and wait for the replies, by client."""
@@ -197,7 +193,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         code = code_digest(type(self.method))
         for number in sorted(here - known - self._refused):
             try:
-                new = described(self.grid, [number], code=code, wait=self.wait)
+                new = describe_nodes(self.grid, [number], code=code, wait=self.wait)
             except InputError as error:
                 self._refused.add(number)
                 self.events.append(Event("refused", now, str(error)))
@@ -225,6 +221,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         wait: How long replies may take and how they are waited for.
         weights: "uniform" or "size": the weight of each client's objective.
         x0: The start, (d,); None: zeros.
+        metrics: Metrics that nodes evaluate, in the order of their values in replies.
         held_out: What else the server records of a model, such as its accuracy on rows of its own.
     """
 
@@ -240,12 +237,13 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         wait: Wait | None = None,
         weights: str = "uniform",
         x0: Vector | None = None,
+        metrics: Sequence[str] = (),
         held_out: Callable[[Vector], Mapping[str, float]] | None = None,
     ) -> None:
         start = np.zeros(d) if x0 is None else x0
         policy = Policy() if policy is None else policy
         sizes = np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
-        self._held_out = held_out
+        self._held_out, self._metrics = held_out, tuple(metrics)
         self.transport = GridTransport(
             grid, nodes, method, d=d, dtype=start.dtype, seed=seed,
             scale=client_scale(weights, sizes), wait=Wait() if wait is None else wait,
@@ -258,82 +256,108 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         return events
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return loss and gradient norm of x: every client's own, added in client order.
+        """Return the loss, the gradient norm and the metrics of x, each the mean over clients.
 
-        It is not part of the costs.
+        Losses and gradients are added in client order. Evaluations are not part of the costs.
+
+        Raises:
+            RoundFailed: No client sent a valid reply.
         """
         transport, now, x = self.transport, self.costs.round, self.x
-        found: dict[int, messages.Measures] = {}
-        not_finite: dict[int, messages.Measures] = {}
+        found: dict[int, messages.Evaluation] = {}
+        not_finite: dict[int, messages.Evaluation] = {}
         for attempt in range(self.round.policy.full_retries + 1):
             if attempt:
                 transport.find_new_nodes(now)
-            sent = {}
-            for client in range(self.N):
-                if client not in found:
-                    fields = {
-                        "client": client, "round": now, "d": transport.d,
-                        "scale": float(transport.scale[client]),
-                    }  # fmt: skip
-                    content = messages.packed(messages.Point(x), fields)
-                    sent[client] = transport.make_message(client, "evaluate.measure", content, now)
-            for client, reply in transport.exchange(sent).items():
+            missing = [client for client in range(self.N) if client not in found]
+            for client, reply in transport.exchange(self._evaluate_messages(missing)).items():
                 try:
-                    fields = messages.said(content_of(reply), MEASURED)
-                    check_sender(client, fields)
-                    if fields["round"] != now:
-                        raise messages.ProtocolError(f"late: it belongs to round {fields['round']}")
-                    measures = messages.unpacked_measures(reply.content, transport.d, x.dtype)
-                    if not is_finite(measures):
-                        not_finite[client] = measures
+                    evaluation = self._decode_evaluation(client, reply)
+                    # A metric may be undefined on a client's rows, such as the AUC of one class.
+                    if not is_finite((evaluation.loss, evaluation.gradient)):
+                        not_finite[client] = evaluation
                         raise messages.ProtocolError("not finite")
-                    found[client] = measures
-                except messages.ProtocolError as fault:
-                    text = f"evaluation of client {client}: {fault}"
+                    found[client] = evaluation
+                except messages.ProtocolError as error:
+                    text = f"evaluation of client {client}: {error}"
                     transport.events.append(Event("rejected", now, text))
             if set(range(self.N)) <= {*found, *self.round.health.lost}:
                 break
         if not found and len(not_finite) == self.N:
-            found = not_finite  # everyone's: the run has diverged
+            found = not_finite  # the run has diverged
         if not found:
             raise RoundFailed(f"evaluation after round {now} failed: no valid reply from anyone")
         if len(found) < self.N:
             text = f"loss and gradient over {len(found)} of {self.N} clients"
             transport.events.append(Event("measured", now, text))
-        there = [found[client] for client in sorted(found)]
-        means = mean_evaluations((m.loss for m in there), (m.grad[None, :] for m in there))
-        return means if self._held_out is None else {**means, **self._held_out(x)}
+        each = [found[client] for client in sorted(found)]
+        record = mean_evaluations((e.loss for e in each), (e.gradient[None, :] for e in each))
+        record |= mean_metrics(
+            dict(zip(self._metrics, e.metrics[:, None], strict=True)) for e in each
+        )
+        return record if self._held_out is None else {**record, **self._held_out(x)}
+
+    def _evaluate_messages(self, clients: Iterable[int]) -> dict[int, Message]:
+        """Return the messages that ask clients to evaluate x."""
+        transport, now = self.transport, self.costs.round
+        sent = {}
+        for client in clients:
+            header = messages.EvaluateRequest(
+                client=client, round=now, d=transport.d, scale=float(transport.scale[client])
+            )
+            content = messages.encode_message(messages.Model(self.x), header)
+            sent[client] = transport.make_message(client, messages.EVALUATE, content, now)
+        return sent
+
+    def _decode_evaluation(self, client: int, reply: Message) -> messages.Evaluation:
+        """Return a client's evaluation; a ProtocolError if the reply is not one of this round."""
+        answer = messages.decode_header(content_of(reply), messages.EvaluateReply)
+        check_sender(client, answer.client)
+        if answer.round != self.costs.round:
+            raise messages.ProtocolError(f"late: it belongs to round {answer.round}")
+        return messages.decode_evaluation(
+            reply.content, self.transport.d, self.x.dtype, len(self._metrics)
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """Return everything that the next rounds depend on; nodes keep client states."""
-        dates = {str(client): date for client, date in self.transport.state_dates.items()}
-        return {**super().snapshot(), "dated": dates}
+        versions = {str(client): name for client, name in self.transport.state_versions.items()}
+        return {**super().snapshot(), "state_versions": versions}
 
     def restore(self, tree: Mapping[str, Any], source: str) -> None:
         """Return to a snapshot."""
         try:
-            dates = {int(client): date + "" for client, date in tree["dated"].items()}
-            if any(not 0 <= client < self.N for client in dates):
+            table = tree["state_versions"]
+            versions = {int(client): name + "" for client, name in table.items()}
+            if any(not 0 <= client < self.N for client in versions):
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of a federation") from None
         super().restore(tree, source)
-        self.transport.state_dates = dates
+        self.transport.state_versions = versions
 
 
-def is_finite(parts: Iterable[Vector]) -> bool:
-    """Whether every number is finite."""
-    return all(bool(np.isfinite(part).all()) for part in parts)
+def is_finite(arrays: Iterable[Vector]) -> bool:
+    """Return whether every number is finite."""
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
-def check_sender(client: int, fields: Mapping[str, Any]) -> None:
-    """Refuse a reply that says it comes from another client."""
-    if fields["client"] != client:
-        raise messages.ProtocolError(f"it says it is client {fields['client']}")
+def check_sender(client: int, sender: int) -> None:
+    """Refuse a reply that claims to come from another client.
+
+    Raises:
+        ProtocolError: It does.
+    """
+    if sender != client:
+        raise messages.ProtocolError(f"it says it is client {sender}")
 
 
 def content_of(reply: Message) -> RecordDict:
-    """What a reply holds; an error's reason, in one line, if it is one."""
+    """Return the content of a reply.
+
+    Raises:
+        ProtocolError: The reply is an error; the text says which, in one line.
+    """
     if reply.has_error():
         reason = " ".join(str(reply.error.reason).split())
         raise messages.ProtocolError(f"{_ERRORS.get(reply.error.code, 'error')} ({reason[-200:]})")
@@ -341,9 +365,18 @@ def content_of(reply: Message) -> RecordDict:
 
 
 _ERRORS = {
-    1: "its app cannot be loaded", 2: "it raised an exception", 3: "no reply in time", 4: "its reply came too late",
-    5: "its node is not there", 6: "a mod refused", 7: "its app is not sound", 8: "its process died",
-}  # fmt: skip
+    1: "its app cannot be loaded",
+    2: "it raised an exception",
+    3: "no reply in time",
+    4: "its reply came too late",
+    5: "its node is not connected",
+    6: "a mod refused",
+    7: "its app is invalid",
+    8: "its process died",
+}
+"""Flower's error codes."""
+_TRANSIENT_ERRORS = (3, 4, 5, 8)
+"""Errors of the connection or of a process, after which a node may answer again."""
 
 
 def exchange(grid: Grid, sent: Mapping[int, Message], wait: Wait) -> dict[int, Message]:
@@ -364,7 +397,7 @@ def exchange(grid: Grid, sent: Mapping[int, Message], wait: Wait) -> dict[int, M
         if message_id:
             waiting[message_id] = key
     replies: dict[int, Message] = {}
-    end = wait.clock() + wait.deadline + 5.0  # the SuperLink itself says when a deadline is over
+    end = wait.clock() + wait.deadline + 5.0  # the SuperLink reports missed deadlines itself
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             if reply.metadata.reply_to_message_id in waiting:
@@ -375,68 +408,92 @@ def exchange(grid: Grid, sent: Mapping[int, Message], wait: Wait) -> dict[int, M
     return replies
 
 
-def described(grid: Grid, ids: Iterable[int], *, code: str, wait: Wait) -> dict[int, Node]:
-    """Ask nodes which client they are; nodes that do not answer are left out.
+def describe_nodes(grid: Grid, ids: Iterable[int], *, code: str, wait: Wait) -> dict[int, Node]:
+    """Ask nodes which client they hold; nodes that do not answer are left out.
+
+    Args:
+        grid: Flower's Grid.
+        ids: The nodes' ids.
+        code: Digest of the method's code on the server.
+        wait: How long replies may take.
+
+    Returns:
+        The nodes by client.
 
     Raises:
         InputError: A node does not fit the run.
     """
-    wait = replace(wait, deadline=max(_FIRST, wait.deadline))
+    wait = replace(wait, deadline=max(_MIN_DESCRIBE_DEADLINE, wait.deadline))
     sent = {
-        node: Message(RecordDict(), node, "query.describe", ttl=wait.deadline, group_id="describe")
+        node: Message(RecordDict(), node, messages.DESCRIBE, ttl=wait.deadline, group_id="describe")
         for node in sorted(ids)
     }
     found: dict[int, Node] = {}
     for node, reply in exchange(grid, sent, wait).items():
-        if reply.has_error() and reply.error.code in (3, 4, 5, 8):  # on the way, not at the node
+        if reply.has_error() and reply.error.code in _TRANSIENT_ERRORS:
             continue
         try:
-            say = messages.said(content_of(reply), DESCRIBED)
-        except messages.ProtocolError as fault:
-            raise InputError(f"node {node} does not say which client it is: {fault}") from None
-        client = say["client"]
-        if say["fedpage"] != __version__:
+            about = messages.decode_header(content_of(reply), messages.Description)
+        except messages.ProtocolError as error:
+            raise InputError(f"node {node} does not say which client it holds: {error}") from None
+        client = about.client
+        if about.fedpage != __version__:
             raise InputError(
-                f"client {client} has fedpage {say['fedpage'][:20]}, and the server {__version__}; install the same"
+                f"client {client} has fedpage {about.fedpage[:20]}, but the server has "
+                f"{__version__}; install the same version everywhere"
             )
         if client in found:
             raise InputError(
-                f"nodes {found[client].node_id} and {node} both say they are client {client}"
+                f"nodes {found[client].node_id} and {node} both say they hold client {client}"
             )
-        if say["rows"] < 1 or say["features"] < 1:
+        if about.rows < 1 or about.features < 1:
             raise InputError(
-                f"client {client} says it has {say['rows']} rows of {say['features']} features"
+                f"client {client} says it has {about.rows} rows of {about.features} features"
             )
-        if say["code"] != code:
+        if about.code != code:
             raise InputError(
-                f"client {client} has other code of the method than the server; install the same everywhere"
+                f"client {client} has other code of the method than the server; "
+                "install the same version everywhere"
             )
-        both = f"{say['code']} {say['problem']}"
-        found[client] = Node(node, say["rows"], say["features"], say["digest"], say["labels"], both)
+        both = f"{about.code} {about.problem}"
+        found[client] = Node(node, about.rows, about.features, about.digest, about.labels, both)
     return found
 
 
-def one_federation(nodes: Mapping[int, Node]) -> None:
-    """Refuse sites that do not belong together."""
+def check_nodes(nodes: Mapping[int, Node]) -> None:
+    """Refuse nodes that do not fit together.
+
+    Raises:
+        InputError: They run different code, or their labels may mean different things.
+    """
     if len({node.code for node in nodes.values()}) > 1:
         raise InputError(
             "nodes run different code of the problem; install the same version everywhere"
         )
-    _one_meaning({client: node.labels for client, node in nodes.items()})
+    check_labels({client: node.labels for client, node in nodes.items()})
 
 
-def _one_meaning(kinds: Mapping[int, str]) -> None:
-    """Refuse sites whose labels could mean different things."""
-    files = {client: frozenset(text.split(",")) for client, text in kinds.items() if text}
+def check_labels(labels: Mapping[int, str]) -> None:
+    """Refuse files whose labels may mean different things.
+
+    Args:
+        labels: The distinct labels of each client's file, as `Description.labels` has them.
+
+    Raises:
+        InputError: Files have different labels, or only one of the two.
+    """
+    files = {client: frozenset(text.split(",")) for client, text in labels.items() if text}
     every: frozenset[str] = frozenset().union(*files.values())
     if len(set(files.values())) < 2 or every == {"-1", "1"}:
         return
     if len(every) > 2:
         raise InputError(
-            "sites disagree about what labels there are; give labels of two kinds everywhere, or say which: labels"
+            "nodes have different labels in their files; use the same two labels everywhere, or "
+            "name them in the run config: labels"
         )
-    few = next(client for client, found in files.items() if found != every)
+    client = next(client for client, found in files.items() if found != every)
     both = ",".join(sorted(every, key=float))
     raise InputError(
-        f'client {few} has labels of one kind only; say in the run config which there are: labels = "{both}"'
+        f"client {client} has only one of the two labels; name both in the run config: "
+        f'labels = "{both}"'
     )

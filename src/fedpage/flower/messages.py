@@ -1,126 +1,279 @@
-"""Messages and replies as Flower's records. What arrives is decoded without trusting a byte, and never unpickled."""
+"""Encode messages and replies as Flower records, and decode them without trusting the sender.
+
+Every message has two records: `header`, a ConfigRecord with the fields of one of the header types
+below, and, except for `Description`, `arrays`, an ArrayRecord with one array for each field of a
+NamedTuple. A decoder knows the expected shapes and types beforehand. It compares them with what was
+received before it allocates memory, and it never unpickles.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
-from fedpage.core.messages import Layout, layout_of
-from fedpage.core.types import Vector
+from fedpage.core.messages import Layout, field_names
+from fedpage.core.types import DType, Vector
 
-PARTS, SAY = "parts", "say"
-_HEADER = 1024
-"""Bytes that an array's header may take."""
+DESCRIBE = "query.describe"
+"""Message type: ask a node which client it is. No content; the reply is a `Description`."""
+TRAIN = "train.client"
+"""Message type: run `Method.client` on a node. `TrainRequest` and a message of the method."""
+EVALUATE = "evaluate.client"
+"""Message type: evaluate a model on a node. `EvaluateRequest` and a `Model`."""
+
+ARRAYS, HEADER = "arrays", "header"
+_NPY_HEADER = 1024
+"""Largest header of a .npy array, in bytes."""
 
 
 class ProtocolError(ValueError):
-    """Something arrived that is not what was agreed on; the message says what."""
+    """A message or reply is not what the protocol allows. The text says why, in one line."""
 
 
-class Measures(NamedTuple):
-    """A client's own loss, (1,), and gradient, (d,), at a point."""
+class Description(NamedTuple):
+    """Header of the reply to `DESCRIBE`: which client a node holds, and which code it runs."""
 
-    loss: Vector
-    grad: Vector
+    client: int
+    rows: int
+    features: int
+    """Parameters d of the node's problem."""
+    digest: str
+    """SHA-256 of the client's rows."""
+    labels: str
+    """Distinct labels in the node's file, such as "0,1"; "many" for more than two; "" if known."""
+    fedpage: str
+    """Version of fedpage."""
+    code: str
+    """Digest of the method's code."""
+    problem: str
+    """Digest of the problem's code and of a model's initial parameters."""
 
 
-class Point(NamedTuple):
-    """Where to measure."""
+class TrainRequest(NamedTuple):
+    """Header of a `TRAIN` message."""
+
+    client: int
+    round: int
+    seed: int
+    message: str
+    """Name of the message type, a key of `Method.messages`."""
+    d: int
+    scale: float
+    """N w_i, by which the client's objective is multiplied; 1.0 for uniform weights."""
+    run: str
+    """Digest that identifies the run; the client state is stored under it."""
+    state_version: str
+    """Version of the client state to start from, as `state_version()` writes it; "": zeros."""
+
+
+class TrainReply(NamedTuple):
+    """Header of the reply to a `TRAIN` message."""
+
+    client: int
+    round: int
+    gradients: int
+    evaluations: int
+
+
+class EvaluateRequest(NamedTuple):
+    """Header of an `EVALUATE` message."""
+
+    client: int
+    round: int
+    d: int
+    scale: float
+
+
+class EvaluateReply(NamedTuple):
+    """Header of the reply to an `EVALUATE` message."""
+
+    client: int
+    round: int
+
+
+class Model(NamedTuple):
+    """Arrays of an `EVALUATE` message: the model x (d,)."""
 
     x: Vector
 
 
-def packed(parts: Any, say: Mapping[str, Any]) -> RecordDict:
-    """A NamedTuple of arrays, and words about it."""
+class Evaluation(NamedTuple):
+    """Arrays of the reply to an `EVALUATE` message: one client's values at a model."""
+
+    loss: Vector
+    """(1,) float64."""
+    gradient: Vector
+    """(d,) of the problem's dtype."""
+    metrics: Vector
+    """(m,) float64, in the order of the run config's `metrics`; (0,) if there are none."""
+
+
+def state_version(round: int, message_type: type) -> str:
+    """Return the name of the client state after a reply to a message of this type in a round."""
+    return f"{round} {message_type.__name__}"
+
+
+def encode_message(fields: tuple[Vector, ...], header: NamedTuple) -> RecordDict:
+    """Encode arrays with their header.
+
+    Args:
+        fields: NamedTuple of arrays.
+        header: one of the header types of this module.
+
+    Returns:
+        The content of a Flower message.
+    """
     arrays = {
-        name: Array(np.ascontiguousarray(part))
-        for name, part in zip(parts._fields, parts, strict=True)
+        name: Array(np.ascontiguousarray(value))
+        for name, value in zip(field_names(type(fields)), fields, strict=True)
     }
-    return RecordDict({PARTS: ArrayRecord(arrays), SAY: ConfigRecord(dict(say))})
+    return RecordDict({ARRAYS: ArrayRecord(arrays), HEADER: ConfigRecord(header._asdict())})
 
 
-def words(say: Mapping[str, Any]) -> RecordDict:
-    """Words alone."""
-    return RecordDict({SAY: ConfigRecord(dict(say))})
+def encode_header(header: NamedTuple) -> RecordDict:
+    """Encode a header without arrays."""
+    return RecordDict({HEADER: ConfigRecord(header._asdict())})
 
 
-def said(content: RecordDict, schema: Mapping[str, type]) -> dict[str, Any]:
-    """The words that came, exactly those of the schema."""
-    record = dict(content).get(SAY)
+Header = TypeVar("Header")
+Fields = TypeVar("Fields", bound=tuple[Any, ...])
+
+
+def decode_header(content: RecordDict, header_type: Callable[..., Header]) -> Header:
+    """Decode a header whose fields and types are exactly those of `header_type`.
+
+    Args:
+        content: the content of a received message.
+        header_type: a NamedTuple class of this module.
+
+    Returns:
+        The header.
+
+    Raises:
+        ProtocolError: the header is missing, or a field is missing, unknown or of another type.
+    """
+    record = dict(content).get(HEADER)
     if not isinstance(record, ConfigRecord):
-        raise ProtocolError("no words with it")
-    found = dict(record)
-    for name, kind in schema.items():
-        if type(found.get(name)) is not kind:
+        raise ProtocolError("the message has no header")
+    received, expected = dict(record), _field_types(header_type)
+    for name, wanted in expected.items():
+        if name not in received:
+            raise ProtocolError(f"header field {name!r} is missing")
+        if type(received[name]) is not wanted:
+            found = type(received[name]).__name__
             raise ProtocolError(
-                f"{name!r} should be of type {kind.__name__}, not {type(found.get(name)).__name__}"
+                f"header field {name!r} must be of type {wanted.__name__}, not {found}"
             )
-    if len(found) != len(schema):
-        raise ProtocolError("more words than were agreed on")
-    return found
+    if len(received) != len(expected):
+        raise ProtocolError("the header has unknown fields")
+    return header_type(**received)
 
 
-def unpacked(content: RecordDict, layout: Layout[Any]) -> Any:
-    """The arrays that came, as the NamedTuple of a form; nothing is allocated before its size is known to be right."""
+@lru_cache(maxsize=16)
+def _field_types(header_type: Callable[..., object]) -> dict[str, type]:
+    return get_type_hints(header_type)
+
+
+def decode_fields(content: RecordDict, layout: Layout[Fields]) -> Fields:
+    """Decode the arrays of a message as the NamedTuple of a layout.
+
+    Args:
+        content: the content of a received message.
+        layout: the expected type, sizes and dtype.
+
+    Returns:
+        The NamedTuple, with writable arrays.
+
+    Raises:
+        ProtocolError: the records or arrays are not those of the layout.
+    """
+    shapes = zip(layout.sizes, layout.dtypes, strict=True)
+    expected = dict(zip(layout.fields, shapes, strict=True))
+    fields: Any = layout.type
+    decoded: Fields = fields(**_decode_arrays(content, expected))
+    return decoded
+
+
+def decode_evaluation(content: RecordDict, d: int, dtype: DType, metrics: int) -> Evaluation:
+    """Decode the arrays of the reply to an `EVALUATE` message.
+
+    Args:
+        content: the content of a received message.
+        d: the number of parameters.
+        dtype: the type of the gradient's numbers.
+        metrics: the number of metrics.
+
+    Returns:
+        The client's values.
+
+    Raises:
+        ProtocolError: the records or arrays are not those of an `Evaluation`.
+    """
+    float64 = np.dtype(np.float64)
+    expected = {"loss": (1, float64), "gradient": (d, dtype), "metrics": (metrics, float64)}
+    return Evaluation(**_decode_arrays(content, expected))
+
+
+def _decode_arrays(
+    content: RecordDict, expected: Mapping[str, tuple[int, DType]]
+) -> dict[str, Vector]:
     records = dict(content)
-    arrays = records.get(PARTS)
-    if not isinstance(arrays, ArrayRecord) or set(records) != {PARTS, SAY}:
-        raise ProtocolError("not one record of arrays and one of words")
-    fields: tuple[str, ...] = layout.fields
-    if set(arrays) != set(fields):
-        raise ProtocolError(
-            f"arrays {', '.join(sorted(map(str, arrays)))[:80]} instead of {', '.join(fields)}"
-        )
-    return layout.type(*(
-        decoded(arrays[name], name, (size,), dtype)
-        for name, size, dtype in zip(fields, layout.sizes, layout.dtypes, strict=True)
-    ))  # fmt: skip
+    arrays = records.get(ARRAYS)
+    if not isinstance(arrays, ArrayRecord) or set(records) != {ARRAYS, HEADER}:
+        raise ProtocolError("the message must have one record of arrays and one header")
+    if set(arrays) != set(expected):
+        found = ", ".join(sorted(map(str, arrays)))[:80] or "none"
+        raise ProtocolError(f"arrays {found} instead of {', '.join(expected)}")
+    return {
+        name: decode_array(arrays[name], name, size, dtype)
+        for name, (size, dtype) in expected.items()
+    }
 
 
-def decoded(array: Array, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """One array of a known shape and type. Flower's own decoder would allocate whatever the bytes declare."""
-    wanted = int(np.prod(shape)) * dtype.itemsize
+def decode_array(array: Array, name: str, size: int, dtype: DType) -> Vector:
+    """Decode one array (size,) of a known size and dtype.
+
+    Flower's own decoder would allocate whatever size the received bytes declare.
+
+    Args:
+        array: the received array.
+        name: its name in error messages.
+        size: the expected number of numbers.
+        dtype: the expected type of its numbers.
+
+    Returns:
+        A writable array.
+
+    Raises:
+        ProtocolError: the bytes are not a .npy array of this size and dtype.
+    """
+    nbytes = size * dtype.itemsize
     if array.stype != "numpy.ndarray":
-        raise ProtocolError(f"{name} serialised as {str(array.stype)[:40]!r}")
-    if len(array.data) > wanted + _HEADER:
-        raise ProtocolError(f"{name} of {len(array.data):,} bytes, where {wanted:,} were expected")
+        raise ProtocolError(
+            f"{name} is serialised as {str(array.stype)[:40]!r}, not as numpy.ndarray"
+        )
+    if len(array.data) > nbytes + _NPY_HEADER:
+        raise ProtocolError(f"{name} has {len(array.data):,} bytes, but {nbytes:,} are expected")
     stream = io.BytesIO(array.data)
     try:
         if npy.read_magic(stream) != (1, 0):
-            raise ProtocolError(f"{name} in another version of .npy")
-        found, fortran, kind = npy.read_array_header_1_0(stream, max_header_size=_HEADER)
+            raise ProtocolError(f"{name} has another version of the .npy format than 1.0")
+        found, fortran, kind = npy.read_array_header_1_0(stream, max_header_size=_NPY_HEADER)
     except ProtocolError:
         raise
     except Exception:
-        raise ProtocolError(f"{name} is not an array") from None
-    if found != shape or fortran:
-        raise ProtocolError(f"{name} of shape {str(found)[:40]} instead of {shape}")
+        raise ProtocolError(f"{name} is not an array in .npy format") from None
+    if found != (size,) or fortran:
+        raise ProtocolError(f"{name} has shape {str(found)[:40]} instead of {(size,)}")
     if kind != dtype:
-        raise ProtocolError(f"{name} of type {str(kind)[:40]} instead of {dtype}")
-    if len(array.data) - stream.tell() != wanted:
-        raise ProtocolError(f"{name} is not whole")
-    return np.frombuffer(array.data, dtype=dtype, offset=stream.tell()).reshape(shape).copy()
-
-
-def vectors(kind: type[Any], d: int, dtype: Any = np.float64) -> Layout[Any]:
-    """Return the layout of a message: every field a vector of d numbers."""
-    return layout_of(kind, d, np.dtype(dtype))
-
-
-def unpacked_measures(content: RecordDict, d: int, dtype: Any) -> Measures:
-    """Decode a client's loss (1,), always float64, and its gradient (d,)."""
-    arrays = dict(content).get(PARTS)
-    if not isinstance(arrays, ArrayRecord) or set(arrays) != {"loss", "grad"}:
-        raise ProtocolError("not the arrays of an evaluation")
-    loss = decoded(arrays["loss"], "loss", (1,), np.dtype(np.float64))
-    return Measures(loss, decoded(arrays["grad"], "grad", (d,), np.dtype(dtype)))
-
-
-def kinds(method: Any) -> dict[str, type[Any]]:
-    """Return a method's message types by name."""
-    return {message.__name__: message for message in method.messages}
+        raise ProtocolError(f"{name} has type {str(kind)[:40]} instead of {dtype}")
+    if len(array.data) - stream.tell() != nbytes:
+        raise ProtocolError(f"{name} is incomplete or too long")
+    values: Vector = np.frombuffer(array.data, offset=stream.tell(), dtype=dtype).copy()  # type: ignore[assignment]
+    return values

@@ -1,4 +1,7 @@
-"""What a node knows: its own rows, which client it is, what it remembers. Nothing of it leaves the node but replies."""
+"""A node's own client: its rows, its random numbers and its client state.
+
+Only replies leave a node; its rows and its client state stay on it.
+"""
 
 from __future__ import annotations
 
@@ -9,216 +12,227 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import Ints, Rows, Vector
+from fedpage.core.types import ClientEvaluator, Ints, Problem, Rows, Vector
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import signed
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, platform_cache
-from fedpage.runs import build, toml
+from fedpage.flower.config import AppConfig, NodeConfig
+from fedpage.problems import OBJECTIVES
+from fedpage.runs import build
 from fedpage.runs.checkpoint import pack, unpack
 from fedpage.runs.fingerprint import code_digest
 
-CONFIG: dict[str, type] = {
-    "method": str, "hyper": str, "data": str, "partition": str, "partition-seed": int, "objective": str, "alpha": float,
-    "weights": str, "labels": str, "label": str, "features": int, "clients": int, "rounds": int, "seed": int,
-    "record-every": int, "target": float, "deadline": float, "wait": float, "poll": float, "retries": int,
-    "full-retries": int, "patience": int, "lost-after": int, "out": str, "checkpoint-every": str,
-}  # fmt: skip
-"""The run's configuration, [tool.flwr.app.config]: what server and nodes are told alike."""
-_VERSIONS = 6
-"""Replies whose memory a node keeps, so that a server may go back to an older checkpoint."""
+_STATE_VERSIONS = 6
+"""Versions of the client state that a node keeps, for servers that resume an older checkpoint."""
 
 
-def checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's configuration, whole and of the right types."""
-    toml.known(config, CONFIG, "run config", set())
-    table = dict(config)
-    for name in ("clients", "rounds"):
-        if table[name] < 1:
-            raise InputError(f"run config: {name} must be at least 1, not {table[name]}")
-    for name in ("features", "record-every"):
-        if table[name] < 0:
-            raise InputError(f"run config: {name} must be 0 or more, not {table[name]}")
-    for name in ("alpha", "target", "deadline", "wait", "poll"):
-        table[name] = float(table[name])  # TOML's 1 and 1.0 are the same setting
-    if table["target"] < 0:
-        raise InputError(f"run config: target must be 0 or more, not {table['target']}")
-    for name in ("deadline", "wait", "poll"):
-        if not 0 < table[name] < 1e7:
-            raise InputError(f"run config: {name} must be seconds, more than 0, not {table[name]}")
-    if table["weights"] not in ("uniform", "size"):
-        raise InputError(
-            f"run config: weights must be 'uniform' or 'size', not {short_repr(table['weights'])}"
-        )
-    return table
+@runtime_checkable
+class NodeProblem(Problem, ClientEvaluator, Protocol):
+    """A problem that can run on a node: it has one client, whose objective can be scaled."""
+
+    def scaled(self, factor: float) -> Self:
+        """Return the problem with every client's objective multiplied by a factor."""
+        ...
 
 
-def method_of(config: Mapping[str, Any]) -> Any:
-    """The method that a run's configuration names: `method` and `hyper`, such as "S=2 K=10 eta_g=0.1"."""
-    kind = build.find_method(str(config["method"]))
-    words = {}
-    for word in str(config["hyper"]).split():
-        name, equals, value = word.partition("=")
-        if not equals or not value:
-            raise InputError(
-                f"run config: hyper must be words such as S=2 K=10, not {short_repr(word)}"
-            )
-        words[name.replace("-", "_")] = value
-    return kind(**build.parse_hyper_parameters(kind, words))
+@runtime_checkable
+class ModelProblem(Protocol):
+    """A problem with a model of its own, such as a TorchProblem."""
+
+    @property
+    def start_digest(self) -> str:
+        """Digest of the model, its initial parameters, the loss and the dtype."""
+        ...
+
+    @property
+    def code(self) -> Mapping[str, type[Any]]:
+        """The user's classes that decide what is computed, by name."""
+        ...
 
 
 class NodeData(NamedTuple):
-    """A node's own client."""
+    """The client that a node holds."""
 
     client: int
-    problem: Any
-    """Its objective over its own rows: a problem with this one client."""
+    problem: NodeProblem
+    """The client's objective over its own rows; a problem with one client."""
     digest: str
-    """Of its rows; it tells whether they are still the same."""
+    """SHA-256 of the client's rows."""
     labels: str
-    """The kinds of labels in its file, or "many"; "" if somebody has said which they are."""
-
-
-def site_of(node: Mapping[str, Any], run: Mapping[str, Any], features: int = 0) -> NodeData:
-    """The node's client: from the file that the node's own configuration names, or its part of the run's data set."""
-    return _site(tuple(sorted(node.items())), tuple(sorted(run.items())), features)
+    """Distinct labels in its file, "many" for more than two, or "" if the run config names them."""
 
 
 @lru_cache(maxsize=256)
-def _site(
-    node: tuple[tuple[str, Any], ...], run: tuple[tuple[str, Any], ...], features: int
-) -> NodeData:
-    own, config = dict(node), dict(run)
-    client, clients = own.get("partition-id"), int(config["clients"])
-    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
+def load_node_data(node: NodeConfig, config: AppConfig, features: int = 0) -> NodeData:
+    """Load a node's client from the node's own file, or as its part of the run's data set.
+
+    Args:
+        node: the node's configuration.
+        config: the run's configuration.
+        features: number of features d; 0 takes it from the configuration or from the data.
+
+    Returns:
+        The client, as a problem with one client.
+
+    Raises:
+        InputError: the configuration or the data cannot be used.
+    """
+    client, clients = node.partition_id, config.clients
+    if client >= clients:
         raise InputError(
-            f"node config: partition-id must say which of the {clients} clients this is, 0 to {clients - 1}, "
-            f"not {short_repr(client)}"
+            f"node config: partition-id must be the number of one of the {clients} clients, "
+            f"0 to {clients - 1}, not {client}"
         )
-    if ":" in str(config["objective"]):
-        mine = own_problem(str(config["objective"]), client, clients)
-        return NodeData(client, mine, str(mine.describe().get("data_digest", "")), "")
-    width = features or int(config["features"]) or None
-    path, kinds = own.get("data"), ""
-    if path:
-        data, kinds = read(Path(str(path)), width, str(config["labels"]), str(config["label"]))
+    if config.has_own_problem:
+        problem = load_own_problem(config.objective, client, clients)
+        return NodeData(client, problem, str(problem.describe().get("data_digest", "")), "")
+    width = features or config.features or None
+    labels = ""
+    if node.data:
+        data, labels = read_file(Path(node.data), width, config.labels, config.label)
         rows = np.arange(data.rows, dtype=np.int64)
-    elif config["data"]:
-        if (
-            str(config["data"]).partition(":")[0] not in DATASETS
-        ):  # a server names no files on a node
+    elif config.data:
+        # The server must not choose files on a node, so only names of data sets are accepted.
+        if config.data.partition(":")[0] not in DATASETS:
             raise InputError(
-                f"run config: there is no data set {short_repr(config['data'])}; the node's own config names files"
+                f"run config: there is no data set {short_repr(config.data)}; "
+                "a file is named in the node's own config"
             )
-        data = build.load_dataset(str(config["data"]))
-        rows = partition_from_text(
-            str(config["partition"]), data.y, clients, int(config["partition-seed"])
-        ).rows(client)
+        data = build.load_dataset(config.data)
+        partition = partition_from_text(config.partition, data.y, clients, config.partition_seed)
+        rows = partition.rows(client)
     else:
         raise InputError(
             "node config: this node has no data; give --node-config 'data=\"/path/of/a/file\"'"
         )
-    alone = Partition(f"client {client}", rows, np.array([0, len(rows)]))
-    alpha = (
-        None if config["objective"] in ("robust", "logistic", "squares") else float(config["alpha"])
-    )
-    problem = build.build_objective(data, alone, str(config["objective"]), alpha)
-    digest = hashlib.sha256(f"{data.digest} {alone.digest}".encode()).hexdigest()
-    return NodeData(client, problem, digest, kinds)
+    own_rows = Partition(f"client {client}", rows, np.array([0, len(rows)]))
+    objective = OBJECTIVES[config.objective]
+    alpha = None if objective.reg == "none" else config.alpha
+    linear_model = objective.problem(data, own_rows, alpha=alpha, metrics=config.metric_names)
+    digest = hashlib.sha256(f"{data.digest} {own_rows.digest}".encode()).hexdigest()
+    return NodeData(client, linear_model, digest, labels)
 
 
-def problem_digest(problem: Any) -> str:
-    """Of what must be the same everywhere: a problem's code, and a model's code and start."""
-    kinds = [type(problem), *(kind for _, kind in sorted(getattr(problem, "code", {}).items()))]
-    start = getattr(problem, "start_digest", "")  # of a model, where it starts
-    return hashlib.sha256(" ".join([start, *map(code_digest, kinds)]).encode()).hexdigest()
+def problem_digest(problem: Problem) -> str:
+    """Return a digest of what must be equal everywhere: the problem's code and a model's start."""
+    classes: list[type[Any]] = [type(problem)]
+    start = ""
+    if isinstance(problem, ModelProblem):
+        start = problem.start_digest
+        classes += [cls for _, cls in sorted(problem.code.items())]
+    return hashlib.sha256(" ".join([start, *map(code_digest, classes)]).encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)
-def own_problem(objective: str, client: int | None, clients: int) -> Any:
-    """The problem that `module:function` of the app makes for one client; for the server where client is None.
+def load_own_problem(objective: str, client: int | None, clients: int) -> NodeProblem:
+    """Build the problem of one client by calling the app's `module:function`.
 
-    The function is called as function(client, clients) and returns a problem with one client: the rows of this node,
-    or on the server those to hold out. Its start x0, its d and its dtype must be the same everywhere.
+    The function is called as function(client, clients). It returns a problem with one client: the
+    rows of this node or, for the server, the held-out rows. The initial parameters x0, d and dtype
+    must be the same on every node and on the server.
+
+    Args:
+        objective: "module:function".
+        client: the client's number, or None for the server.
+        clients: the number of clients.
+
+    Returns:
+        The problem.
+
+    Raises:
+        InputError: the function cannot be imported, fails, or returns something else.
     """
     module, _, name = objective.partition(":")
     try:
-        make = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
             f"run config: objective {short_repr(objective)} cannot be imported ({error})"
         ) from None
     try:
-        problem = make(client, clients)
+        problem = function(client, clients)
     except InputError:
         raise
     except Exception as error:
         raise InputError(
             f"{objective} failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         ) from error
-    lacking = [
-        word
-        for word in ("oracle", "evaluate", "evaluate_clients", "scaled", "describe")
-        if not hasattr(problem, word)
-    ]
-    if lacking or problem.N != 1:
-        why = f"it lacks {', '.join(lacking)}" if lacking else f"it has {problem.N} clients"
+    if not isinstance(problem, NodeProblem):
         raise InputError(
-            f"{objective}: must return a problem with the rows of one client, such as a TorchProblem; {why}"
+            f"{objective}: must return a problem such as a TorchProblem, not {short_repr(problem)}"
+        )
+    if problem.N != 1:
+        raise InputError(
+            f"{objective}: must return a problem with the rows of one client, not of {problem.N}"
         )
     return problem
 
 
-def read(path: Path, features: int | None, labels: str, label: str) -> tuple[Dataset, str]:
-    """A site's own file, LIBSVM (plain or packed) or .csv with a header and a column of labels; its labels' kinds."""
+def read_file(path: Path, features: int | None, labels: str, label: str) -> tuple[Dataset, str]:
+    """Read a node's own file: LIBSVM (plain or compressed), or .csv with a header.
+
+    Args:
+        path: the file.
+        features: the number of features; None takes it from the file.
+        labels: negative and positive label, such as "0,1"; "" takes them from the file.
+        label: the label column of a .csv file; "" takes the last.
+
+    Returns:
+        The data set with labels -1 and +1, and the distinct labels that the file has: "0,1",
+        "many" for more than two, or "" if `labels` is given.
+
+    Raises:
+        InputError: the file cannot be read, or its content cannot be used.
+    """
     if path.suffix.lower() == ".csv":
-        X, y = _csv(path, label)
+        X, y = _read_csv(path, label)
         if features is not None and X.shape[1] != features:
-            raise InputError(
-                f"{path}: {X.shape[1]} feature columns, where {features} are agreed on"
-            )
-        made = Dataset.from_arrays(X, np.zeros(len(y)), name=path.name)
-        return _labelled(made, y, labels, path)
+            raise InputError(f"{path}: {X.shape[1]} feature columns, but {features} are expected")
+        data = Dataset.from_arrays(X, np.zeros(len(y)), name=path.name)
+        return _with_signed_labels(data, y, labels, path)
     parsed = libsvm.parse(libsvm.read_bytes(path), features=features, source=str(path))
-    made = Dataset(
+    data = Dataset(
         path.name, parsed.indptr, parsed.indices, parsed.values, parsed.y, parsed.features
     )
-    return _labelled(made, parsed.y, labels, path)
+    return _with_signed_labels(data, parsed.y, labels, path)
 
 
-def _labelled(data: Dataset, y: Vector, labels: str, path: Path) -> tuple[Dataset, str]:
-    """Labels as -1/+1. A site may have one kind only, and must not guess which that is: the server looks at all."""
-    kinds = ""
+def _with_signed_labels(data: Dataset, y: Vector, labels: str, path: Path) -> tuple[Dataset, str]:
+    """Map labels to -1 and +1.
+
+    A file with one label only does not tell which of the two it is, so the file's labels are
+    returned too: the server compares those of all nodes.
+    """
+    distinct = ""
     if labels:
-        parts = labels.split(",")
         try:
-            low, high = (float(part) for part in parts)
+            low, high = (float(part) for part in labels.split(","))
         except ValueError:
             raise InputError(
                 f"run config: labels must be two numbers such as '0,1', not {labels!r}"
             ) from None
         strange = np.flatnonzero((y != low) & (y != high))
         if len(strange):
-            raise InputError(
-                f"{path}: row {strange[0] + 1} is labelled {y[strange[0]]:g}, which is not one of {labels}"
-            )
+            row = strange[0]
+            raise InputError(f"{path}: row {row + 1} has label {y[row]:g}, not one of {labels}")
         y = np.where(y == high, 1.0, -1.0)
     else:
         found = np.unique(y)
-        kinds = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else "many"
+        distinct = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else "many"
         y = signed(y)
-    return Dataset(data.name, data.indptr, data.indices, data.values, y, data.features), kinds
+    return Dataset(data.name, data.indptr, data.indices, data.values, y, data.features), distinct
 
 
-def _csv(path: Path, label: str) -> tuple[Vector, Vector]:
-    """(n, d) features and (n,) labels; the column of labels is named, or the last one."""
+def _read_csv(path: Path, label: str) -> tuple[Vector, Vector]:
+    """Return (n, d) features and (n,) labels of a .csv file of numbers."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -229,13 +243,13 @@ def _csv(path: Path, label: str) -> tuple[Vector, Vector]:
     header = next(reader, [])
     if len(header) < 2:
         raise InputError(
-            f"{path}: the first line must name at least two columns, features and the label"
+            f"{path}: the first line must name at least two columns, a feature and the label"
         )
     if label and label not in header:
         raise InputError(
-            f"{path}: there is no column {label!r}; there are {', '.join(header)[:100]}"
+            f"{path}: there is no column {label!r}; the columns are {', '.join(header)[:100]}"
         )
-    where = header.index(label) if label else len(header) - 1
+    column = header.index(label) if label else len(header) - 1
     rows: list[list[float]] = []
     for number, cells in enumerate(reader, start=2):
         if not cells:
@@ -248,79 +262,117 @@ def _csv(path: Path, label: str) -> tuple[Vector, Vector]:
             raise InputError(f"{path}, line {number}: {len(header)} finite numbers are expected")
         rows.append(values)
     if not rows:
-        raise InputError(f"{path}: there is no row below its header")
+        raise InputError(f"{path}: there is no row below the header")
     table = np.array(rows)
-    return np.delete(table, where, axis=1), table[:, where]
+    return np.delete(table, column, axis=1), table[:, column]
 
 
 class NodeDraws:
-    """A round's random numbers for one client: its number in the federation, not in its own problem, counts."""
+    """One round's random numbers for a node's client.
+
+    The node's problem has one client, number 0; the random numbers are those of the client's number
+    in the federation.
+
+    Args:
+        seed: the run's seed.
+        round: the round's number.
+        client: the client's number in the federation.
+    """
 
     def __init__(self, seed: int, round: int, client: int) -> None:
         self._draws, self.round = RoundDraws(seed, round), round
         self._client = np.array([client], dtype=np.int64)
 
     def coin(self, p: float) -> bool:
-        """The server's coin is none of a client's business."""
-        raise NotImplementedError("clients toss no coins")
+        """Refuse: only the server draws the coin."""
+        raise NotImplementedError("a client does not draw the server's coin")
 
     def clients(self, N: int, S: int) -> Ints:
-        """Nor is whom it calls."""
-        raise NotImplementedError("clients choose no clients")
+        """Refuse: only the server samples clients."""
+        raise NotImplementedError("a client does not sample clients")
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
-        """(1, count, min(b, M)): this client's minibatches."""
+        """Draw the rows (1, count, min(b, M)) of this client's minibatches."""
         return self._draws.rows(self._client, sizes, b, first, count)
 
 
 class ClientStateStore:
-    """What a client remembers, in a file of its own on the node, by the round and message that it dates from.
+    """The last versions of one client's state, in a file on the node.
 
-    The server says which memory counts. So a reply that was lost, a node that was restarted and a server that
-    went back to a checkpoint all find the memory that belongs to them, and a call that comes twice gets the same reply.
+    A version is named by the round and the message of the reply that it followed. The server says
+    which version a client starts from. So a lost reply, a restarted node and a server that resumes
+    an older checkpoint all use the right version, and a repeated message gets the same reply.
+
+    Args:
+        folder: directory of the file; "" takes the user's cache directory.
+        run: digest that identifies the run.
+        client: the client's number.
+        state_type: `Method.client_state`.
+        d: number of parameters.
+        dtype: type of the numbers.
     """
 
     def __init__(
-        self, folder: str, run: str, client: int, kind: type[Any], d: int, dtype: Any = np.float64
+        self,
+        folder: str,
+        run: str,
+        client: int,
+        state_type: type[Any],
+        d: int,
+        dtype: np.dtype[Any] | type[np.floating[Any]] = np.float64,
     ) -> None:
-        base = Path(folder) if folder else platform_cache() / "memory"
+        base = Path(folder) if folder else platform_cache() / "client-state"
         self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
-        self._kind, self._d, self._dtype = kind, d, np.dtype(dtype)
+        self._type, self._d, self._dtype = state_type, d, np.dtype(dtype)
 
-    def get(self, dated: str) -> Any:
-        """(1, d) the memory after the client's reply to `dated`, such as "4 Walk"; all zero for ""."""
-        if not dated:
-            return self._kind(*(np.zeros((1, self._d), self._dtype) for _ in self._kind._fields))
-        rounds = self._rounds()
-        if dated not in rounds:
+    def load(self, version: str) -> Any:
+        """Load a version of the client state.
+
+        Args:
+            version: the version's name; "" is the initial state.
+
+        Returns:
+            The state, a NamedTuple of (1, d) arrays; zeros for "".
+
+        Raises:
+            InputError: the node does not have this version, or the file is damaged.
+        """
+        if not version:
+            return self._type(*(np.zeros((1, self._d), self._dtype) for _ in self._type._fields))
+        versions = self._read()
+        if version not in versions:
             raise InputError(
-                f"this node has no memory of round {dated.split()[0]}; it has been lost ({self._path})"
+                f"this node has no client state of round {version.split()[0]}; "
+                f"it was lost ({self._path})"
             )
-        return self._kind(*(part[None, :] for part in rounds[dated]))
+        return self._type(*(field[None, :] for field in versions[version]))
 
-    def keep(self, dated: str, now: str, memory: Any) -> None:
-        """Remember what a reply to `now` leads to, and what it came from; of others the last few."""
-        rounds = {key: parts for key, parts in self._rounds().items() if key != now}
-        newest = [key for key in rounds if key != dated][-(_VERSIONS - 2) :]
-        kept = {key: rounds[key] for key in rounds if key in newest or key == dated}
-        kept[now] = [part[0] for part in memory]
+    def save(self, previous: str, version: str, state: Any) -> None:
+        """Save a version of the client state beside the one it was computed from.
+
+        Args:
+            previous: name of the version that the client started from; it is kept.
+            version: name of the new version.
+            state: NamedTuple of (1, d) arrays.
+        """
+        versions = {name: fields for name, fields in self._read().items() if name != version}
+        newest = [name for name in versions if name != previous][-(_STATE_VERSIONS - 2) :]
+        kept = {name: versions[name] for name in versions if name in newest or name == previous}
+        kept[version] = [field[0] for field in state]
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        put(self._path, pack({"rounds": kept}))
+        put(self._path, pack({"versions": kept}))
 
-    def _rounds(self) -> dict[str, list[Vector]]:
+    def _read(self) -> dict[str, list[Vector]]:
         try:
             tree = unpack(self._path.read_bytes(), str(self._path))
         except FileNotFoundError:
             return {}
-        rounds = tree.get("rounds")
-        n = len(self._kind._fields)
-        sound = isinstance(rounds, dict) and all(
-            isinstance(key, str)
-            and len(parts) == n
-            and all(part.shape == (self._d,) and part.dtype == self._dtype for part in parts)
-            for key, parts in rounds.items()
+        versions = tree.get("versions")
+        if not isinstance(versions, dict) or not all(map(self._is_state, versions.values())):
+            raise InputError(f"{self._path}: not the client state of this client in this run")
+        return versions
+
+    def _is_state(self, fields: Any) -> bool:
+        return len(fields) == len(self._type._fields) and all(
+            field.shape == (self._d,) and field.dtype == self._dtype for field in fields
         )
-        if not sound:
-            raise InputError(f"{self._path}: not what this client remembers of this run")
-        found: dict[str, list[Vector]] = tree["rounds"]
-        return found

@@ -1,4 +1,4 @@
-"""The server's side of a run: a Strategy that owns its loop, and the ServerApp."""
+"""The ServerApp: wait for the nodes, then run or resume a method over them."""
 
 from __future__ import annotations
 
@@ -6,215 +6,295 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedpage.callbacks.base import Callback, Event, RunInfo, check_callbacks
+from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
-from fedpage.core.types import StopReason, Vector
+from fedpage.core.metrics import describe_metrics, resolve_metrics
+from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.engine.loop import Run
-from fedpage.engine.policy import Policy
-from fedpage.engine.simulate import describe, start_described, versions
 from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
-from fedpage.flower.engine import FlowerEngine, Node, Wait, described, one_federation
-from fedpage.flower.node import checked, method_of, own_problem, problem_digest
+from fedpage.flower.config import Value, build_method, parse_app_config
+from fedpage.flower.engine import FlowerEngine, Node, Wait, check_nodes, describe_nodes
+from fedpage.flower.node import NodeProblem, load_own_problem, problem_digest
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
-from fedpage.runs.store import RunDirectory
+from fedpage.runs.provenance import describe_run
+from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")
 
 
-class FedpageStrategy(Strategy):
-    """A Strategy that runs a method of fedpage's. It owns its loop, so nothing can wrap it."""
+class LogProgress(Callback):
+    """Write records and events to Flower's log."""
 
-    def __init__(self, config: Mapping[str, Any], *, sleep: Callable[[float], None] = time.sleep,
-                 clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
-        self.config = checked(config)
-        self.method = method_of(self.config)
-        if self.method.client_state is not None and str(self.config["checkpoint-every"]) != "1":
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def on_run_start(self, info: RunInfo) -> None:
+        """Note the number of rounds."""
+        self._rounds = info.rounds
+
+    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
+        """Log the round, the loss and the gradient norm."""
+        log.info(
+            "fedpage: round %s of %s: loss %.6g, gradient norm %.3g",
+            record["round"],
+            self._rounds,
+            record["loss"],
+            record["grad_norm"],
+        )
+
+    def on_event(self, event: Event) -> None:
+        """Log what happened to a client."""
+        log.warning("fedpage: round %s: %s: %s", event.round, event.kind, event.text)
+
+
+class FedpageStrategy(Strategy):
+    """A Flower strategy that runs a method of fedpage with its own loop of rounds.
+
+    Args:
+        config: Flower's run config; the keys are those of `fedpage.flower.config.AppConfig`.
+        sleep: waits for some seconds; tests replace it.
+        clock: returns the time in seconds; tests replace it.
+        callbacks: observers of the run.
+
+    Raises:
+        InputError: the configuration cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Value],
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.config = parse_app_config(config)
+        self.method = build_method(self.config)
+        if self.method.client_state is not None and str(self.config.checkpoint_every) != "1":
             raise InputError(
-                f"run config: {self.method.name}'s clients remember a few rounds only; checkpoint-every must be '1'"
+                f"run config: checkpoint-every must be 1 for {self.method.name}, because nodes "
+                "keep the client state of the last rounds only"
             )
+        if not self.config.has_own_problem:
+            resolve_metrics(self.config.metric_names, "run config")
         self.history: History | None = None
-        self._sleep, self._clock = sleep, clock
+        """The run's history once `start` has returned."""
+        self._wait = Wait(self.config.deadline, self.config.poll, sleep, clock)
+        self._callbacks = check_callbacks(callbacks)
+        self._out = Path(self.config.out or "fedpage-run")
 
     def start(
-        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int = 0, timeout: float = 0.0,
-        train_config: Any = None, evaluate_config: Any = None, evaluate_fn: Any = None,
-    ) -> Result:  # fmt: skip
-        """Wait for the nodes, run the rounds or go on with them, write the run down. Only `grid` is used."""
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the method over the nodes, or resume the run that the directory `out` holds.
+
+        Args:
+            grid: Flower's connection to the nodes. The other arguments of `Strategy.start` are
+                ignored, because the run config says what to run.
+
+        Returns:
+            The final model as the array "x" (d,).
+
+        Raises:
+            InputError: a node is missing, or nodes and server do not fit together.
+        """
         config = self.config
-        nodes = self._gather(grid)
-        own = (
-            own_problem(config["objective"], None, len(nodes))
-            if ":" in config["objective"]
-            else None
-        )
-        d = (
-            own.d
-            if own is not None
-            else int(config["features"]) or max(node.features for node in nodes.values())
-        )
-        if own is not None and {node.features for node in nodes.values()} != {d}:
-            raise InputError(
-                f"{config['objective']} has {d} parameters on the server, and another number on a node"
-            )
-        if own is not None and any(
-            not node.code.endswith(f" {problem_digest(own)}") for node in nodes.values()
-        ):
-            raise InputError(
-                f"{config['objective']} is another model on a node than on the server, or starts elsewhere"
-            )
-        policy = Policy(
-            retries=config["retries"], full_retries=config["full-retries"], patience=config["patience"],
-            lost_after=config["lost-after"],
-        )  # fmt: skip
+        nodes = self._wait_for_nodes(grid)
+        own = self._load_own_problem(nodes)
+        d = own.d if own is not None else config.features or max(n.features for n in nodes.values())
         engine = FlowerEngine(
-            grid, nodes, self.method, d, seed=config["seed"], policy=policy, wait=self._wait(),
-            weights=config["weights"],
-            x0=None if own is None else start_of(own), held_out=None if own is None else partial(_held_out, own),
-        )  # fmt: skip
-        stop = Stop(grad_norm=config["target"]) if config["target"] > 0 else None
-        history = History(self._meta(nodes, d, stop))
-        if own is not None:
-            history.meta |= start_described(own)
-        run = Run(
-            engine, history, rounds=config["rounds"], record_every=config["record-every"], stop=stop
+            grid,
+            nodes,
+            self.method,
+            d,
+            seed=config.seed,
+            policy=config.policy,
+            wait=self._wait,
+            weights=config.weights,
+            metrics=config.metric_names,
+            x0=None if own is None else start_of(own),
+            held_out=None if own is None else partial(_evaluate_held_out, own),
         )
-        name = json.dumps(
-            [history.meta[key] for key in ("method", "problem", "seed", "federation")],
-            sort_keys=True,
-        )
-        engine.transport.run_name = hashlib.sha256(name.encode()).hexdigest()
-        with RunDirectory(
-            config["out"] or "fedpage-run", every=config["checkpoint-every"], say=log.warning
-        ) as directory:
-            if directory.exists():
-                ended = directory.resume(run)
-                if ended is not None:
-                    raise InputError(
-                        f"{directory.path}: this run is finished; give another out for a new one"
-                    )
-                log.info("fedpage: going on after round %s", engine.costs.round)
-            else:
-                put(
-                    directory.path / "nodes.json",
-                    json.dumps([list(node) for node in nodes.values()]).encode("utf-8"),
-                )
-                directory.begin(run)
-            self.history = directory.finish(run.go(self._progress, directory))
-            self.history.to_csv(directory.path / "history.csv")
+        stop = Stop(grad_norm=config.target) if config.target > 0 else None
+        history = History(self._describe_run(nodes, own, d, stop))
+        name = [history.meta[key] for key in ("method", "problem", "seed", "federation")]
+        engine.transport.run_name = hashlib.sha256(
+            json.dumps(name, sort_keys=True).encode()
+        ).hexdigest()
+        self.history = self._run(engine, history, stop, nodes)
         log.info("fedpage: %s; %r", self.history.stop_text, self.history)
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
-    def _wait(self) -> Wait:
-        return Wait(self.config["deadline"], self.config["poll"], self._sleep, self._clock)
+    def _run(
+        self,
+        engine: FlowerEngine[Any, Any, Any, Any],
+        history: History,
+        stop: Stop | None,
+        nodes: Mapping[int, Node],
+    ) -> History:
+        """Run or resume the rounds, and write them to the run's directory."""
+        config = self.config
+        run = Run(
+            engine, history, rounds=config.rounds, record_every=config.record_every, stop=stop
+        )
+        with RunStore(
+            self._out, checkpoint_every=config.checkpoint_every, notify=log.warning
+        ) as store:
+            if not store.has_run():
+                table = json.dumps([list(node) for node in nodes.values()])
+                put(store.path / "nodes.json", table.encode("utf-8"))
+            if store.open_run(run, resume=True) is not None:
+                raise InputError(
+                    f"{store.path}: this run is finished; give another out for a new run"
+                )
+            finished = run.run([LogProgress(), *self._callbacks, Checkpointing(store)])
+            finished.to_csv(store.path / "history.csv")
+        return finished
 
-    def _gather(self, grid: Grid) -> dict[int, Node]:
-        """All the clients' nodes. A run that goes on does without those that are not there."""
-        config, N = self.config, self.config["clients"]
-        end = self._clock() + config["wait"]
+    def _wait_for_nodes(self, grid: Grid) -> dict[int, Node]:
+        """Return the node of every client; a resumed run may start without some of them."""
+        config, N = self.config, self.config.clients
+        end = self._wait.clock() + config.wait
         code = code_digest(type(self.method))
-        before = self._nodes_before()
+        earlier = self._read_earlier_nodes()
         found: dict[int, Node] = {}
         while set(found) != set(range(N)):
-            late = self._clock() > end
+            late = self._wait.clock() > end
             new = set(grid.get_node_ids()) - {node.node_id for node in found.values()}
             if new and (len(new) + len(found) >= N or late):
-                more = described(grid, new, code=code, wait=self._wait())
+                more = describe_nodes(grid, new, code=code, wait=self._wait)
                 twice = sorted(set(found) & set(more))
                 if twice:
-                    raise InputError(f"two nodes say they are client {twice[0]}")
+                    raise InputError(f"two nodes say they hold client {twice[0]}")
                 found |= more
             missing = [client for client in range(N) if client not in found]
             if missing and late:
                 names = f"{', '.join(map(str, missing[:10]))}{' ...' if len(missing) > 10 else ''}"
-                if not found or not set(missing) <= set(before):
+                if not found or not set(missing) <= set(earlier):
                     raise InputError(
-                        f"waited {config['wait']:g} s for {N} clients; not here: {names}"
+                        f"waited {config.wait:g} s for {N} clients; no node for clients {names}"
                     )
-                log.warning("fedpage: going on without clients that are not here: %s", names)
-                found |= {client: before[client] for client in missing}
+                log.warning("fedpage: resuming without a node for clients %s", names)
+                found |= {client: earlier[client] for client in missing}
             elif missing:
-                self._sleep(config["poll"])
-        one_federation(found)
+                self._wait.sleep(config.poll)
+        check_nodes(found)
         log.info("fedpage: %s clients with %s rows", N, sum(node.rows for node in found.values()))
         return {client: found[client] for client in range(N)}
 
-    @property
-    def _place(self) -> Path:
-        return Path(self.config["out"] or "fedpage-run")
-
-    def _nodes_before(self) -> dict[int, Node]:
-        """What a run that is taken up knew of its clients."""
-        path = self._place / "nodes.json"
-        if not path.is_file() or not (self._place / "run.toml").is_file():
+    def _read_earlier_nodes(self) -> dict[int, Node]:
+        """Return the nodes of the run that the directory `out` holds, if there is one."""
+        path = self._out / "nodes.json"
+        if not path.is_file() or not (self._out / "run.toml").is_file():
             return {}
         try:
-            return {
-                client: Node(*entry)
-                for client, entry in enumerate(json.loads(path.read_text(encoding="utf-8")))
-            }
+            table = json.loads(path.read_text(encoding="utf-8"))
+            return {client: Node(*entry) for client, entry in enumerate(table)}
         except (ValueError, TypeError):
-            raise InputError(
-                f"{path}: not what a run of fedpage's knew of its clients; remove it"
-            ) from None
+            raise InputError(f"{path}: not the list of a run's nodes; remove it") from None
 
-    def _meta(self, nodes: Mapping[int, Node], d: int, stop: Stop | None) -> dict[str, Any]:
-        """What the run is, as `fedpage run` says it."""
+    def _load_own_problem(self, nodes: Mapping[int, Node]) -> NodeProblem | None:
+        """Load the server's problem of an app with an objective of its own."""
+        objective = self.config.objective
+        if not self.config.has_own_problem:
+            return None
+        own = load_own_problem(objective, None, len(nodes))
+        for client, node in nodes.items():
+            if node.features != own.d:
+                raise InputError(
+                    f"{objective} has {own.d} parameters on the server, but {node.features} on the "
+                    f"node of client {client}"
+                )
+            if not node.code.endswith(f" {problem_digest(own)}"):
+                raise InputError(
+                    f"{objective}: the node of client {client} has another model than the server, "
+                    "or other initial parameters"
+                )
+        return own
+
+    def _describe_run(
+        self, nodes: Mapping[int, Node], own: NodeProblem | None, d: int, stop: Stop | None
+    ) -> dict[str, Any]:
+        """Return the plain values that identify the run, with the keys that `fedpage run` uses."""
         config = self.config
-        digests = hashlib.sha256(
-            " ".join(node.digest for node in nodes.values()).encode()
-        ).hexdigest()
+        digests = " ".join(node.digest for node in nodes.values())
         problem = {
-            "objective": config["objective"], "data": config["data"] or "the sites' own", "data_digest": digests,
-            "N": len(nodes), "d": d, "rows": sum(node.rows for node in nodes.values()), "weights": config["weights"],
-            "partition": config["partition"], "alpha": config["alpha"], "code": nodes[0].code,
-        }  # fmt: skip
-        return {
-            "method": describe(self.method), "problem": problem, "seed": config["seed"], "rounds": config["rounds"],
-            "record_every": config["record-every"], "x0": "zeros", "stop": {} if stop is None else {"grad_norm": stop.grad_norm},
-            "federation": str(config["out"]), "versions": versions(),
-            "policy": {name: config[name] for name in ("retries", "full-retries", "patience", "lost-after")},
-        }  # fmt: skip
+            "objective": config.objective,
+            "data": config.data or "the nodes' own files",
+            "data_digest": hashlib.sha256(digests.encode()).hexdigest(),
+            "N": len(nodes),
+            "d": d,
+            "rows": sum(node.rows for node in nodes.values()),
+            "weights": config.weights,
+            "partition": config.partition,
+            "alpha": config.alpha,
+            "code": nodes[0].code,
+            "metrics": self._describe_metrics(own),
+        }
+        policy = config.policy
+        meta = describe_run(
+            self.method,
+            problem,
+            seed=config.seed,
+            rounds=config.rounds,
+            record_every=config.record_every,
+            x0=None if own is None else start_of(own),
+            stop={} if stop is None else stop.describe(),
+        )
+        return meta | {
+            "federation": config.out,
+            "policy": {
+                "retries": policy.retries,
+                "full_retries": policy.full_retries,
+                "patience": policy.patience,
+                "lost_after": policy.lost_after,
+            },
+        }
 
-    def _tell(self, run: Run) -> Callable[[int, str, str], None]:
-        def tell(round: int, event: str, text: str) -> None:
-            log.warning("fedpage: round %s: %s: %s", round, event, text)
-            run.happened(round, event, text)
+    def _describe_metrics(self, own: NodeProblem | None) -> dict[str, bool | None]:
+        """Return the metrics with their directions: whether higher is better, if it is known."""
+        names = self.config.metric_names
+        if own is None:
+            return describe_metrics(resolve_metrics(names, "run config"))
+        known = own.describe().get("metrics", {})
+        return {name: known.get(name) for name in names}
 
-        return tell
-
-    def _progress(self, done: int, rounds: int, row: Mapping[str, float]) -> None:
-        log.info(
-            "fedpage: round %s of %s: loss %.6g, gradient %.3g", done, rounds, row.get("loss", float("nan")),
-            row.get("grad_norm", float("nan")),
-        )  # fmt: skip
-
-    def _no(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise RuntimeError(
-            "fedpage runs its own rounds and cannot be wrapped: differential-privacy wrappers clip round a model that "
-            "its messages are not, and would add noise to some of them only"
+            "fedpage runs its own rounds, so its strategy cannot be wrapped: differential-privacy "
+            "wrappers clip a model, which its messages are not, and add noise to some of them only"
         )
 
-    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _no
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _refuse
 
     def summary(self) -> None:
-        """What is about to run."""
+        """Log the method and its hyper-parameters."""
         log.info("fedpage: %s", self.method)
 
 
-def _held_out(problem: Any, x: Vector) -> dict[str, float]:
-    """What the server's own rows say of a model."""
+def _evaluate_held_out(problem: Problem, x: Vector) -> dict[str, float]:
+    """Return the loss and the metrics of a model on the server's held-out rows."""
     return {
         f"held_out_{name}": value
         for name, value in problem.evaluate(x).items()
@@ -227,10 +307,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run's configuration says."""
+    """Run or resume the run that Flower's run config describes.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        context: it holds the run config.
+
+    Raises:
+        RuntimeError: too few clients answered for too long; the run can be resumed.
+    """
     strategy = FedpageStrategy(context.run_config)
     strategy.summary()
     strategy.start(grid)
     history = strategy.history
     if history is not None and history.stop_reason is StopReason.ROUND_FAILED:
-        raise RuntimeError(f"{history.stop_detail}; the same run goes on when it is started again")
+        raise RuntimeError(f"{history.stop_detail}; start the same run again to resume it")

@@ -1,4 +1,4 @@
-"""Certificates and keys for a federation: an authority, the server's certificate, a key pair for each node."""
+"""Certificates and keys of a federation: an authority, a server certificate, a key pair a node."""
 
 from __future__ import annotations
 
@@ -7,19 +7,36 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedpage.core.errors import InputError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate, GeneralName, Name
 
-def make(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 365) -> list[Path]:
-    """Write ca.pem, ca.key, server.pem, server.key and node0, node0.pub, ... into a new folder; returns their paths.
 
-    hosts: names and addresses by which nodes reach the server. Private files are readable by their owner only.
+def create_keys(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 365) -> list[Path]:
+    """Write the certificates and keys of a federation into a new directory.
+
+    The files are ca.pem, ca.key, server.pem, server.key, and node0, node0.pub and so on. Private
+    keys are readable by their owner only.
+
+    Args:
+        folder: a directory that is empty or does not exist.
+        hosts: names and addresses by which nodes reach the server.
+        nodes: number of node key pairs.
+        days: validity of the certificates.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InputError: the directory is not empty, or a number is too small.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(
-            f"{folder}: is not empty; keys are never overwritten, choose another directory"
+            f"{folder}: not empty; keys are never overwritten, choose another directory"
         )
     if nodes < 1 or days < 1 or not hosts:
         raise InputError("at least one node, one day and one host are needed")
@@ -27,33 +44,45 @@ def make(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 365) -> 
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    ca_key, server_key = (
-        ec.generate_private_key(ec.SECP256R1()),
-        ec.generate_private_key(ec.SECP256R1()),
-    )
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    server_key = ec.generate_private_key(ec.SECP256R1())
     ca = _certificate("fedpage CA", ca_key, "fedpage CA", ca_key, days, authority=True)
     names = [
         x509.IPAddress(ipaddress.ip_address(h)) if _is_address(h) else x509.DNSName(h)
         for h in hosts
     ]
     server = _certificate(hosts[0], server_key, "fedpage CA", ca_key, days, names=names)
-    made = [
-        _write(folder / "ca.key", _private(ca_key), secret=True), _write(folder / "ca.pem", _pem(ca)),
-        _write(folder / "server.key", _private(server_key), secret=True), _write(folder / "server.pem", _pem(server)),
-    ]  # fmt: skip
+    paths = [
+        _write(folder / "ca.key", _private_pem(ca_key), secret=True),
+        _write(folder / "ca.pem", _pem(ca)),
+        _write(folder / "server.key", _private_pem(server_key), secret=True),
+        _write(folder / "server.pem", _pem(server)),
+    ]
     for node in range(nodes):
-        made += node_pair(folder / f"node{node}")
-    return made
+        paths += create_node_keys(folder / f"node{node}")
+    return paths
 
 
-def node_pair(path: Path) -> list[Path]:
-    """A node's keys, as `ssh-keygen -t ecdsa -b 384` makes them: the private one at path, the public at path.pub."""
-    from cryptography.hazmat.primitives import serialization as form
+def create_node_keys(path: Path) -> list[Path]:
+    """Write a node's private key to `path` and its public key to `path`.pub.
+
+    The keys have the format of `ssh-keygen -t ecdsa -b 384`.
+
+    Returns:
+        Both paths.
+    """
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return [_write(path, private, secret=True), _write(path.with_name(path.name + ".pub"), public)]
 
 
@@ -67,28 +96,34 @@ def _is_address(text: str) -> bool:
 
 def _certificate(
     subject: str,
-    key: Any,
+    key: EllipticCurvePrivateKey,
     issuer: str,
-    issuer_key: Any,
+    issuer_key: EllipticCurvePrivateKey,
     days: int,
     *,
     authority: bool = False,
-    names: Any = None,
-) -> Any:
+    names: Sequence[GeneralName] = (),
+) -> Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID
 
-    def name(text: str) -> Any:
+    def name(text: str) -> Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
     now = datetime.datetime.now(datetime.UTC)
-    usage = {
-        "digital_signature": True, "key_cert_sign": authority, "crl_sign": authority, "content_commitment": False,
-        "key_encipherment": False, "data_encipherment": False, "key_agreement": False, "encipher_only": False,
-        "decipher_only": False,
-    }  # fmt: skip
-    made = (
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name(subject))
         .issuer_name(name(issuer))
@@ -97,7 +132,7 @@ def _certificate(
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(**usage), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
@@ -105,23 +140,23 @@ def _certificate(
         )
     )
     if names:
-        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return made.sign(issuer_key, hashes.SHA256())
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(issuer_key, hashes.SHA256())
 
 
-def _private(key: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization as form
+def _private_pem(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization
 
     data: bytes = key.private_bytes(
-        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return data
 
 
-def _pem(certificate: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization as form
+def _pem(certificate: Certificate) -> bytes:
+    from cryptography.hazmat.primitives import serialization
 
-    data: bytes = certificate.public_bytes(form.Encoding.PEM)
+    data: bytes = certificate.public_bytes(serialization.Encoding.PEM)
     return data
 
 

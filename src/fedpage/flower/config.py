@@ -1,0 +1,140 @@
+"""Configuration of a federation: `AppConfig` for the whole run, `NodeConfig` for one node.
+
+The keys are the field names with dashes. `AppConfig` is the app's [tool.flwr.app.config], which
+`flwr run --run-config` overrides; `NodeConfig` is what `flower-supernode --node-config` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import AnyMethod
+from fedpage.engine.policy import Policy
+from fedpage.runs import build
+from fedpage.runs.config import MethodConfig, setting, structure
+
+Value = bool | float | int | str
+"""A value of Flower's configuration."""
+_SECONDS = 10_000_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppConfig:
+    """The run's configuration, which the server and every node receive alike.
+
+    `hyper` holds the method's hyper-parameters as words, such as "S=2 K=10 eta_g=0.1". `objective`
+    names an objective of fedpage, or a function of the app as "module:function", which returns the
+    problem of one client (see `fedpage.flower.node.load_own_problem`).
+    """
+
+    method: str = setting("fedpage", "method, or file.py@Class")
+    hyper: str = setting("", "hyper-parameters, such as S=2 K=10")
+    clients: int = setting(help="number of clients", at_least=1)
+    rounds: int = setting(help="communication rounds", at_least=1)
+    seed: int = setting(0, "seed of all random numbers")
+    record_every: int = setting(10, "rounds between evaluations; 0: only at the end", at_least=0)
+    metrics: str = setting("", "metrics to record, separated by commas")
+    target: float = setting(0.0, "stop at this gradient norm; 0: never", at_least=0)
+
+    objective: str = setting("logistic-l2", "objective, or module:function")
+    alpha: float = setting(0.1, "weight of the regulariser")
+    weights: Literal["uniform", "size"] = setting("uniform", "weights of clients")
+    data: str = setting("", "data set that every node has; empty: each node's own file")
+    partition: str = setting("blocks", "how the data set is divided among clients")
+    partition_seed: int = setting(0, "seed of the partition")
+    label: str = setting("", "label column of .csv files; empty: the last")
+    labels: str = setting("", "negative and positive label, such as 0,1")
+    features: int = setting(0, "number of features; 0: the largest of any node", at_least=0)
+
+    deadline: float = setting(600.0, "seconds until a reply is late", above=0, at_most=_SECONDS)
+    wait: float = setting(120.0, "seconds to wait for all nodes", above=0, at_most=_SECONDS)
+    poll: float = setting(0.2, "seconds between checks for replies", above=0, at_most=_SECONDS)
+    retries: int = setting(2, "retries in a sampled round", at_least=0)
+    full_retries: int = setting(6, "retries in a full round", at_least=0)
+    patience: int = setting(10, "retries where no fallback exists", at_least=1)
+    lost_after: int = setting(3, "missed rounds until a client counts as lost", at_least=1)
+
+    out: str = setting("fedpage-run", "directory of the run on the server")
+    checkpoint_every: int | str = setting(1, "rounds (10) or seconds ('10s') between checkpoints")
+
+    @property
+    def has_own_problem(self) -> bool:
+        """Whether the objective is a function of the app."""
+        return ":" in self.objective
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics to record, in the order in which evaluation replies carry their values."""
+        return tuple(name.strip() for name in self.metrics.split(",") if name.strip())
+
+    @property
+    def policy(self) -> Policy:
+        """How the server treats missing clients."""
+        return Policy(
+            retries=self.retries,
+            full_retries=self.full_retries,
+            patience=self.patience,
+            lost_after=self.lost_after,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """A node's own configuration: which client it holds, and where its files are."""
+
+    partition_id: int = setting(help="number of this node's client", at_least=0)
+    num_partitions: int = setting(0, "number of clients; set by Flower's simulation, not used")
+    data: str = setting("", "this node's own file, LIBSVM or .csv")
+    client_state_dir: str = setting("", "directory of the client state; empty: the user's cache")
+
+
+def parse_app_config(table: Mapping[str, Value]) -> AppConfig:
+    """Build the run's configuration from Flower's run config.
+
+    Args:
+        table: `Context.run_config`, or [tool.flwr.app.config] of an app.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InputError: a key is unknown or missing, or a value is of another type or out of range.
+    """
+    return structure(AppConfig, table, "run config")
+
+
+def parse_node_config(table: Mapping[str, Value]) -> NodeConfig:
+    """Build a node's configuration from Flower's node config.
+
+    Args:
+        table: `Context.node_config`.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InputError: a key is unknown or missing, or a value is of another type or out of range.
+    """
+    return structure(NodeConfig, table, "node config")
+
+
+@lru_cache(maxsize=16)
+def build_method(config: AppConfig) -> AnyMethod:
+    """Build the method that `method` and `hyper` of the run's configuration describe.
+
+    Raises:
+        InputError: the method or a hyper-parameter is unknown, or a value cannot be used.
+    """
+    words: dict[str, str] = {}
+    for word in config.hyper.split():
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise InputError(
+                f"run config: hyper must be words such as S=2 K=10, not {short_repr(word)}"
+            )
+        words[name] = value
+    return build.build_method(MethodConfig(config.method, words))
