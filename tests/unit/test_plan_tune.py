@@ -174,7 +174,7 @@ def test_steps_by_theory_on_the_command_line(run, tmp_path, method):
     )
     assert code == 0, out
     history = fp.History.load(tmp_path / "t" / "history.jsonl")
-    assert "By theory: fedpage run" in out
+    assert "Steps from theory: fedpage run" in out
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     about = history.meta["method"]
     if "page" in method:
@@ -313,7 +313,7 @@ def test_tune_on_the_command_line_prints_a_command_that_runs(run, tmp_path):
     code, out, _ = run(*command)
     assert code == 0
     code, out, _ = run(*words, "--search", "eta_g=0.1,0.3", "--search", "rho=0.01,1")
-    assert "0 runs done" in out
+    assert "0 runs, and" in out
     assert (
         run("tune", "fedavg", *SMALL, "--S", "5", "--rounds", "20", "--seeds", "1", "--out", "d")[0]
         == 0
@@ -392,7 +392,7 @@ def test_the_command_that_widens_the_grid_runs(run):
     assert "eta_g=0.01,0.02,0.03,0.045,0.068" in command
     code, out, _ = run(*command)
     assert code == 0, out
-    assert ", 3 reused from before" in out
+    assert ", and 3 from an earlier search" in out
 
 
 def test_any_recorded_column_is_a_target(problem):
