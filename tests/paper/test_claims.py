@@ -223,7 +223,7 @@ def test_steps(near, verdict):
             rho=None,
             rounds_on_fresh_seeds=[],
             within_tenth=v,
-        )  # fmt: skip
+        )
         for i, v in enumerate(near)
     ]
     steps = claim(

@@ -213,7 +213,7 @@ def test_reproduce_on_the_command_line(run, tmp_path):
     )
     code, out, _ = run(*words)
     assert code == 0, out
-    assert "24 runs done" in out
+    assert "24 new runs" in out
     page = (tmp_path / "paper-runs" / "report.html").read_text()
     assert "census instead of a9a" in page
     assert "synthetic" in page
@@ -222,7 +222,7 @@ def test_reproduce_on_the_command_line(run, tmp_path):
         "comparison-a9a-robust.png", "comparison-a9a-robust.pdf",
     }  # fmt: skip
     code, out, _ = run(*words)
-    assert "0 runs done" in out
+    assert "0 new runs" in out
 
 
 @pytest.mark.parametrize(
