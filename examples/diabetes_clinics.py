@@ -39,7 +39,7 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for method, rounds in runs.items():
     history = fp.simulate(problem, method, rounds=rounds, seed=0, record_every=10)
     print(
-        f"{method.name:9} {history['bytes'][-1] / 1e3:4.0f} kB: loss {history.last('loss'):.3f}, "
+        f"{method.name:13} {history['bytes'][-1] / 1e3:4.0f} kB: loss {history.last('loss'):.3f}, "
         f"gradient norm {history.last('grad_norm'):.4f}, r2 {history.last('r2'):.2f}, "
         f"at held-out clinics {history.last('held_out_clients_r2'):.2f}"
     )

@@ -44,8 +44,16 @@ def render(path: str, name: str | None = None) -> str:
         path: A dotted path below `fedpage`, such as `methods.FedPAGE`. A heading's anchor is
             `fedpage.` and this path, also where the object is defined in another module.
         name: The heading, such as `fp.FedPAGE`; by default `fedpage.` and the path.
+
+    Raises:
+        LookupError: There is no such object.
     """
-    value = package()[path]
+    try:
+        value = package()[path]
+    except KeyError:
+        raise LookupError(
+            f"fedpage.{path}, which a page of the reference lists, does not exist"
+        ) from None
     value = value.final_target if isinstance(value, griffe.Alias) else value
     return "\n\n".join(_render(value, f"fedpage.{path}", name or f"fedpage.{path}")) + "\n"
 

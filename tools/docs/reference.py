@@ -25,7 +25,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Problems", "The objectives: what is minimised.",
         [
             "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares", "problems.LinearModel",
-            "problems.Quadratic", "problems.RowProblem", "problems.OBJECTIVES", "core.metrics",
+            "problems.Quadratic", "problems.RowProblem", "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
         ],
     ),
     "torch": (
