@@ -185,7 +185,7 @@ CLIENT_STATES = [
 
 ROUND = [
     Edit("engine: divided by the wrong count", "Round._average",
-         "mean_rows(part)", "mean_rows(part[1:] if len(part) > 1 else part)"),
+         "mean_rows", "lambda part: mean_rows(part[1:] if len(part) > 1 else part)"),
     Edit("policy: g from a part of the clients", "Round._gather",
          "call.require_all and policy.fall_back", "False"),
     Edit("policy: divided by the called, not the arrived", "_Gathered.mean",

@@ -7,13 +7,14 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import fedpage as fp
 from fedpage.core.types import Call
 from fedpage.methods import fair
-from fedpage.methods.fedpage import LeakFreeSteps
+from fedpage.methods.fedpage import LeakFreeSteps, Reply
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 D, N, S = 123, 20, 5
@@ -41,10 +42,12 @@ def problem():
 class Printed(fp.FedPAGE):
     """FedPAGE that really sends x, x_prev and g, as the paper prints it."""
 
-    def _sampled(self, state, draws):
+    messages: ClassVar = fp.FedPAGE.messages | {LeakFreeSteps: Reply}
+
+    def _call_sampled(self, state, draws):
         return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))
 
-    def _free_walk(self, message, oracle):
+    def _leak_free_steps(self, message, oracle):
         reply, _ = super().client(
             fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None
         )
@@ -87,7 +90,7 @@ def test_the_third_vector_is_counted_as_if_it_had_been_sent(bench, problem):
 
 def test_the_budget_in_rounds_is_what_a_round_sends(bench, problem):
     for kind in fp.METHODS.values():
-        method = fair.matched(kind, N=N, M=10, S=S, K=10, step=0.01)
+        method = fair.match_terms(kind, N=N, M=10, S=S, K=10, step=0.01)
         sent = (
             fp.simulate(problem, method, rounds=400, seed=0, record_every=400).last("bytes")
             / VECTOR

@@ -144,7 +144,7 @@ def test_plan_on_the_command_line(run):
         (("plan", "--epsilon", "0.1", "--latency", "-1"), "latency must be"),
         (("plan", "--epsilon", "0.1", "--data", "a9b"), "did you mean 'a9a'"),
         (("tune", "fedpge"), "did you mean 'fedpage'"),
-        (("tune", "fedpage", "--target", "0"), "target must be"),
+        (("tune", "fedpage", "--target", "0"), "a gradient norm must be above 0"),
         (("tune", "fedpage", "--cost", "money"), "cost must be one of"),
         (("tune", "fedpage", "--cost", "seconds"), "needs at least one of latency"),
         (("tune", "fedpage", "--search", "eta=1"), "unknown key 'eta'; did you mean"),
