@@ -86,8 +86,8 @@ def test_the_third_vector_is_counted_as_if_it_had_been_sent(bench, problem):
 
 
 def test_the_budget_in_rounds_is_what_a_round_sends(bench, problem):
-    for kind in fp.METHODS.values():
-        method = fair.matched(kind, N=N, M=10, S=S, K=10, step=0.01)
+    for entry in fp.METHODS.values():
+        method = fair.match_terms(entry, N=N, M=10, S=S, K=10, step=0.01)
         sent = (
             fp.simulate(problem, method, rounds=400, seed=0, record_every=400).last("bytes")
             / VECTOR

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
 
 if TYPE_CHECKING:
-    from fedpage.core.types import AnyMethod, DType
+    from fedpage.core.types import AnyMethod, DType, Fields
 
-T = TypeVar("T", bound=tuple[Any, ...])
+T = TypeVar("T", bound="Fields")
 
 
 class Layout(NamedTuple, Generic[T]):
@@ -55,7 +55,7 @@ class Layout(NamedTuple, Generic[T]):
                 return f"has {name} of type {part.dtype} instead of {dtype}"
         return ""
 
-    def matches(self, value: Any, n: int) -> bool:
+    def matches(self, value: object, n: int) -> bool:
         """Whether a value has this layout, with a row for each of n clients."""
         if type(value) is not self.type:
             return False
@@ -81,7 +81,7 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
     return Layout(type_, sizes, dtypes)
 
 
-def field_names(type_: type[tuple[Any, ...]]) -> tuple[str, ...]:
+def field_names(type_: type[Fields]) -> tuple[str, ...]:
     """Return the names of a NamedTuple's fields."""
     names: tuple[str, ...] | None = getattr(type_, "_fields", None)
     if names is None:
@@ -90,7 +90,7 @@ def field_names(type_: type[tuple[Any, ...]]) -> tuple[str, ...]:
 
 
 @cache
-def _scalar_fields(type_: type[tuple[Any, ...]]) -> frozenset[str]:
+def _scalar_fields(type_: type[Fields]) -> frozenset[str]:
     try:
         hints = get_type_hints(type_, include_extras=True)
     except NameError:  # a type that was defined within a function, with postponed annotations
@@ -102,7 +102,7 @@ def _scalar_fields(type_: type[tuple[Any, ...]]) -> frozenset[str]:
     )
 
 
-def reply_layouts(method: AnyMethod, d: int, dtype: DType) -> dict[type[Any], Layout[Any]]:
+def reply_layouts(method: AnyMethod, d: int, dtype: DType) -> dict[type, Layout[Fields]]:
     """Return the layout of the reply to each of a method's messages, by message type.
 
     Raises:

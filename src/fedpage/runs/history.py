@@ -56,14 +56,14 @@ class History:
 
     FORMAT = "fedpage-history-2"
 
-    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, meta: Mapping[str, object] | None = None) -> None:
         self.meta: Meta = dict(meta or {})
         self.rows: list[dict[str, float]] = []
         self.stop_reason: StopReason | None = None
         self.stop_detail: str = ""
         self.x: Model | None = None
         self.first_loss: float | None = None
-        self.events: list[dict[str, Any]] = []
+        self.events: list[dict[str, str | int]] = []
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add a record."""
