@@ -10,6 +10,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -520,7 +521,7 @@ def test_the_state_of_a_method_may_nest(tmp_path):
     template = fp.FedAvg(S=2).init(np.zeros(3), 8)
     nested = type(template)(template, 5)
     tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.state_to_tree(nested)}), "here")
-    again = checkpoint.state_from_tree(nested, tree["s"], "here")
+    again: Any = checkpoint.state_from_tree(nested, tree["s"], "here")
     assert type(again.x) is type(template)
     assert again.x.x.tolist() == [0.0, 0.0, 0.0]
     numbers = type(template)(np.float32(0.5), np.array(2.0))

@@ -270,8 +270,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             for rows, size in zip(columns, layout.sizes, strict=True)
         ]
         clients = np.array([late.client for late in usable], dtype=np.int64)
-        replies: Any = layout.type(*parts)
-        return Chunk(nobody, clients, replies, received=n)
+        return Chunk(nobody, clients, layout.build(parts), received=n)
 
 
 def _row(replies: Any, i: int) -> Any:
