@@ -345,8 +345,8 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
         for number, (variant, method) in enumerate(
             zip(panel.variants, table["method"], strict=True)
         ):
+            assert type(variant.method) is METHODS[method["name"]].cls
             made: Any = variant.method
-            assert type(made) is METHODS[method["name"]].cls
             assert 0 < made.effective_step < math.inf
             for entry in fields(made):
                 value = getattr(made, entry.name)

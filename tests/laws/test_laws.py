@@ -11,6 +11,7 @@ from support import Replay, ScriptedDraws, Unfused, methods, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
+from fedpage.core.types import AnyMethod
 from fedpage.engine.simulation import Simulation
 
 NAMES = list(methods(4, 3, 0.1))
@@ -221,7 +222,7 @@ def test_fedprox_without_proximal_term_is_fedavg_bit_for_bit():
 
 def test_full_variants_are_the_methods_with_all_rows():
     problem = uneven("robust")
-    pairs = [
+    pairs: list[tuple[AnyMethod, AnyMethod]] = [
         (fp.FedPAGE.full(S=3, eta_g=0.2, K=4), fp.FedPAGE(S=3, eta_g=0.2, K=4, b3=None)),
         (fp.SCAFFOLD.full(S=3, eta_l=0.05), fp.SCAFFOLD(S=3, eta_l=0.05, b=10**6)),
         (fp.FedAvg.full(S=3, eta_l=0.05), fp.FedAvg(S=3, eta_l=0.05, b=None)),
@@ -268,6 +269,7 @@ def test_leak_free_steps_move_along_the_same_mean():
     )
     message = fp.methods.fedpage.LeakFreeSteps(x_prev - 0.1 * g, x_prev, g)
     two, _ = free.client(message, problem.oracle(clients, RoundDraws(1, 3)), None)
+    assert isinstance(two, fp.methods.fedpage.LeakFreeReply)
     np.testing.assert_allclose(two.move, one.g, rtol=0, atol=1e-13)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import COSTS, Batch
+from fedpage.core.types import COSTS, AnyMethod, Batch
 from fedpage.engine.simulation import Simulation
 from fedpage.problems.torch import gradients, objective
 from fedpage.problems.torch.objective import padded_width
@@ -129,8 +129,8 @@ def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
 def test_chunks_and_threads_do_not_change_bits(make, name):
     problem, method = make(), methods(3, 3, 0.1)[name]
 
-    def run(**options):
-        options = fp.RunOptions(evaluate="per_client", **options)
+    def run(**given):
+        options = fp.RunOptions(evaluate="per_client", **given)
         return fp.simulate(problem, method, rounds=3, seed=5, record_every=3, options=options)
 
     first = run()
@@ -190,8 +190,8 @@ def test_smooth_functions_have_the_same_bits_for_any_number_of_clients(dtype, mo
     assert problem.mode == "batched"
     method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
 
-    def run(problem, **options):
-        options = fp.RunOptions(evaluate="per_client", **options)
+    def run(problem, **given):
+        options = fp.RunOptions(evaluate="per_client", **given)
         return fp.simulate(problem, method, rounds=4, seed=0, options=options)
 
     first = run(problem)
@@ -248,7 +248,8 @@ def test_padding_adds_at_most_a_quarter_and_few_widths():
 
 def test_float32_states_messages_and_files(tmp_path):
     problem = mlp_problem("float32")
-    for method in (fp.FedPAGE(S=3, K=3, eta_g=0.3), fp.SCAFFOLD(S=3, K=3, eta_l=0.1)):
+    chosen: list[AnyMethod] = [fp.FedPAGE(S=3, K=3, eta_g=0.3), fp.SCAFFOLD(S=3, K=3, eta_l=0.1)]
+    for method in chosen:
         run = Simulation(problem, method, seed=0)
         for _ in range(3):
             run.step()
@@ -273,8 +274,8 @@ def test_a_resumed_run_has_the_same_bits(dtype, tmp_path):
             if info.round == 7:
                 raise KeyboardInterrupt
 
-    def run(problem, callbacks=(), **options):
-        options = fp.RunOptions(checkpoint_every=2, **options)
+    def run(problem, callbacks=(), **given):
+        options = fp.RunOptions(checkpoint_every=2, **given)
         stored = {"out": tmp_path / "run", "callbacks": callbacks, "options": options}
         return fp.simulate(problem, method, rounds=12, seed=0, **stored)
 

@@ -139,7 +139,8 @@ def test_a_callback_can_end_the_run():
 
 
 def test_functions_are_called():
-    records, rounds, histories = [], [], []
+    records, rounds = [], []
+    histories: list[fp.History] = []
     observer = fp.FunctionCallback(
         on_record=lambda record, x: records.append((record["round"], math.isfinite(x.sum()))),
         on_round_end=lambda info: rounds.append(info.round),
@@ -303,7 +304,7 @@ def test_wandb(tmp_path, monkeypatch):
     )
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     deadline = time.monotonic() + 30
-    records = []
+    records: list[str] = []
     while "exit" not in records and time.monotonic() < deadline:  # a process of wandb's writes it
         time.sleep(0.05)
         records, losses = [], {}

@@ -10,6 +10,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,22 +167,25 @@ def killed(tmp_path):
     arguments = {"rounds": 40, "seed": 3, "record_every": 5}
     whole = fp.simulate(problem, method, **arguments)
     kill(tmp_path, 30, problem, method, **arguments)
-    messages = []
 
-    def resume(callbacks=()):
-        """Return the history of the resumed run, and the round it resumed from."""
-        run = prepare(problem, method, **arguments)
-        messages.clear()
-        with RunStore(tmp_path, checkpoint_every=7, notify=messages.append) as store:
-            finished = store.open_run(run, resume=True)
-            start = run.rounds_done
-            if finished is not None:
-                return finished, start
-            return run.run([*callbacks, Checkpointing(store)]), start
+    class Killed:
+        def __init__(self):
+            self.out, self.whole = tmp_path, whole
+            self.checkpoints = sorted((tmp_path / "checkpoints").iterdir())
+            self.messages: list[str] = []
 
-    resume.messages, resume.out, resume.whole = messages, tmp_path, whole
-    resume.checkpoints = sorted((tmp_path / "checkpoints").iterdir())
-    return resume
+        def __call__(self, callbacks=()):
+            """Return the history of the resumed run, and the round it resumed from."""
+            run = prepare(problem, method, **arguments)
+            self.messages.clear()
+            with RunStore(tmp_path, checkpoint_every=7, notify=self.messages.append) as store:
+                finished = store.open_run(run, resume=True)
+                start = run.rounds_done
+                if finished is not None:
+                    return finished, start
+                return run.run([*callbacks, Checkpointing(store)]), start
+
+    return Killed()
 
 
 def test_a_run_resumes_from_the_newest_checkpoint(killed):
@@ -435,7 +439,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_run_resumes(tmp_path, monk
 def test_an_interrupted_run_writes_a_checkpoint_first(tmp_path):
     problem, method = quadratic(), fp.FedPAGE(S=3, K=2)
     arguments = {"rounds": 40, "seed": 3, "record_every": 5}
-    histories = []
+    histories: list[fp.History] = []
 
     def interrupt(info):
         if info.round == 13:
@@ -517,7 +521,7 @@ def test_the_state_of_a_method_may_nest(tmp_path):
     template = fp.FedAvg(S=2).init(np.zeros(3), 8)
     nested = type(template)(template, 5)
     tree = checkpoint.unpack(checkpoint.pack({"s": checkpoint.state_to_tree(nested)}), "here")
-    again = checkpoint.state_from_tree(nested, tree["s"], "here")
+    again: Any = checkpoint.state_from_tree(nested, tree["s"], "here")
     assert type(again.x) is type(template)
     assert again.x.x.tolist() == [0.0, 0.0, 0.0]
     numbers = type(template)(np.float32(0.5), np.array(2.0))
@@ -533,14 +537,15 @@ def test_the_state_of_a_method_may_nest(tmp_path):
 
 
 def test_every_number_survives_a_checkpoint():
+    array = np.array([[1.5, -0.0], [np.nan, np.inf]])
     tree = {
-        "a": np.array([[1.5, -0.0], [np.nan, np.inf]]), "b": np.arange(3), "c": np.zeros((0, 4)), "d": 0.1 + 0.2,
+        "a": array, "b": np.arange(3), "c": np.zeros((0, 4)), "d": 0.1 + 0.2,
         "e": float("nan"), "f": -float("inf"), "g": 2**70, "h": None, "i": True, "j": ["x", {"k": np.array([True])}],
         "l": np.float32([0.1]), "m": "ü\n",
     }  # fmt: skip
     again = checkpoint.unpack(checkpoint.pack(tree), "here")
     assert repr(again) == repr(tree)
-    assert again["a"].tobytes() == tree["a"].tobytes()
+    assert again["a"].tobytes() == array.tobytes()
     assert checkpoint.pack(again) == checkpoint.pack(tree)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
-from fedpage.runs.history import History
+from fedpage.runs.history import History, Meta
 
 
 class Event(Protocol):
@@ -35,7 +35,7 @@ class Event(Protocol):
 class RunInfo:
     """A run that is about to start or to resume."""
 
-    meta: Mapping[str, Any]
+    meta: Meta
     """The run's provenance: method, problem, seed, versions."""
     rounds: int
     """The number of rounds of the whole run."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 from fedpage.callbacks.base import Callback, RunInfo
 from fedpage.core.errors import InputError, short_repr
@@ -84,7 +84,7 @@ class Track(Callback):
                 stack.callback(tracker.finish, reason, history.stop_detail)
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Return nested tables as one table of texts.
 
     >>> flatten({"seed": 1, "method": {"S": 2}})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -14,7 +14,7 @@ from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs.config import Target, structure
 
 if TYPE_CHECKING:
-    from fedpage.core.types import Problem
+    from fedpage.core.types import AnyMethod, Problem
     from fedpage.methods import MethodEntry
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ def check_target(problem: Problem, target: Target) -> None:
         )
 
 
-def read_command(cls: type[T], table: Mapping[str, Any], path: Path) -> T:
+def read_command(cls: type[T], table: Mapping[str, object], path: Path) -> T:
     """Read what a command was given from the table of its run.toml or compare.toml.
 
     Raises:
@@ -157,7 +157,9 @@ def read_command(cls: type[T], table: Mapping[str, Any], path: Path) -> T:
     return structure(cls, table["command"], f"{path}, [command]")
 
 
-def check_runs(problem: Any, methods: Sequence[Any], *, seed: int = 0, threads: int = 1) -> None:
+def check_runs(
+    problem: Problem, methods: Sequence[AnyMethod], *, seed: int = 0, threads: int = 1
+) -> None:
     """Check that each method can run on the problem, before anything is printed or written."""
     from fedpage.engine.simulation import Simulation
 

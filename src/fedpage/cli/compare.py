@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,10 @@ from fedpage.cli.output import print_summary, write_reports
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to_table
+
+if TYPE_CHECKING:
+    from fedpage.core.types import AnyMethod
+    from fedpage.problems import LinearModel
 
 
 @with_config_options
@@ -119,7 +123,7 @@ def execute(
     write_reports(runs, out, title, config.target, report)
 
 
-def _build_methods(config: CompareConfig, problem: Any) -> list[Any]:
+def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
     from fedpage.runs import build
 
     if config.S > problem.N:

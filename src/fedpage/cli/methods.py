@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -38,5 +38,5 @@ def methods(
         )
 
 
-def _format(default: Any) -> str:
+def _format(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from fedpage.runs.config import dataclass_fields, field_types, structure
+from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
 
 
 def _data_names() -> list[str]:
@@ -73,7 +73,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     a ProblemConfig that `structure` has checked. Field metadata gives the help texts.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {
+    groups: dict[str, AnyClass] = {
         name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)
     }
     parameters: list[Parameter] = []
@@ -98,7 +98,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _options(cls: type[Any]) -> list[Parameter]:
+def _options(cls: AnyClass) -> list[Parameter]:
     kinds = field_types(cls)
     return [
         _option(field, kinds[name])
@@ -107,7 +107,7 @@ def _options(cls: type[Any]) -> list[Parameter]:
     ]
 
 
-def _option(field: Field[Any], kind: Any) -> Parameter:
+def _option(field: AnyField, kind: Any) -> Parameter:
     option = typer.Option(
         f"--{field.name.replace('_', '-')}",
         help=field.metadata.get("help", ""),

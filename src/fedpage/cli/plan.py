@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,8 @@ from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, setting
 
 if TYPE_CHECKING:
-    from fedpage.theory.planner import Costs
+    from fedpage.theory.planner import Costs, Row
+    from fedpage.theory.tables import Setting
 
 _CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
 _LEGEND = """\
@@ -144,7 +145,7 @@ def _estimate(config: ProblemConfig) -> tuple[dict[str, float], dict[str, int]]:
 
 
 def _print_json(
-    setting: Any, d: int, convex: bool, origin: dict[str, str], table: list[Any]
+    setting: Setting, d: int, convex: bool, origin: dict[str, str], table: list[Row]
 ) -> None:
     import dataclasses
     import json
@@ -158,7 +159,7 @@ def _print_json(
 
 
 def _print_plan(
-    setting: Any, d: int, convex: bool, origin: dict[str, str], table: list[Any], timed: bool
+    setting: Setting, d: int, convex: bool, origin: dict[str, str], table: list[Row], timed: bool
 ) -> None:
     from rich.table import Table
 
@@ -178,7 +179,7 @@ def _print_plan(
     for heading in (*words[:3], *numeric, words[3]):
         shown.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
     for row in table:
-        if row.rounds is None:
+        if row.rounds is None or row.bytes_up is None or row.bytes_down is None:
             numbers = ["-"] * len(numeric)
         else:
             numbers = [
@@ -186,7 +187,7 @@ def _print_plan(
                 f"{row.clients:.3g}", format_bytes(row.bytes_up), format_bytes(row.bytes_down),
                 f"{row.gradients_per_client:.3g}",
             ]  # fmt: skip
-            numbers += [format_duration(row.seconds)] if timed else []
+            numbers += [format_duration(row.seconds)] if timed and row.seconds is not None else []
         shown.add_row(row.method, row.source, row.kind, *numbers, row.assumption)
     console().print(shown)
     print(_LEGEND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,12 @@ from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
 from fedpage.cli.output import console
 from fedpage.core.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+    from fedpage.studies.paper.claims import Verdict
+    from fedpage.studies.paper.figures import Figure
 
 
 def reproduce(
@@ -92,7 +98,7 @@ def _list() -> None:
     console().print(table)
 
 
-def _adapted(chosen: list[Any], quick: bool, data: str | None) -> list[Any]:
+def _adapted(chosen: list[Figure], quick: bool, data: str | None) -> list[Figure]:
     """Change the figures to other data or fewer rounds, and say so in their titles."""
     from dataclasses import replace
 
@@ -115,7 +121,7 @@ def _adapted(chosen: list[Any], quick: bool, data: str | None) -> list[Any]:
     return chosen
 
 
-def _available(chosen: list[Any]) -> None:
+def _available(chosen: list[Figure]) -> None:
     """Check that the data is on this machine before anything is run."""
     from fedpage.data import registry
 
@@ -128,7 +134,7 @@ def _available(chosen: list[Any]) -> None:
             )
 
 
-def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
+def _run(chosen: list[Figure], seeds: int, out: Path, jobs: int) -> int:
     from fedpage.callbacks.progress import progress_bars
     from fedpage.studies.paper import runs
 
@@ -142,7 +148,7 @@ def _run(chosen: list[Any], seeds: int, out: Path, jobs: int) -> int:
         )
 
 
-def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
+def _tune(chosen: list[Figure], out: Path, jobs: int) -> None:
     from rich.table import Table
 
     from fedpage.callbacks.progress import progress_bars
@@ -153,6 +159,7 @@ def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
             "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
         )
     for figure in chosen:
+        assert figure.tuning is not None
         with progress_bars() as bars:
             task = bars.add_task("search", total=None)
             rows = tuning.search(
@@ -184,7 +191,7 @@ def _tune(chosen: list[Any], out: Path, jobs: int) -> None:
         print(f"Written to {out / 'tuning' / (figure.name + '.json')}")
 
 
-def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
+def _judge(chosen: list[Figure], seeds: int, out: Path) -> list[Verdict]:
     import json
 
     from fedpage.studies.paper import claims, runs
@@ -211,12 +218,13 @@ def _judge(chosen: list[Any], seeds: int, out: Path) -> list[Any]:
     return [claims.judge(claim, figures, found, tuned) for claim in concerned]
 
 
-def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any]) -> Path:
+def _report(chosen: list[Figure], seeds: int, out: Path, verdicts: list[Verdict]) -> Path:
     from fedpage.report import page, plots
     from fedpage.studies.paper import runs
 
     shown = []
-    settings: dict[str, Any] = {"seeds": list(range(seeds)), "figures": {}}
+    figures: dict[str, object] = {}
+    settings = {"seeds": list(range(seeds)), "figures": figures}
     for figure in chosen:
         found = runs.load_histories(figure, seeds, out)
         panels = tuple(plots.PanelRuns(panel.title, found[panel.key]) for panel in figure.panels)
@@ -231,7 +239,7 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any]) -> Pa
         _pgf(drawn, stem.with_suffix(".pgf"))
         first = next((r for c in found.values() for runs_ in c.values() for r in runs_), None)
         methods = {v.label: repr(v.method) for p in figure.panels[:1] for v in p.variants}
-        settings["figures"][figure.name] = {
+        figures[figure.name] = {
             "rounds": figure.rounds,
             "record_every": figure.record_every,
             "methods in the first panel": methods,
@@ -258,7 +266,7 @@ def _report(chosen: list[Any], seeds: int, out: Path, verdicts: list[Any]) -> Pa
     )
 
 
-def _pgf(drawn: Any, path: Path) -> None:
+def _pgf(drawn: Drawing, path: Path) -> None:
     """Write the figure for LaTeX, if there is a TeX, which matplotlib needs to measure text."""
     from shutil import which
     from subprocess import SubprocessError
@@ -276,7 +284,7 @@ def _pgf(drawn: Any, path: Path) -> None:
         print(f"{path.name} was not written: {system} failed ({str(error).splitlines()[0]})")
 
 
-def _show(verdicts: list[Any]) -> None:
+def _show(verdicts: list[Verdict]) -> None:
     from rich.table import Table
 
     table = Table(show_lines=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,12 @@ from fedpage.cli.options import (
 from fedpage.cli.output import console
 from fedpage.cli.plan import LinkConfig
 from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedpage.problems import LinearModel
+    from fedpage.studies.tune import Tuning
 
 
 @with_config_options
@@ -101,7 +107,7 @@ def tune(
         _write_report(report, objective, tuned, run, out / "grid.png", command)
 
 
-def _widened_command(context: typer.Context, grid: dict[str, list[Any]]) -> str:
+def _widened_command(context: typer.Context, grid: Mapping[str, Sequence[float]]) -> str:
     """Return the command line that was given, with another grid; finished runs are reused."""
     import shlex
 
@@ -134,7 +140,12 @@ def _options(problem: ProblemConfig, rounds: int) -> dict[str, str]:
 
 
 def _write_report(
-    report: Path, problem: Any, tuned: Any, run: RoundsConfig, picture: Path, command: str
+    report: Path,
+    problem: LinearModel,
+    tuned: Tuning,
+    run: RoundsConfig,
+    picture: Path,
+    command: str,
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the grid and the command."""
     from fedpage.report import page
@@ -155,7 +166,7 @@ def _write_report(
     print(f"Report: {path}")
 
 
-def _print_result(tuned: Any, out: Path) -> None:
+def _print_result(tuned: Tuning, out: Path) -> None:
     from rich.table import Table
 
     from fedpage.core.columns import describe_column

@@ -7,15 +7,13 @@ Python loop over rows would cost as much as the clients' work.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from fedpage.core.types import Ints, Vector
 
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
+_fast = njit(cache=True, nogil=True, error_model="numpy")
 
 
 @_fast

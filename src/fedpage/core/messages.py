@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
 
 if TYPE_CHECKING:
-    from fedpage.core.types import AnyMethod, DType
+    from fedpage.core.types import (
+        ClientStateT,
+        DType,
+        Fields,
+        MessageT,
+        Method,
+        ReplyT,
+        StateT,
+        Vector,
+    )
 
-T = TypeVar("T", bound=tuple[Any, ...])
+T = TypeVar("T", bound="Fields")
 
 
 class Layout(NamedTuple, Generic[T]):
@@ -41,6 +51,11 @@ class Layout(NamedTuple, Generic[T]):
         each = zip(self.sizes, self.dtypes, strict=True)
         return sum(size * dtype.itemsize for size, dtype in each)
 
+    def build(self, parts: Iterable[Vector]) -> T:
+        """Return the NamedTuple of these fields."""
+        build: Callable[..., T] = self.type
+        return build(*parts)
+
     def find_fault(self, value: object, n: int) -> str:
         """Say what is wrong with a value for n clients, or "" if its type and shapes are right."""
         if type(value) is not self.type:
@@ -55,7 +70,7 @@ class Layout(NamedTuple, Generic[T]):
                 return f"has {name} of type {part.dtype} instead of {dtype}"
         return ""
 
-    def matches(self, value: Any, n: int) -> bool:
+    def matches(self, value: object, n: int) -> bool:
         """Whether a value has this layout, with a row for each of n clients."""
         if type(value) is not self.type:
             return False
@@ -81,7 +96,7 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
     return Layout(type_, sizes, dtypes)
 
 
-def field_names(type_: type[tuple[Any, ...]]) -> tuple[str, ...]:
+def field_names(type_: type) -> tuple[str, ...]:
     """Return the names of a NamedTuple's fields."""
     names: tuple[str, ...] | None = getattr(type_, "_fields", None)
     if names is None:
@@ -90,7 +105,7 @@ def field_names(type_: type[tuple[Any, ...]]) -> tuple[str, ...]:
 
 
 @cache
-def _scalar_fields(type_: type[tuple[Any, ...]]) -> frozenset[str]:
+def _scalar_fields(type_: type) -> frozenset[str]:
     try:
         hints = get_type_hints(type_, include_extras=True)
     except NameError:  # a type that was defined within a function, with postponed annotations
@@ -102,7 +117,9 @@ def _scalar_fields(type_: type[tuple[Any, ...]]) -> frozenset[str]:
     )
 
 
-def reply_layouts(method: AnyMethod, d: int, dtype: DType) -> dict[type[Any], Layout[Any]]:
+def reply_layouts(
+    method: Method[StateT, MessageT, ReplyT, ClientStateT], d: int, dtype: DType
+) -> dict[type, Layout[ReplyT]]:
     """Return the layout of the reply to each of a method's messages, by message type.
 
     Raises:

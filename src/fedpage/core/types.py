@@ -44,6 +44,15 @@ Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
 
 DType: TypeAlias = np.dtype[np.floating[Any]]
+AnyArray: TypeAlias = NDArray[Any]
+"""An array of numbers of any type."""
+
+Fields: TypeAlias = tuple[Vector, ...]
+"""A NamedTuple of vectors: a message, a reply, or what a client keeps."""
+MessageTypes: TypeAlias = Mapping[type, type]
+"""Each message type of a method, with the type of the reply to it."""
+HyperParameter: TypeAlias = Any
+"""A number, word or None; the method's `__post_init__` checks it."""
 
 COSTS = (
     "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients",
@@ -87,9 +96,9 @@ class Batch(NamedTuple):
 
 
 StateT = TypeVar("StateT", bound="State")
-MessageT = TypeVar("MessageT", bound=tuple[Any, ...])
-ReplyT = TypeVar("ReplyT", bound=tuple[Any, ...])
-ClientStateT = TypeVar("ClientStateT", bound="tuple[Any, ...] | None")
+MessageT = TypeVar("MessageT", bound=Fields)
+ReplyT = TypeVar("ReplyT", bound=Fields)
+ClientStateT = TypeVar("ClientStateT", bound="Fields | None")
 
 
 class State(Protocol):
@@ -219,7 +228,7 @@ class Problem(Protocol):
         """Return the problem's Lipschitz constants."""
         ...
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return plain values that identify the problem: objective, data, partition, digests."""
         ...
 
@@ -235,7 +244,7 @@ class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
     """Authors and year."""
 
     @property  # read only, so that ClassVar[None] and ClassVar[type[ClientState]] both conform
-    def messages(self) -> Mapping[type[Any], type[Any]]:
+    def messages(self) -> MessageTypes:
         """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
         ...
 

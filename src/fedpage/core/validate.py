@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _LARGEST = 2**31 - 1
 
 
-def plain(method: Any) -> None:
+def plain(method: DataclassInstance) -> None:
     """Convert numpy numbers in a frozen dataclass to Python numbers, which can be saved."""
     for field in fields(method):
         value = getattr(method, field.name)

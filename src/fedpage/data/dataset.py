@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedpage.core.errors import InputError
 from fedpage.core.types import Vector
@@ -67,7 +67,7 @@ class Dataset:
             raise InputError(f"data set {self.name!r}: it contains a NaN or an infinity")
 
     @classmethod
-    def from_arrays(cls, X: Any, y: Any, name: str = "mine", note: str = "") -> Dataset:
+    def from_arrays(cls, X: Any, y: ArrayLike, name: str = "mine", note: str = "") -> Dataset:
         """Make a data set from arrays.
 
         Args:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,21 @@ _DICTIONARY = 1 << 28
 """The most memory that an .xz file may need; one of `xz -9` needs a quarter of it."""
 _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+
+
+class _Decompressor(Protocol):
+    """What the decompressors of lzma and bz2 have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class _Gzip:
@@ -59,7 +74,7 @@ class _Gzip:
         return self._zlib.unused_data
 
 
-_UNPACKERS: dict[str, Callable[[], Any]] = {
+_UNPACKERS: dict[str, Callable[[], _Decompressor]] = {
     ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _DICTIONARY),
     ".bz2": bz2.BZ2Decompressor,
     ".gz": _Gzip,
@@ -127,7 +142,7 @@ def unpack(packed: bytes, suffix: str, source: str) -> bytes:
     return b"".join(pieces)
 
 
-def _pieces(packed: bytes, unpacker: Callable[[], Any]) -> Iterator[bytes]:
+def _pieces(packed: bytes, unpacker: Callable[[], _Decompressor]) -> Iterator[bytes]:
     """Unpack the streams of an archive, which may be padded with zeros, a piece at a time."""
     blocks = (packed[at : at + _BLOCK] for at in range(0, len(packed), _BLOCK))
     rest = b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic
+from typing import Generic
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedpage.core.types import (
 from fedpage.engine.policy import Policy
 from fedpage.engine.round import Costs, Round, RoundInfo
 from fedpage.engine.transport import Event, Transport
-from fedpage.runs.checkpoint import state_from_tree, state_to_tree
+from fedpage.runs.checkpoint import Snapshot, state_from_tree, state_to_tree
 
 
 class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -65,7 +65,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return float(self.method.effective_step)
 
     @property
-    def code(self) -> dict[str, type[Any]]:
+    def code(self) -> dict[str, type]:
         """The classes whose code decides what a round computes, by role."""
         return {"method": type(self.method)}
 
@@ -90,7 +90,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
     def evaluate(self) -> Mapping[str, float]:
         """Return at least "loss" and "grad_norm" of x."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""
         misses = self.round.health.misses
         return {
@@ -99,7 +99,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             "misses": {str(client): times for client, times in misses.items()},
         }
 
-    def restore(self, tree: Mapping[str, Any], source: str) -> None:
+    def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot of a run with the same method.
 
         Args:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
@@ -17,6 +18,8 @@ from fedpage.engine.simulation import Simulation
 from fedpage.problems.quadratic import Quadratic
 
 _ROUNDS = 12
+
+AnySimulation: TypeAlias = Simulation[Any, Any, Any, Any]
 
 
 class MethodError(AssertionError):
@@ -108,7 +111,9 @@ def _problem(noise: float = 0.3, spread: float = 3.0) -> Quadratic:
     return Quadratic.random(8, 5, 4, seed=3, spread=spread, noise=noise)
 
 
-def _simulation(method: AnyMethod, problem: Quadratic | None = None, **options: Any) -> Any:
+def _simulation(
+    method: AnyMethod, problem: Quadratic | None = None, **options: Any
+) -> AnySimulation:
     return Simulation(_problem() if problem is None else problem, method, seed=1, **options)
 
 
@@ -118,7 +123,7 @@ def _trace(method: AnyMethod, **options: Any) -> list[bytes]:
     return [run.x.tobytes() for _ in _steps(run, _ROUNDS)]
 
 
-def _steps(run: Any, rounds: int) -> Iterator[None]:
+def _steps(run: AnySimulation, rounds: int) -> Iterator[None]:
     for _ in range(rounds):
         with np.errstate(over="ignore", invalid="ignore"):
             run.step()
@@ -209,7 +214,7 @@ def _check_inputs(method: AnyMethod) -> str:
         before = _copy(run.state)
         call = method.call(run.state, draws)
         sent, states = _copy(call.message), run.client_states.get(call.clients)
-        kept = None if states is None else _copy(states)
+        kept = [] if states is None else _copy(states)
         oracle = run.problem.oracle(call.clients, draws)
         method.client(call.message, oracle, states)
         for what, now, then in (
@@ -222,11 +227,11 @@ def _check_inputs(method: AnyMethod) -> str:
     return ""
 
 
-def _copy(values: Any) -> Any:
-    return type(values)(*(v.copy() if isinstance(v, np.ndarray) else v for v in values))
+def _copy(values: Iterable[ArrayLike]) -> list[ArrayLike]:
+    return [v.copy() if isinstance(v, np.ndarray) else v for v in values]
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: Iterable[ArrayLike], other: Iterable[ArrayLike]) -> bool:
     return all(np.array_equal(a, b, equal_nan=False) for a, b in zip(one, other, strict=True))
 
 
@@ -268,7 +273,7 @@ def _check_descends(method: AnyMethod) -> str:
 def _check_direction(method: AnyMethod) -> str:
     """Compare the first move with a gradient step, where all clients and rows take part."""
     names = {field.name for field in dataclasses.fields(method)}
-    changes: dict[str, Any] = {"K": 1, "S": 8, "b": None, "b1": None, "b2": None, "b3": None}
+    changes: dict[str, int | None] = {"K": 1, "S": 8, "b": None, "b1": None, "b2": None, "b3": None}
     problem = _problem()
     x0: Vector = np.ones(4)
     try:

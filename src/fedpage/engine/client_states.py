@@ -10,7 +10,7 @@ import numpy as np
 from fedpage.core.aggregate import put_rows, take_rows
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names
-from fedpage.core.types import ClientStateT, DType, Ints
+from fedpage.core.types import ClientStateT, DType, Ints, Vector
 
 
 class ClientStates(Generic[ClientStateT]):
@@ -30,7 +30,7 @@ class ClientStates(Generic[ClientStateT]):
         self._type: Callable[..., ClientStateT] | None = type_
         try:
             names = () if type_ is None else field_names(type_)
-            self._tables = [np.zeros((N, d), dtype) for _ in names]
+            self._tables: list[Vector] = [np.zeros((N, d), dtype) for _ in names]
             self._written = np.zeros(N if names else 0, dtype=bool)
         except (MemoryError, ValueError):
             raise InputError(

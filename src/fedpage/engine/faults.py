@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class Faults:
         if self.seed is not None:
             check_seed(self.seed)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The settings that are not at their defaults, as plain values."""
         about = {}
         for field in dataclasses.fields(self):

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of, reply_layouts
 from fedpage.core.types import (
+    AnyArray,
     Call,
     ClientStateT,
     Draws,
+    Fields,
     Ints,
     MessageT,
     Method,
@@ -43,7 +45,7 @@ class LateReply(NamedTuple):
 
     client: int
     round: int
-    reply: tuple[Any, ...]
+    reply: Fields
     """Fields (d,)."""
 
 
@@ -77,7 +79,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self._sampler = sampler
         dtype = dtype_of(problem)
         self._layouts = reply_layouts(method, problem.d, dtype)
-        self._state_layout: Layout[Any] | None = None
+        self._state_layout: Layout[Fields] | None = None
         if method.client_state is not None:
             self._state_layout = layout_of(method.client_state, problem.d, dtype)
 
@@ -268,8 +270,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             for rows, size in zip(columns, layout.sizes, strict=True)
         ]
         clients = np.array([late.client for late in usable], dtype=np.int64)
-        replies: Any = layout.type(*parts)
-        return Chunk(nobody, clients, replies, received=n)
+        return Chunk(nobody, clients, layout.build(parts), received=n)
 
 
 def _row(replies: Any, i: int) -> Any:
@@ -296,7 +297,7 @@ def _shape_fault(replies: Any, reply: Any) -> str:
     return ""
 
 
-def _is_finite(part: NDArray[Any]) -> bool:
+def _is_finite(part: AnyArray) -> bool:
     """Whether every number is finite; one product answers unless it overflows."""
     flat = part.reshape(-1)
     return math.isfinite(flat.dot(flat)) or bool(np.isfinite(part).all())

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Engine(Protocol):
         """Return everything that the coming rounds depend on."""
         ...
 
-    def restore(self, tree: Mapping[str, Any], source: str) -> None:
+    def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot; an InputError if it does not fit."""
         ...
 

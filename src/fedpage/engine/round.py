@@ -6,7 +6,7 @@ same in every engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias
 
@@ -25,6 +25,7 @@ from fedpage.core.types import (
     Replies,
     ReplyT,
     StateT,
+    Vector,
 )
 from fedpage.engine.policy import ClientHealth, Policy
 from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed, Transport
@@ -301,7 +302,7 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         self.not_finite: list[Rejection] = []
         self.client_states: list[tuple[Ints, ClientStateT | None]] = []
         self._type: Any = None
-        self._sums: list[Any] = []
+        self._sums: list[Vector] = []
 
     def add(
         self,
@@ -322,7 +323,7 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         """Add a chunk's replies to the sum."""
         assert chunk.replies is not None
         self.count += len(chunk.clients)
-        sums = self._sums or [None] * len(chunk.replies)
+        sums: Sequence[Vector | None] = self._sums or [None] * len(chunk.replies)
         self._type = type(chunk.replies)
         self._sums = [add_rows(s, part) for s, part in zip(sums, chunk.replies, strict=True)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
@@ -184,7 +183,7 @@ def describe_simulation(
     record_every: int,
     stop: StopRule = None,
     options: RunOptions | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the provenance of a run of `simulate`, given the same arguments."""
     options = options or RunOptions()
     ending: Mapping[str, object] | str = {} if stop is None else "a function"

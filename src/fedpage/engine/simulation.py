@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from fedpage.engine.client_states import ClientStates
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.local_transport import LateReply, LocalTransport
 from fedpage.engine.policy import Policy
+from fedpage.runs.checkpoint import Snapshot
 
 Evaluation = Literal["pooled", "per_client"]
 """Over all rows at once, or client by client as in a federation; the last bits may differ."""
@@ -44,7 +45,7 @@ class HasCode(Protocol):
     """A problem whose arithmetic depends on more code than its own class."""
 
     @property
-    def code(self) -> dict[str, type[Any]]:
+    def code(self) -> dict[str, type]:
         """Further classes, by role."""
         ...
 
@@ -117,7 +118,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         super().__init__(method, problem.N, start, self._transport, seed=seed, policy=policy)
 
     @property
-    def code(self) -> dict[str, type[Any]]:
+    def code(self) -> dict[str, type]:
         """The classes whose code decides what a round computes, by role."""
         further = self.problem.code if isinstance(self.problem, HasCode) else {}
         return {**super().code, "problem": type(self.problem), **further}
@@ -141,7 +142,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             record |= problem.evaluate_held_out(self.x)
         return record
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""
         clients = self.client_states.written()
         states = self.client_states.get(clients)
@@ -157,7 +158,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         table = None if states is None else {"clients": clients, "parts": list(states)}
         return {**super().snapshot(), "client_state": table, "late": late}
 
-    def restore(self, tree: Mapping[str, Any], source: str) -> None:
+    def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot of a run with the same method, problem, seed and faults."""
         try:
             table, clients, states = tree["client_state"], np.empty(0, dtype=np.int64), None
@@ -182,7 +183,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         self._transport.late = late
 
 
-def _late_reply(entry: Mapping[str, Any]) -> LateReply:
+def _late_reply(entry: Snapshot) -> LateReply:
     """Rebuild a late reply from a snapshot; only its fields' values still matter."""
     parts = entry["parts"]
     if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):

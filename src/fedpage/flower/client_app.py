@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from flwr.app import Context, Message
@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.core.errors import InputError
-from fedpage.core.messages import layout_of
-from fedpage.core.types import dtype_of
+from fedpage.core.messages import Layout, layout_of
+from fedpage.core.types import Fields, dtype_of
 from fedpage.flower import messages
 from fedpage.flower.config import AppConfig, build_method, parse_app_config, parse_node_config
 from fedpage.flower.node import (
@@ -65,7 +65,7 @@ class FedpageClientApp(ClientApp):
             )
         return handler(message, context)
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(
             "fedpage's ClientApp takes no functions and no mods: secure aggregation would send its "
             "messages unencrypted, and clipping would be wrong for them"
@@ -102,7 +102,7 @@ def _train(message: Message, context: Context) -> Message:
     if request.message not in types:
         raise messages.ProtocolError(f"{method.name} has no message {request.message[:40]!r}")
     message_type = types[request.message]
-    layout = layout_of(message_type, request.d, dtype)
+    layout: Layout[Fields] = layout_of(message_type, request.d, dtype)
     fields = messages.decode_fields(message.content, layout)
 
     store, client_state = None, None

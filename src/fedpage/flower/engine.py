@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -32,6 +32,7 @@ from fedpage.engine.policy import Policy
 from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed
 from fedpage.flower import messages
 from fedpage.problems.base import client_scale
+from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.fingerprint import code_digest
 
 _MIN_DESCRIBE_DEADLINE = 180.0
@@ -163,7 +164,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             clients = np.array(sorted(valid), dtype=np.int64)
         if valid:
             columns = zip(*(valid[client] for client in clients.tolist()), strict=True)
-            replies = layout.type(*(np.stack(rows) for rows in columns))
+            replies = layout.build(np.stack(rows) for rows in columns)
         return (
             Chunk(call.clients, clients, replies, None, gradients, evaluations, received, rejected),
         )
@@ -319,12 +320,12 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             reply.content, self.transport.d, self.x.dtype, len(self._metrics)
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on; nodes keep client states."""
         versions = {str(client): name for client, name in self.transport.state_versions.items()}
         return {**super().snapshot(), "state_versions": versions}
 
-    def restore(self, tree: Mapping[str, Any], source: str) -> None:
+    def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot."""
         try:
             table = tree["state_versions"]

@@ -11,14 +11,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
 from fedpage.core.messages import Layout, field_names
-from fedpage.core.types import DType, Vector
+from fedpage.core.types import DType, Fields, Vector
 
 DESCRIBE = "query.describe"
 """Message type: ask a node which client it is. No content; the reply is a `Description`."""
@@ -142,7 +142,7 @@ def encode_header(header: NamedTuple) -> RecordDict:
 
 
 Header = TypeVar("Header")
-Fields = TypeVar("Fields", bound=tuple[Any, ...])
+T = TypeVar("T", bound=Fields)
 
 
 def decode_header(content: RecordDict, header_type: Callable[..., Header]) -> Header:
@@ -180,7 +180,7 @@ def _field_types(header_type: Callable[..., object]) -> dict[str, type]:
     return get_type_hints(header_type)
 
 
-def decode_fields(content: RecordDict, layout: Layout[Fields]) -> Fields:
+def decode_fields(content: RecordDict, layout: Layout[T]) -> T:
     """Decode the arrays of a message as the NamedTuple of a layout.
 
     Args:
@@ -195,9 +195,8 @@ def decode_fields(content: RecordDict, layout: Layout[Fields]) -> Fields:
     """
     shapes = zip(layout.sizes, layout.dtypes, strict=True)
     expected = dict(zip(layout.fields, shapes, strict=True))
-    fields: Any = layout.type
-    decoded: Fields = fields(**_decode_arrays(content, expected))
-    return decoded
+    build: Callable[..., T] = layout.type
+    return build(**_decode_arrays(content, expected))
 
 
 def decode_evaluation(content: RecordDict, d: int, dtype: DType, metrics: int) -> Evaluation:

@@ -9,17 +9,18 @@ import csv
 import hashlib
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.messages import field_names
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import ClientEvaluator, Ints, Problem, Rows, Vector
+from fedpage.core.types import ClientEvaluator, DType, Fields, Ints, Problem, Rows, Vector
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import signed
 from fedpage.data.partition import Partition, partition_from_text
@@ -43,6 +44,9 @@ class NodeProblem(Problem, ClientEvaluator, Protocol):
         ...
 
 
+T = TypeVar("T", bound=Fields)
+
+
 @runtime_checkable
 class ModelProblem(Protocol):
     """A problem with a model of its own, such as a TorchProblem."""
@@ -53,7 +57,7 @@ class ModelProblem(Protocol):
         ...
 
     @property
-    def code(self) -> Mapping[str, type[Any]]:
+    def code(self) -> Mapping[str, type]:
         """The user's classes that decide what is computed, by name."""
         ...
 
@@ -123,7 +127,7 @@ def load_node_data(node: NodeConfig, config: AppConfig, features: int = 0) -> No
 
 def problem_digest(problem: Problem) -> str:
     """Return a digest of what must be equal everywhere: the problem's code and a model's start."""
-    classes: list[type[Any]] = [type(problem)]
+    classes: list[type] = [type(problem)]
     start = ""
     if isinstance(problem, ModelProblem):
         start = problem.start_digest
@@ -296,7 +300,7 @@ class NodeDraws:
         return self._draws.rows(self._client, sizes, b, first, count)
 
 
-class ClientStateStore:
+class ClientStateStore(Generic[T]):
     """The last versions of one client's state, in a file on the node.
 
     A version is named by the round and the message of the reply that it followed. The server says
@@ -317,15 +321,17 @@ class ClientStateStore:
         folder: str,
         run: str,
         client: int,
-        state_type: type[Any],
+        state_type: type[T],
         d: int,
-        dtype: np.dtype[Any] | type[np.floating[Any]] = np.float64,
+        dtype: DType | type[np.float64] = np.float64,
     ) -> None:
         base = Path(folder) if folder else platform_cache() / "client-state"
         self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
-        self._type, self._d, self._dtype = state_type, d, np.dtype(dtype)
+        self._type: Callable[..., T] = state_type
+        self._count = len(field_names(state_type))
+        self._d, self._dtype = d, np.dtype(dtype)
 
-    def load(self, version: str) -> Any:
+    def load(self, version: str) -> T:
         """Load a version of the client state.
 
         Args:
@@ -338,7 +344,7 @@ class ClientStateStore:
             InputError: the node does not have this version, or the file is damaged.
         """
         if not version:
-            return self._type(*(np.zeros((1, self._d), self._dtype) for _ in self._type._fields))
+            return self._type(*(np.zeros((1, self._d), self._dtype) for _ in range(self._count)))
         versions = self._read()
         if version not in versions:
             raise InputError(
@@ -347,7 +353,7 @@ class ClientStateStore:
             )
         return self._type(*(field[None, :] for field in versions[version]))
 
-    def save(self, previous: str, version: str, state: Any) -> None:
+    def save(self, previous: str, version: str, state: T) -> None:
         """Save a version of the client state beside the one it was computed from.
 
         Args:
@@ -372,7 +378,7 @@ class ClientStateStore:
             raise InputError(f"{self._path}: not the client state of this client in this run")
         return versions
 
-    def _is_state(self, fields: Any) -> bool:
-        return len(fields) == len(self._type._fields) and all(
+    def _is_state(self, fields: Sequence[Vector]) -> bool:
+        return len(fields) == self._count and all(
             field.shape == (self._d,) and field.dtype == self._dtype for field in fields
         )

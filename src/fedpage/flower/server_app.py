@@ -235,7 +235,7 @@ class FedpageStrategy(Strategy):
 
     def _describe_run(
         self, nodes: Mapping[int, Node], own: NodeProblem | None, d: int, stop: Stop | None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return the plain values that identify the run, with the keys that `fedpage run` uses."""
         config = self.config
         digests = " ".join(node.digest for node in nodes.values())
@@ -277,10 +277,10 @@ class FedpageStrategy(Strategy):
         names = self.config.metric_names
         if own is None:
             return describe_metrics(resolve_metrics(names, "run config"))
-        known = own.describe().get("metrics", {})
-        return {name: known.get(name) for name in names}
+        known = own.describe().get("metrics")
+        return {name: known.get(name) if isinstance(known, Mapping) else None for name in names}
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(
             "fedpage runs its own rounds, so its strategy cannot be wrapped: differential-privacy "
             "wrappers clip a model, which its messages are not, and add noise to some of them only"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedpage.core.types import AnyMethod
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.page import PAGE
@@ -42,7 +40,7 @@ def match_terms(entry: MethodEntry, *, N: int, M: int, S: int, K: int, step: flo
         K: Local steps.
         step: The effective step.
     """
-    defaults, options = entry.hyper_parameters, dict[str, Any]()
+    defaults, options = entry.hyper_parameters, dict[str, int]()
     if "K" in defaults and not issubclass(entry.cls, PAGE):
         options["K"] = K
     if defaults.get("S") is not None:  # None: everyone takes part

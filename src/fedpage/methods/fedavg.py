@@ -7,11 +7,19 @@ Data" (2017), as Karimireddy et al. (2020) write it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
-from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.core.types import (
+    Call,
+    Draws,
+    HyperParameter,
+    MessageTypes,
+    Oracle,
+    Replies,
+    Vector,
+)
 from fedpage.methods.local import LocalSGD
 from fedpage.methods.registry import register
 
@@ -46,7 +54,7 @@ class FedAvg(LocalSGD):
 
     name: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017"
-    messages: ClassVar[dict[type[Any], type[Any]]] = {Model: Reply}
+    messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -55,7 +63,7 @@ class FedAvg(LocalSGD):
             object.__setattr__(self, "name", "FedAvg-Full")
 
     @classmethod
-    def full(cls, **hyper_parameters: Any) -> Self:
+    def full(cls, **hyper_parameters: HyperParameter) -> Self:
         """Return FedAvg-Full of the paper's appendix: every gradient is over all rows."""
         return cls(b=None, **hyper_parameters)
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
-from fedpage.core.types import Call, Draws, Oracle, Problem, Replies, Vector
+from fedpage.core.types import (
+    Call,
+    Draws,
+    HyperParameter,
+    MessageTypes,
+    Oracle,
+    Problem,
+    Replies,
+    Vector,
+)
 from fedpage.methods import steps
 from fedpage.methods.registry import register
 
@@ -66,7 +75,7 @@ class Reply(NamedTuple):
 
 
 _Message = FullGradient | LocalSteps | LeakFreeSteps
-_FULL: dict[str, Any] = {"b1": None, "b2": None, "b3": None}
+_FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
 @register("fedpage", presets={"fedpage-full": ("FedPAGE-Full", _FULL)})
@@ -96,7 +105,7 @@ class FedPAGE:
 
     name: ClassVar[str] = "FedPAGE"
     paper: ClassVar[str] = "Zhao, Li, Richtárik 2021"
-    messages: ClassVar[dict[type[Any], type[Any]]] = {
+    messages: ClassVar[MessageTypes] = {
         FullGradient: Reply,
         LocalSteps: Reply,
         LeakFreeSteps: LeakFreeReply,
@@ -131,9 +140,9 @@ class FedPAGE:
             object.__setattr__(self, "name", "FedPAGE-Full")
 
     @classmethod
-    def full(cls, **hyper_parameters: Any) -> Self:
+    def full(cls, **hyper_parameters: HyperParameter) -> Self:
         """Return FedPAGE-Full of the paper's appendix: b1 = b2 = b3 = M."""
-        return cls(**_FULL, **hyper_parameters)
+        return cls(b1=None, b2=None, b3=None, **hyper_parameters)
 
     @property
     def effective_step(self) -> float:

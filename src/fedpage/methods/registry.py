@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedpage.core.errors import InputError
 from fedpage.core.registry import Registry
-from fedpage.core.types import AnyMethod
+from fedpage.core.types import AnyMethod, HyperParameter
 
-M = TypeVar("M", bound=type[Any])
+M = TypeVar("M", bound=type[AnyMethod])
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class MethodEntry:
 
     cls: type[AnyMethod]
     label: str
-    preset: Mapping[str, Any] = field(default_factory=dict)
+    preset: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def hyper_parameters(self) -> dict[str, Any]:
+    def hyper_parameters(self) -> dict[str, HyperParameter]:
         """The hyper-parameters that can be set, with their defaults."""
         return {
             f.name: None if f.default is MISSING else f.default
@@ -36,7 +36,7 @@ class MethodEntry:
             if f.name not in self.preset
         }
 
-    def __call__(self, **hyper_parameters: Any) -> AnyMethod:
+    def __call__(self, **hyper_parameters: HyperParameter) -> AnyMethod:
         """Return the method with some hyper-parameters set.
 
         Raises:
@@ -55,7 +55,7 @@ METHODS: Registry[MethodEntry] = Registry("method")
 
 
 def register(
-    name: str, presets: Mapping[str, tuple[str, Mapping[str, Any]]] | None = None
+    name: str, presets: Mapping[str, tuple[str, Mapping[str, object]]] | None = None
 ) -> Callable[[M], M]:
     """Register the decorated method.
 

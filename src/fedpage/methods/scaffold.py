@@ -7,12 +7,20 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
-from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.core.types import (
+    Call,
+    Draws,
+    HyperParameter,
+    MessageTypes,
+    Oracle,
+    Replies,
+    Vector,
+)
 from fedpage.methods.local import LocalSGD
 from fedpage.methods.registry import register
 
@@ -63,7 +71,7 @@ class SCAFFOLD(LocalSGD):
 
     name: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al. 2020"
-    messages: ClassVar[dict[type[Any], type[Any]]] = {Controlled: Reply}
+    messages: ClassVar[MessageTypes] = {Controlled: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
 
     option: Literal["I", "II"] = "II"
@@ -78,7 +86,7 @@ class SCAFFOLD(LocalSGD):
             object.__setattr__(self, "name", "SCAFFOLD-Full")
 
     @classmethod
-    def full(cls, **hyper_parameters: Any) -> Self:
+    def full(cls, **hyper_parameters: HyperParameter) -> Self:
         """Return SCAFFOLD-Full of the paper's appendix: gradients are over all rows."""
         return cls(b=None, b0=None, **hyper_parameters)
 

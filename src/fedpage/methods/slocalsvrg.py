@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.local_steps import local_svrg
-from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
+from fedpage.core.types import (
+    Call,
+    Draws,
+    MessageTypes,
+    Oracle,
+    Replies,
+    Scalar,
+    Vector,
+)
 from fedpage.methods.registry import register
 
 
@@ -89,7 +97,7 @@ class SLocalSVRG:
 
     name: ClassVar[str] = "S-Local-SVRG"
     paper: ClassVar[str] = "Gorbunov et al. 2020"
-    messages: ClassVar[dict[type[Any], type[Any]]] = {
+    messages: ClassVar[MessageTypes] = {
         Refresh: Gradient,
         StepsWithGradient: Move,
         Steps: Move,

@@ -6,11 +6,11 @@ Liang et al., "Variance Reduced Local SGD with Lower Communication Complexity" (
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
-from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
 from fedpage.methods.registry import register
 
 
@@ -63,7 +63,7 @@ class VRLSGD:
 
     name: ClassVar[str] = "VRL-SGD"
     paper: ClassVar[str] = "Liang et al. 2019"
-    messages: ClassVar[dict[type[Any], type[Any]]] = {Begin: Reply, Continue: Reply}
+    messages: ClassVar[MessageTypes] = {Begin: Reply, Continue: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
 
     K: int = 10

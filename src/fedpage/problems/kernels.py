@@ -39,9 +39,10 @@ U = NDArray[np.uint32]
 I = NDArray[np.int64]
 Floats = NDArray[np.float32] | NDArray[np.float64]
 RowFunction = Callable[[float, float], float]
+ChosenFunction = Callable[[int, float, float], float]
 # error_model="numpy": no kernel checks its divisors, because none of them can be 0
 _fast: Any = njit(cache=True, nogil=True, error_model="numpy")
-_inline: Any = njit(nogil=True, error_model="numpy", inline="always")
+_inline = njit(nogil=True, error_model="numpy", inline="always")
 _1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would halve the speed
 
 Reg = Literal["none", "l2", "nonconvex"]
@@ -187,19 +188,20 @@ def _choose(functions: list[RowFunction]) -> Callable[[int, float, float], float
     def last(code: int, t: float, b: float) -> float:
         return function(t, b)
 
-    chosen = _inline(last)
+    chosen: ChosenFunction = _inline(last)
     for number in reversed(range(len(others))):
         chosen = _link(number, others[number], chosen)
-    return chosen  # type: ignore[no-any-return]
+    return chosen
 
 
-def _link(number: int, function: RowFunction, otherwise: Any) -> Any:
+def _link(number: int, function: RowFunction, otherwise: ChosenFunction) -> ChosenFunction:
     def link(code: int, t: float, b: float) -> float:
         if code == number:
             return function(t, b)
-        return otherwise(code, t, b)  # type: ignore[no-any-return]
+        return otherwise(code, t, b)
 
-    return _inline(link)
+    chosen: ChosenFunction = _inline(link)
+    return chosen
 
 
 _value = _choose([loss.value for loss in LOSSES.values()])

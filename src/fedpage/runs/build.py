@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.types import AnyMethod
+from fedpage.core.types import AnyMethod, HyperParameter
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
@@ -171,7 +171,9 @@ def _import_method(path: Path, name: str) -> MethodEntry:
     return MethodEntry(method_class, method_class.name)
 
 
-def parse_hyper_parameters(entry: MethodEntry, words: Mapping[str, str]) -> dict[str, Any]:
+def parse_hyper_parameters(
+    entry: MethodEntry, words: Mapping[str, str]
+) -> dict[str, HyperParameter]:
     """Convert the given hyper-parameters of a method from words to their types.
 
     Raises:
@@ -206,7 +208,7 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
 
 
 def build_default_method(
-    entry: MethodEntry, given: Mapping[str, Any], problem: LinearModel
+    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: LinearModel
 ) -> AnyMethod:
     """Return a method with the given values and, for others, the paper's terms on a problem."""
     K = int(given.get("K", 1 if entry.hyper_parameters.get("K") == 1 else 10))
@@ -215,7 +217,9 @@ def build_default_method(
     return _replace(entry, method, given)
 
 
-def _replace(entry: MethodEntry, method: Any, given: Mapping[str, Any]) -> AnyMethod:
+def _replace(
+    entry: MethodEntry, method: AnyMethod, given: Mapping[str, HyperParameter]
+) -> AnyMethod:
     """Replace hyper-parameters of a method, but none that the preset of its name fixes."""
     entry(**given)  # raises an error for those
     changed: AnyMethod = dataclasses.replace(method, **given)
@@ -223,7 +227,7 @@ def _replace(entry: MethodEntry, method: Any, given: Mapping[str, Any]) -> AnyMe
 
 
 def build_theory_method(
-    entry: MethodEntry, given: Mapping[str, Any], problem: LinearModel
+    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: LinearModel
 ) -> AnyMethod:
     """Return a method with the step sizes of its theorem on a problem, as `--steps theory` does.
 
@@ -259,7 +263,7 @@ def _at_step(method: AnyMethod, step: float) -> AnyMethod:
     return method.with_step(step)
 
 
-def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[Any]]:
+def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:
     """Parse the values that `--search name=value,value` gives for a method's hyper-parameters.
 
     "step", the effective step, and "rho" = K eta_l/eta_g of FedPAGE are accepted as names too.
@@ -267,7 +271,7 @@ def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[An
     Raises:
         InputError: a name is unknown, or a value is not of its type.
     """
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, list[HyperParameter]] = {}
     for text in searches:
         name, equals, values = text.partition("=")
         name = name.strip().replace("-", "_")
@@ -294,7 +298,7 @@ class _Search:
     rho: float = 0.0
 
 
-def command_line(name: str, method: Any, options: Mapping[str, str]) -> str:
+def command_line(name: str, method: AnyMethod, options: Mapping[str, str]) -> str:
     """Write the `fedpage run` command that runs a method with other options as given."""
     words = [f"fedpage run {name}", *(f"{option} {value}" for option, value in options.items())]
     for key, field in dataclass_fields(type(method)).items():

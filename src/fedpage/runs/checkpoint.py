@@ -10,15 +10,16 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError
+from fedpage.core.types import AnyArray
 
+T = TypeVar("T")
 Snapshot: TypeAlias = dict[str, Any]
 """Everything that the coming rounds of a run depend on: a table that `pack` can write."""
 
@@ -27,7 +28,7 @@ _DTYPE_KINDS = "fiub"
 _FORMAT = "fedpage-checkpoint-1"
 
 
-def pack(tree: Mapping[str, Any]) -> bytes:
+def pack(tree: Mapping[str, object]) -> bytes:
     """Return the bytes of a checkpoint; the same tree gives the same bytes.
 
     Args:
@@ -39,7 +40,7 @@ def pack(tree: Mapping[str, Any]) -> bytes:
     Raises:
         InputError: If the tree holds a value of another type.
     """
-    arrays: list[NDArray[Any]] = []
+    arrays: list[AnyArray] = []
     outline = json.dumps({"format": _FORMAT, "tree": _take_arrays(tree, arrays)})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -49,13 +50,13 @@ def pack(tree: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _add(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+def _add(archive: zipfile.ZipFile, name: str, array: AnyArray) -> None:
     entry = zipfile.ZipInfo(f"{name}.npy")  # its date is fixed, unlike that of np.savez
     with archive.open(entry, "w", force_zip64=array.nbytes > 1 << 30) as stream:
         npy.write_array(stream, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
 
 
-def _take_arrays(value: object, arrays: list[NDArray[Any]]) -> object:
+def _take_arrays(value: object, arrays: list[AnyArray]) -> object:
     """Return the outline of a tree as JSON values, and move its arrays to a list."""
     if isinstance(value, np.ndarray) and value.ndim:
         if value.dtype.kind not in _DTYPE_KINDS:
@@ -108,7 +109,7 @@ def unpack(data: bytes, source: str) -> Snapshot:
         raise InputError(f"{source}: not a checkpoint of fedpage ({why})") from None
 
 
-def _insert_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+def _insert_arrays(value: object, arrays: Mapping[str, AnyArray]) -> object:
     """Return the tree of an outline and its arrays."""
     if isinstance(value, dict):
         if "array" in value:
@@ -119,14 +120,14 @@ def _insert_arrays(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return value
 
 
-def state_to_tree(state: Any) -> Any:
+def state_to_tree(state: object) -> object:
     """Return the state of a method as a tree: a NamedTuple becomes a table of its fields."""
     if isinstance(state, tuple) and hasattr(state, "_fields"):
         return {name: state_to_tree(part) for name, part in zip(state._fields, state, strict=True)}
     return state
 
 
-def state_from_tree(template: Any, tree: Any, source: str) -> Any:
+def state_from_tree(template: T, tree: object, source: str) -> T:
     """Return the state that `state_to_tree` turned into a tree.
 
     Args:
@@ -140,19 +141,24 @@ def state_from_tree(template: Any, tree: Any, source: str) -> Any:
     Raises:
         InputError: If the tree does not fit the template.
     """
+    return cast("T", _from_tree(template, tree, source))
+
+
+def _from_tree(template: object, tree: object, source: str) -> object:
     if isinstance(template, tuple) and hasattr(template, "_fields"):
         if not isinstance(tree, dict) or list(tree) != list(template._fields):
             raise InputError(f"{source}: the state is not a {type(template).__name__}")
         parts = zip(template._fields, template, strict=True)
-        return type(template)(*(state_from_tree(old, tree[name], source) for name, old in parts))
+        build: Callable[..., object] = type(template)
+        return build(*(_from_tree(old, tree[name], source) for name, old in parts))
     if isinstance(template, np.generic) or (isinstance(template, np.ndarray) and not template.ndim):
         if not isinstance(tree, (bool, int, float)):
             raise InputError(f"{source}: a number of the state is a {type(tree).__name__}")
         number = np.asarray(tree, dtype=template.dtype)
         return number if isinstance(template, np.ndarray) else number[()]
     if isinstance(template, np.ndarray):
-        fits = isinstance(tree, np.ndarray) and tree.shape == template.shape
-        if not fits or tree.dtype != template.dtype:
+        wanted = template.shape, template.dtype
+        if not isinstance(tree, np.ndarray) or (tree.shape, tree.dtype) != wanted:
             raise InputError(
                 f"{source}: an array of the state has another shape or type than the method's"
             )
@@ -166,14 +172,18 @@ def state_from_tree(template: Any, tree: Any, source: str) -> Any:
     return tree
 
 
-def make_read_only(tree: Any) -> Any:
+def make_read_only(tree: T) -> T:
     """Return a tree with read-only views of its arrays."""
+    return cast("T", _read_only(tree))
+
+
+def _read_only(tree: object) -> object:
     if isinstance(tree, np.ndarray):
         view = tree.view()
         view.flags.writeable = False
         return view
     if isinstance(tree, Mapping):
-        return {key: make_read_only(part) for key, part in tree.items()}
+        return {key: _read_only(part) for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [make_read_only(part) for part in tree]
+        return [_read_only(part) for part in tree]
     return tree

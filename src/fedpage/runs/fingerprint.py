@@ -7,14 +7,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
 
 from fedpage.core.errors import InputError, short_repr
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def fingerprint(meta: Mapping[str, Any], code: Mapping[str, type]) -> dict[str, Any]:
+def fingerprint(meta: Mapping[str, object], code: Mapping[str, type]) -> dict[str, object]:
     """Return what makes a run different from every other run.
 
     Args:
@@ -26,22 +25,23 @@ def fingerprint(meta: Mapping[str, Any], code: Mapping[str, type]) -> dict[str, 
     """
     about = {key: value for key, value in meta.items() if key != "versions"}
     about["code"] = {name: code_digest(cls) for name, cls in code.items()}
-    plain: dict[str, Any] = _drop_none(json.loads(json.dumps(about, default=str)))
-    return plain
+    return _drop_none(json.loads(json.dumps(about, default=str)))
 
 
-def _drop_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _drop_none(part) for key, part in value.items() if part is not None}
-    return value
+def _drop_none(table: Mapping[str, object]) -> dict[str, object]:
+    return {
+        key: _drop_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
-def digest(table: Mapping[str, Any]) -> str:
+def digest(table: Mapping[str, object]) -> str:
     """Return the SHA-256 of plain values."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], source: str) -> None:
+def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source: str) -> None:
     """Raise an InputError that names the first difference between two fingerprints.
 
     Args:
@@ -55,7 +55,7 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], source: str)
         return
     first = changed[0]
     if first.startswith("code."):
-        method = now.get("method", {}).get("name", "the method")
+        method = new.get("method.name", "the method")
         whose = method if first == "code.method" else "the problem"
         raise InputError(
             f"{source}: cannot resume: the code of {whose} has changed since the run began; "
@@ -68,8 +68,8 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], source: str)
     )
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
             flat |= _flatten(value, f"{prefix}{key}.")

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,14 @@ Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | 
 Meta: TypeAlias = dict[str, Any]
 """Provenance: plain values in nested tables, whose shape depends on the method and the problem."""
 Model: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+
+
+class EventRow(TypedDict):
+    """Something that happened to clients, as a file has it."""
+
+    event: str
+    round: int
+    text: str
 
 
 class History:
@@ -56,14 +64,14 @@ class History:
 
     FORMAT = "fedpage-history-2"
 
-    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, meta: Mapping[str, object] | None = None) -> None:
         self.meta: Meta = dict(meta or {})
         self.rows: list[dict[str, float]] = []
         self.stop_reason: StopReason | None = None
         self.stop_detail: str = ""
         self.x: Model | None = None
         self.first_loss: float | None = None
-        self.events: list[dict[str, Any]] = []
+        self.events: list[EventRow] = []
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add a record."""
@@ -427,7 +435,7 @@ def _read_header(entry: dict[str, Json]) -> Meta:
     return {**meta}
 
 
-def _read_event(entry: dict[str, Json]) -> dict[str, str | int]:
+def _read_event(entry: dict[str, Json]) -> EventRow:
     kind, round, text = entry["event"], entry["round"], entry["text"]
     if not isinstance(kind, str) or type(round) is not int or not isinstance(text, str):
         raise ValueError

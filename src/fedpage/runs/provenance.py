@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
 
 from fedpage._version import __version__
 from fedpage.core.types import AnyMethod, Vector
@@ -16,14 +15,14 @@ from fedpage.core.types import AnyMethod, Vector
 
 def describe_run(
     method: AnyMethod,
-    problem: Mapping[str, Any],
+    problem: Mapping[str, object],
     *,
     seed: int,
     rounds: int,
     record_every: int,
     x0: Vector | None,
-    stop: Mapping[str, Any] | str,
-) -> dict[str, Any]:
+    stop: Mapping[str, object] | str,
+) -> dict[str, object]:
     """Return the provenance of a run, as `History.meta` holds it.
 
     Args:
@@ -50,9 +49,9 @@ def describe_run(
     }
 
 
-def describe_method(method: AnyMethod) -> dict[str, Any]:
+def describe_method(method: AnyMethod) -> dict[str, object]:
     """Return the name, hyper-parameters and effective step of a method, as plain values."""
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     if is_dataclass(method):
         parameters = {field.name: getattr(method, field.name) for field in fields(method)}
     return {

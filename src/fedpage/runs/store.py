@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
@@ -74,7 +74,7 @@ class RunStore:
         path: str | os.PathLike[str],
         *,
         checkpoint_every: str | int = "10s",
-        command: Mapping[str, Any] | None = None,
+        command: Mapping[str, object] | None = None,
         notify: Callable[[str], None] | None = None,
     ) -> None:
         self.path = Path(path)
@@ -277,7 +277,7 @@ class RunStore:
         with self._explain_os_errors():
             self._sync()
 
-    def _append(self, entry: Mapping[str, Any]) -> None:
+    def _append(self, entry: Mapping[str, object]) -> None:
         assert self._stream is not None
         line = json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
         done = 0

@@ -22,7 +22,7 @@ import numpy as np
 from fedpage._version import __version__
 from fedpage.core.columns import describe_column
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.types import Problem, dtype_of
+from fedpage.core.types import HyperParameter, Problem, dtype_of
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
@@ -46,7 +46,7 @@ close to its limit rho -> 0, so that smaller values change nothing."""
 
 Candidate: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""
-Grid: TypeAlias = Mapping[str, Sequence[Any]]
+Grid: TypeAlias = Mapping[str, Sequence[HyperParameter]]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
 
 
@@ -140,7 +140,7 @@ class Tuning:
         return math.isfinite(self.judged[1])
 
     @property
-    def wider_grid(self) -> dict[str, list[Any]]:
+    def wider_grid(self) -> dict[str, list[HyperParameter]]:
         """The grid with two more values beyond each edge at which the winner is."""
         grid = {name: list(values) for name, values in self.grid.items()}
         return grid | {edge.name: list(edge.wider) for edge in self.edges}

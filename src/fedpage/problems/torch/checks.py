@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -293,7 +293,7 @@ def _has_same_bits(model: FlatModel, v: Tensor, rows: Table, deterministic: bool
     return True
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., object]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 

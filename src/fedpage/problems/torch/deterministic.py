@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -28,6 +28,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpage.problems import kernels
+
+Outputs: TypeAlias = Any
+"""What an operation of torch returns: a tensor, or a structure of tensors."""
+Arguments: TypeAlias = tuple[Any, ...]
+Options: TypeAlias = Mapping[str, Any]
+Operation: TypeAlias = Callable[..., Outputs]
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -76,11 +82,11 @@ class ConvolutionsAsProducts(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Operation,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Arguments = (),
+        kwargs: Options | None = None,
+    ) -> Outputs:
         kwargs = kwargs or {}
         if func is torch.conv2d:
             return _conv2d(*args, **kwargs)
@@ -225,10 +231,10 @@ _ELEMENTWISE = (
 """Operations that torch computes by one formula in whole registers and by another in the rest."""
 
 
-def _pad_arguments(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _pad_arguments(operation: Operation) -> Operation:
     """Return an elementwise operation that computes on arrays padded to whole registers."""
 
-    def padded(*args: Any, **kwargs: Any) -> Any:
+    def padded(*args: object, **kwargs: object) -> Outputs:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if not tensors or tensors[0].dtype not in _FLOATS:
             return operation(*args, **kwargs)
@@ -239,7 +245,7 @@ def _pad_arguments(operation: Callable[..., Any]) -> Callable[..., Any]:
             return operation(*args, **kwargs)
         length = -(-max(count, 1) // _VECTOR) * _VECTOR
 
-        def pad(arg: Any) -> Any:
+        def pad(arg: object) -> object:
             if not isinstance(arg, Tensor):
                 return arg
             wide = torch.ones(length, dtype=arg.dtype)
@@ -259,7 +265,7 @@ def _pad_arguments(operation: Callable[..., Any]) -> Callable[..., Any]:
 # Replacing torch's kernels
 
 
-def _find_elementwise() -> dict[Any, Callable[..., Any]]:
+def _find_elementwise() -> dict[Operation, Operation]:
     """Return the padded form of every operation in `_ELEMENTWISE` that this torch has."""
     found = {}
     for name in _ELEMENTWISE:
@@ -270,7 +276,7 @@ def _find_elementwise() -> dict[Any, Callable[..., Any]]:
     return found
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+_REPLACEMENTS: dict[Operation, Operation] = {
     torch.ops.aten.var_mean.correction: _var_mean,
     torch.ops.aten.var.correction: _var,
     torch.ops.aten.std.correction: _std,
@@ -287,11 +293,11 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 class _DeterministicKernels(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Operation,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Arguments = (),
+        kwargs: Options | None = None,
+    ) -> Outputs:
         kwargs = kwargs or {}
         replacement = _REPLACEMENTS.get(func)
         if replacement is None:
@@ -300,7 +306,7 @@ class _DeterministicKernels(TorchDispatchMode):  # type: ignore[misc]
         return (replacement if floats else func)(*args, **kwargs)
 
 
-def deterministic_kernels(deterministic: bool) -> AbstractContextManager[Any]:
+def deterministic_kernels(deterministic: bool) -> AbstractContextManager[object]:
     """Return a context in which torch's kernels are replaced, where `deterministic`."""
     return _DeterministicKernels() if deterministic else nullcontext()
 

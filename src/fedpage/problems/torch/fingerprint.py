@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -47,12 +46,12 @@ def table_digest(sizes: Ints, *tables: Table) -> str:
     return digest.hexdigest()
 
 
-def function_digest(function: Callable[..., Any]) -> str:
+def function_digest(function: Callable[..., object]) -> str:
     """Digest a function's code, closure, defaults, partial arguments, or module."""
     return hashlib.sha256(_render(function, 0).encode()).hexdigest()
 
 
-def _render(value: Any, depth: int) -> str:
+def _render(value: object, depth: int) -> str:
     """Render a value as text that does not depend on its address in memory."""
     if depth > _MAX_DEPTH:
         return "..."

@@ -103,7 +103,7 @@ class FlatModel:
         """Forget the copies; the next call copies the module as it is then."""
         self._idle_copies.clear()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_idle_copies": []}
 
 

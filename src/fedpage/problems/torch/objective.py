@@ -6,14 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from fedpage.core.types import Batch, Ints, Rows, Vector
+from fedpage.core.types import Batch, DType, Ints, Rows, Vector
 from fedpage.problems.base import equal_size
 from fedpage.problems.torch.deterministic import guard
 from fedpage.problems.torch.gradients import AutogradGradients, BatchedGradients, GradientFunction
@@ -56,7 +56,7 @@ class Objective:
         table: Table,
         sizes: Ints,
         scale: Vector,
-        dtype: np.dtype[Any],
+        dtype: DType,
         device: torch.device,
         deterministic: bool,
         mode: Mode,
@@ -225,10 +225,10 @@ class Objective:
         sequential = self.mode == "sequential"
         return BatchedGradients(self.model, self.deterministic, sequential)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_gradients"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._gradients = self._choose_gradients()  # traces cannot be pickled
 

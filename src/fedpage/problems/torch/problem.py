@@ -25,7 +25,7 @@ from fedpage.core.metrics import (
     evaluate_metrics,
     resolve_metrics,
 )
-from fedpage.core.types import ClientEvaluations, Draws, Ints, Smoothness, Vector
+from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Smoothness, Vector
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import guard
@@ -96,7 +96,7 @@ class TorchProblem:
         held_out_clients: Sequence[ClientData] = (),
         weights: Weights = "uniform",
         device: str | torch.device = "cpu",
-        dtype: str | torch.dtype | np.dtype[Any] | type | None = None,
+        dtype: str | torch.dtype | DType | type | None = None,
         batched: bool = True,
         deterministic: bool = True,
         model_name: str | None = None,
@@ -112,7 +112,9 @@ class TorchProblem:
         self.device = choose_device(device)
         self.deterministic = bool(deterministic) and self.device.type == "cpu"
         self._torch_dtype = choose_dtype(model, dtype)
-        self.dtype = np.dtype(np.float32 if self._torch_dtype == torch.float32 else np.float64)
+        self.dtype: DType = np.dtype(
+            np.float32 if self._torch_dtype == torch.float32 else np.float64
+        )
         self._flat = FlatModel(self._copy_to_device(model), loss_fn)
         self.x0: Vector = to_numpy(self._flat.vector(self._flat.module))
         self.metrics = resolve_metrics(metrics, "TorchProblem")
@@ -321,11 +323,11 @@ class TorchProblem:
             classes.add(type(self._flat.loss_fn))
         return {c.__qualname__: c for c in classes if not c.__module__.startswith("torch.")}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Describe the model, the rows and the options, with digests."""
         loss = self._flat.loss_fn
         rows = self._objective.table
-        about: dict[str, Any] = {
+        about: dict[str, object] = {
             "objective": f"{self.name} {self.model_name}",
             "loss": getattr(loss, "__name__", type(loss).__name__),
             "data_digest": table_digest(self.sizes, rows),

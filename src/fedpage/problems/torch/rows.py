@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def to_numpy(values: Tensor) -> Vector:
     return values.detach().cpu().numpy()
 
 
-def read_table(data: Any, where: str, device: torch.device, dtype: torch.dtype) -> Table:
+def read_table(data: object, where: str, device: torch.device, dtype: torch.dtype) -> Table:
     """Copy a user's rows to the device, with floating-point values in `dtype`.
 
     Args:
@@ -77,7 +77,7 @@ def read_table(data: Any, where: str, device: torch.device, dtype: torch.dtype) 
     return table
 
 
-def _copy(values: Any, where: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _copy(values: object, where: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     try:
         tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError):
@@ -88,7 +88,7 @@ def _copy(values: Any, where: str, device: torch.device, dtype: torch.dtype) -> 
     return tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else None)
 
 
-def _split(data: Any, where: str) -> tuple[tuple[Any, ...], Any]:
+def _split(data: object, where: str) -> tuple[tuple[object, ...], object]:
     """Split data into its inputs and targets."""
     if isinstance(data, TensorDataset):
         *inputs, targets = data.tensors
@@ -110,7 +110,7 @@ def _split(data: Any, where: str) -> tuple[tuple[Any, ...], Any]:
     )
 
 
-def list_datasets(datasets: Any, name: str, minimum: int = 1) -> list[Any]:
+def list_datasets(datasets: object, name: str, minimum: int = 1) -> list[object]:
     """Return one data set per client as a list, or refuse the argument called `name`."""
     single = isinstance(datasets, (Tensor, np.ndarray, str, bytes, Mapping))
     if single or not isinstance(datasets, Iterable):
@@ -165,7 +165,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def choose_dtype(model: nn.Module, dtype: Any) -> torch.dtype:
+def choose_dtype(model: nn.Module, dtype: object) -> torch.dtype:
     """Return float32 or float64: the requested type, or that of the trainable parameters."""
     if dtype is None:
         own = {p.dtype for p in model.parameters() if p.requires_grad}

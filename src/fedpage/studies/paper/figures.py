@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.types import HyperParameter
 from fedpage.methods import METHODS
 from fedpage.runs import toml
 from fedpage.runs.config import setting, structure
@@ -244,7 +245,9 @@ def _build_panel(
 def _build_method(table: _MethodTable, panel: _PanelTable, number: int) -> Any:
     """Build a method with the hyper-parameters of its table and of the panel."""
     keys = ("S", "K", "b", "b3")
-    options: dict[str, Any] = {key: v for key, v in asdict(table).items() if key in keys and v}
+    options: dict[str, HyperParameter] = {
+        key: v for key, v in asdict(table).items() if key in keys and v
+    }
     rho = table.rho
     if table.rival:
         for key in ("S_rivals", "b_rivals"):
