@@ -42,7 +42,7 @@ def problem():
 class Printed(fp.FedPAGE):
     """FedPAGE that really sends x, x_prev and g, as the paper prints it."""
 
-    messages: ClassVar = fp.FedPAGE.messages | {LeakFreeSteps: Reply}
+    messages: ClassVar = {**fp.FedPAGE.messages, LeakFreeSteps: Reply}
 
     def _call_sampled(self, state, draws):
         return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fedpage.core.types import Ints, Vector
+from fedpage.core.types import Vector
 
 _fast = njit(cache=True, nogil=True, error_model="numpy")
 
@@ -33,22 +33,6 @@ def _mean_rows(rows: NDArray[np.float64], out: NDArray[np.float64]) -> None:
             out[l] += rows[i, l]
     for l in range(rows.shape[1]):
         out[l] /= n
-
-
-@_fast
-def _take_rows(table: NDArray[np.float64], clients: Ints, out: NDArray[np.float64]) -> None:
-    for i in range(len(clients)):
-        client = clients[i]
-        for l in range(out.shape[1]):
-            out[i, l] = table[client, l]
-
-
-@_fast
-def _put_rows(table: NDArray[np.float64], clients: Ints, rows: NDArray[np.float64]) -> None:
-    for i in range(len(clients)):
-        client = clients[i]
-        for l in range(rows.shape[1]):
-            table[client, l] = rows[i, l]
 
 
 def mean_rows(rows: Vector) -> Vector:
@@ -76,15 +60,3 @@ def add_rows(total: Vector | None, rows: Vector) -> Vector:
         total = np.zeros(rows.shape[1], rows.dtype)
     _add_rows(total, np.ascontiguousarray(rows))
     return total
-
-
-def take_rows(table: Vector, clients: Ints) -> Vector:
-    """Return copies of some rows of a table (N, d), as (n, d). Client numbers are not checked."""
-    out = np.empty((len(clients), table.shape[1]), table.dtype)
-    _take_rows(table, clients, out)
-    return out
-
-
-def put_rows(table: Vector, clients: Ints, rows: Vector) -> None:
-    """Write rows (n, d) into a table (N, d). Client numbers are not checked."""
-    _put_rows(table, clients, np.ascontiguousarray(rows))

@@ -178,11 +178,10 @@ def _minibatches(
                     if low >= bound or low >= ((_LOW - bound + _ONE) % bound):
                         break
                 pick = np.uint32(product >> _S32)
-                for j in range(filled):
-                    if out[i, draw, j] == pick:
-                        pick = np.uint32(top)
-                        break
-                out[i, draw, filled] = pick
+                is_taken = False
+                for j in range(filled):  # without a branch, which could not be predicted
+                    is_taken |= out[i, draw, j] == pick
+                out[i, draw, filled] = np.uint32(top) if is_taken else pick
     return out
 
 

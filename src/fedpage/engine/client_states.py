@@ -7,7 +7,6 @@ from typing import Generic
 
 import numpy as np
 
-from fedpage.core.aggregate import put_rows, take_rows
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names
 from fedpage.core.types import ClientStateT, DType, Ints, Vector
@@ -41,14 +40,14 @@ class ClientStates(Generic[ClientStateT]):
         """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
         if self._type is None:
             return None  # type: ignore[return-value]  # ClientStateT is None then
-        states: ClientStateT = self._type(*[take_rows(table, clients) for table in self._tables])
+        states: ClientStateT = self._type(*[table.take(clients, axis=0) for table in self._tables])
         return states
 
     def put(self, clients: Ints, client_states: ClientStateT) -> None:
         """Store the new states of some clients, (n, d) each."""
         if client_states is not None:
             for table, rows in zip(self._tables, client_states, strict=True):
-                put_rows(table, clients, rows)
+                table[clients] = rows
             self._written[clients] = True
 
     def get_all(self) -> ClientStateT:

@@ -155,6 +155,9 @@ class FaultSampler:
         if faults.spread:
             self._speed = faults.spread * _normal(self.seed, _SPEED, clients=everyone)
         self._edges = np.cumsum([faults.nan, faults.infinite, faults.shape, faults.late])
+        self._replies_fail = bool(
+            self._edges[-1] > 0.0 or faults.lost or faults.deadline is not None
+        )
 
     def sample_working(self, clients: Ints, round: int, attempt: int) -> NDArray[np.bool_] | None:
         """Return which of the called clients start working, (n,); None if all of them do."""
@@ -169,6 +172,8 @@ class FaultSampler:
 
     def sample_outcomes(self, clients: Ints, round: int, attempt: int) -> NDArray[np.int8] | None:
         """Return what becomes of each reply, (n,) of FINE, LOST, ...; None if all are fine."""
+        if not self._replies_fail:
+            return None
         faults = self.faults
         outcomes = np.zeros(len(clients), dtype=np.int8)
         if self._edges[-1] > 0.0:

@@ -170,10 +170,10 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
         """Compute what clients that fail send, after the late replies of earlier rounds."""
         now = draws.round
-        arrived = sorted((late for late in self.late if late.round < now), key=lambda a: a.client)
+        arrived = [late for late in self.late if late.round < now] if self.late else []
         if arrived:
             self.late = [late for late in self.late if late.round >= now]
-            yield self._deliver_late(arrived, call)
+            yield self._deliver_late(sorted(arrived, key=lambda late: late.client), call)
         requested = self.split(call.clients)
         working: list[Ints] = []
         for clients in requested:
@@ -192,7 +192,9 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if outcomes is not None:
                 self._keep_late(chunk, outcomes, now)
             deliver = self._validate if self.policy.validate else self._deliver_unchecked
-            yield deliver(chunk._replace(requested=clients), outcomes)
+            if able is not clients:
+                chunk = chunk._replace(requested=clients)
+            yield deliver(chunk, outcomes)
 
     def _keep_late(
         self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8], now: int
