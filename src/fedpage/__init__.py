@@ -177,9 +177,29 @@ def __getattr__(name: str) -> Any:
     elif name in _PACKAGES:
         value = import_module(f"fedpage.{name}")
     else:
-        raise AttributeError(f"module 'fedpage' has no attribute {name!r}")
+        value = _find_method(name)
     globals()[name] = value
     return value
+
+
+def _find_method(name: str) -> Any:
+    """Return the registered method of that class name: one in a file that was added to methods/.
+
+    Raises:
+        AttributeError: There is none; it suggests a name.
+    """
+    if not name.startswith("_"):
+        from fedpage.core.errors import did_you_mean
+        from fedpage.methods import METHODS
+
+        for entry in METHODS.values():
+            if entry.cls.__name__ == name:
+                return entry.cls
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(
+            f"module 'fedpage' has no attribute {name!r}{':' if hint else ''}{hint}"
+        )
+    raise AttributeError(f"module 'fedpage' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -31,8 +31,9 @@ HYPER = {
 
 @pytest.mark.parametrize("method", fp.METHODS)
 def test_history_equals_the_simulator(federate, simulated, method, tmp_path):
-    strategy = federate(method=method, hyper=HYPER[method])
-    history = simulated(method=method, hyper=HYPER[method])
+    hyper = HYPER.get(method, "S=3 K=3")
+    strategy = federate(method=method, hyper=hyper)
+    history = simulated(method=method, hyper=hyper)
     assert strategy.history.same(history)
     assert fp.History.load(tmp_path / "run" / "history.jsonl").same(history)
 

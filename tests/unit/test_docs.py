@@ -70,12 +70,11 @@ def test_the_snippet_of_the_readme(real, tmp_path, monkeypatch):
     assert (tmp_path / "run.csv").exists()
 
 
-def test_the_readme_names_every_method_and_the_two_commands():
+def test_the_readme_is_short_and_the_table_of_methods_is_complete():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     for name, entry in fp.METHODS.items():
         if not entry.preset:
-            assert entry.label in text
             assert f"| [{entry.label}](methods/{name}.md) | {entry.cls.paper} |" in table
     assert len(text.splitlines()) <= 120
     assert "make demo" in text
