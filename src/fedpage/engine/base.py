@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Generic
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 
@@ -123,6 +123,10 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.state = state
         vars(self.costs).update(costs)
         self.round.health.misses = misses
+
+
+AnyEngine: TypeAlias = Engine[Any, Any, Any, Any]
+"""An engine whose method's types the caller does not look into."""
 
 
 def check_is_method(method: object) -> None:

@@ -6,15 +6,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo, Stopped, check_callbacks
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import StopReason, Vector
+from fedpage.core.types import StopReason
 from fedpage.core.validate import check_whole
-from fedpage.engine.round import Costs, RoundInfo
+from fedpage.engine.base import AnyEngine
 from fedpage.engine.stopping import Stop, Watch
 from fedpage.engine.transport import Event, RoundFailed
 from fedpage.runs.checkpoint import Snapshot, make_read_only
@@ -25,50 +25,6 @@ StopRule: TypeAlias = Stop | Callable[[Mapping[str, float]], str | None] | None
 
 _EVENTS_KEPT = 1000
 _FREQUENT_EVENTS = ("rejected", "measured")
-
-
-class Engine(Protocol):
-    """What the loop needs of an engine."""
-
-    @property
-    def costs(self) -> Costs:
-        """The costs so far, with the number of rounds."""
-        ...
-
-    @property
-    def x(self) -> Vector:
-        """(d,) the current model."""
-        ...
-
-    @property
-    def effective_step(self) -> float:
-        """The method's effective step."""
-        ...
-
-    @property
-    def code(self) -> Mapping[str, type]:
-        """The classes that compute the rounds, by name."""
-        ...
-
-    def step(self) -> RoundInfo:
-        """Run one round; a RoundFailed if too few clients answer."""
-        ...
-
-    def pop_events(self) -> Sequence[Event]:
-        """Return the events outside a round, such as those of `evaluate`, once."""
-        ...
-
-    def evaluate(self) -> Mapping[str, float]:
-        """Return at least "loss" and "grad_norm" of x."""
-        ...
-
-    def snapshot(self) -> Snapshot:
-        """Return everything that the coming rounds depend on."""
-        ...
-
-    def restore(self, tree: Snapshot, source: str) -> None:
-        """Return to a snapshot; an InputError if it does not fit."""
-        ...
 
 
 class Interrupted(Exception):
@@ -91,7 +47,7 @@ class Run:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         history: History,
         *,
         rounds: int,
