@@ -139,7 +139,7 @@ for (const page of PAGES) {
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves the site, and the probe beside it."""
+    """Serve the site, and the probe beside it, without logging."""
 
     probe = ""
 

@@ -37,7 +37,7 @@ larger ones work.""",
     fp.FedPAGE(S=10, K=5, eta_g=0.3),
     fp.SCAFFOLD(S=20, K=5, eta_l=0.06, b=4),
     fp.FedAvg(S=20, K=5, eta_l=0.06, b=4),
-]  # about 20 clients a round, one effective step: 0.3
+]  # about 20 clients per round; the effective step is 0.3
 histories = fp.sweep(problem, methods, rounds=300, seeds=3, record_every=10)""",
     """for history in histories[::3]:
     megabytes = history.cost_to("grad_norm", 0.02, cost="bytes") / 1e6
@@ -51,7 +51,9 @@ for axis, cost in zip(axes, ("round", "bytes"), strict=True):
     plots.curves(histories, x=cost, ax=axis)""",
     """The curves are medians over three seeds with the middle half. FedPAGE's first round calls all
 clients, which the right panel shows as a late start. After that its gradient norm keeps falling,
-while the other methods stop at a floor because their clients have one label each. Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a
+while the other methods stop at a floor.
+
+Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a
 [neural network](../docs/torch.md).""",
 ]
 """The cells of the notebook."""
