@@ -305,6 +305,16 @@ class HasStart(Protocol):
         ...
 
 
+@runtime_checkable
+class HasConvexity(Protocol):
+    """A problem that knows whether it is convex."""
+
+    @property
+    def convex(self) -> bool:
+        """Whether f is convex."""
+        ...
+
+
 def dtype_of(problem: object) -> DType:
     """Return the type of a problem's numbers: its `dtype`, or float64."""
     return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)
