@@ -49,7 +49,7 @@ AnyArray: TypeAlias = NDArray[Any]
 
 Fields: TypeAlias = tuple[Vector, ...]
 """A NamedTuple of vectors: a message, a reply, or what a client keeps."""
-MessageTypes: TypeAlias = Mapping[type, type]
+MessageTypes: TypeAlias = dict[type, type]
 """Each message type of a method, with the type of the reply to it."""
 HyperParameter: TypeAlias = Any
 """A number, word or None; the method's `__post_init__` checks it."""
@@ -244,7 +244,7 @@ class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
     """Authors and year."""
 
     @property  # read only, so that ClassVar[None] and ClassVar[type[ClientState]] both conform
-    def messages(self) -> MessageTypes:
+    def messages(self) -> Mapping[type, type]:
         """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
         ...
 
@@ -302,6 +302,16 @@ class HasStart(Protocol):
     @property
     def x0(self) -> Vector | None:
         """The start, (d,)."""
+        ...
+
+
+@runtime_checkable
+class HasConvexity(Protocol):
+    """A problem that knows whether it is convex."""
+
+    @property
+    def convex(self) -> bool:
+        """Whether f is convex."""
         ...
 
 

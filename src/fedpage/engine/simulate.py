@@ -10,7 +10,7 @@ from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import AnyMethod, Problem, Vector
+from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.loop import Run, StopRule
 from fedpage.engine.policy import Policy
@@ -189,7 +189,8 @@ def describe_simulation(
     ending: Mapping[str, object] | str = {} if stop is None else "a function"
     if isinstance(stop, Stop):
         ending = stop.describe()
-    has_start = options.x0 is not None or getattr(problem, "x0", None) is not None
+    own = problem.x0 if isinstance(problem, HasStart) else None
+    has_start = options.x0 is not None or own is not None
     meta = describe_run(
         method,
         problem.describe(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple
+from typing import Generic, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -236,7 +236,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         seed: int,
         policy: Policy | None = None,
         wait: Wait | None = None,
-        weights: str = "uniform",
+        weights: Literal["uniform", "size"] = "uniform",
         x0: Vector | None = None,
         metrics: Sequence[str] = (),
         held_out: Callable[[Vector], Mapping[str, float]] | None = None,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import Batch, Ints, Problem, Rows, Smoothness, Vector
+from fedpage.core.types import Batch, HasConvexity, Ints, Problem, Rows, Smoothness, Vector
 
 
 class Constants(NamedTuple):
@@ -228,5 +228,5 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
         B=B,
         D0=max(problem.loss(start) - best.loss, 0.0),
         R2=float(((start - best.x) ** 2).sum()),
-        convex=bool(getattr(problem, "convex", False)),
+        convex=isinstance(problem, HasConvexity) and bool(problem.convex),
     )

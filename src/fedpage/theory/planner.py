@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from fedpage.core.errors import InputError
 from fedpage.methods import fedavg, fedpage, scaffold, slocalsvrg, vrlsgd
 from fedpage.theory.steps import convex_fedpage, convex_page, nonconvex_fedpage, nonconvex_page
 from fedpage.theory.tables import TABLE, Entry, Setting
 
-BOUND, ORDER, NONE = "bound", "order", "no result"
+Kind: TypeAlias = Literal["bound", "order", "no result"]
 """Kinds of rows: explicit constants, a complexity up to constants, a dash in the paper."""
+BOUND: Kind = "bound"
+ORDER: Kind = "order"
+NONE: Kind = "no result"
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Row:
     method: str
     source: str
     assumption: str
-    kind: str
+    kind: Kind
     rounds: float | None = None
     clients: float | None = None
     bytes_up: float | None = None
@@ -247,7 +250,7 @@ def _bound(s: Setting, d: int, convex: bool, costs: Costs, K: int, average_L: fl
 
 
 def _row(
-    label: tuple[str, str, str, str],
+    label: tuple[str, str, str, Kind],
     rounds: float,
     each: Round,
     d: int,

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib.resources import files
 from typing import Literal
 
@@ -25,12 +26,19 @@ from fedpage.runs.history import History
 from fedpage.studies.paper.figures import Figure, Panel
 from fedpage.studies.paper.tuning import TunedCurve
 
-HOLDS = "holds"
-WITHIN = "holds within tolerance"
-"""The measured number contradicts the claim by less than the tolerance that the row shows."""
-CHOICES = "holds under stated choices"
-FAILS = "does not hold"
-UNDECIDED = "undecided"
+
+class Judgement(StrEnum):
+    """Whether measurements support a claim."""
+
+    HOLDS = "holds"
+    WITHIN = "holds within tolerance"
+    """The measured number contradicts the claim by less than the tolerance that the row shows."""
+    CHOICES = "holds under stated choices"
+    FAILS = "does not hold"
+    UNDECIDED = "undecided"
+
+
+HOLDS, WITHIN, CHOICES, FAILS, UNDECIDED = Judgement
 
 TOLERANCE = 1.5
 """Ends of runs that differ by less than this factor count as equal."""
@@ -99,7 +107,7 @@ class Finding:
 
     panel: str
     comparison: str
-    verdict: str
+    verdict: Judgement
     measured: str
     needed: str = ""
 
@@ -109,7 +117,7 @@ class Verdict:
     """A claim with its verdict, its comparisons and a note."""
 
     claim: Claim
-    verdict: str
+    verdict: Judgement
     findings: tuple[Finding, ...]
     note: str = ""
 
@@ -279,7 +287,7 @@ def judge(
     return Verdict(claim, verdict, tuple(findings), note)
 
 
-def combine(findings: Sequence[Finding]) -> str:
+def combine(findings: Sequence[Finding]) -> Judgement:
     """Combine verdicts: one failure decides, then one open comparison, then one tolerance.
 
     Args:
