@@ -180,7 +180,7 @@ SLOCALSVRG = [
 
 CLIENT_STATES = [
     Edit("engine: client states are read, never stored", "ClientStates.put",
-         "put_rows(table, clients, rows)", "put_rows(table, clients, 0.0 * rows + table[clients])"),
+         "table[clients] = rows", "table[clients] = 0.0 * rows + table[clients]"),
 ]  # fmt: skip
 
 ROUND = [
