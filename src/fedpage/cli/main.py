@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, Protocol, runtime_checkable
 
-import click
 import typer
 
 from fedpage._version import __version__
@@ -45,6 +44,15 @@ app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 
 
+@runtime_checkable
+class _UsageError(Protocol):
+    """A ClickException. typer has its own copy of click since 0.26, so there is no one class."""
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
+
+
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on stderr and exit code 2."""
     if sys.stderr is None:
@@ -53,19 +61,19 @@ def main() -> None:
         _fail("standard output is closed: results cannot be printed", 1)
     try:
         code = app(standalone_mode=False, prog_name="fedpage")
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; unfinished work is not saved", 130)
     except BrokenPipeError:  # the reader of a pipe has gone, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except click.ClickException as error:
-        _fail_usage(error)
     except InputError as error:
         _fail(str(error), 2)
     except OSError as error:
         path = f"{error.filename}: " if error.filename else ""
         _fail(f"{path}{error.strerror or error}", 1)
     except Exception as error:
+        if isinstance(error, _UsageError):
+            _fail_usage(error)
         if type(error).__name__ == "Interrupted":  # of the engine, whose import takes a second
             _fail(str(error), 130)
         if isinstance(error, ValueError) and "null byte" in str(error):  # from click's paths
@@ -82,16 +90,17 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail_usage(error: click.ClickException) -> NoReturn:
+def _fail_usage(error: _UsageError) -> NoReturn:
     """Report a usage error that click has found: an unknown option, command or value."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
         sys.exit(2)
     text = error.format_message().replace("\n", " ").rstrip(".")
-    if isinstance(error, click.NoSuchOption):
-        text = f"No such option: {error.option_name};"
-        text += did_you_mean(error.option_name, error.possibilities or [])
+    if type(error).__name__ == "NoSuchOption":
+        option = getattr(error, "option_name", "")
+        text = f"No such option: {option};"
+        text += did_you_mean(option, getattr(error, "possibilities", None) or [])
     unknown = re.match(r"No such command '(.*?)'", text)
     if unknown and context is not None:  # click and typer each add suggestions of their own
         text = f"{unknown[0]};{did_you_mean(unknown[1], getattr(context.command, 'commands', ()))}"

@@ -9,9 +9,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import click
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
 
@@ -54,12 +53,12 @@ class Command(TyperCommand):
     The registries are imported when the help is printed, because importing them takes a second.
     """
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # of click or of typer's copy of it
         """Fill in the names and print the help."""
         for option in self.params:
             for name, names in _NAMES.items():
                 placeholder = f"{{{name}s}}"
-                if isinstance(option, click.Option) and placeholder in (option.help or ""):
+                if isinstance(option, TyperOption) and placeholder in (option.help or ""):
                     option.help = str(option.help).replace(placeholder, ", ".join(names()))
         super().format_help(ctx, formatter)
         # typer escapes brackets for rich, which does not print this help
