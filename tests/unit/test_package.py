@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -129,6 +130,27 @@ def test_the_locked_versions_are_allowed():
         version = locked[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), requirement
     assert not [line for line in lines[1:] if re.search(r"[/@ ]", line)]
+
+
+def test_every_imported_package_is_declared():
+    """A package that only comes with a dependency is missing when that dependency changes."""
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {Requirement(line).name.lower() for group in groups for line in group}
+    declared = {{"scikit-learn": "sklearn"}.get(name, name) for name in names}
+    declared |= {"fedpage", "mlflow", "_typeshed"}  # of mlflow-skinny and of mypy
+    declared |= {"markupsafe", "cryptography"}  # in the interfaces of jinja2 and flwr
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules = [node.module]
+            top = {module.split(".")[0] for module in modules} - sys.stdlib_module_names
+            assert top <= declared, path
 
 
 def test_every_make_target_that_is_documented_exists():

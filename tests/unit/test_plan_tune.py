@@ -153,7 +153,7 @@ def test_plan_on_the_command_line(run):
         (("tune", "fedpage", "--search", "eta_g=-1"), "eta_g must be"),
         (("tune", "fedavg", "--search", "rho=1"), "rho is FedPAGE's"),
         (("tune", "fedpage", "--S", "5000"), "cannot sample"),
-        (("tune", "fedpage", "--jobs", "0"), "'--jobs': 0"),
+        (("tune", "fedpage", "--jobs", "0"), "Invalid value for '--jobs'"),
         (("tune", "fedpage", "--seeds", "0"), "seeds must be"),
         (("run", "fedpage", "--steps", "magic"), "--steps must be"),
         (("run", "fedpage", "--steps", "theory", "--eta-g", "0.1"), "chooses eta_g; leave it out"),
