@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import fedpage as fp
 from fedpage.runs import build
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40")
 
 
@@ -88,6 +90,14 @@ def test_methods_lists_papers_and_client_states(run):
     assert "Karimireddy" in out
     _, out, _ = run("methods", "fedpage")
     assert "eta_g/(100 K)" in out
+    _, out, _ = run("methods", f"{EXAMPLES / 'own_method.py'}@MomentumSGD")
+    assert "@MomentumSGD" in out.replace("\n", "").replace(" ", "").replace("│", "")
+
+
+def test_help_cuts_no_sentence_off(run):
+    for words in ((), ("data",), ("deploy",)):
+        _, out, _ = run(*words, "--help")
+        assert "..." not in out.replace("[ARGS]...", "")
 
 
 def test_data_commands(run, tmp_path, monkeypatch):

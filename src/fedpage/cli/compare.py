@@ -51,7 +51,10 @@ def compare(
     report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Compare methods on equal terms: the same effective step, clients, local work and seeds."""
+    """Compare methods on equal terms.
+
+    They have the same effective step, number of clients, local work and seeds.
+    """
     from dataclasses import replace
 
     from fedpage.runs import toml

@@ -48,7 +48,10 @@ def fetch(
         str | None, typer.Option("--mirror", help="Address of another server that has the files.")
     ] = None,
 ) -> None:
-    """Download a data set into the cache, or continue a download that was interrupted."""
+    """Download a data set into the cache.
+
+    A download that was interrupted is continued.
+    """
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -84,7 +87,10 @@ def fetch(
 def verify(
     name: Annotated[str, typer.Argument(help="Name of a data set (see `fedpage data list`).")],
 ) -> None:
-    """Check the file of a data set against its known shape, labels and digest."""
+    """Check the file of a data set.
+
+    Its shape, labels and digest are compared with the known ones.
+    """
     from fedpage.data import registry
 
     item = registry.libsvm_file(name)

@@ -55,7 +55,10 @@ def keys(
         int, typer.Option("--days", help="Days for which certificates are valid.")
     ] = 365,
 ) -> None:
-    """Create a certificate authority, the server's certificate and a key pair for each node."""
+    """Create certificates and keys.
+
+    They are a certificate authority, the server's certificate and a key pair for each node.
+    """
     _needs_flower()
     from fedpage.flower.deploy.keys import create_keys
 
@@ -83,7 +86,10 @@ def check(
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Data file of a node.")] = None,
 ) -> None:
-    """Check versions, certificates, keys, an address and data before a run."""
+    """Check a deployment before a run.
+
+    Versions, certificates, keys, an address and data are checked, as far as they are given.
+    """
     _needs_flower()
     from fedpage.flower.deploy.preflight import run_checks
 
@@ -118,7 +124,10 @@ def demo(
         Path, typer.Option("--out", help="New directory for keys, logs and the run.")
     ] = Path("flower-demo"),
 ) -> None:
-    """Start a SuperLink and SuperNodes with TLS on this machine, run a method, and stop them."""
+    """Run a method on a small federation on this machine.
+
+    A SuperLink and SuperNodes with TLS are started, and stopped after the run.
+    """
     _needs_flower()
     import shutil
     import signal

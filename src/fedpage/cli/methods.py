@@ -12,13 +12,16 @@ from fedpage.cli.output import console
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show only this method.")] = None,
 ) -> None:
-    """List the methods with their hyper-parameters, papers and what their clients store."""
+    """List the methods, or explain one.
+
+    The list has their hyper-parameters, papers and what their clients store.
+    """
     from rich.table import Table
 
     from fedpage.methods import METHODS
     from fedpage.runs.build import find_method
 
-    chosen = dict(METHODS) if name is None else {name.lower(): find_method(name)}
+    chosen = dict(METHODS) if name is None else {_spell(name): find_method(name)}
     table = Table(show_lines=True)
     for heading in ("name", "hyper-parameters (defaults)", "paper", "clients store"):
         table.add_column(heading, overflow="fold")
@@ -30,12 +33,17 @@ def methods(
         table.add_row(key, defaults, entry.cls.paper, stored)
     console().print(table)
     if name is not None:
-        print((chosen[name.lower()].cls.__doc__ or "").strip())
+        print((chosen[_spell(name)].cls.__doc__ or "").strip())
     else:
         print(
             "None stands for a default that depends on other values, or for a minibatch of all "
             "rows.\n`fedpage methods NAME` explains a method."
         )
+
+
+def _spell(name: str) -> str:
+    """Spell a method as `--methods` lists it; file.py@Class stays as it is."""
+    return name if "@" in name else name.lower()
 
 
 def _format(default: object) -> str:

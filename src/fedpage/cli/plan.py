@@ -90,7 +90,7 @@ def plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Estimate by theory how many rounds and bytes each method needs to reach epsilon."""
+    """Estimate rounds and bytes of each method by theory."""
     from fedpage.theory import Setting
     from fedpage.theory import planner as planning
 
