@@ -20,7 +20,6 @@ help: ## list the targets
 
 demo: $(VENV)/.core ## install fedpage in .venv and compare methods in a minute
 	$(BIN)/fedpage demo
-	@echo "To type fedpage yourself: . $(BIN)/activate"
 
 test: lint types imports tests ## style, types, imports and tests; SLOW=1 for all tests
 

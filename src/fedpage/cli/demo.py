@@ -25,7 +25,10 @@ def demo(
     seeds: Annotated[int, typer.Option("--seeds", help="Runs of each method.")] = 3,
     force: ForceOption = False,
 ) -> None:
-    """Compare FedPAGE, SCAFFOLD and FedAvg on the embedded census data, in a table and a report."""
+    """Compare three methods on the embedded census data.
+
+    FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
+    """
     from fedpage.runs import build
 
     check_count("--seeds", seeds)
@@ -56,7 +59,7 @@ def _next_steps() -> str:
             activate = activate.relative_to(Path.cwd())
         lines.append(f"  . {activate}  # puts `fedpage` on the PATH")
     lines += [
-        "  fedpage run fedpage --rounds 500 --eta-g 0.3 --out my-run",
+        "  fedpage run fedpage --clients 325 --rounds 500 --eta-g 0.3 --out my-run",
         "  fedpage compare --methods fedpage,scaffold --clients 325",
         "  fedpage --help",
     ]
