@@ -188,10 +188,10 @@ def _print_result(tuned: Tuning, out: Path) -> None:
         table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
     console().print(table)
     low, middle, high = (f"{v:,.5g}" if math.isfinite(v) else "not reached" for v in tuned.judged)
-    print(
-        f"On {tuned.fresh} fresh seeds: {middle} {tuned.cost} (quartiles {low} to {high}). "
-        f"{tuned.advice}"
-    )
+    judged = f"{middle} {tuned.cost} (quartiles {low} to {high})"
+    if not math.isfinite(tuned.judged[1]):
+        judged = "not reached in the median"
+    print(f"On {tuned.fresh} fresh seeds: {judged}. {tuned.advice}")
     print(
         f"{tuned.runs} runs, and {tuned.reused} from an earlier search, in {out / 'trials.jsonl'}"
     )

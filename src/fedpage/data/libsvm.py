@@ -262,7 +262,8 @@ def _quote(token: bytes) -> str:
 def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | None:
     """Describe the error in the tokens of a line, or return None."""
     if not _NUMBER.match(tokens[0]) or not math.isfinite(float(tokens[0])):
-        return f"the label {_quote(tokens[0])} is not a number"
+        hint = "; a LIBSVM line is such as `1 3:0.5 7:1`" if b"," in tokens[0] else ""
+        return f"the label {_quote(tokens[0])} is not a number{hint}"
     lowest = 1 if one_based else 0
     before = lowest - 1
     for token in tokens[1:]:

@@ -98,7 +98,8 @@ def _check_counts(name: str, n: int, clients: int) -> int:
             )
     if clients > n:
         raise InputError(
-            f"{name}: {clients} clients need at least {clients} rows, and there are {n}"
+            f"{name}: {clients} clients need at least {clients} rows, and there are {n}; "
+            "use fewer clients"
         )
     return int(clients)
 

@@ -62,7 +62,7 @@ def check_method(method: AnyMethod, *, raise_on_fault: bool = True) -> CheckRepo
     The method runs a few rounds on small quadratics. The laws ask that it declares what it sends,
     keeps nothing outside its state, changes none of its inputs, gives the same bits for any chunks,
     threads and after a resume, computes each client by itself, stays where all gradients vanish,
-    makes progress, and stands clients that fail.
+    makes progress, and copes with clients that fail.
 
     Args:
         method: The method, with the hyper-parameters to check it at.
@@ -312,5 +312,5 @@ _LAWS: dict[str, Callable[[AnyMethod], str]] = {
     "it stays where all gradients vanish": _check_rests,
     "the loss falls at a small step": _check_descends,
     "the first move is downhill": _check_direction,
-    "it stands clients that fail": _check_failures,
+    "it copes with clients that fail": _check_failures,
 }
