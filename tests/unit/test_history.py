@@ -34,6 +34,8 @@ def test_json_lines_keep_everything(runs, tmp_path):
     assert again.x.tobytes() == runs[0].x.tobytes()
     assert again["seconds"].tolist() == runs[0]["seconds"].tolist()
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.jsonl", "run.model.npz"]
+    runs[0].to_jsonl(tmp_path / "run" / "history.jsonl")
+    assert fp.History.load(tmp_path / "run").same(runs[0])
 
 
 def test_csv_has_plain_columns(runs, tmp_path):

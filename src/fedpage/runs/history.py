@@ -115,9 +115,9 @@ class History:
         if column == "bytes":
             return self["bytes_up"] + self["bytes_down"]
         if self.rows and not any(column in row for row in self.rows):
-            hint = did_you_mean(column, self.columns)
-            known = ", ".join(self.columns)
-            raise InputError(f"no column {short_repr(column)};{hint} there are {known}")
+            known = [*self.columns, *(["bytes"] if "bytes_up" in self.columns else [])]
+            hint = did_you_mean(column, known)
+            raise InputError(f"no column {short_repr(column)};{hint} there are {', '.join(known)}")
         return np.array([row.get(column, math.nan) for row in self.rows], dtype=np.float64)
 
     def last(self, column: str) -> float:
@@ -151,8 +151,8 @@ class History:
         Raises:
             InputError: there is no such column, or its direction is not known.
         """
-        higher = self.higher_is_better(column)
         values = self[column][self.progress()]
+        higher = self.higher_is_better(column)
         values = values[~np.isnan(values)]
         if not len(values):
             return -math.inf if higher else math.inf
@@ -273,10 +273,14 @@ class History:
     def load(cls, path: str | os.PathLike[str]) -> History:
         """Read what `to_jsonl` (all of it) or `to_csv` (the columns) wrote.
 
+        Args:
+            path: The file, or the directory of a run.
+
         Raises:
             InputError: the file is no history, or its model is missing or damaged.
         """
         path = Path(path)
+        path = path / "history.jsonl" if path.is_dir() else path
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
