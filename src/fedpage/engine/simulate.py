@@ -76,6 +76,7 @@ def simulate(
         progress: Whether to show a progress bar.
         out: A directory to write the run to while it goes on. If the process dies,
             `RunOptions(resume=True)` continues from the newest checkpoint, with the same bits.
+            Without it, a run that is already in the directory is deleted.
         options: Rarely used options: first model, threads, faults, resuming.
 
     Returns:
