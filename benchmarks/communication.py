@@ -1,9 +1,10 @@
-"""What every method of the library pays to reach a gradient norm of 1e-2, 1e-3 and 1e-4: `make communication`.
+"""Compare what methods send to reach a gradient norm of 1e-2, 1e-3, 1e-4: `make communication`.
 
-a9a and w8a, the paper's two objectives, its clients and minibatches. Every method's steps are searched by
-`fedpage.studies.tune`, within the same budget of communication; the winners then run on fresh seeds. Trials and
-runs are files below --out: finished ones are never run twice, so a benchmark that was killed goes on. Tables and the
-plot are made from those files by communication_report.py, and are part of docs/benchmarks.md.
+The problems are the paper's two objectives on a9a and w8a, with its clients and minibatches. The
+step sizes of each method are searched by `fedpage.studies.tune` with the same budget of
+communication. The winners then run on fresh seeds. Trials and runs are files below --out. Finished
+runs are not repeated, so a benchmark that was killed resumes. communication_report.py makes the
+tables and the plot of docs/benchmarks.md from those files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FRESH = 20_000
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, in the command line's words."""
+    """A problem, as options of the command line."""
 
     data: str
     clients: int
@@ -58,41 +59,41 @@ CASES = tuple(
 
 @dataclass(frozen=True)
 class Terms:
-    """The same for every method. Budgets are in vectors of d numbers, up and down together, as the library sends."""
+    """Terms that are equal for all methods; budgets count vectors of d numbers, up and down."""
 
     multiples: tuple[float, ...] = (1 / 256, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
-    """Effective steps to search, in units of 1/L, L that of f."""
+    """Effective steps to search, in units of 1/L, where L is the smoothness of f."""
     rho: tuple[float, ...] = (0.01, 1.0)
     """K eta_l/eta_g, for FedPAGE with local steps."""
     eta_g: tuple[float, ...] = (1.0, 4.0)
-    """For FedAvg, FedProx and SCAFFOLD, at the same effective step."""
+    """Global steps of FedAvg, FedProx and SCAFFOLD, at the same effective step."""
     search: int = 240_000
-    """What a run of the search may send."""
+    """Vectors that a run of the search may send."""
     search_seeds: int = 3
     run: int = 1_200_000
-    """What a final run may send."""
+    """Vectors that a final run may send."""
     seeds: int = 5
     tuned_for: tuple[tuple[float, tuple[float, ...]], ...] = ((1e-2, (1e-2,)), (1e-3, (1e-3, 1e-4)))
-    """Which target a search aims at, and which targets its winner is then judged by."""
+    """Pairs: the target of a search, and the targets on which its winner is compared."""
     between: int = 1_000
-    """What is sent between two records of a final run, as far as whole rounds allow; in a search 2.5 times that."""
+    """Vectors between two records of a final run; 2.5 times as many in a search."""
 
 
-def vectors_a_round(method: Any, N: int, M: int) -> float:
-    """Vectors sent in an average round, up and down: how a budget becomes a number of rounds."""
+def vectors_per_round(method: Any, N: int, M: int) -> float:
+    """Return the vectors sent in an average round, up and down."""
     if isinstance(method, fp.FedPAGE):
         p = method.S / N
         return p * N * 2 + (1 - p) * method.S * 3
-    if isinstance(method, fp.SLocalSVRG):  # a refresh, a walk with h, then walks without
-        walks = 1 / min(1.0, method.K / M)
-        return N * (2 + 3 + (walks - 1) * 2) / (1 + walks)
+    if isinstance(method, fp.SLocalSVRG):  # a refresh, local steps with h, then without h
+        sampled = 1 / min(1.0, method.K / M)
+        return N * (2 + 3 + (sampled - 1) * 2) / (1 + sampled)
     if isinstance(method, fp.VRLSGD):
         return 2 * N
     return method.S * (4 if isinstance(method, fp.SCAFFOLD) else 2)
 
 
 def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
-    """The values to search: the same steps for every method, and two of a second parameter where there is one."""
+    """Return the values to search: equal steps for all methods, and two of rho or eta_g."""
     L = problem.smoothness().whole
     values = {"step": [float(f"{multiple / L:.3g}") for multiple in terms.multiples]}
     if isinstance(method, fp.FedPAGE):
@@ -107,40 +108,23 @@ def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
 def search(
     case: Case, problem: Any, name: str, target: float, terms: Terms, out: Path
 ) -> dict[str, Any]:
-    """The method's best steps for a target, and the command line that finds the same in the same file."""
+    """Search the best steps for a target; return them with the command line of the same search."""
     base = build.build_default_method(build.find_method(name), {}, problem)
-    values, each = (
-        grid(base, problem, terms),
-        vectors_a_round(base, problem.N, build.median_rows(problem)),
-    )
+    values = grid(base, problem, terms)
+    each = vectors_per_round(base, problem.N, build.median_rows(problem))
     rounds, record_every = math.ceil(terms.search / each), max(1, round(2.5 * terms.between / each))
     folder = out / "tuning" / case.name / name
     found = tune(
-        problem, base, target=target, cost="bytes", grid=values, rounds=rounds, record_every=record_every,
-        seeds=terms.search_seeds, fresh=1, store=folder / "trials.jsonl",
+        problem, base, target=target, cost="bytes", grid=values, rounds=rounds,
+        record_every=record_every, seeds=terms.search_seeds, fresh=1,
+        store=folder / "trials.jsonl",
     )  # fmt: skip
     words = [
-        "fedpage",
-        "tune",
-        name,
-        "--data",
-        case.data,
-        "--clients",
-        case.clients,
-        "--objective",
-        case.objective,
-    ]
-    words += [
-        "--target",
-        f"{target:g}",
-        "--cost",
-        "bytes",
-        "--rounds",
-        rounds,
-        "--record-every",
-        record_every,
-    ]
-    words += ["--seeds", terms.search_seeds, "--fresh", 1, "--out", folder]
+        "fedpage", "tune", name, "--data", case.data, "--clients", case.clients,
+        "--objective", case.objective, "--target", f"{target:g}", "--cost", "bytes",
+        "--rounds", rounds, "--record-every", record_every, "--seeds", terms.search_seeds,
+        "--fresh", 1, "--out", folder,
+    ]  # fmt: skip
     for key, numbers in values.items():
         words += ["--search", f"{key}={','.join(f'{number:g}' for number in numbers)}"]
     return {
@@ -155,10 +139,10 @@ def search(
 def final(
     problem: Any, method: Any, seed: int, least: float, terms: Terms, path: Path
 ) -> tuple[fp.History, bool]:
-    """A run until the least target or the end of the budget, and whether it was done now and not before."""
+    """Load or run a final run; return it, and whether it is new."""
     stop = fp.Stop(grad_norm=least, bytes=8 * problem.d * terms.run)
     record_every = max(
-        1, round(terms.between / vectors_a_round(method, problem.N, build.median_rows(problem)))
+        1, round(terms.between / vectors_per_round(method, problem.N, build.median_rows(problem)))
     )
     options: dict[str, Any] = {
         "rounds": terms.run,
@@ -168,12 +152,12 @@ def final(
     }
     if path.is_file():
         try:
-            kept = fp.History.load(path)
+            stored = fp.History.load(path)
         except fp.InputError:
-            kept = fp.History()
+            stored = fp.History()
         same = json.loads(json.dumps(describe_simulation(problem, method, **options)))
-        if kept.meta == same and kept.ended:
-            return kept, False
+        if stored.meta == same and stored.ended:
+            return stored, False
     history = fp.simulate(problem, method, **options)
     history.to_jsonl(path)
     return history, True
@@ -182,7 +166,7 @@ def final(
 def evaluate(
     case: Case, names: Sequence[str], terms: Terms, out: Path
 ) -> tuple[list[report.Line], int]:
-    """Every method's line of the case's table, and how many runs were done for it now."""
+    """Return the lines of the case's table, and the number of new runs."""
     problem, lines, done = case.problem(), [], 0
     for name in names:
         costs: dict[float, report.Cost] = {}
@@ -200,7 +184,8 @@ def evaluate(
             done += new
             spent = time.perf_counter() - began
             print(
-                f"{case.name} {name} for {aim:g}: step {found['method'].effective_step:g}, {new} runs, {spent:.0f} s",
+                f"{case.name} {name} for {aim:g}: step {found['method'].effective_step:g}, "
+                f"{new} runs, {spent:.0f} s",
                 flush=True,
             )
         lines.append(report.Line(name, chosen[aim]["method"].name, costs, chosen))
@@ -213,7 +198,7 @@ def main() -> None:
         "--out",
         type=Path,
         default=Path("communication-runs"),
-        help="trials and runs; goes on there",
+        help="the directory of trials and runs; an earlier benchmark there resumes",
     )
     out = parser.parse_args().out
     missing = {
@@ -223,7 +208,7 @@ def main() -> None:
     }
     if missing:
         raise SystemExit(
-            f"not here: {', '.join(missing)}; `fedpage data fetch {' '.join(missing)}`"
+            f"missing data: {', '.join(missing)}; `fedpage data fetch {' '.join(missing)}`"
         )
     began, terms, tables = time.perf_counter(), Terms(), {}
     for case in CASES:
@@ -237,9 +222,8 @@ def main() -> None:
         json.dumps(report.tuned(tables), indent=1) + "\n", encoding="utf-8"
     )
     report.draw(tables, terms, report.IMAGE)
-    print(
-        f"\n{text}\n\n{report.versions()}; {time.perf_counter() - began:.0f} seconds\n{report.IMAGE}"
-    )
+    seconds = time.perf_counter() - began
+    print(f"\n{text}\n\n{report.versions()}; {seconds:.0f} seconds\n{report.IMAGE}")
 
 
 if __name__ == "__main__":

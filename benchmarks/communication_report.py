@@ -1,4 +1,4 @@
-"""Counts, tables and the plot of communication.py, from histories alone."""
+"""Compute the counts, tables and plot of communication.py from histories."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ TITLES = {"robust": "robust regression", "logistic-nonconvex": "logistic, noncon
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over seeds at the first record at or below a target; inf where fewer than half of the seeds got there."""
+    """Median costs of a target over seeds; inf where fewer than half of the seeds reached it."""
 
     rounds: float
     clients: float
     up: float
     down: float
-    """Bytes down as the library sends them: FedPAGE's walks get two vectors."""
+    """Bytes down as the library sends them: FedPAGE's local steps need two vectors."""
     down_paper: float
-    """Bytes down as the paper sends them: FedPAGE's walks get three. The same for every other method."""
+    """Bytes down as the paper sends them: FedPAGE's local steps need three vectors."""
     gradients: float
-    """Gradients of single rows that a called client computes, added up over rounds."""
+    """Gradients of single rows per called client, summed over rounds."""
     reached: int
     seeds: int
     best: float
-    """The median over seeds of the least gradient norm on the way; a run ends at its last target."""
+    """The median over seeds of the smallest gradient norm; a run ends at its last target."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method in a table."""
+    """A method's line in a table."""
 
     name: str
     title: str
     costs: Mapping[float, Cost]
     chosen: Mapping[float, Mapping[str, Any]]
-    """By the target of the search: the winner ("method"), "command", whether it "reached" the target, "edge"."""
+    """For each search's target: the keys "method" (the winner), "command", "reached", "edge"."""
 
 
-def three_vectors(history: fp.History) -> np.ndarray:
-    """(records,) bytes down if FedPAGE's walks were sent x, x_prev and g, as in the paper.
+def bytes_down_in_paper(history: fp.History) -> np.ndarray:
+    """Return the (records,) bytes down if FedPAGE sent x, x_prev and g, as in the paper.
 
-    The library sends x_prev and g, which give x = x_prev - eta_g g. A client of a full round gets one vector either
-    way, one that walks two, so what was sent says how often a client walked. Other methods: as they are. The leak-free
-    FedPAGE sends three already.
+    The library sends x_prev and g, which give x = x_prev - eta_g g. A client receives one vector in
+    a full round and two for local steps, so the bytes sent tell how many clients made local steps.
+    Other methods, and the leak-free FedPAGE, send what their papers send.
     """
     down, kind = history["bytes_down"], getattr(fp, history.meta["method"]["class"])
     if not issubclass(kind, fp.FedPAGE) or history.meta["method"]["leak_free"]:
         return down
     vector = 8 * history.meta["problem"]["d"]
-    walked = down / vector - history["clients"]
-    return down + vector * walked
+    clients_with_local_steps = down / vector - history["clients"]
+    return down + vector * clients_with_local_steps
 
 
 def _middle(values: Iterable[float]) -> float:
@@ -73,7 +73,7 @@ def _middle(values: Iterable[float]) -> float:
 
 
 def cost(histories: Sequence[fp.History], target: float) -> Cost:
-    """What the runs paid for a gradient norm of `target`, while f(x) <= f(x0)."""
+    """Return the costs at which runs reached a gradient norm, where f(x) <= f(x0)."""
     paid: dict[str, list[float]] = {
         name: [] for name in ("rounds", "clients", "up", "down", "down_paper", "gradients")
     }
@@ -81,7 +81,7 @@ def cost(histories: Sequence[fp.History], target: float) -> Cost:
         hit = np.flatnonzero((history["grad_norm"] <= target) & history.progress())
         columns = {
             "rounds": history["round"], "clients": history["clients"], "up": history["bytes_up"],
-            "down": history["bytes_down"], "down_paper": three_vectors(history),
+            "down": history["bytes_down"], "down_paper": bytes_down_in_paper(history),
             "gradients": history["gradients_per_client"],
         }  # fmt: skip
         for name, column in columns.items():
@@ -111,13 +111,15 @@ def _norm(value: float) -> str:
 
 
 def table(heading: str, lines: Sequence[Line], terms: Any) -> str:
-    """Markdown: a line a method, a cell's numbers by target."""
+    """Return a Markdown table: one line per method, one number per target in each cell."""
     targets = [target for _, aims in terms.tuned_for for target in aims]
-    shown = " / ".join(_norm(target).replace(".0", "") for target in targets)
-    heads = ["method", "rounds", "clients called", "MB up", "MB down, three vectors", "MB down, two vectors",
-             "gradients per client", f"seeds of {terms.seeds}", "best norm"]  # fmt: skip
+    norms = " / ".join(_norm(target).replace(".0", "") for target in targets)
+    heads = [
+        "method", "rounds", "clients called", "MB up", "MB down, three vectors",
+        "MB down, two vectors", "gradients per client", f"seeds of {terms.seeds}", "best norm",
+    ]  # fmt: skip
     rows = [
-        f"**{heading}**, to {shown}:",
+        f"**{heading}**, to {norms}:",
         "",
         f"| {' | '.join(heads)} |",
         "|---" + "|---:" * (len(heads) - 1) + "|",
@@ -139,17 +141,18 @@ def table(heading: str, lines: Sequence[Line], terms: Any) -> str:
 
 
 def _winner(found: Mapping[str, Any]) -> str:
-    """Effective step and second parameter; * where no candidate reached the target in half of its search's seeds."""
+    """Return the winner's step and second parameter; * means that the target was not reached."""
     method = found["method"]
     if isinstance(method, fp.FedPAGE):
         second = f", rho {method.K * method.local_step / method.eta_g:g}" if method.K > 1 else ""
     else:
         second = f", eta_g {method.eta_g:g}" if hasattr(method, "eta_g") else ""
-    return f"{method.effective_step:g}{second}{'' if found['reached'] else '*'}{' (edge)' if found['edge'] else ''}"
+    marks = ("" if found["reached"] else "*") + (" (edge)" if found["edge"] else "")
+    return f"{method.effective_step:g}{second}{marks}"
 
 
 def steps(tables: Mapping[Any, Sequence[Line]]) -> str:
-    """Markdown: the winners of the searches, a line a method, a cell's entries by the target of the search."""
+    """Return a Markdown table of the searches' winners: one entry per target in each cell."""
     rows = [
         "| method | " + " | ".join(title(case) for case in tables) + " |",
         "|---" + "|---" * len(tables) + "|",
@@ -165,7 +168,7 @@ def title(case: Any) -> str:
 
 
 def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
-    """Every search: its winner, whether the target was reached, and the command line."""
+    """Return every search: its winner, whether the target was reached, and the command line."""
     return [
         {
             "case": case.name,
@@ -180,7 +183,7 @@ def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
 
 
 def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
-    """Bytes up and down to each target, a panel a problem; a short bar is the third vector of the paper's downlink."""
+    """Plot the bytes to each target, a panel per problem; bars are the paper's third vector."""
     targets = [target for _, aims in terms.tuned_for for target in aims]
     figure, axes = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained", squeeze=False)
     for ax, (case, lines) in zip(axes.flat, tables.items(), strict=False):

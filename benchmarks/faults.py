@@ -1,7 +1,8 @@
-"""What clients that fail do to FedPAGE, SCAFFOLD and FedAvg on a9a, with and without the policy: `make faults`.
+"""Compare methods under client faults, with and without the policy: `make faults`.
 
-Prints the tables of docs/faults.md and draws docs/img/faults.png. Robust regression, effective step 0.1, five seeds;
-the number is the median over seeds of the median gradient norm over the last tenth of the records.
+Prints the tables of docs/faults.md and draws docs/img/faults.png. FedPAGE, SCAFFOLD and FedAvg run
+robust regression on a9a with effective step 0.1 and five seeds. Each number is the median over
+seeds of the median gradient norm over the last tenth of the records.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 from joblib import Parallel, delayed
 
 import fedpage as fp
-from fedpage.methods.fair import matched
+from fedpage.methods.fair import match_terms
 
 SEEDS, JOBS = 5, 2
-KINDS = (fp.FedPAGE, fp.SCAFFOLD, fp.FedAvg)
+METHODS = tuple(fp.METHODS[name] for name in ("fedpage", "scaffold", "fedavg"))
 FAULTS = {
     "nothing fails": None,
     "20 % drop out": fp.Faults(dropout=0.2),
@@ -35,12 +36,12 @@ FAULTS = {
 IMAGE = Path(__file__).parents[1] / "docs" / "img" / "faults.png"
 
 
-def few() -> fp.RobustRegression:
+def problem_of_10_clients() -> fp.RobustRegression:
     data = fp.load("a9a")
     return fp.RobustRegression(data, fp.label_shards(data.y[:32_500], 10, shards=2))
 
 
-def many() -> fp.RobustRegression:
+def problem_of_3250_clients() -> fp.RobustRegression:
     return fp.RobustRegression(fp.load("a9a"), fp.blocks(32_500, 3_250))
 
 
@@ -63,7 +64,7 @@ def runs(problem, method, rounds, record_every, faults, policy):
 
 
 def end(histories) -> float:
-    """The median over seeds of the end; NaN counts as worse than any number."""
+    """Return the median over seeds of the final gradient norm; diverged runs count as inf."""
     tails = [
         np.median(h["grad_norm"][-max(1, len(h) // 10) :]) if not h.diverged else np.inf
         for h in histories
@@ -71,13 +72,13 @@ def end(histories) -> float:
     return statistics.median(tails)
 
 
-def shown(value: float) -> str:
+def format_norm(value: float) -> str:
     return f"{value:.4f}" if np.isfinite(value) else "diverged"
 
 
-def table_of_few() -> dict[tuple[str, str, str], list[fp.History]]:
-    problem, found = few(), {}
-    methods = [matched(kind, N=10, M=3_250, S=3, K=10, step=0.1) for kind in KINDS]
+def print_10_clients() -> dict[tuple[str, str, str], list[fp.History]]:
+    problem, found = problem_of_10_clients(), {}
+    methods = [match_terms(entry, N=10, M=3_250, S=3, K=10, step=0.1) for entry in METHODS]
     print(
         "| what fails | " + " | ".join(f"{m.name}, policy | {m.name}, none" for m in methods) + " |"
     )
@@ -91,14 +92,14 @@ def table_of_few() -> dict[tuple[str, str, str], list[fp.History]]:
                     continue
                 both = runs(problem, method, 600, 10, faults, policy if faults else None)
                 found[what, method.name, name] = both
-                cells.append(shown(end(both)))
+                cells.append(format_norm(end(both)))
         print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
     return found
 
 
-def table_of_many() -> None:
-    problem = many()
-    methods = [matched(kind, N=3_250, M=10, S=10, K=10, step=0.1) for kind in KINDS]
+def print_3250_clients() -> None:
+    problem = problem_of_3250_clients()
+    methods = [match_terms(entry, N=3_250, M=10, S=10, K=10, step=0.1) for entry in METHODS]
     print(
         "\n| 20 % drop out, N = 3,250 | "
         + " | ".join(m.name for m in methods)
@@ -114,7 +115,7 @@ def table_of_many() -> None:
         each = [runs(problem, method, 3_000, 50, faults, policy) for method in methods]
         full = statistics.median(h.last("full_rounds") for h in each[0])
         print(
-            f"| {name} | " + " | ".join(shown(end(both)) for both in each) + f" | {full:g} |",
+            f"| {name} | " + " | ".join(format_norm(end(both)) for both in each) + f" | {full:g} |",
             flush=True,
         )
 
@@ -122,12 +123,12 @@ def table_of_many() -> None:
 def draw(found) -> None:
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
     styles = {"policy": "-", "none": ":"}
-    for ax, kind in zip(axes, KINDS, strict=True):
+    for ax, entry in zip(axes, METHODS, strict=True):
         for number, what in enumerate(
             ("nothing fails", "20 % drop out, tied to labels", "20 % of replies lost")
         ):
             for name, style in styles.items():
-                both = found.get((what, kind.name, name))
+                both = found.get((what, entry.label, name))
                 if both is None:
                     continue
                 middle = np.median([h["grad_norm"] for h in both], axis=0)
@@ -139,7 +140,7 @@ def draw(found) -> None:
                 ax.semilogy(
                     both[0]["round"], middle, style, color=f"C{number}", label=label, lw=1.4
                 )
-        ax.set_title(kind.name)
+        ax.set_title(entry.label)
         ax.set_xlabel("rounds")
     axes[0].set_ylabel("gradient norm, median of 5 seeds")
     fig.legend(
@@ -154,6 +155,6 @@ if __name__ == "__main__":
         "a9a" not in sys.argv[1:]
         and fp.data.registry.find(fp.data.registry.REGISTRY["a9a"]) is None
     ):
-        raise SystemExit("a9a is not here: `fedpage data fetch a9a`")
-    draw(table_of_few())
-    table_of_many()
+        raise SystemExit("a9a is missing: run `fedpage data fetch a9a`")
+    draw(print_10_clients())
+    print_3250_clients()

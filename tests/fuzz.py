@@ -80,17 +80,17 @@ class Target:
     check: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
     words: tuple[bytes, ...] = ()
-    """Tokens to insert."""
+    """Tokens that mutations insert."""
     make: Callable[[random.Random], bytes] | None = None
-    """A grammar, which makes half of the cases."""
+    """A grammar that generates half of the cases."""
     once: tuple[bytes, ...] = ()
     """Cases that are tried once, without mutation, because they are slow or long."""
     share: int = 1
-    """Thousands of cases of a million."""
+    """The share of the cases, in thousandths."""
 
 
-class Refused(Exception):
-    """Raised by slow readers, with the line where there is one."""
+class Invalid(Exception):
+    """A slow reader refuses its input, at a line if the format has lines."""
 
     def __init__(self, line: int | None = None) -> None:
         super().__init__(line)
@@ -100,20 +100,20 @@ class Refused(Exception):
 def agree(
     read: Callable[[], Any], slow: Callable[[], Any], same: Callable[[Any, Any], bool]
 ) -> None:
-    """Check that both readers return the same, or refuse the same line."""
+    """Check that both readers return equal values, or refuse the same line."""
     try:
         expected = slow()
-    except Refused as fault:
+    except Invalid as fault:
         expected = fault
     try:
         found = read()
     except InputError as refusal:
-        if not isinstance(expected, Refused):
-            raise AssertionError("refused, but it is sound") from refusal
+        if not isinstance(expected, Invalid):
+            raise AssertionError("refused, but it is valid") from refusal
         if expected.line is not None and f", line {expected.line}: " not in str(refusal):
-            raise AssertionError(f"line {expected.line} is wrong") from refusal
+            raise AssertionError(f"refused, but does not name line {expected.line}") from refusal
         raise
-    assert not isinstance(expected, Refused), f"accepted, but line {expected.line} is wrong"
+    assert not isinstance(expected, Invalid), f"accepted, but line {expected.line} is invalid"
     assert same(found, expected), f"{found} is not {expected}"
 
 
@@ -178,12 +178,12 @@ def slow_libsvm(text: bytes, features: int | None, one_based: bool) -> tuple[Any
                 if before > widest:
                     widest, widest_line = before, number
         except ValueError:
-            raise Refused(number) from None
+            raise Invalid(number) from None
         indptr.append(len(indices))
     if not labels:
-        raise Refused
+        raise Invalid
     if features is None and widest - lowest + 1 > 20_000_000:
-        raise Refused(widest_line)
+        raise Invalid(widest_line)
     return labels, indptr, indices, values, widest - lowest + 1 if features is None else features
 
 
@@ -269,23 +269,23 @@ def make_libsvm(rng: random.Random) -> bytes:
 
 
 def check_archive(data: bytes, suffix: str) -> None:
-    machines: dict[str, Callable[[], Any]] = {
+    decompressors: dict[str, Callable[[], Any]] = {
         ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, 1 << 28),
         ".gz": partial(zlib.decompressobj, 31),
         ".bz2": bz2.BZ2Decompressor,
     }
-    machine = machines[suffix]
+    decompressor = decompressors[suffix]
 
     def slow() -> bytes:
         text, rest = b"", data
         while True:
-            stream = machine()
+            stream = decompressor()
             try:
                 text += stream.decompress(rest, 34 << 20)
             except (lzma.LZMAError, zlib.error, OSError, EOFError):
-                raise Refused from None
+                raise Invalid from None
             if len(text) > max(32 << 20, 200 * len(data)) or not stream.eof:
-                raise Refused
+                raise Invalid
             rest = stream.unused_data.lstrip(b"\0")
             if not rest:
                 return text
@@ -326,7 +326,7 @@ def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> T
 # --- TOML -----------------------------------------------------------------------------------------
 
 
-def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
+def check_accepted_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
     """Check a figure that was accepted against its table."""
     for field in ("name", "title", "paper", "data", "objective"):
         assert type(getattr(figure, field)) is str
@@ -346,24 +346,24 @@ def sound_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
             zip(panel.variants, table["method"], strict=True)
         ):
             assert type(variant.method) is METHODS[method["name"]].cls
-            made: Any = variant.method
-            assert 0 < made.effective_step < math.inf
-            for entry in fields(made):
-                value = getattr(made, entry.name)
+            built: Any = variant.method
+            assert 0 < built.effective_step < math.inf
+            for entry in fields(built):
+                value = getattr(built, entry.name)
                 assert value is None or type(value) is str or math.isfinite(value)
-            assert getattr(made, "S", None) is None or panel.clients >= made.S
+            assert getattr(built, "S", None) is None or panel.clients >= built.S
             if "K" in method:
-                assert method["K"] == made.K
+                assert method["K"] == built.K
             step = given["eta_g"][number] if "eta_g" in given else given["step"]
             assert math.isclose(
-                made.eta_g if "eta_g" in given else made.effective_step, step, rel_tol=1e-9
+                built.eta_g if "eta_g" in given else built.effective_step, step, rel_tol=1e-9
             )
 
 
 def check_figure(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     figure = figures.parse(text, SOURCE)
-    sound_figure(figure, tomllib.loads(text))
+    check_accepted_figure(figure, tomllib.loads(text))
 
 
 def check_claims(data: bytes) -> None:
@@ -455,7 +455,7 @@ at = 300
 """
 
 
-def shipped(pattern: str) -> tuple[bytes, ...]:
+def read_package_files(pattern: str) -> tuple[bytes, ...]:
     folder = files("fedpage.studies.paper")
     places = (
         folder.joinpath("figures").iterdir()
@@ -493,7 +493,7 @@ def slow_history_number(value: Any) -> float:
     return slow_number(value)
 
 
-def later(rows: list[dict[str, float]], row: dict[str, float]) -> None:
+def append_row(rows: list[dict[str, float]], row: dict[str, float]) -> None:
     if not row["round"] > (rows[-1]["round"] if rows else -1):
         raise ValueError
     rows.append(row)
@@ -508,9 +508,9 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
     try:
         lines = lines_of(data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise Refused from None
+        raise Invalid from None
     if data and data[-1:] not in b"\r\n" and not data.endswith(b"}"):
-        lines.pop()  # torn
+        lines.pop()  # the last line is incomplete
     meta, end, events, model = None, None, [], None
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -544,14 +544,14 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
                 first = None if first is None else float(slow_history_number(first))
                 end = (reason, entry["detail"], first)
             else:
-                later(rows, {n: slow_history_number(value) for n, value in entry.items()})
+                append_row(rows, {n: slow_history_number(value) for n, value in entry.items()})
         except (ValueError, KeyError, AttributeError, RecursionError):
-            raise Refused(number) from None
+            raise Invalid(number) from None
     if not meta and not rows:
-        raise Refused
+        raise Invalid
     file = model_path(scratch("history.jsonl"))
     if model is not None and model != hashlib.sha256(file.read_bytes()).hexdigest():
-        raise Refused
+        raise Invalid
     return {
         "meta": meta,
         "rows": rows,
@@ -566,13 +566,11 @@ def same_history(found: History, expected: dict[str, Any]) -> bool:
     reason = None if found.stop_reason is None else found.stop_reason.value
     end = (reason, found.stop_detail, found.first_loss)
     assert isinstance(found.label, str)
-    for name in set(found.columns) - {
-        "bytes"
-    }:  # that is up and down together, and no column of its own
+    for name in set(found.columns) - {"bytes"}:  # "bytes" is derived: up and down
         assert found[name].shape == (len(found),)
-    told = expected.get("events", [])
+    events = expected.get("events", [])
     return repr((found.meta, found.rows, end, found.events, x)) == repr(
-        (expected["meta"], expected["rows"], expected["end"], told, expected.get("x"))
+        (expected["meta"], expected["rows"], expected["end"], events, expected.get("x"))
     )
 
 
@@ -611,9 +609,9 @@ def slow_csv(data: bytes) -> dict[str, Any]:
             if len(row) > len(heading):
                 raise ValueError
             cells = zip(heading, row, strict=False)
-            later(rows, {name: slow_csv_number(cell) for name, cell in cells if cell != ""})
+            append_row(rows, {name: slow_csv_number(cell) for name, cell in cells if cell != ""})
     except (UnicodeDecodeError, csv.Error, ValueError, KeyError, IndexError):
-        raise Refused from None
+        raise Invalid from None
     return {"meta": {}, "rows": rows, "end": (None, "", None)}
 
 
@@ -627,7 +625,7 @@ MODEL = np.array([0.5, -1e-300, math.nan])
 
 
 def history_seeds(kind: str) -> tuple[bytes, ...]:
-    history = History({"seed": 0, "method": {"title": "FedAvg"}, "problem": {"rows": 3}})
+    history = History({"seed": 0, "method": {"name": "FedAvg"}, "problem": {"rows": 3}})
     for number in range(3):
         history.append(
             {
@@ -639,7 +637,7 @@ def history_seeds(kind: str) -> tuple[bytes, ...]:
         )
     history.append({"round": 20, "loss": math.inf, "grad_norm": math.nan, "bytes_up": 10**10})
     history.stop_reason, history.x, history.first_loss = StopReason.FINISHED, MODEL, 1.0
-    path = scratch(f"history{kind}")  # where the model's file stays for the cases
+    path = scratch(f"history{kind}")  # the model's file stays for the cases
     whole = (history.to_jsonl(path) if kind == ".jsonl" else history.to_csv(path)).read_bytes()
     path.unlink()
     return whole, whole[: len(whole) // 2]
@@ -712,7 +710,7 @@ def check_store(data: bytes) -> None:
         name: (trial.cost, trial.best, trial.diverged) for name, trial in store._trials.items()
     }
     assert found == slow_store(data, store._key)
-    if zlib.crc32(data) % 64 == 0:  # what is put in is there again, whatever stood before it
+    if zlib.crc32(data) % 64 == 0:  # a trial can be stored after any content
         store.put(METHOD, 7, Trial(3.0, 0.5, False))
         assert Store(path, QUESTION).get(METHOD, 7) == Trial(3.0, 0.5, False)
 
@@ -774,26 +772,26 @@ STOPS = {
 }
 
 
-def prepared() -> Any:
+def prepare_run() -> Any:
     return prepare(Quadratic.random(4, 2, 3, seed=0), SCAFFOLD(S=2, K=1), **STOPS)
 
 
-class _Dead(BaseException):
+class _Killed(BaseException):
     pass
 
 
-def dead_run() -> Path:
-    """Make a run that died after its sixth round, with a checkpoint."""
-    out = _scratch / "dead"
+def killed_run() -> Path:
+    """Return the directory of a run that was killed after round 6, with a checkpoint."""
+    out = _scratch / "killed"
     if not out.exists():
 
         class Kill(Callback):
             def on_round_end(self, info: RoundEnd) -> None:
                 if info.round == 6:
-                    raise _Dead
+                    raise _Killed
 
-        with contextlib.suppress(_Dead):
-            run = prepared()
+        with contextlib.suppress(_Killed):
+            run = prepare_run()
             with RunStore(out, checkpoint_every=5, command=RUN_COMMAND) as store:
                 store.open_run(run, resume=False)
                 run.run([Kill(), Checkpointing(store)])
@@ -801,11 +799,11 @@ def dead_run() -> Path:
 
 
 def check_checkpoint(data: bytes) -> None:
-    """Check that an accepted checkpoint can be packed again, and that a run restores or refuses it."""
+    """Check that an accepted checkpoint can be packed again, and restored or refused."""
     tree = checkpoint.unpack(data, SOURCE)
     again = checkpoint.unpack(checkpoint.pack(tree), SOURCE)
     assert repr(again) == repr(tree)
-    run = prepared()
+    run = prepare_run()
     if not isinstance(tree.get("run"), dict):
         return
     run.restore(tree["run"], SOURCE)
@@ -820,7 +818,8 @@ RUN_COMMAND = {
         "partition_seed": 0, "alpha": 0.1, "weights": "uniform",
     },
     "run": {
-        "rounds": 9, "seed": 0, "record_every": 2, "target": "0.01", "stop": False, "steps": "given",
+        "rounds": 9, "seed": 0, "record_every": 2, "target": "0.01", "stop": False,
+        "steps": "given",
     },
     "faults": {"faults": {"dropout": 0.1}, "policy": {"retries": 1}},
 }  # fmt: skip
@@ -837,9 +836,9 @@ def check_run(data: bytes) -> None:
     if zlib.crc32(data) % 32 == 0:
         out = _scratch / f"{SOURCE}-copy"
         shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(dead_run(), out)
+        shutil.copytree(killed_run(), out)
         (out / "run.toml").write_bytes(data)
-        run = prepared()
+        run = prepare_run()
         with RunStore(out, notify=lambda text: None) as store:
             store.open_run(run, resume=True)
             assert run.engine.costs.round in (0, 5)
@@ -848,18 +847,17 @@ def check_run(data: bytes) -> None:
 def check_faults(data: bytes) -> None:
     path = scratch("faults.toml")
     path.write_bytes(data)
-    made, _ = faults.read(path)
+    parsed, _ = faults.read(path)
     try:
-        sampler = FaultSampler(made, Quadratic.random(4, 2, 3, seed=0), 0)
+        sampler = FaultSampler(parsed, Quadratic.random(4, 2, 3, seed=0), 0)
     except InputError as error:
-        raise InputError(
-            f"{SOURCE}: {error}"
-        ) from None  # what does not fit the problem is no fault of the file
+        # the file is valid but does not fit the problem, so the error does not name the file
+        raise InputError(f"{SOURCE}: {error}") from None
     sampler.sample_outcomes(np.arange(4), 3, 1)
 
 
 def checkpoint_seeds() -> tuple[bytes, ...]:
-    (place,) = (dead_run() / "checkpoints").glob("*.npz")
+    (place,) = (killed_run() / "checkpoints").glob("*.npz")
     whole = place.read_bytes()
     small = checkpoint.pack({"a": np.arange(3), "b": [1.5, None, "x"], "run": {"round": 1}})
     big = io.BytesIO()
@@ -872,16 +870,17 @@ def checkpoint_seeds() -> tuple[bytes, ...]:
     one = io.BytesIO()
     np.save(one, np.arange(3))
     greedy = io.BytesIO()
-    with zipfile.ZipFile(greedy, "w") as archive:  # 32 GB, says its header
+    with zipfile.ZipFile(greedy, "w") as archive:  # its header declares 32 GB
         archive.writestr("0.npy", one.getvalue().replace(b"(3,), }         ", b"(4000000000,), }"))
         archive.writestr("outline.npy", one.getvalue())
     return whole, small, big.getvalue(), greedy.getvalue(), whole[:-50]
 
 
 FAULTS_SEEDS = (
-    b'[faults]\ndropout = 0.2\ntied = "size"\nlost = 0.1\nnan = 0.01\nlate = 0.1\nspread = 0.5\nnoise = 0.5\n'
-    b"deadline = 2.0\ngone = [1, 2]\ngone_from = 10\nseed = 3\n[policy]\nretries = 2\npatience = 5\n",
-    b'[policy]\nvalidate = false\nfall_back = false\nremember = "at once"\nlost_after = 3\n',
+    b'[faults]\ndropout = 0.2\ntied = "size"\nlost = 0.1\nnan = 0.01\nlate = 0.1\n'
+    b"spread = 0.5\nnoise = 0.5\ndeadline = 2.0\ngone = [1, 2]\ngone_from = 10\nseed = 3\n"
+    b"[policy]\nretries = 2\npatience = 5\n",
+    b'[policy]\nvalidate = false\nfall_back = false\ncommit = "always"\nlost_after = 3\n',
     b"[faults]\ninfinite = 0.1\nshape = 0.1\n",
 )
 
@@ -902,14 +901,14 @@ def targets(folder: Path) -> dict[str, Target]:
         "xz": archive_target(".xz", partial(lzma.compress, preset=0), 40),
         "gz": archive_target(".gz", partial(gzip.compress, mtime=0), 40),
         "bz2": archive_target(".bz2", bz2.compress, 20),
-        "figure": toml(check_figure, (*[SMALL_FIGURE] * 10, *shipped("figures"))),
-        "claims": toml(check_claims, (*[SMALL_CLAIM] * 4, *shipped("claims"))),
+        "figure": toml(check_figure, (*[SMALL_FIGURE] * 10, *read_package_files("figures"))),
+        "claims": toml(check_claims, (*[SMALL_CLAIM] * 4, *read_package_files("claims"))),
         "jsonl": Target(check_jsonl, history_seeds(".jsonl"), JSON_WORDS, once=JSON_ONCE, share=30),
         "csv": Target(check_csv, history_seeds(".csv"), JSON_WORDS, once=JSON_ONCE, share=20),
         "trials": Target(check_store, store_seeds(), JSON_WORDS, once=JSON_ONCE, share=20),
         "cache": Target(check_cache, cache_seeds(), share=20),
         "checkpoint": Target(check_checkpoint, checkpoint_seeds(), share=40),
-        "run": toml(check_run, ((dead_run() / "run.toml").read_bytes(),)),
+        "run": toml(check_run, ((killed_run() / "run.toml").read_bytes(),)),
         "faults": toml(check_faults, FAULTS_SEEDS),
     }  # fmt: skip
 
@@ -919,7 +918,7 @@ def targets(folder: Path) -> dict[str, Target]:
 _TOKENS = re.compile(rb"[A-Za-z_]+|[0-9.eE+-]+|\s+|.", re.DOTALL)
 
 
-def mutated(data: bytes, target: Target, rng: random.Random) -> bytes:
+def mutate(data: bytes, target: Target, rng: random.Random) -> bytes:
     """Make one to four small changes, of bytes or of tokens."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         at, end = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
@@ -959,19 +958,19 @@ def case(target: Target, seed: int, number: int) -> bytes:
     rng = random.Random(seed << 40 | number)
     if target.make and rng.random() < 0.5:
         data = target.make(rng)
-        return mutated(data, target, rng) if rng.random() < 0.3 else data
-    return mutated(rng.choice(target.seeds), target, rng)
+        return mutate(data, target, rng) if rng.random() < 0.3 else data
+    return mutate(rng.choice(target.seeds), target, rng)
 
 
-def verdict(target: Target, data: bytes) -> bool:
+def is_accepted(target: Target, data: bytes) -> bool:
     """Return whether the reader accepted the case; raise if it neither read nor refused it."""
     try:
         target.check(data)
     except InputError as error:
         text = str(error)
-        assert "\n" not in text, f"more than a line: {text!r}"
-        assert "\r" not in text, f"more than a line: {text!r}"
-        assert SOURCE in text, f"does not say where: {text!r}"
+        assert "\n" not in text, f"more than one line: {text!r}"
+        assert "\r" not in text, f"more than one line: {text!r}"
+        assert SOURCE in text, f"does not name the file: {text!r}"
         assert len(text) < 600, f"a line of {len(text)} characters"
         return False
     return True
@@ -997,18 +996,18 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def _warm(every: dict[str, Target]) -> None:
+def _warm_up(every: dict[str, Target]) -> None:
     """Import and compile before the first case, whose time and memory are limited."""
     for target in every.values():
         for data in target.seeds:
-            verdict(target, data)
+            is_accepted(target, data)
 
 
-def judged(target: Target, data: bytes) -> bool:
-    """Call `verdict` with a time limit."""
+def check_with_time_limit(target: Target, data: bytes) -> bool:
+    """Call `is_accepted` with a time limit."""
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        return verdict(target, data)
+        return is_accepted(target, data)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -1026,36 +1025,36 @@ def main() -> int:
         "--cases", type=int, default=1_000_000, help="cases in all, shared among the readers"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--replay", type=Path, help="one case again, from its file")
-    asked = parser.parse_args()
+    parser.add_argument("--replay", type=Path, help="repeat one case from its file")
+    options = parser.parse_args()
     import sklearn
 
-    sklearn.set_config(skip_parameter_validation=True)  # a third of the time of a small file
+    sklearn.set_config(skip_parameter_validation=True)  # saves a third of the time for a small file
     signal.signal(signal.SIGALRM, _hang)
     with tempfile.TemporaryDirectory(prefix="fedpage-fuzz-", dir=_memory()) as folder:
         every = targets(Path(folder))
-        if asked.target and asked.target not in every:
-            parser.error(f"unknown target {asked.target!r}; known are {', '.join(every)}")
-        chosen = {asked.target: every[asked.target]} if asked.target else every
-        _warm(chosen)
+        if options.target and options.target not in every:
+            parser.error(f"unknown target {options.target!r}; known are {', '.join(every)}")
+        chosen = {options.target: every[options.target]} if options.target else every
+        _warm_up(chosen)
         _limit_memory()
-        if asked.replay:
+        if options.replay:
             print(
                 "accepted"
-                if judged(next(iter(chosen.values())), asked.replay.read_bytes())
+                if check_with_time_limit(next(iter(chosen.values())), options.replay.read_bytes())
                 else "refused"
             )
             return 0
-        return _all(chosen, asked.cases, asked.seed)
+        return _run_all(chosen, options.cases, options.seed)
 
 
-def _all(chosen: dict[str, Target], count: int, seed: int) -> int:
+def _run_all(chosen: dict[str, Target], count: int, seed: int) -> int:
     whole, began, done = sum(target.share for target in chosen.values()), time.perf_counter(), 0
     for name, target in chosen.items():
         share, accepted, start = -(-count * target.share // whole), 0, time.perf_counter()
         for data in cases(target, seed, share):
             try:
-                accepted += judged(target, data)
+                accepted += check_with_time_limit(target, data)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
@@ -1076,9 +1075,8 @@ def _all(chosen: dict[str, Target], count: int, seed: int) -> int:
             flush=True,
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"{done:,} cases in {time.perf_counter() - began:.0f} s, seed {seed}; no failure; peak {peak:.0f} MiB"
-    )
+    spent = time.perf_counter() - began
+    print(f"{done:,} cases in {spent:.0f} s, seed {seed}; no failure; peak {peak:.0f} MiB")
     return 0
 
 

@@ -37,7 +37,7 @@ class ScriptedDraws:
 
 
 class Replay(Simulation):
-    """A simulation that takes its draws from a list, an entry a round."""
+    """A simulation that takes the draws of each round from a list."""
 
     def __init__(self, *args: Any, script: list[ScriptedDraws], **options: Any) -> None:
         super().__init__(*args, seed=0, **options)
@@ -96,7 +96,7 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
 
 
 def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
-    """Make every method under the laws at an effective step; full: each minibatch is all rows."""
+    """Make every method under the laws at an effective step, with full batches if `full`."""
     b = None if full else 2
     page = {"S": S, "b1": None if full else 3, "b2": None if full else 3, "b3": b}
     local = {"S": S, "K": K, "b": b}

@@ -107,8 +107,10 @@ def kill_runs(seed, runs_wanted=1, kills_wanted=1, say=print):
     return runs, kills, within
 
 
-COMMAND = [sys.executable, "-m", "fedpage", "run", "scaffold", "--data", "census:rows=2000", "--clients", "200",
-           "--rounds", "6000", "--record-every", "100", "--checkpoint-every", "200"]  # fmt: skip
+COMMAND = [
+    sys.executable, "-m", "fedpage", "run", "scaffold", "--data", "census:rows=2000",
+    "--clients", "200", "--rounds", "6000", "--record-every", "100", "--checkpoint-every", "200",
+]  # fmt: skip
 
 
 def start_command(*words):
@@ -157,9 +159,8 @@ def interrupt_command(folder, signals=(signal.SIGKILL, signal.SIGTERM, signal.SI
         history = fp.History.load(out / "history.jsonl")
         whole = history if whole is None else whole
         assert history.same(whole)
-        say(
-            f"{signal.Signals(number).name}: exit {process.returncode}, resumed: {history.stop_reason}"
-        )
+        name = signal.Signals(number).name
+        say(f"{name}: exit {process.returncode}, resumed: {history.stop_reason}")
     problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
     assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record_every=100))
 

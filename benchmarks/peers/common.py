@@ -1,10 +1,10 @@
-"""What every peer shares: a job is a JSON file, its data an .npz, its answer one line of JSON on stdout.
+"""Run a job with a peer: read JSON and an .npz file, print one line of JSON with the results.
 
     python numpy_loop.py JOB.json
 
-A peer is a function run(job, clients, clock). It calls clock.loaded() when libraries and data are there, and
-clock.tick(x) after every round, x being a function that returns the model. It needs numpy and the library that it
-drives, nothing else of this project's (ours.py excepted).
+A peer is a function run(job, clients, clock). It calls clock.loaded() when libraries and data are
+loaded, and clock.tick(x) after every round, where x is a function that returns the model. A peer
+needs numpy and its own library. Only ours.py needs fedpage.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from typing import Any
 import numpy as np
 
 
-class HasNone(Exception):
+class NotInLibrary(Exception):
     """The library does not have this method; the message says what it has instead."""
 
 
 @dataclass
 class Clients:
-    """The clients' rows. kind: "robust" (CSR of ones, and y), "logistic" (X, y) or "quadratic" (A, b)."""
+    """The clients' rows.
+
+    Args:
+        kind: "robust" (arrays: CSR of ones, and y), "logistic" (X, y) or "quadratic" (A, b).
+    """
 
     kind: str
     N: int
@@ -46,7 +50,7 @@ class Clients:
         np.savez(path, kind=self.kind, N=self.N, d=self.d, alpha=self.alpha, **self.arrays)
 
     def dense(self, dtype: Any) -> dict[str, np.ndarray]:
-        """By name, arrays whose first axis is the client, the second (but for a quadratic) its rows."""
+        """Return dense arrays of shape (clients, rows, ...), or (clients, ...) for a quadratic."""
         if self.kind != "robust":
             return {name: array.astype(dtype) for name, array in self.arrays.items()}
         indptr, indices, y = (self.arrays[name] for name in ("indptr", "indices", "y"))
@@ -56,8 +60,10 @@ class Clients:
 
 
 def slope(kind: str, alpha: float, rows: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """The mean gradient at x over one client's rows: of log(1 + t^2/2), t = a.x - y; of log(1 + exp(-y a.x)) +
-    alpha |x|^2/2; or of (x-b)'A(x-b)/2.
+    """Return the mean gradient at x over one client's rows.
+
+    The losses are log(1 + t^2/2) with t = a.x - y ("robust"), log(1 + exp(-y a.x)) + alpha |x|^2/2
+    ("logistic"), and (x-b)'A(x-b)/2 ("quadratic").
     """
     if kind == "quadratic":
         return rows["A"] @ (x - rows["b"])
@@ -70,23 +76,23 @@ def slope(kind: str, alpha: float, rows: dict[str, np.ndarray], x: np.ndarray) -
 
 @dataclass
 class Clock:
-    """Times a job's rounds: the first one, from the start of the process; and those after round `check`."""
+    """Time the first round from the start of the process, and the rounds after round `check`."""
 
     check: int
     rounds: int
     spawned: float
-    told: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
     round: int = 0
 
     def loaded(self) -> None:
-        self.told["loaded"] = memory()
+        self.results["loaded"] = memory()
 
     def tick(self, x: Callable[[], np.ndarray]) -> None:
         self.round += 1
         if self.round == 1:
-            self.told["first"] = time.time() - self.spawned
+            self.results["first"] = time.time() - self.spawned
         if self.round == self.check:
-            self.told["x_check"] = x().tolist()
+            self.results["x_check"] = x().tolist()
             self._cpu, self._wall = cpu_seconds(), time.perf_counter()
         elif self.round == self.rounds:
             wall, cpu, timed = (
@@ -94,23 +100,23 @@ class Clock:
                 cpu_seconds() - self._cpu,
                 self.rounds - self.check,
             )
-            self.told |= {
+            self.results |= {
                 "wall": wall / timed,
                 "cpu": cpu / timed,
                 "timed": timed,
                 "peak": memory(peak=True),
             }
-            self.told["x"] = x().tolist()
+            self.results["x"] = x().tolist()
 
 
-def family() -> list[int]:
-    """This process and all below it, from /proc; alone where there is none."""
+def process_tree() -> list[int]:
+    """Return the ids of this process and its descendants, or of this process without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):
-            continue  # it has just ended
+            continue  # the process has ended
     found, me = [os.getpid()], os.getpid()
     for pid in parents:
         above = pid
@@ -122,9 +128,9 @@ def family() -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process, of the processes below it, and of those that they have waited for."""
+    """Return the CPU time of this process and its descendants, ended ones included."""
     total, tick = time.process_time(), os.sysconf("SC_CLK_TCK")
-    for pid in family():
+    for pid in process_tree():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -135,9 +141,9 @@ def cpu_seconds() -> float:
 
 
 def memory(*, peak: bool = False) -> int:
-    """Bytes resident, now or at most, summed over this process and those below it; shared pages count in each."""
+    """Return the resident bytes, or their peak, of this process and its descendants."""
     total = 0
-    for pid in family():
+    for pid in process_tree():
         try:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         except OSError:
@@ -154,12 +160,12 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def main(run: Callable[[dict[str, Any], Clients, Clock], dict[str, Any]]) -> None:
-    """Do the job of argv[1] and print what came of it. run returns versions, and what else it wants to say."""
+    """Run the job in the file argv[1] and print its results; `run` returns versions and more."""
     job = json.loads(Path(sys.argv[1]).read_text())
     clock = Clock(job["check"], job["rounds"], job["spawned"])
     try:
-        said = run(job, Clients.load(job["data"]), clock)
-    except HasNone as none:
-        print(json.dumps({"none": str(none)}), flush=True)
+        results = run(job, Clients.load(job["data"]), clock)
+    except NotInLibrary as error:
+        print(json.dumps({"none": str(error)}), flush=True)
         return
-    print(json.dumps({**said, **clock.told}), flush=True)
+    print(json.dumps({**results, **clock.results}), flush=True)

@@ -1,4 +1,7 @@
-"""FedJAX: its fed_avg and fed_prox on its jit backend, minibatches by its shuffle_repeat_batch. It has no SCAFFOLD."""
+"""Run FedJAX's fed_avg and fed_prox on its jit backend, with its shuffle_repeat_batch.
+
+FedJAX has no SCAFFOLD.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import fedjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Clients, Clock, HasNone, main, versions
+from common import Clients, Clock, NotInLibrary, main, versions
 from fedjax.algorithms import fed_avg, fed_prox
 
 
 def losses(clients: Clients) -> Any:
-    """(params, batch, rng) -> one loss a row."""
+    """Return the function (params, batch, rng) -> losses of the rows."""
 
     def per_row(params: Any, batch: Any, rng: Any) -> Any:
         x = params["x"]
@@ -30,19 +33,19 @@ def losses(clients: Clients) -> Any:
 
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     if job["method"] == "scaffold":
-        raise HasNone("has none (its controlled methods are Mime and MimeLite)")
+        raise NotInLibrary("has none (its controlled methods are Mime and MimeLite)")
     jax.config.update("jax_enable_x64", job["dtype"] == "float64")
     arrays = clients.dense(np.dtype(job["dtype"]))
     if clients.kind == "quadratic":
-        arrays = {name: array[:, None] for name, array in arrays.items()}  # a client is one row
+        arrays = {name: array[:, None] for name, array in arrays.items()}  # each client has one row
     sets = [
         fedjax.ClientDataset({name: array[i] for name, array in arrays.items()})
         for i in range(clients.N)
     ]
     whole = job["b"] is None
     batches = fedjax.ShuffleRepeatBatchHParams(
-        batch_size=len(sets[0]) if whole else job["b"], num_epochs=None, num_steps=job["K"], seed=None,
-        skip_shuffle=whole,
+        batch_size=len(sets[0]) if whole else job["b"], num_epochs=None, num_steps=job["K"],
+        seed=None, skip_shuffle=whole,
     )  # fmt: skip
     per_row, local, server = (
         losses(clients),
@@ -69,7 +72,7 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     return {
         "versions": found,
         "label": found["fedjax"],
-        "called": job["schedule"] if job.get("tell") else None,
+        "called": job["schedule"] if job.get("report_clients") else None,
     }
 
 

@@ -1,7 +1,8 @@
-"""Flower's simulation (run_simulation on ray): its strategies FedAvg and FedProx, clients in numpy. float64.
+"""Run Flower's strategies FedAvg and FedProx in its simulation (on ray), with clients in numpy.
 
-The strategies of the package have no SCAFFOLD; `Scaffold` below is one as users write it: a strategy that keeps c, and
-clients that keep c_i in their context's state. Flower draws the clients itself; they are reported.
+Flower has no strategy for SCAFFOLD. `Scaffold` below is written as users write it: the strategy
+stores c, and clients store c_i in the state of their context. Flower samples the clients, and the
+results report them. All arrays are float64.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ client_app = ClientApp()
 
 
 @cache
-def site(data: str) -> tuple[Clients, dict[str, np.ndarray]]:
-    """The rows, loaded once a process."""
+def load(data: str) -> tuple[Clients, dict[str, np.ndarray]]:
+    """Load the rows, once per process."""
     clients = Clients.load(data)
     return clients, clients.dense(np.float64)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """K local steps."""
+    """Run K local steps."""
     settings, arrays, i = (
         message.content["config"],
         message.content["arrays"],
         int(context.node_config["partition-id"]),
     )
-    clients, held = site(str(settings["data"]))
+    clients, data = load(str(settings["data"]))
     K, eta, b, mu = (
         int(settings["K"]),
         float(settings["eta"]),
@@ -61,15 +62,15 @@ def train(message: Message, context: Context) -> Message:
         )
         shift = arrays["c"].numpy() - own
     rng = np.random.default_rng([int(settings["seed"]), int(settings["server-round"]), i])
-    rows = {name: array[i] for name, array in held.items()}
+    rows = {name: array[i] for name, array in data.items()}
     for _ in range(K):
         if b:
-            drawn = rng.permutation(held["y"].shape[1])[:b]
-            rows = {name: array[i, drawn] for name, array in held.items()}
+            drawn = rng.permutation(data["y"].shape[1])[:b]
+            rows = {name: array[i, drawn] for name, array in data.items()}
         g = slope(clients.kind, clients.alpha, rows, y) + shift
         if mu:
             away = y - x
-            if settings["snippet"]:  # the gradient of (mu/2) |y - x|, 0 at x, as autograd has it
+            if settings["snippet"]:  # autograd's gradient of (mu/2) |y - x|, which is 0 at x
                 length = np.linalg.norm(away)
                 g = g + (0.5 * mu / length * away if length else 0.0)
             else:
@@ -80,12 +81,12 @@ def train(message: Message, context: Context) -> Message:
         new = (x - y) / (K * eta) - shift
         context.state["scaffold"] = ArrayRecord({"c": Array(new)})
         reply["c"] = Array(new - own)
-    told = MetricRecord({"num-examples": 1, "client": i})
-    return Message(RecordDict({"arrays": ArrayRecord(reply), "metrics": told}), reply_to=message)
+    metrics = MetricRecord({"num-examples": 1, "client": i})
+    return Message(RecordDict({"arrays": ArrayRecord(reply), "metrics": metrics}), reply_to=message)
 
 
 class Scaffold(FedAvg):
-    """x is the mean of the clients' models; c moves by S/N times the mean change of the c_i."""
+    """Set x to the mean of the clients' models, and add S/N of the mean change of c_i to c."""
 
     share = 1.0
     c: np.ndarray
@@ -100,13 +101,14 @@ class Scaffold(FedAvg):
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     S, N, called = job["S"], clients.N, []
 
-    def note(replies: list[RecordDict], key: str) -> MetricRecord:
+    def record_clients(replies: list[RecordDict], key: str) -> MetricRecord:
         called.append(sorted(int(reply["metrics"]["client"]) for reply in replies))
         return MetricRecord()
 
     common = {
-        "fraction_train": 1.0 if S == N else 0.5 * S / N, "min_train_nodes": S, "min_available_nodes": N,
-        "fraction_evaluate": 0.0, "train_metrics_aggr_fn": note,
+        "fraction_train": 1.0 if S == N else 0.5 * S / N,
+        "min_train_nodes": S, "min_available_nodes": N,
+        "fraction_evaluate": 0.0, "train_metrics_aggr_fn": record_clients,
     }  # fmt: skip
     start, zero = {"x": Array(np.zeros(clients.d))}, np.zeros(clients.d)
     if job["method"] == "scaffold":
@@ -157,12 +159,12 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     return {
         "versions": found,
         "label": found["flwr"],
-        "called": called if job.get("tell") else None,
+        "called": called if job.get("report_clients") else None,
     }
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    import flower_sim  # so that ray's workers find the client by its module's name
+    import flower_sim  # ray's workers import the client by the name of its module
 
     main(flower_sim.run)

@@ -1,4 +1,4 @@
-"""The three objectives for those peers that differentiate with PyTorch."""
+"""The three objectives for the peers that use PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common import Clients
 
 
 def tensors(clients: Clients, dtype: Any) -> list[torch.Tensor]:
-    """(X, y) or (A, b), the first axis the client; a quadratic's client has one row."""
+    """Return (X, y) or (A, b) of shape (clients, rows, ...); a quadratic has one row per client."""
     arrays = clients.dense(np.float64 if dtype == torch.float64 else np.float32)
     names = ("A", "b") if clients.kind == "quadratic" else ("X", "y")
     found = [torch.from_numpy(arrays[name]) for name in names]
@@ -18,7 +18,7 @@ def tensors(clients: Clients, dtype: Any) -> list[torch.Tensor]:
 
 
 class Model(torch.nn.Module):
-    """One vector x, and its mean loss over rows."""
+    """A module with one parameter x, and its mean loss over rows."""
 
     def __init__(self, clients: Clients, dtype: Any) -> None:
         super().__init__()
@@ -38,4 +38,4 @@ class Model(torch.nn.Module):
         )
 
     def metrics(self, first: torch.Tensor, second: torch.Tensor) -> dict[str, Any]:
-        return {}  # pfl asks for it, and no metric is wanted
+        return {}  # pfl requires this function

@@ -1,4 +1,4 @@
-"""The plain numpy loop, as benchmarks/reference.py has it: dense rows, one client after the other. float64."""
+"""Run a plain numpy loop over clients with dense float64 rows, as in benchmarks/reference.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     return {
         "versions": versions("numpy"),
         "label": np.__version__,
-        "called": job["schedule"] if job.get("tell") else None,
+        "called": job["schedule"] if job.get("report_clients") else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""fedpage itself: Simulation.step(), the round that simulate() repeats. float64."""
+"""Run fedpage's Simulation.step(), the round that simulate() repeats, in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import fedpage as fp
 from fedpage.core.random import RoundDraws
 
 
-def problem_of(clients: Clients) -> Any:
+def build_problem(clients: Clients) -> Any:
     arrays = clients.arrays
     if clients.kind == "quadratic":
         return fp.Quadratic(
@@ -25,7 +25,7 @@ def problem_of(clients: Clients) -> Any:
     return fp.RobustRegression(data, clients=clients.N)
 
 
-def method_of(job: dict[str, Any]) -> Any:
+def build_method(job: dict[str, Any]) -> Any:
     common = {"S": job["S"], "K": job["K"], "eta_l": job["eta"], "b": job["b"]}
     if job["method"] == "scaffold":
         return fp.SCAFFOLD(**common, option=job.get("option", "II"))
@@ -33,18 +33,18 @@ def method_of(job: dict[str, Any]) -> Any:
 
 
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
-    simulation = fp.Simulation(problem_of(clients), method_of(job), seed=job["seed"])
+    simulation = fp.Simulation(build_problem(clients), build_method(job), seed=job["seed"])
     clock.loaded()
     for _ in range(job["rounds"]):
         simulation.step()
         clock.tick(lambda: simulation.x)
-    said: dict[str, Any] = {"versions": versions("numpy", "numba"), "label": fp.__version__}
-    if job.get("tell"):
-        said["called"] = [
+    results: dict[str, Any] = {"versions": versions("numpy", "numba"), "label": fp.__version__}
+    if job.get("report_clients"):
+        results["called"] = [
             RoundDraws(job["seed"], r).clients(clients.N, job["S"]).tolist()
             for r in range(job["rounds"])
         ]
-    return said
+    return results
 
 
 if __name__ == "__main__":

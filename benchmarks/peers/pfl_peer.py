@@ -1,12 +1,12 @@
-"""Apple's pfl-research: its FederatedAveraging, FedProx and SCAFFOLD on its simulated backend, in one process.
+"""Run pfl-research's FederatedAveraging, FedProx and SCAFFOLD on its simulated backend.
 
-What a user has to know to drive it so that it does this work:
-- minibatches are consecutive slices of what make_dataset_fn returns, so that function draws the round's K b rows;
-- local_num_steps ends with the data and SCAFFOLD refuses it; one epoch over K b rows in batches of b is K steps;
-- the sampler decides who is called: it reads the job's schedule, so that nobody is called twice in a round;
-- with option I the states are copied when they are kept: otherwise all clients' control variates are one tensor, the
-  model's own buffer, which get_model_difference overwrites. (pfl's storage on disk would do, but it fails to load with
-  this torch: weights_only.)
+Four details make pfl do the same work as the other peers:
+- Minibatches are consecutive slices of a user's data set, so `user` draws K b rows per round.
+- SCAFFOLD refuses local_num_steps. One epoch over K b rows in batches of b is K steps.
+- The sampler reads the job's schedule, so that no client is called twice in a round.
+- With option I, client states are copied when they are stored. Otherwise the control variates of
+  all clients are one tensor, a buffer of the model that get_model_difference overwrites. (pfl's
+  storage on disk fails to load with this torch because of weights_only.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pfl.model.pytorch import PyTorchModel
 
 
 class Tick(TrainingProcessCallback):
-    """Tells the clock of every round."""
+    """Call the clock after every round."""
 
     def __init__(self, clock: Clock, module: Model) -> None:
         self.clock, self.module = clock, module
@@ -50,28 +50,28 @@ class Tick(TrainingProcessCallback):
 
 
 class CopiedStates(InMemoryUserStateStorage):
-    """Keeps copies, not references."""
+    """A storage of client states that stores copies instead of references."""
 
     def save_state(self, state: Any, user_id: str, key: str | None = None) -> None:
         super().save_state(state.apply_elementwise(torch.clone), user_id, key)
 
 
 def exchange_control_variates() -> None:
-    """The step grad - c + c_i instead of grad + c - c_i, which is right for control variates of the other sign."""
-    right = PyTorchSCAFFOLDBridge.do_control_variate_sgd
+    """Exchange c and c_i in the local step, which corrects the sign of the control variates."""
+    original = PyTorchSCAFFOLDBridge.do_control_variate_sgd
 
     def exchanged(
         model: Any, user_dataset: Any, train_params: Any, local_c: Any, server_c: Any
     ) -> None:
-        right(model, user_dataset, train_params, local_c=server_c, server_c=local_c)
+        original(model, user_dataset, train_params, local_c=server_c, server_c=local_c)
 
     PyTorchSCAFFOLDBridge.do_control_variate_sgd = staticmethod(exchanged)
 
 
-def algorithm_of(job: dict[str, Any], N: int) -> tuple[Any, Any]:
+def build_algorithm(job: dict[str, Any], N: int) -> tuple[Any, Any]:
     common = {
-        "central_num_iterations": job["rounds"], "evaluation_frequency": 10**9, "train_cohort_size": job["S"],
-        "val_cohort_size": 0,
+        "central_num_iterations": job["rounds"], "evaluation_frequency": 10**9,
+        "train_cohort_size": job["S"], "val_cohort_size": 0,
     }  # fmt: skip
     if job["method"] == "scaffold":
         if job.get("variant") == "exchanged":
@@ -106,7 +106,7 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     users = FederatedDataset(user, lambda: next(order))
     module = Model(clients, dtype)
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    algorithm, params = algorithm_of(job, clients.N)
+    algorithm, params = build_algorithm(job, clients.N)
     steps = NNTrainHyperParams(
         local_batch_size=b, local_num_epochs=K if b is None else 1, local_learning_rate=job["eta"]
     )
@@ -119,7 +119,7 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     return {
         "versions": found,
         "label": found["pfl"],
-        "called": job["schedule"] if job.get("tell") else None,
+        "called": job["schedule"] if job.get("report_clients") else None,
     }
 
 

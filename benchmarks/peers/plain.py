@@ -1,6 +1,6 @@
-"""The yardstick of the correctness tables: problems with a known optimum, and the methods as their papers write them.
+"""Reference of the correctness tables: problems with a known optimum, and the papers' methods.
 
-Nothing is random here: gradients are over all rows, and who is called in which round is given.
+Nothing here is random: gradients use all rows, and the clients of each round are given.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from common import Clients, slope
 
 
 def quadratic(N: int = 10, d: int = 8, seed: int = 1) -> Clients:
-    """f_i(x) = (x-b_i)'A_i(x-b_i)/2 with spectra of A_i in [0.5, 2] and centres b_i that lie about 3 apart."""
+    """Generate f_i(x) = (x-b_i)'A_i(x-b_i)/2 with spectra of A_i in [0.5, 2] and normal b_i."""
     rng = np.random.default_rng(seed)
     A = np.empty((N, d, d))
     for i in range(N):
@@ -26,12 +26,12 @@ def quadratic(N: int = 10, d: int = 8, seed: int = 1) -> Clients:
 
 
 def logistic(N: int = 10, M: int = 12, d: int = 6, alpha: float = 0.1, seed: int = 2) -> Clients:
-    """Clients whose features are shifted and whose labels follow a model of their own."""
+    """Generate clients with shifted features and labels from a model of their own."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(N, M, d)) + rng.normal(size=(N, 1, d))
     truth = rng.normal(size=(N, d, 1))
     y = np.where((X @ truth)[..., 0] + 0.5 * rng.normal(size=(N, M)) > 0, 1.0, -1.0)
-    y[:, 0], y[:, 1] = 1.0, -1.0  # no client has one class only
+    y[:, 0], y[:, 1] = 1.0, -1.0  # every client has both classes
     return Clients("logistic", N, d, alpha, {"X": X, "y": y})
 
 
@@ -42,7 +42,7 @@ def gradient(problem: Clients, i: int, x: np.ndarray) -> np.ndarray:
 
 
 def optimum(problem: Clients) -> np.ndarray:
-    """x* of the mean of the f_i: in closed form, or by Newton's method."""
+    """Return the minimiser x* of the mean of the f_i, in closed form or by Newton's method."""
     if problem.kind == "quadratic":
         A, b = problem.arrays["A"], problem.arrays["b"]
         return np.linalg.solve(A.mean(axis=0), np.einsum("nij,nj->i", A, b) / problem.N)
@@ -56,7 +56,7 @@ def optimum(problem: Clients) -> np.ndarray:
 
 
 def fedprox(problem: Clients, called: list[list[int]], K: int, eta: float, mu: float) -> np.ndarray:
-    """Li et al. 2020, the local problem by K gradient steps: y -= eta (f_i'(y) + mu (y - x)). mu = 0 is FedAvg."""
+    """Run FedProx (Li et al. 2020) with K local steps y -= eta (f_i'(y) + mu (y - x))."""
     x = np.zeros(problem.d)
     for clients in called:
         moves = []
@@ -72,7 +72,7 @@ def fedprox(problem: Clients, called: list[list[int]], K: int, eta: float, mu: f
 def scaffold(
     problem: Clients, called: list[list[int]], K: int, eta: float, option: str = "II"
 ) -> np.ndarray:
-    """Karimireddy et al. 2020, Algorithm 1 with a global step of 1; all control variates begin at 0."""
+    """Run Algorithm 1 of Karimireddy et al. 2020 with a global step of 1 from zero states."""
     x, c, own = np.zeros(problem.d), np.zeros(problem.d), np.zeros((problem.N, problem.d))
     for clients in called:
         dx, dc = np.zeros(problem.d), np.zeros(problem.d)
@@ -87,7 +87,7 @@ def scaffold(
 
 
 def reference(problem: Clients, job: dict, called: list[list[int]]) -> np.ndarray:
-    """What the job's method should have come to."""
+    """Return the x that the job's method should compute."""
     if job["method"] == "scaffold":
         return scaffold(problem, called, job["K"], job["eta"], job.get("option", "II"))
     return fedprox(problem, called, job["K"], job["eta"], job.get("mu", 0.0))

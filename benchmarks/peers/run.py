@@ -1,8 +1,9 @@
-"""`make bench-peers`: fedpage against other simulators, on the same data and the same work, in one run.
+"""Compare fedpage with other simulators on the same data and the same work: `make bench-peers`.
 
-Each peer runs in a virtual environment of its own below .peers/, a process a job, the peers in turns. A peer that
-cannot be installed or that fails is a row that says why. Results go to .peers/results.json and .peers/peers.md, after
-every repetition; --into FILE also puts the tables between that file's markers.
+Each peer has its own virtual environment below .peers/. Each job is a process, and the peers take
+turns. A peer that cannot be installed or that fails gets a row with the reason. Results are written
+to .peers/results.json and .peers/peers.md after every repetition. With --into FILE the tables also
+replace the text between that file's markers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ import plain
 import tables
 from common import Clients
 
-PEERS = {  # script: environment (None: the one that runs this), dtype in the speed table, timed rounds
+# script: environment (None: the current one), dtype in the speed table, timed rounds
+PEERS = {
     "ours": (None, "float64", 20_000),
     "numpy_loop": (None, "float64", 300),
     "torch_loop": ("torch", "float32", 30),
@@ -39,13 +41,15 @@ PEERS = {  # script: environment (None: the one that runs this), dtype in the sp
     "fedjax_peer": ("fedjax", "float32", 40),
     "flower_sim": ("flower", "float64", 15),
 }
-CASES = {  # check: rounds before timing, after which everybody's loss is compared
+# check: rounds before timing, after which the losses of all peers are compared
+CASES = {
     "small": {"N": 3250, "S": 20, "K": 10, "b": 4, "eta": 0.01, "check": 20},
     "few": {"N": 325, "S": 2, "K": 10, "b": 22, "eta": 0.01, "check": 20},
     "large": {"N": 32_500, "S": 20, "K": 10, "b": 4, "eta": 0.01, "check": 5},
 }
 EXACT = {"K": 5, "eta": 0.1, "mu": 0.5, "rounds": 100}
-VARIANTS = [  # (peer, method, what is different, whose row)
+# (peer, method, changes of the job, label of the row)
+VARIANTS = [
     ("pfl_peer", "scaffold", {"option": "I"}, "option I"),
     ("pfl_peer", "scaffold", {"variant": "exchanged"}, "c and c_i exchanged by us"),
     ("flower_sim", "fedprox", {"variant": "snippet"}, "term as its docstring's code"),
@@ -60,42 +64,36 @@ ONE_THREAD = {
 }
 
 
-class Failed(Exception):
-    """One line that says why."""
+class PeerFailed(Exception):
+    """A peer cannot be installed or its job failed; the message is one line."""
 
 
 def interpreter(home: Path, environment: str | None, python: str) -> str:
-    """The interpreter of a peer's environment, which is made when it is missing or its requirements have changed."""
+    """Return the interpreter of an environment, installing it if its requirements changed."""
     if environment is None:
         return sys.executable
     wanted = HERE / f"requirements-{environment}.txt"
     folder, mark = home / environment, hashlib.sha256(wanted.read_bytes()).hexdigest()
     done, inside = folder / ".installed", folder / "bin" / "python"
     if not (done.exists() and done.read_text() == mark):
-        print(f"making the environment {environment} ...", flush=True)
+        print(f"creating the environment {environment} ...", flush=True)
         words = [
-            str(inside),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "-r",
-            str(wanted),
-        ]
+            str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            "-r", str(wanted),
+        ]  # fmt: skip
         for step in ([python, "-m", "venv", "--clear", str(folder)], words):
             try:
                 ended = subprocess.run(step, capture_output=True, text=True, check=False)
             except OSError as error:
-                raise Failed(f"could not be installed: {error}") from None
+                raise PeerFailed(f"could not be installed: {error}") from None
             if ended.returncode:
-                raise Failed("could not be installed: " + last_line(ended.stderr))
+                raise PeerFailed("could not be installed: " + last_line(ended.stderr))
         done.write_text(mark)
     return str(inside)
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line that is neither empty nor a notice of pip."""
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -104,29 +102,29 @@ def last_line(text: str) -> str:
     return lines[-1][:200] if lines else "no message"
 
 
-def do(
+def run_job(
     python: str, peer: str, job: dict[str, Any], home: Path, seconds: float = 900.0
 ) -> dict[str, Any]:
-    """One job in a process of its own; Failed with the reason if nothing comes of it."""
+    """Run a job in its own process and return its results, or raise PeerFailed."""
     path = home / "job.json"
     path.write_text(json.dumps({**job, "spawned": time.time()}))
     environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", **ONE_THREAD}
     try:
         ended = subprocess.run(
-            [python, str(HERE / f"{peer}.py"), str(path)], capture_output=True, text=True, check=False,
-            env=environment, timeout=seconds,
+            [python, str(HERE / f"{peer}.py"), str(path)],
+            capture_output=True, text=True, check=False, env=environment, timeout=seconds,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Failed(f"not done after {seconds:.0f} s") from None
+        raise PeerFailed(f"not finished after {seconds:.0f} s") from None
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if ended.returncode or not lines:
-        raise Failed(last_line(ended.stderr))
+        raise PeerFailed(last_line(ended.stderr))
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
 
 
 def speed_data(home: Path) -> dict[str, Path]:
-    """a9a (or the embedded census data) for each case; the large one is the same rows ten times, in new orders."""
+    """Write each case's a9a or census rows; the large case repeats them ten times, permuted."""
     import fedpage as fp
 
     try:
@@ -152,13 +150,12 @@ def speed_data(home: Path) -> dict[str, Path]:
 
 
 def loss(path: Path, x: list[float]) -> tuple[float, float]:
-    """f and |grad f| of the robust regression at x."""
+    """Return f(x) and |grad f(x)| of the robust regression."""
     clients = Clients.load(str(path))
     a, y, v = clients.arrays, clients.arrays["y"], np.array(x, dtype=np.float64)
     with np.errstate(all="ignore"):
-        t = (
-            np.add.reduceat(v[a["indices"]], a["indptr"][:-1]) - y
-        )  # every row of such data has an entry
+        # reduceat is right because every row of one-hot data has an entry
+        t = np.add.reduceat(v[a["indices"]], a["indptr"][:-1]) - y
         slopes = np.repeat(t / (1 + 0.5 * t * t), np.diff(a["indptr"]))
         gradient = np.bincount(a["indices"], weights=slopes, minlength=clients.d) / len(y)
         return float(np.log1p(0.5 * t * t).mean()), float(np.linalg.norm(gradient))
@@ -171,8 +168,10 @@ def schedule(N: int, S: int, rounds: int, seed: int) -> list[list[int]]:
     return [sorted(rng.choice(N, S, replace=False).tolist()) for _ in range(rounds)]
 
 
-def speed(pythons: dict[str, Any], home: Path, repetitions: int, keep: Callable[..., None]) -> None:
-    """Every peer on every case, in turns; the smallest of the repetitions, kept after each of them."""
+def speed(
+    pythons: dict[str, Any], home: Path, repetitions: int, write: Callable[..., None]
+) -> None:
+    """Time every peer on every case in turns; keep the smallest time of the repetitions."""
     paths, found = speed_data(home), {}
     for repetition in range(repetitions):
         for name, case in CASES.items():
@@ -185,11 +184,14 @@ def speed(pythons: dict[str, Any], home: Path, repetitions: int, keep: Callable[
                         continue
                     rounds = case["check"] + (4 * timed if case["S"] == 2 else timed)
                     job = {
-                        **{k: v for k, v in case.items() if k != "N"}, "method": method, "data": str(paths[name]),
-                        "dtype": dtype, "seed": repetition, "rounds": rounds,
-                        "schedule": schedule(case["N"], case["S"], 0 if peer == "ours" else rounds, repetition),
+                        **{k: v for k, v in case.items() if k != "N"},
+                        "method": method, "data": str(paths[name]), "dtype": dtype,
+                        "seed": repetition, "rounds": rounds,
+                        "schedule": schedule(
+                            case["N"], case["S"], 0 if peer == "ours" else rounds, repetition
+                        ),
                     }  # fmt: skip
-                    answer = asked(row, pythons, job, home)
+                    answer = try_job(row, pythons, job, home)
                     if answer is None:
                         continue
                     print(f"{repetition} {name} {method} {peer}: {answer['cpu']}", flush=True)
@@ -207,25 +209,25 @@ def speed(pythons: dict[str, Any], home: Path, repetitions: int, keep: Callable[
                     row["check_loss"] = loss(paths[name], answer["x_check"])[0]
                     row["loss"], row["grad_norm"] = loss(paths[name], answer["x"])
         compare(found)
-        keep(speed=list(found.values()), repetitions=repetition + 1)
+        write(speed=list(found.values()), repetitions=repetition + 1)
 
 
 def compare(found: dict[Any, dict[str, Any]]) -> None:
-    """Same work: before timing everybody has lost about as much as the numpy loop (25 % is sampling's share)."""
+    """Check that each peer's loss falls as the numpy loop's, up to 25 % because of sampling."""
     for (_peer, method, name), row in found.items():
-        yardstick = found.get(("numpy_loop", method, name), {})
-        if "check_loss" in row and "check_loss" in yardstick:
-            ours, theirs = (one["start_loss"] - one["check_loss"] for one in (yardstick, row))
+        reference = found.get(("numpy_loop", method, name), {})
+        if "check_loss" in row and "check_loss" in reference:
+            ours, theirs = (r["start_loss"] - r["check_loss"] for r in (reference, row))
             row["same"] = bool(abs(theirs - ours) <= 0.25 * ours)
 
 
-def asked(
+def try_job(
     row: dict[str, Any], pythons: dict[str, Any], job: dict[str, Any], home: Path
 ) -> dict[str, Any] | None:
-    """What the row's peer answers; None where it fails or has no such method, which the row then says."""
+    """Run a job of the row's peer; on failure write the reason into the row and return None."""
     try:
-        answer = do(python_of(pythons, row["peer"]), row["peer"], job, home)
-    except Failed as reason:
+        answer = run_job(find_python(pythons, row["peer"]), row["peer"], job, home)
+    except PeerFailed as reason:
         row["failed"] = str(reason)
         return None
     if "none" in answer:
@@ -234,14 +236,14 @@ def asked(
     return answer
 
 
-def python_of(pythons: dict[str, Any], peer: str) -> str:
-    if isinstance(pythons[peer], Failed):
+def find_python(pythons: dict[str, Any], peer: str) -> str:
+    if isinstance(pythons[peer], PeerFailed):
         raise pythons[peer]
     return str(pythons[peer])
 
 
 def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
-    """Every library's SCAFFOLD and FedProx where the answer is known."""
+    """Compare every peer's SCAFFOLD and FedProx with the reference."""
     rows = []
     plans = [(peer, method, {}, "") for peer in PEERS for method in ("scaffold", "fedprox")]
     for problem in (plain.quadratic(), plain.logistic()):
@@ -260,30 +262,26 @@ def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
                 }
                 rows.append(row)
                 job = {
-                    **EXACT, "S": S, "b": None, "method": method, "data": str(path), "dtype": "float64", "seed": 0,
-                    "check": 1, "schedule": calls, "tell": True, **more,
+                    **EXACT, "S": S, "b": None, "method": method, "data": str(path),
+                    "dtype": "float64", "seed": 0, "check": 1, "schedule": calls,
+                    "report_clients": True, **more,
                 }  # fmt: skip
-                answer = asked(row, pythons, job, home)
+                answer = try_job(row, pythons, job, home)
                 if answer is not None:
-                    row |= judged(problem, job, answer, star)
+                    row |= measure_distances(problem, job, answer, star)
                     print(row, flush=True)
     return rows
 
 
-def judged(
+def measure_distances(
     problem: Clients, job: dict[str, Any], answer: dict[str, Any], star: np.ndarray
 ) -> dict[str, Any]:
-    """Largest distances of a peer's x to the reference's, over the clients that it called, and to x*."""
-    x, wanted = (
-        np.array(answer["x"], dtype=np.float64),
-        plain.reference(problem, job, answer["called"]),
-    )
-    far = {
+    """Return the largest distances of a peer's x to the reference's x and to x*."""
+    x = np.array(answer["x"], dtype=np.float64)
+    wanted = plain.reference(problem, job, answer["called"])
+    return {
         "to_reference": float(np.abs(x - wanted).max()),
         "to_star": float(np.abs(x - star).max()),
-    }
-    return {
-        **far,
         "reference_to_star": float(np.abs(wanted - star).max()),
         "label": answer["label"],
     }
@@ -301,55 +299,58 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {platform.system()}"
 
 
-def finite(tree: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
+def replace_non_finite(tree: Any) -> Any:
+    """Replace NaN and infinity by None, because JSON has neither."""
     if isinstance(tree, dict):
-        return {key: finite(value) for key, value in tree.items()}
+        return {key: replace_non_finite(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [finite(value) for value in tree]
+        return [replace_non_finite(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument(
-        "--home", type=Path, default=ROOT / ".peers", help="where environments and results go"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--home",
+        type=Path,
+        default=ROOT / ".peers",
+        help="the directory of environments and results",
     )
-    words.add_argument(
-        "--python", default=sys.executable, help="the interpreter that makes the environments"
+    parser.add_argument("--python", default=sys.executable, help="the Python of the environments")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--only", choices=("speed", "exact"), help="only one of the two comparisons"
     )
-    words.add_argument("--repetitions", type=int, default=3)
-    words.add_argument("--only", choices=("speed", "exact"), help="one half of it")
-    words.add_argument("--into", type=Path, help="a Markdown file with markers for the tables")
-    asked = words.parse_args()
-    home = asked.home.resolve()
+    parser.add_argument("--into", type=Path, help="a Markdown file with markers for the tables")
+    options = parser.parse_args()
+    home = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
     pythons: dict[str, Any] = {}
     for peer, (environment, _, _) in PEERS.items():
         try:
-            pythons[peer] = interpreter(home, environment, asked.python)
-        except Failed as reason:
+            pythons[peer] = interpreter(home, environment, options.python)
+        except PeerFailed as reason:
             pythons[peer] = reason
             print(f"{peer}: {reason}", flush=True)
     file = home / "results.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if asked.only and file.exists() else {}
+    results: dict[str, Any] = json.loads(file.read_text()) if options.only and file.exists() else {}
     results |= {"machine": machine(), "cases": CASES, "exact_settings": EXACT}
 
-    def keep(**more: Any) -> None:
+    def write(**more: Any) -> None:
         results.update(more)
-        file.write_text(json.dumps(finite(results), indent=1) + "\n")
+        file.write_text(json.dumps(replace_non_finite(results), indent=1) + "\n")
         page = tables.page(json.loads(file.read_text()))
         (home / "peers.md").write_text(page)
         print(page)
-        if asked.into:
-            asked.into.write_text(
-                tables.put(asked.into.read_text(encoding="utf-8"), page), encoding="utf-8"
+        if options.into:
+            options.into.write_text(
+                tables.insert(options.into.read_text(encoding="utf-8"), page), encoding="utf-8"
             )
 
-    if asked.only != "speed":
-        keep(exact=exact(pythons, home))
-    if asked.only != "exact":
-        speed(pythons, home, asked.repetitions, keep)
+    if options.only != "speed":
+        write(exact=exact(pythons, home))
+    if options.only != "exact":
+        speed(pythons, home, options.repetitions, write)
 
 
 if __name__ == "__main__":

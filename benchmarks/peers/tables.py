@@ -1,4 +1,4 @@
-"""The Markdown tables of a run of run.py."""
+"""Write the Markdown tables of run.py."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ NAMES = {
 }  # fmt: skip
 METHODS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedprox": "FedProx"}
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
-MISSED = 1e-6  # beyond it a result is no longer the reference's in float32
+TOLERANCE = 1e-6  # a larger distance to the reference is no rounding error of float32
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, all but the first two columns to the right."""
+    """Return a Markdown table with all but the first two columns aligned to the right."""
     rule = ["---" if i < 2 else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows]) + "\n"
 
 
-def span(seconds: float) -> str:
-    """1.2 s, 34 ms, 56.7 us."""
+def format_time(seconds: float) -> str:
+    """Return a duration such as 1.2 s, 34 ms, 56.7 us."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -37,7 +37,7 @@ def times(ratio: float) -> str:
 
 
 def distance(value: float | None) -> str:
-    """A null is what was not finite: the run diverged."""
+    """Return a distance as text; None stands for a value that was not finite."""
     if value is None:
         return "**diverges**"
     if value > 1e6:
@@ -45,7 +45,7 @@ def distance(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def named(row: dict[str, Any]) -> str:
+def peer_label(row: dict[str, Any]) -> str:
     name = NAMES[row["peer"]]
     if row["peer"] == "flower_sim" and row["method"] == "scaffold":
         name += ", SCAFFOLD as written by users"
@@ -54,14 +54,14 @@ def named(row: dict[str, Any]) -> str:
     return name
 
 
-def excused(row: dict[str, Any], columns: int) -> list[str]:
-    """The reason, and nothing in the other columns."""
+def failure_cells(row: dict[str, Any], columns: int) -> list[str]:
+    """Return cells with the reason in the first, and nothing in the other columns."""
     reason = row.get("none") or f"failed: {row['failed']}"
     return [reason.replace("|", "/"), *[""] * (columns - 1)]
 
 
-def work(row: dict[str, Any]) -> str:
-    """The loss after the rounds before timing, and whether that is the numpy loop's, up to sampling."""
+def loss_before_timing(row: dict[str, Any]) -> str:
+    """Return the loss before timing, marked where it differs from the numpy loop's."""
     value = "not finite" if row["check_loss"] is None else f"{row['check_loss']:.4f}"
     return value if row.get("same", True) else f"{value} (differs)"
 
@@ -75,14 +75,15 @@ def speed_table(results: dict[str, Any], case: str) -> str:
         for row in results["speed"]:
             if row["case"] != case or row["method"] != method:
                 continue
-            cells = [METHODS[method], named(row)]
+            cells = [METHODS[method], peer_label(row)]
             if "cpu" not in row:
-                rows.append(cells + excused(row, 7))
+                rows.append(cells + failure_cells(row, 7))
                 continue
             ratio = times(row["cpu"] / ours[method]) if method in ours else ""
             rows.append([
-                *cells, span(row["cpu"]), ratio, span(row["wall"]), span(row["first"]), megabytes(row["peak"]),
-                megabytes(row["beyond"]), work(row),
+                *cells, format_time(row["cpu"]), ratio, format_time(row["wall"]),
+                format_time(row["first"]), megabytes(row["peak"]), megabytes(row["beyond"]),
+                loss_before_timing(row),
             ])  # fmt: skip
     head = [
         "method",
@@ -110,13 +111,13 @@ def growth_table(results: dict[str, Any]) -> str:
         small = found.get((peer, method, "small"), {})
         if case != "large":
             continue
-        cells = [METHODS[method], named(large)]
+        cells = [METHODS[method], peer_label(large)]
         if "cpu" not in large or "cpu" not in small:
-            rows.append(cells + excused(large if "cpu" not in large else small, 6))
+            rows.append(cells + failure_cells(large if "cpu" not in large else small, 6))
             continue
         pairs: list[tuple[str, Callable[[float], str]]] = [
-            ("cpu", span),
-            ("first", span),
+            ("cpu", format_time),
+            ("first", format_time),
             ("peak", megabytes),
         ]
         for key, form in pairs:
@@ -144,20 +145,22 @@ def exact_table(results: dict[str, Any], problem: str) -> str:
         if r["problem"] == problem
     }
     for method in ("scaffold", "fedprox"):
-        for (which, _peer, _variant, everyone), row in found.items():
-            if which != method or not everyone:
+        for (name, _peer, _variant, all_called), row in found.items():
+            if name != method or not all_called:
                 continue
-            cells = [METHODS[method], named(row)]
-            for one in (row, found[(which, row["peer"], row["variant"], False)]):
-                if "label" in one:
-                    meets = one["to_reference"] is not None and one["to_reference"] <= MISSED
-                    far = distance(one["to_reference"])
+            cells = [METHODS[method], peer_label(row)]
+            for entry in (row, found[(name, row["peer"], row["variant"], False)]):
+                if "label" in entry:
+                    meets = entry["to_reference"] is not None and entry["to_reference"] <= TOLERANCE
+                    far = distance(entry["to_reference"])
                     cells += [
                         far if meets or far.startswith("**") else f"**{far}**",
-                        distance(one["to_star"]),
+                        distance(entry["to_star"]),
                     ]
                 else:
-                    cells += excused(one, 2) if one is row or "none" not in one else ["", ""]
+                    cells += (
+                        failure_cells(entry, 2) if entry is row or "none" not in entry else ["", ""]
+                    )
             rows.append(cells)
     head = [
         "method",
@@ -175,15 +178,15 @@ def versions(results: dict[str, Any]) -> str:
     for row in results["speed"]:
         if "versions" in row:
             own = [] if row["peer"] != "ours" else [f"fedpage {row['label']}"]
-            said = ", ".join(
+            packages = ", ".join(
                 [*own, *(f"{name} {version}" for name, version in row["versions"].items())]
             )
-            seen[NAMES[row["peer"]]] = said
-    return "".join(f"- {name}: {said}\n" for name, said in seen.items())
+            seen[NAMES[row["peer"]]] = packages
+    return "".join(f"- {name}: {packages}\n" for name, packages in seen.items())
 
 
 def page(results: dict[str, Any]) -> str:
-    """All that a run found."""
+    """Return the Markdown of all results."""
     parts = [f"Machine: {results['machine']}.\n"]
     if "speed" in results:
         cases = results["cases"]
@@ -202,10 +205,10 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def put(text: str, what: str) -> str:
-    """The text with `what` between its markers."""
+def insert(text: str, tables: str) -> str:
+    """Return the text with the tables between its markers."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"no {BEGIN} and {END} in it")
-    return f"{before}{BEGIN}\n\n{what.strip()}\n\n{END}{after}"
+        raise ValueError(f"the file has no markers {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{tables.strip()}\n\n{END}{after}"

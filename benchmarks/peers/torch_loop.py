@@ -1,4 +1,4 @@
-"""The usual PyTorch loop: a module, autograd and torch.optim.SGD, one client after the other."""
+"""Run the usual PyTorch loop over clients: a module, autograd and torch.optim.SGD."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
                 own[i] = new
         x, c = x + dx / len(called), c + dc / clients.N
         clock.tick(lambda: x.numpy())  # noqa: B023
-    said = {"versions": versions("torch", "numpy"), "label": torch.__version__}
-    return {**said, "called": job["schedule"] if job.get("tell") else None}
+    results = {"versions": versions("torch", "numpy"), "label": torch.__version__}
+    return {**results, "called": job["schedule"] if job.get("report_clients") else None}
 
 
 if __name__ == "__main__":

@@ -26,9 +26,11 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 Fault = Callable[[int, Message], Any]
-"""Called with the client and the message. Returns the fault: None; "drop": the message is lost;
-"lost": the reply is lost; ("late", seconds); ("error", code, reason); or a function that changes the
-reply."""
+"""A function of the client and the message that returns a fault, or None.
+
+A fault is "drop" (the message is lost), "lost" (the reply is lost), ("late", seconds),
+("error", code, reason), or a function that changes the reply.
+"""
 
 
 def transmit(message: Message) -> Message:
@@ -191,8 +193,10 @@ class LocalGrid(Grid):
 
     def _from_superlink(self, request: Message, code: int, reason: str) -> Message:
         m = request.metadata
-        meta = Metadata(m.run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, m.message_id, m.group_id, m.created_at,
-                        m.ttl, m.message_type)  # fmt: skip
+        meta = Metadata(
+            m.run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, m.message_id, m.group_id,
+            m.created_at, m.ttl, m.message_type,
+        )  # fmt: skip
         return make_message(meta, error=Error(code, reason))
 
 

@@ -73,12 +73,14 @@ def test_all_checks_pass(key_dir, tmp_path):
     (tmp_path / "flwr").mkdir()
     with Listening(key_dir) as server:
         (tmp_path / "flwr" / "config.toml").write_text(
-            f'[superlink.here]\naddress = "{server.address}"\nroot-certificates = "{key_dir / "ca.pem"}"\n'
+            f'[superlink.here]\naddress = "{server.address}"\n'
+            f'root-certificates = "{key_dir / "ca.pem"}"\n'
         )
-        (tmp_path / "site.svm").write_text("1 1:2\n-1 3:1\n")
+        (tmp_path / "node.svm").write_text("1 1:2\n-1 3:1\n")
         findings = list(preflight.run_checks(
-            app=ROOT / "examples" / "flower", ca=key_dir / "ca.pem", cert=key_dir / "server.pem", key=key_dir / "server.key",
-            node_key=key_dir / "node1", address=server.address, superlink="here", data=tmp_path / "site.svm",
+            app=ROOT / "examples" / "flower", ca=key_dir / "ca.pem", cert=key_dir / "server.pem",
+            key=key_dir / "server.key", node_key=key_dir / "node1", address=server.address,
+            superlink="here", data=tmp_path / "node.svm",
         ))  # fmt: skip
     assert [finding for finding in findings if not finding.ok] == []
     text = " ".join(finding.text for finding in findings)

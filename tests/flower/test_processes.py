@@ -91,8 +91,8 @@ METHODS = {
     "fedavg": (fp.FedAvg(S=1, K=3, eta_l=0.1), "S=1 K=3 eta_l=0.1", 2),
 }
 SMALL = {
-    "clients": 2, "record-every": 0, "seed": 7, "objective": "logistic-l2", "alpha": 0.01, "data": "census:rows=200",
-    "partition": "label-shards", "poll": 0.05,
+    "clients": 2, "record-every": 0, "seed": 7, "objective": "logistic-l2", "alpha": 0.01,
+    "data": "census:rows=200", "partition": "label-shards", "poll": 0.05,
 }  # fmt: skip
 
 

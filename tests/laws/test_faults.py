@@ -1,4 +1,4 @@
-"""Clients that fail: what counts, what is asked again, and what never happens, whoever the method is."""
+"""Laws of rounds in which clients fail: accepted replies, retries, fallbacks, for any method."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def costs(history):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in history.rows]
 
 
-def told(history):
-    """What happened, whatever the order in which a round's clients were looked after."""
+def sorted_events(history):
+    """Return the events in an order that does not depend on the chunks of a round."""
     return sorted((entry["round"], entry["event"], entry["text"]) for entry in history.events)
 
 
@@ -47,7 +47,7 @@ def test_without_a_fault_the_policy_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_enough_retries_give_the_run_without_faults_bit_for_bit(name):
+def test_enough_retries_give_the_bits_of_a_run_without_faults(name):
     problem = uneven()
     plain = fp.simulate(problem, ALL[name], rounds=20, seed=3)
     patient = fp.simulate(
@@ -67,7 +67,7 @@ def test_enough_retries_give_the_run_without_faults_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_faults_are_the_seeds_and_not_the_chunks_or_threads(name):
+def test_faults_depend_on_the_seed_and_not_on_chunks_or_threads(name):
     problem = uneven()
     faults = dataclasses.replace(EVERY_FAULT, dropout=0.1, gone=(5,), gone_from=9)
     if ALL[name].name == "VRL-SGD":
@@ -89,7 +89,7 @@ def test_faults_are_the_seeds_and_not_the_chunks_or_threads(name):
             options=fp.RunOptions(faults=faults, policy=policy, threads=threads, chunk=chunk),
         )
         assert other.same(one)
-        assert told(other) == told(one)
+        assert sorted_events(other) == sorted_events(one)
     other = fp.simulate(
         problem,
         ALL[name],
@@ -100,8 +100,8 @@ def test_faults_are_the_seeds_and_not_the_chunks_or_threads(name):
 
 
 @pytest.mark.parametrize("tied", ["", "labels", "size"])
-def test_the_mean_is_over_those_who_answered(tied):
-    """FedAvg, round by round, against a loop over clients that knows who fails."""
+def test_the_mean_is_over_the_accepted_replies(tied):
+    """Compare FedAvg with a loop over the clients that do not fail."""
     problem, method = uneven(), ALL["FedAvg"]
     faults = fp.Faults(dropout=0.4, tied=tied)
     run = Simulation(problem, method, seed=1, faults=faults, policy=fp.Policy(retries=1))
@@ -126,11 +126,11 @@ def test_the_mean_is_over_those_who_answered(tied):
             np.testing.assert_array_equal(run.x, x)
             assert run.costs.missing == missing
         else:
-            pytest.fail("choose another seed: in this one nobody answers")
+            pytest.fail("choose another seed: with this one no client replies")
 
 
-def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
-    """FedPAGE with a client that leaves: from then on every full round is what a round with the coin down would be."""
+def test_a_full_round_without_all_clients_falls_back_to_a_sampled_round():
+    """After a client leaves, every full round of FedPAGE becomes the sampled round of its draws."""
     problem = quadratic(noise=1.0)
     method = fp.FedPAGE(S=3, K=2, eta_g=0.05, p=0.5)
     run = Simulation(
@@ -159,7 +159,7 @@ def test_a_full_round_with_someone_missing_becomes_the_sampled_one():
     assert seen > 4
 
 
-def test_the_first_g_waits_for_everyone_and_says_for_whom():
+def test_the_first_round_needs_all_clients_and_names_the_missing():
     problem = quadratic()
     late = fp.simulate(
         problem,
@@ -182,7 +182,7 @@ def test_the_first_g_waits_for_everyone_and_says_for_whom():
     assert asked.stop_reason is StopReason.FINISHED
 
 
-def test_a_lost_client_is_told_once_and_training_goes_on():
+def test_a_lost_client_is_reported_once_and_training_continues():
     problem = quadratic(noise=1.0)
     faults = fp.Faults(gone=(1,), gone_from=10)
     method = fp.FedPAGE(S=4, K=2, eta_g=0.05, p=0.5)
@@ -198,9 +198,8 @@ def test_a_lost_client_is_told_once_and_training_goes_on():
     ]
     assert asked_all
     assert all(e["round"] > alarm for e in asked_all)
-    assert (
-        np.diff(history["clients"])[alarm + 1 :].max() <= 4 + 2
-    )  # S, and twice more for the one: never all N
+    # at most S clients and two retries of one client, never all N
+    assert np.diff(history["clients"])[alarm + 1 :].max() <= 4 + 2
     assert history.last("loss") < history["loss"][0]
     assert history.last("full_rounds") == len(
         {0} | {r for r in range(10) if fp.core.random.RoundDraws(0, r).coin(0.5)}
@@ -218,8 +217,8 @@ def test_a_client_that_comes_back_counts_again():
 
 
 @pytest.mark.parametrize("fault", ["lost", "late", "nan"])
-def test_control_variates_stay_the_mean_of_the_clients_own(fault):
-    """SCAFFOLD's c = mean c_i holds only if a client forgets what it did in a round that did not count."""
+def test_scaffolds_c_stays_the_mean_of_the_client_states(fault):
+    """c = mean c_i holds only if client states of rejected replies are dropped."""
     problem, method = uneven(), ALL["SCAFFOLD-II"]
     for policy, holds in ((fp.Policy(retries=0), True), (fp.Policy.naive(), False)):
         run = Simulation(problem, method, seed=2, faults=fp.Faults(**{fault: 0.3}), policy=policy)
@@ -230,7 +229,7 @@ def test_control_variates_stay_the_mean_of_the_clients_own(fault):
         assert (gap < 1e-12) == holds
 
 
-def test_nonsense_is_rejected_by_name_and_without_the_policy_it_is_added():
+def test_invalid_replies_are_rejected_and_without_the_policy_are_added():
     problem, method = uneven(), fp.FedAvg(S=12, K=2)
     for fault, words in (
         ("nan", "not finite"),
@@ -255,13 +254,13 @@ def test_nonsense_is_rejected_by_name_and_without_the_policy_it_is_added():
             seed=0,
             options=fp.RunOptions(faults=faults, policy=fp.Policy.naive()),
         )
-        if fault == "shape":  # one number instead of all of them
+        if fault == "shape":  # one number instead of d numbers
             assert naive.x.tobytes() != sound.x.tobytes()
         else:
             assert naive.diverged
 
 
-def test_a_late_reply_never_counts_and_without_the_policy_it_does():
+def test_late_replies_are_rejected_and_without_the_policy_are_added():
     problem, method = uneven(), fp.FedAvg(S=6, K=2)
     options = {"rounds": 12, "seed": 0, "record_every": 1}
     late = fp.simulate(
@@ -291,7 +290,7 @@ def test_a_late_reply_never_counts_and_without_the_policy_it_does():
     np.testing.assert_array_equal(first, later)  # the same clients are always slow
 
 
-def test_a_run_that_diverges_is_not_taken_for_clients_that_fail():
+def test_divergence_is_not_reported_as_failing_clients():
     problem = quadratic()
     history = fp.simulate(
         problem,
@@ -319,8 +318,8 @@ def test_tied_dropout_follows_the_data():
         FaultSampler(fp.Faults(dropout=0.2, tied="labels"), quadratic(), 0)
 
 
-class Scripted:
-    """A transport whose chunks are written down, attempt by attempt."""
+class ScriptedTransport:
+    """A transport whose chunks are given for each attempt."""
 
     is_reliable = False
 
@@ -349,7 +348,7 @@ def test_replies_of_several_attempts_are_added_in_client_order():
     method = fp.FedAvg(S=3, K=1)
     draws = fp.core.random.RoundDraws(0, 0)
     a, b, c = draws.clients(8, 3).tolist()
-    transport = Scripted([
+    transport = ScriptedTransport([
         lambda call: [
             Chunk(call.clients, np.array([a, c]), replies([1, 1e16]), received=3,
                   rejected=[Rejection(b, "late: it belongs to round 7")]),
@@ -374,9 +373,9 @@ def test_replies_of_several_attempts_are_added_in_client_order():
     ]
 
 
-def test_a_round_in_which_nobody_answers_is_retried_and_then_fails():
+def test_a_round_without_replies_is_retried_and_then_fails():
     method, draws = fp.FedAvg(S=2, K=1), fp.core.random.RoundDraws(0, 0)
-    transport = Scripted([lambda call: [Chunk(call.clients, call.clients[:0], None)]] * 50)
+    transport = ScriptedTransport([lambda call: [Chunk(call.clients, call.clients[:0], None)]] * 50)
     one_round = make_round(method, transport, retries=1, patience=5)
     with pytest.raises(RoundFailed, match="round 0 failed: no valid reply from clients"):
         one_round.step(method.init(np.zeros(4), 8), draws)
@@ -420,7 +419,7 @@ def test_impossible_faults_are_refused(settings, words):
         fp.Faults(**settings)
 
 
-def test_a_client_that_is_not_there_cannot_be_gone():
+def test_an_unknown_client_cannot_be_gone():
     with pytest.raises(fp.InputError, match="gone names client 99"):
         fp.simulate(
             quadratic(),

@@ -1,4 +1,4 @@
-"""Replay of runs that were written down elsewhere: explicit coins, clients and minibatches, to 1e-10."""
+"""Replay runs of an independent implementation, with given coins, clients and minibatches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def script_of(case):
     return script
 
 
-def test_the_golden_file_is_there():
+def test_the_golden_file_has_all_cases():
     if not CASES:
         pytest.skip(f"no golden file at {PATH}; set FEDPAGE_GOLDEN")
     assert GOLDEN["schema"] == "golden-v1"

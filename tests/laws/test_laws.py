@@ -1,4 +1,4 @@
-"""The laws: what every method must do, whoever wrote it. Public SCAFFOLDs that are wrong fail here."""
+"""The laws: properties that every method must have. Wrong implementations fail here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROBLEMS = {
 }
 
 
-KINDS_OF_MESSAGE = {"S-Local-SVRG": 3, "S-Local-SVRG-sampled": 2, "VRL-SGD": 2} | {
+MESSAGE_TYPES = {"S-Local-SVRG": 3, "S-Local-SVRG-sampled": 2, "VRL-SGD": 2} | {
     name: 2 for name in NAMES if "PAGE" in name
 }
 
@@ -44,20 +44,19 @@ def gradient_descent(problem, step: float, rounds: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", PROBLEMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_one_full_local_step_of_everyone_is_gradient_descent(name, kind):
+def test_one_full_local_step_of_all_clients_is_gradient_descent(name, kind):
     problem = PROBLEMS[kind]()
     method = methods(problem.N, 1, 0.05, full=True)[name]
     run = Simulation(problem, method, seed=1)
-    refreshes = (
-        2 if isinstance(method, fp.SLocalSVRG) else 1
-    )  # with q = 1 every step of it is preceded by a refresh
-    for _ in range(15 * refreshes):
+    # S-Local-SVRG with q = 1 refreshes before every round of local steps
+    rounds_per_step = 2 if isinstance(method, fp.SLocalSVRG) else 1
+    for _ in range(15 * rounds_per_step):
         run.step()
     np.testing.assert_allclose(run.x, gradient_descent(problem, 0.05, 15), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_fedpage_with_p_one_is_gradient_descent_whatever_K(kind):
+def test_fedpage_with_p_one_is_gradient_descent_for_any_K(kind):
     problem = PROBLEMS[kind]()
     method = fp.FedPAGE(S=2, K=7, eta_g=0.05, p=1.0)
     history = fp.simulate(problem, method, rounds=15, seed=1)
@@ -65,7 +64,7 @@ def test_fedpage_with_p_one_is_gradient_descent_whatever_K(kind):
 
 
 @pytest.mark.parametrize("eta_l", [None, 1e-9, 0.7])
-def test_page_is_fedpage_with_one_local_step_whatever_eta_l_and_b3(eta_l):
+def test_page_is_fedpage_with_one_local_step_for_any_eta_l_and_b3(eta_l):
     problem = uneven("logistic-nonconvex")
     page = fp.simulate(problem, fp.PAGE(S=3, eta_g=0.2, p=0.2), rounds=60, seed=4)
     fedpage = fp.simulate(
@@ -77,8 +76,8 @@ def test_page_is_fedpage_with_one_local_step_whatever_eta_l_and_b3(eta_l):
 # 2. The optimum
 
 
-def at_rest(name: str, problem: fp.Quadratic, K: int) -> Simulation:
-    """Return a run whose state and client states are those of having always been at x*."""
+def simulate_at_optimum(name: str, problem: fp.Quadratic, K: int) -> Simulation:
+    """Return a run whose server state and client states are stationary at x*."""
     method = methods(3, K, 0.2, full=True)[name]
     run = Simulation(problem, method, seed=2, x0=problem.x_star)
     everyone = np.arange(problem.N)
@@ -96,9 +95,9 @@ def at_rest(name: str, problem: fp.Quadratic, K: int) -> Simulation:
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-def test_it_stays_at_the_optimum(name):
+def test_unbiased_methods_stay_at_the_optimum(name):
     problem = quadratic()
-    run = at_rest(name, problem, K=6)
+    run = simulate_at_optimum(name, problem, K=6)
     for _ in range(40):
         run.step()
     np.testing.assert_allclose(run.x, problem.x_star, rtol=0, atol=1e-11)
@@ -106,7 +105,10 @@ def test_it_stays_at_the_optimum(name):
 
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
-    """x = mean P_i c_i / mean P_i, P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i, c_i the clients' minima."""
+    """Compare with the closed form (mean P_i)^-1 mean P_i c_i, where c_i is client i's minimiser.
+
+    P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i.
+    """
     problem, K, eta = quadratic(), 6, 0.05
     method = fp.FedProx(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None, mu=mu)
     history = fp.simulate(
@@ -130,7 +132,7 @@ def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-def test_it_reaches_the_optimum_of_heterogeneous_quadratics_with_few_clients_a_round(name):
+def test_unbiased_methods_reach_the_optimum_of_heterogeneous_quadratics(name):
     problem = quadratic()
     method = methods(2, 4, 0.1, full=True)[name]
     history = fp.simulate(problem, method, rounds=1500, seed=5, record_every=0)
@@ -138,7 +140,7 @@ def test_it_reaches_the_optimum_of_heterogeneous_quadratics_with_few_clients_a_r
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_biased_methods_do_not_reach_it(name):
+def test_biased_methods_do_not_reach_the_optimum(name):
     problem = quadratic()
     history = fp.simulate(
         problem, methods(2, 4, 0.1, full=True)[name], rounds=1500, seed=5, record_every=0
@@ -147,7 +149,7 @@ def test_biased_methods_do_not_reach_it(name):
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-def test_it_solves_logistic_regression_on_census(name):
+def test_unbiased_methods_solve_logistic_regression(name):
     problem = fp.LogisticRegression(
         fp.load("census", rows=1000, skew=0.5), clients=50, reg="l2", alpha=0.05
     )
@@ -182,7 +184,10 @@ def test_scaffolds_c_is_the_mean_of_the_clients_c(option, kind):
     ids=["PAGE", "leak-free", "leaky"],
 )
 def test_the_bias_contracts_by_exactly_one_minus_p(method):
-    """Lemma of the paper: E[g^r] - grad f(x^r) = (1-p)(g^{r-1} - grad f(x^{r-1})), the mean over all choices."""
+    """Check the paper's lemma E[g^r] - grad f(x^r) = (1-p)(g^{r-1} - grad f(x^{r-1})) exactly.
+
+    The expectation is the mean over all coins and all subsets of clients.
+    """
     problem, p = quadratic(), 0.3
     x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
 
@@ -200,7 +205,7 @@ def test_the_bias_contracts_by_exactly_one_minus_p(method):
     contracted = (1 - p) * (g - problem.grad(x_prev))
     if method.K == 1 or method.leak_free:
         np.testing.assert_allclose(left, contracted, rtol=0, atol=1e-12)
-    else:  # local steps damp g: the leak
+    else:  # local steps damp g, which is the leak
         assert np.linalg.norm(left - contracted) > 1e-2
 
 
@@ -213,7 +218,7 @@ def test_vrl_sgds_corrections_sum_to_zero():
     assert np.linalg.norm(run.client_states.get_all().delta) > 0.1
 
 
-def test_fedprox_without_proximal_term_is_fedavg_bit_for_bit():
+def test_fedprox_without_proximal_term_has_the_bits_of_fedavg():
     for problem in (uneven("logistic-l2"), uneven("robust"), quadratic(noise=1.0)):
         options = {"S": 4, "K": 5, "eta_l": 0.05, "eta_g": 1.3, "b": 2}
         prox = fp.simulate(problem, fp.FedProx(**options, mu=0.0), rounds=30, seed=2)
@@ -258,7 +263,7 @@ def test_leak_free_fedpage_with_one_local_step_is_page():
 
 
 def test_leak_free_steps_move_along_the_same_mean():
-    """The two pieces together move as FedPAGE's local steps do on the same minibatches."""
+    """The move equals the reply of FedPAGE's local steps on the same minibatches."""
     problem = uneven("logistic-nonconvex")
     rng = np.random.default_rng(0)
     x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
@@ -276,7 +281,7 @@ def test_leak_free_steps_move_along_the_same_mean():
 
 def test_s_local_svrg_refreshes_with_probability_q_after_local_steps():
     problem = quadratic()
-    for q, expected in ((1.0, 0.5), (0.25, 0.2)):  # a cycle is one refresh and 1/q rounds of steps
+    for q, expected in ((1.0, 0.5), (0.25, 0.2)):  # a cycle: a refresh, 1/q rounds
         run = Simulation(problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=q), seed=0)
         refreshed = 0
         for _ in range(600):
@@ -288,15 +293,14 @@ def test_s_local_svrg_refreshes_with_probability_q_after_local_steps():
     assert rows.state.rows == pytest.approx(20.0)  # 240 rows at 12 clients: q = min(1, K/M) = 1/4
 
 
-def test_s_local_svrg_sends_h_only_to_those_who_may_not_know_it():
+def test_s_local_svrg_sends_h_only_to_clients_that_may_lack_it():
     problem = quadratic()
     full = fp.simulate(
         problem, fp.SLocalSVRG(K=2, eta_l=0.01, q=1e-9), rounds=6, seed=0, record_every=1
     )
     assert (np.diff(full["floats_down"]) == 8 * 4 * np.array([1, 2, 1, 1, 1, 1])).all()
-    assert (
-        np.diff(full["floats_up"]) == 8 * np.array([5, 4, 4, 4, 4, 4])
-    ).all()  # a gradient and a count, then moves
+    # a gradient and a number of rows, then moves
+    assert (np.diff(full["floats_up"]) == 8 * np.array([5, 4, 4, 4, 4, 4])).all()
     few = fp.simulate(
         problem, fp.SLocalSVRG(S=3, K=2, eta_l=0.01, q=1e-9), rounds=4, seed=0, record_every=1
     )
@@ -305,7 +309,7 @@ def test_s_local_svrg_sends_h_only_to_those_who_may_not_know_it():
 
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_fedpages_local_steps_reply_x_minus_y_over_K_eta(kind):
-    """Lines 13-22 of Algorithm 1, followed by hand at one client."""
+    """Compare with lines 13-22 of Algorithm 1 at one client."""
     problem = PROBLEMS[kind]()
     K, eta_g, eta_l = 5, 0.1, 0.07
     method = fp.FedPAGE(S=1, K=K, eta_g=eta_g, eta_l=eta_l, b2=3, b3=1)
@@ -325,7 +329,7 @@ def test_fedpages_local_steps_reply_x_minus_y_over_K_eta(kind):
     np.testing.assert_allclose(reply.g, (x - y) / (K * eta_l), rtol=0, atol=1e-12)
 
 
-# 5. A client alone is its row in the batch
+# 5. One client alone equals its row in the batch
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
@@ -350,7 +354,7 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
                 for whole, single in zip(new_states, own, strict=True):
                     assert whole[i].tobytes() == single[0].tobytes()
         run.step()
-    assert len(seen) == KINDS_OF_MESSAGE.get(name, len(method.messages))
+    assert len(seen) == MESSAGE_TYPES.get(name, len(method.messages))
 
 
 # 6. Same seed, same history
@@ -411,8 +415,8 @@ def test_fused_local_sgd_agrees_with_a_proximal_term_and_a_shift(mu):
         np.testing.assert_allclose(fused, plain, rtol=0, atol=1e-12)
 
 
-def test_one_hot_kernels_are_the_general_kernels():
-    """Data whose entries are all 1 takes a kernel that never reads values; the bits are the same."""
+def test_one_hot_kernels_have_the_bits_of_the_general_kernels():
+    """Data whose entries are all 1 uses kernels that read no values."""
     data = fp.load("census", rows=200)
     problem = fp.RobustRegression(data, clients=10)
     general = fp.RobustRegression(data, clients=10)
@@ -425,8 +429,8 @@ def test_one_hot_kernels_are_the_general_kernels():
     general._kernel_data = (*general._rows_and_targets, *general._kernel_data[6:])
     assert problem._rows_and_targets[2] is None
     for method in methods(3, 4, 0.1).values():
-        one = fp.simulate(problem, method, rounds=20, seed=0)
-        assert one.same(fp.simulate(general, method, rounds=20, seed=0))
+        one_hot = fp.simulate(problem, method, rounds=20, seed=0)
+        assert one_hot.same(fp.simulate(general, method, rounds=20, seed=0))
 
 
 @pytest.mark.parametrize("name", NAMES)

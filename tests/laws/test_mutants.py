@@ -46,7 +46,10 @@ def test_a_mutant_changes_one_place(mutant):
 
 def test_formatting_does_not_matter():
     mutant = Mutant("m", "f.py", "A.f", "a + 2 * b", "a - b")
-    source = "class A:\n    def f(self, a, b):\n        ü = '…'; return (a\n            + 2*(b))  # why\n"
+    source = (
+        "class A:\n    def f(self, a, b):\n"
+        "        ü = '…'; return (a\n            + 2*(b))  # why\n"
+    )
     assert apply(mutant, source).endswith("return (a - b)  # why\n")
 
 

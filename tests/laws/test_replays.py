@@ -1,7 +1,7 @@
-"""Replays of FedProx, VRL-SGD, S-Local-SVRG and leak-free FedPAGE: every number worked out by plain Python.
+"""Replay FedProx, VRL-SGD, S-Local-SVRG and leak-free FedPAGE against plain Python.
 
-The references below know nothing of fedpage: lists, loops and the formulas of the papers, with explicit clients, coins
-and minibatches.
+The references use nothing of fedpage: only lists, loops and the formulas of the papers, with given
+clients, coins and minibatches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ X0 = [0.3, -0.2, 0.5]
 
 
 def grad(objective, i, rows, x):
-    """Mean gradient over rows of client i at x, as a list."""
+    """Return the mean gradient over rows of client i at x, as a list."""
     out = [0.0] * D
     for j in rows:
         t = sum(a * v for a, v in zip(A[i][j], x, strict=True))
@@ -39,7 +39,7 @@ def grad(objective, i, rows, x):
 
 
 def add(*terms):
-    """Sum of factor * vector."""
+    """Return the sum of factor * vector."""
     return [sum(f * v[k] for f, v in terms) for k in range(D)]
 
 
@@ -65,7 +65,7 @@ def objective(request):
 
 @pytest.fixture(params=["fused", "steps"])
 def check(request, objective):
-    """Replays a script and compares x after every round."""
+    """Return a function that replays a script and compares x after every round."""
 
     def replay(method, script, expected):
         problem = problem_of(objective)

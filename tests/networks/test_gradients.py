@@ -168,7 +168,7 @@ def test_bits_of_a_small_client_do_not_depend_on_other_clients():
 
 
 class Smooth(nn.Module):
-    """Functions that torch computes by one formula in whole registers and by another in the rest."""
+    """Functions whose vectorised loop and its remainder use different formulas in torch."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Check what a user without torch sees; skip with a reason where the tests of this folder cannot run."""
+"""Check fedpage without torch, and report the skipped tests of torch models."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import fedpage as fp
 
 def test_torch_is_installed():
     if find_spec("torch") is None:
-        pytest.skip(
-            "torch is not installed: pip install 'fedpage[torch]' (tests of torch models are skipped)"
-        )
+        pytest.skip("tests of torch models need torch: pip install 'fedpage[torch]'")
 
 
 @pytest.mark.parametrize("name", ["TorchProblem", "load_model", "save_model"])

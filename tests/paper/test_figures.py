@@ -1,4 +1,4 @@
-"""The paper's figures as data, and the running of them."""
+"""Check the paper's figures as data, and their runs."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ b = 4
 """
 
 
-def test_every_figure_of_the_paper_is_there():
+def test_every_figure_of_the_paper_exists():
     assert figures.names() == [
         "local-steps/a9a", "local-steps/w8a",
-        "comparison/a9a-robust", "comparison/w8a-robust", "comparison/a9a-logistic", "comparison/w8a-logistic",
+        "comparison/a9a-robust", "comparison/w8a-robust",
+        "comparison/a9a-logistic", "comparison/w8a-logistic",
         "clients/a9a-robust",
         "full/a9a-robust", "full/w8a-robust", "full/a9a-logistic", "full/w8a-logistic",
     ]  # fmt: skip
 
 
-def test_settings_are_the_papers():
+def test_settings_agree_with_the_paper():
     for name in figures.names():
         figure = figures.load(name)
         assert figure.rows == {"a9a": 32_500, "w8a": 48_000}[figure.data]
@@ -103,7 +104,7 @@ def test_mistakes_in_a_figure_are_errors(old, new, fault):
     assert "\n" not in str(error.value)
 
 
-def test_runs_are_kept_and_done_once(tmp_path):
+def test_finished_runs_are_stored_and_not_repeated(tmp_path):
     figure = figures.parse(TEXT, "tiny")
     todo = runs.list_tasks([figure], 2)
     assert len(todo) == 2 * 2 * 2
@@ -111,7 +112,7 @@ def test_runs_are_kept_and_done_once(tmp_path):
     assert runs.run(todo[:3], tmp_path, 1, lambda done, whole: seen.append((done, whole))) == 3
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     torn = todo[1].path(tmp_path)
-    torn.write_text(torn.read_text()[:-50])  # killed while writing by another means than ours
+    torn.write_text(torn.read_text()[:-50])  # a partial file, as of a kill during a write
     assert runs.run(todo, tmp_path, 2, lambda *_: None) == 6
     assert runs.run(todo, tmp_path, 1, lambda *_: None) == 0
     found = runs.load_histories(figure, 2, tmp_path)
@@ -125,7 +126,7 @@ def test_runs_are_kept_and_done_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_loses_the_runs_in_hand_only(tmp_path):
+def test_a_killed_process_loses_only_unfinished_runs(tmp_path):
     words = [
         "reproduce",
         "comparison/a9a-robust",
@@ -135,7 +136,10 @@ def test_a_killed_process_loses_the_runs_in_hand_only(tmp_path):
         "--out",
         "r",
     ]
-    script = "import sys; from fedpage.cli.main import main; sys.argv = ['fedpage', *sys.argv[1:]]; main()"
+    script = (
+        "import sys; from fedpage.cli.main import main; "
+        "sys.argv = ['fedpage', *sys.argv[1:]]; main()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", script, *words], cwd=tmp_path, stderr=subprocess.DEVNULL
     )
@@ -177,7 +181,10 @@ def test_the_search_for_tuned_steps(tmp_path):
     panel = "[[panel]]\nclients = 50\nS = 5\neta_g = [0.1, 0.1]\nrho = [0.01, 0.01]\n"
     search = "[tuning]\neta_g = [0.003, 0.3]\nrho = [0.01, 1.0]\ntarget = 0.08\nseeds = 2\n"
     head = TEXT.split("[[panel]]")[0].replace("rounds = 40", "rounds = 200")
-    methods = '[[method]]\nname = "fedpage"\nlabel = "one"\nK = 1\n[[method]]\nname = "fedpage"\nlabel = "five"\nK = 5\n'
+    methods = (
+        '[[method]]\nname = "fedpage"\nlabel = "one"\nK = 1\n'
+        '[[method]]\nname = "fedpage"\nlabel = "five"\nK = 5\n'
+    )
     figure = figures.parse(head + search + panel + methods, "tiny")
     seen = []
     rows = tuning.search(figure, tmp_path, 1, lambda what, done, whole, note: seen.append(what))
@@ -239,7 +246,9 @@ def test_bad_input_is_one_line(refused, words, what):
     refused(words, what)
 
 
-def test_without_the_files_a_line_says_how_to_get_them(run, monkeypatch, tmp_path):
+def test_missing_data_files_are_named_with_the_command_that_fetches_them(
+    run, monkeypatch, tmp_path
+):
     monkeypatch.setenv("FEDPAGE_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     code, _, err = run("reproduce", "comparison/a9a-robust")

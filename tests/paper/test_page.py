@@ -31,12 +31,13 @@ window.addEventListener("load", () => setTimeout(() => {
   };
   const cut = () => all(".plot text").filter(text => {
     const a = text.getBoundingClientRect(), b = text.closest("svg").getBoundingClientRect();
-    return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1;
+    return a.left < b.left - 1 || a.right > b.right + 1
+      || a.top < b.top - 1 || a.bottom > b.bottom + 1;
   }).map(text => text.textContent);
   const fonts = () => Math.min(...all(".plot text").map(t => t.getBoundingClientRect().height));
   const colours = () => all(".plot .median").map(path => path.getAttribute("stroke"));
-  const seen = {overflow: wide(), x: labels("xlabel"), y: labels("ylabel"), colours: colours(), cut: cut(),
-    font: fonts(), ink: getComputedStyle(document.body).color,
+  const seen = {overflow: wide(), x: labels("xlabel"), y: labels("ylabel"), colours: colours(),
+    cut: cut(), font: fonts(), ink: getComputedStyle(document.body).color,
     paper: getComputedStyle(document.body).backgroundColor, cuts: []};
   for (const option of [...document.getElementById("x").options].map(o => o.value)) {
     choose("x", option);
@@ -222,8 +223,10 @@ def test_pages_of_the_commands(run, tmp_path):
     words = ("--data", "census:rows=500", "--clients", "50", "--rounds", "40", "--S", "5")
     assert run("run", "fedpage", *words, "--report", "one.html")[0] == 0
     assert run("compare", *words, "--seeds", "1", "--out", "c", "--report", "two.html")[0] == 0
-    tuned = run("tune", "page", *words, "--seeds", "1", "--fresh", "2", "--search", "eta_g=0.1,0.2", "--out", "t",
-                "--report", "three.html")  # fmt: skip
+    tuned = run(
+        "tune", "page", *words, "--seeds", "1", "--fresh", "2", "--search", "eta_g=0.1,0.2",
+        "--out", "t", "--report", "three.html",
+    )  # fmt: skip
     assert tuned[0] == 0
     for name, words_in_it in (
         ("one.html", "FedPAGE"),

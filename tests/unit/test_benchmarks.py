@@ -1,4 +1,4 @@
-"""Check what `make bench` compares with: the C loop, the bare kernels, and workers of other trees."""
+"""Check the loops and workers with which `make bench` compares fedpage."""
 
 from __future__ import annotations
 

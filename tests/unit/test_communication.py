@@ -1,4 +1,4 @@
-"""benchmarks/communication.py: what it counts, what it says of a target that is not reached, and that it goes on."""
+"""Check benchmarks/communication.py: its counts, targets that are not reached, resuming."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def problem():
     return fp.RobustRegression(fp.load("census", rows=200), clients=N)
 
 
-class Printed(fp.FedPAGE):
-    """FedPAGE that really sends x, x_prev and g, as the paper prints it."""
+class AsInPaper(fp.FedPAGE):
+    """FedPAGE that sends x, x_prev and g, as in the paper."""
 
     messages: ClassVar = {**fp.FedPAGE.messages, LeakFreeSteps: Reply}
 
@@ -54,7 +54,7 @@ class Printed(fp.FedPAGE):
         return reply
 
 
-def test_bytes_of_each_target_are_those_counted_by_hand(bench, problem):
+def test_bytes_to_each_target_equal_a_count_by_hand(bench, problem):
     # full rounds 0, 4, 8, ...: N vectors down, N up; others: 2 S down (the paper: 3 S), S up
     method = fp.FedPAGE(S=S, K=2, eta_g=0.2, p=0.25, periodic=True)
     history = fp.simulate(problem, method, rounds=100, seed=0, record_every=1)
@@ -62,22 +62,22 @@ def test_bytes_of_each_target_are_those_counted_by_hand(bench, problem):
         cost = bench.report.cost([history], target)
         rounds = next(int(r["round"]) for r in history.rows if r["grad_norm"] <= target)
         full = math.ceil(rounds / 4)
-        walks = rounds - full
+        sampled = rounds - full
         assert rounds > 4
         assert cost.rounds == rounds
-        assert cost.clients == full * N + walks * S
-        assert cost.up == VECTOR * (full * N + walks * S)
-        assert cost.down == VECTOR * (full * N + walks * S * 2)
-        assert cost.down_paper == VECTOR * (full * N + walks * S * 3)
-        assert cost.gradients == full * 10 + walks * (2 * 10 + 2)
+        assert cost.clients == full * N + sampled * S
+        assert cost.up == VECTOR * (full * N + sampled * S)
+        assert cost.down == VECTOR * (full * N + sampled * S * 2)
+        assert cost.down_paper == VECTOR * (full * N + sampled * S * 3)
+        assert cost.gradients == full * 10 + sampled * (2 * 10 + 2)
 
 
-def test_the_third_vector_is_counted_as_if_it_had_been_sent(bench, problem):
+def test_bytes_in_the_paper_equal_a_run_that_sends_three_vectors(bench, problem):
     settings = {"S": S, "K": 3, "eta_g": 0.2, "eta_l": 0.05, "p": 0.2}
     ours = fp.simulate(problem, fp.FedPAGE(**settings), rounds=40, seed=1, record_every=5)
-    sent = fp.simulate(problem, Printed(**settings), rounds=40, seed=1, record_every=5)
+    sent = fp.simulate(problem, AsInPaper(**settings), rounds=40, seed=1, record_every=5)
     assert ours.x.tobytes() == sent.x.tobytes()
-    assert bench.report.three_vectors(ours).tolist() == sent["bytes_down"].tolist()
+    assert bench.report.bytes_down_in_paper(ours).tolist() == sent["bytes_down"].tolist()
     assert ours.last("bytes_down") < sent.last("bytes_down")
     for method in (
         fp.SCAFFOLD(S=S),
@@ -85,10 +85,10 @@ def test_the_third_vector_is_counted_as_if_it_had_been_sent(bench, problem):
         replace(fp.FedPAGE(**settings), leak_free=True),
     ):
         other = fp.simulate(problem, method, rounds=6, seed=0, record_every=2)
-        assert bench.report.three_vectors(other).tolist() == other["bytes_down"].tolist()
+        assert bench.report.bytes_down_in_paper(other).tolist() == other["bytes_down"].tolist()
 
 
-def test_the_budget_in_rounds_is_what_a_round_sends(bench, problem):
+def test_vectors_per_round_agree_with_runs(bench, problem):
     for kind in fp.METHODS.values():
         method = fair.match_terms(kind, N=N, M=10, S=S, K=10, step=0.01)
         sent = (
@@ -96,10 +96,10 @@ def test_the_budget_in_rounds_is_what_a_round_sends(bench, problem):
             / VECTOR
             / 400
         )
-        assert sent == pytest.approx(bench.vectors_a_round(method, N, 10), rel=0.05)
+        assert sent == pytest.approx(bench.vectors_per_round(method, N, 10), rel=0.05)
 
 
-def test_a_target_that_is_not_reached_is_shown_as_such(bench, problem):
+def test_a_target_that_is_not_reached_has_a_dash_in_the_table(bench, problem):
     runs = [
         fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=30, seed=seed, record_every=1)
         for seed in range(3)
@@ -119,7 +119,7 @@ def test_a_target_that_is_not_reached_is_shown_as_such(bench, problem):
     assert cells[-2:] == ["3 / 1 / 0", f"{within[1]:.1e}".replace("e-0", "e-")]
 
 
-def test_a_small_gradient_above_the_first_loss_is_no_success(bench, problem):
+def test_a_target_counts_only_below_the_first_loss(bench, problem):
     history = fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=2, seed=0, record_every=1)
     history.append(
         history.rows[-1] | {"round": 3, "loss": 2 * history.first_loss, "grad_norm": 1e-6}
@@ -129,7 +129,7 @@ def test_a_small_gradient_above_the_first_loss_is_no_success(bench, problem):
     assert bench.report.cost([history], 1e-3).rounds == 4
 
 
-def test_a_benchmark_goes_on_and_its_command_line_is_the_same_search(
+def test_a_benchmark_resumes_and_its_command_line_repeats_the_search(
     bench, tmp_path, run, monkeypatch
 ):
     case = bench.Case("census:rows=200", N, "robust")
@@ -137,42 +137,41 @@ def test_a_benchmark_goes_on_and_its_command_line_is_the_same_search(
         multiples=(0.25, 0.5), search=1_000, run=2_000, search_seeds=1, seeds=2, between=200,
         tuned_for=((0.2, (0.2,)), (0.1, (0.1, 1e-9))),
     )  # fmt: skip
-    names, out = ["fedpage", "vrl-sgd"], tmp_path / "kept"
+    names, out = ["fedpage", "vrl-sgd"], tmp_path / "out"
     lines, done = bench.evaluate(case, names, terms, out)
     trials = (out / "tuning" / case.name / "fedpage" / "trials.jsonl").read_bytes()
-    assert done == 2 * (4 + 1 + 2) + 2 * (
-        2 + 1 + 2
-    )  # two searches each: candidates, the judge's seed, final runs
-    assert bench.evaluate(case, names, terms, out) == (_none_new(lines), 0)
+    # two searches each: candidates, a fresh seed, final runs
+    assert done == 2 * (4 + 1 + 2) + 2 * (2 + 1 + 2)
+    assert bench.evaluate(case, names, terms, out) == (_without_new_runs(lines), 0)
 
     torn = out / "runs" / case.name / f"fedpage-0.1-seed{bench.FRESH}.jsonl"
     torn.write_bytes(torn.read_bytes()[:-40])
     (out / "runs" / case.name / f"vrl-sgd-0.2-seed{bench.FRESH + 1}.jsonl").unlink()
-    monkeypatch.setattr(bench, "tune", _never_runs(bench.tune))
+    monkeypatch.setattr(bench, "tune", _assert_no_new_runs(bench.tune))
     again, done = bench.evaluate(case, names, terms, out)
-    assert (again, done) == (_none_new(lines), 2)
+    assert (again, done) == (_without_new_runs(lines), 2)
     more = bench.evaluate(case, ["vrl-sgd"], replace(terms, run=3_000), out)
-    assert more[1] == 4  # another budget is another run
+    assert more[1] == 4  # with another budget all runs are new
 
     command = shlex.split(lines[0].chosen[0.1]["command"])
     assert math.isfinite(lines[0].costs[0.1].rounds)
-    code, shown, err = run(*command[1:])
+    code, out_text, err = run(*command[1:])
     assert code == 0, err
-    assert "fedpage run fedpage" in shown
+    assert "fedpage run fedpage" in out_text
     assert (out / "tuning" / case.name / "fedpage" / "trials.jsonl").read_bytes() == trials
 
 
-def _none_new(lines):
+def _without_new_runs(lines):
     return [
         replace(line, chosen={aim: {**found, "runs": 0} for aim, found in line.chosen.items()})
         for line in lines
     ]
 
 
-def _never_runs(tune):
-    def checked(*args, **options):
+def _assert_no_new_runs(tune):
+    def call(*args, **options):
         found = tune(*args, **options)
         assert found.runs == 0
         return found
 
-    return checked
+    return call

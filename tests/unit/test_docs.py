@@ -1,4 +1,4 @@
-"""Tests of the documentation: snippets run, commands parse, links lead somewhere, examples agree."""
+"""Check the documentation: snippets, commands, links, outputs of the examples, prose."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_the_own_problem_has_the_right_gradient():
 
 
 def test_the_own_engine_survives_clients_that_fail():
-    """An exception of a client is a rejected reply: the round retries and then goes on without it."""
+    """A client that raises is a rejected reply: the round retries, then continues without it."""
     module = runpy.run_path(str(ROOT / "examples" / "own_engine.py"))
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
     engine = module["ThreadEngine"](problem, fp.SCAFFOLD(S=8, K=2, eta_l=0.1), seed=0)

@@ -1,4 +1,4 @@
-"""Draws: uniform, without replacement, the same whoever asks, and never through a shared generator."""
+"""Check draws: uniform, without replacement, and a function of their keys alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def test_keys_are_the_same_in_python_and_in_the_kernel():
         assert _below(key, word) == int(_fold(np.uint64(key), np.uint64(word)))
 
 
-def test_known_values_stay():
-    """The same seed means the same run in every version; a change here breaks everyone's results."""
+def test_known_values_do_not_change():
+    """A seed gives the same run in every version, so these values must never change."""
     draws = RoundDraws(seed=42, round=3)
     assert draws.clients(1000, 5).tolist() == [22, 385, 455, 607, 774]
     assert draws.coin(0.3) is False
@@ -37,9 +37,8 @@ def test_every_client_is_drawn_equally_often(S):
         assert len(set(chosen.tolist())) == S
         assert (np.diff(chosen) > 0).all()
         counts[chosen] += 1
-    assert (
-        chi_square(counts, rounds * S / N) < 90
-    )  # 49 degrees of freedom: about 0.0003 of fair draws are above
+    # with 49 degrees of freedom, 0.0003 of uniform draws are above 90
+    assert chi_square(counts, rounds * S / N) < 90
 
 
 def test_every_subset_of_rows_is_equally_likely():
@@ -53,28 +52,22 @@ def test_every_subset_of_rows_is_equally_likely():
     assert chi_square(np.array(list(counts.values())), 1000.0) < 30  # 9 degrees of freedom
 
 
-def test_large_minibatches_are_without_replacement_and_fair():
+def test_large_minibatches_are_uniform_and_without_replacement():
     counts = np.zeros(100)
     for r in range(300):
         rows = RoundDraws(2, r).rows(np.array([3]), np.array([100]), 60, 0, 1)[0, 0]
         assert len(set(rows.tolist())) == 60
         counts[rows] += 1
-    assert (
-        chi_square(counts, 180.0) < 80
-    )  # each count has variance 300*0.6*0.4 = 72: about 40 expected
+    # each count has variance 300*0.6*0.4 = 72, so about 40 is expected
+    assert chi_square(counts, 180.0) < 80
 
 
 def test_a_minibatch_depends_on_seed_round_client_and_number_only():
-    one = RoundDraws(5, 9).rows(np.array([2, 8, 30]), np.array([40, 50, 3]), 4, 0, 6)
-    assert (RoundDraws(5, 9).rows(np.array([8]), np.array([50]), 4, 2, 3)[0] == one[1, 2:5]).all()
-    assert one[2, 0].tolist() == [
-        0,
-        1,
-        2,
-        0,
-    ]  # three rows are all rows, no draw; the rest is padding
-    assert not (RoundDraws(5, 10).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == one[1]).all()
-    assert not (RoundDraws(6, 9).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == one[1]).all()
+    rows = RoundDraws(5, 9).rows(np.array([2, 8, 30]), np.array([40, 50, 3]), 4, 0, 6)
+    assert (RoundDraws(5, 9).rows(np.array([8]), np.array([50]), 4, 2, 3)[0] == rows[1, 2:5]).all()
+    assert rows[2, 0].tolist() == [0, 1, 2, 0]  # all three rows, then padding
+    assert not (RoundDraws(5, 10).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == rows[1]).all()
+    assert not (RoundDraws(6, 9).rows(np.array([8]), np.array([50]), 4, 0, 6)[0] == rows[1]).all()
 
 
 def test_coins_come_up_with_probability_p_and_are_paired_across_p():
@@ -85,12 +78,12 @@ def test_coins_come_up_with_probability_p_and_are_paired_across_p():
     assert RoundDraws(3, 0).coin(1.0)
 
 
-def test_permutation_is_one():
+def test_permutations_contain_every_index_once():
     assert sorted(permutation(3, 1, size=1000).tolist()) == list(range(1000))
     assert permutation(3, 1, size=1000).tolist() != permutation(4, 1, size=1000).tolist()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "0", True])
-def test_seeds_that_are_none_are_refused(seed):
+def test_invalid_seeds_are_refused(seed):
     with pytest.raises(InputError, match="seed"):
         uniforms(seed, size=1)

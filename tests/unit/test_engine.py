@@ -54,8 +54,8 @@ def test_costs_of_the_others(kind, down, up):
     assert history.last("full_rounds") == 0
 
 
-def test_floats_per_round_are_the_papers():
-    """At the paper's S, in units of d: FedPAGE's two vectors down and one up, SCAFFOLD 80, FedAvg 40."""
+def test_floats_per_round_agree_with_the_paper():
+    """In units of d, with the paper's S: FedPAGE sends 49 to 50, SCAFFOLD 80, FedAvg 40."""
     N, S, p = 3250, 10, 10 / 3250
     expected = p * 2 * N + (1 - p) * 3 * S
     assert 49 < expected < 50
@@ -122,8 +122,8 @@ def test_a_run_ends_at_a_target_at_a_budget_and_by_a_function():
     assert mine.last("round") == 30
 
 
-def test_a_flat_point_with_a_high_loss_is_no_target():
-    """Robust regression's gradient is tiny far out; the loss gives it away."""
+def test_a_small_gradient_with_a_high_loss_reaches_no_target():
+    """Far from the minimum the gradient of robust regression is tiny, but the loss is high."""
     history = fp.History()
     for r, loss, norm in [(0, 0.4, 0.5), (10, 20.0, 1e-9), (20, 0.3, 0.1)]:
         history.append({"round": r, "loss": loss, "grad_norm": norm})

@@ -59,14 +59,14 @@ def test_csv_has_plain_columns(runs, tmp_path):
         ("e.jsonl", "[1]\n2"),
     ],
 )
-def test_files_that_are_no_history_are_refused_with_their_line(tmp_path, name, text):
+def test_invalid_files_are_refused_with_their_line(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ValueError, match=name):
         fp.History.load(path)
 
 
-def test_a_damaged_file_never_passes_for_a_whole_one(runs, tmp_path):
+def test_damaged_files_are_refused_or_marked_as_interrupted(runs, tmp_path):
     path = runs[0].to_jsonl(tmp_path / "run.jsonl")
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:-1]) + "\n")
@@ -160,7 +160,7 @@ def test_a_model_of_another_shape_is_refused(tmp_path):
         fp.History.load(path)
 
 
-def test_a_large_model_costs_no_digits(tmp_path):
+def test_a_large_model_is_not_written_as_text(tmp_path):
     history = fp.History({"seed": 0})
     history.append({"round": 0, "loss": 1.0})
     history.x = np.random.default_rng(0).normal(size=100_000)
@@ -182,7 +182,7 @@ def test_every_end_is_written_and_read(tmp_path, reason):
 
 
 def climbing(**meta):
-    """A run whose accuracy climbs, with a third record that is no progress."""
+    """Return a run whose accuracy rises, with a third record above the first loss."""
     history = fp.History(meta)
     rows = ((0, 1.0, 0.5, 3.0), (10, 0.5, 0.7, 2.0), (20, 9.0, 1.0, 9.0), (30, 0.4, 0.9, 1.0))
     for r, loss, accuracy, mine in rows:
@@ -281,8 +281,9 @@ def test_medians_of_two_are_their_mean():
 def test_provenance(runs):
     meta = json.loads(json.dumps(runs[0].meta))
     assert meta["method"] == {
-        "name": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None, "p": None,
-        "b1": None, "b2": None, "b3": 1, "periodic": False, "leak_free": False, "effective_step": 0.1,
+        "name": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None,
+        "p": None, "b1": None, "b2": None, "b3": 1, "periodic": False, "leak_free": False,
+        "effective_step": 0.1,
     }  # fmt: skip
     assert meta["problem"]["data_digest"] == fp.load("census", rows=500).digest
     assert meta["problem"]["partition_digest"] == fp.blocks(500, 50).digest

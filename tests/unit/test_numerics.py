@@ -43,7 +43,7 @@ ALPHA = 0.1
 
 
 def log1p_exp(z: Decimal) -> Decimal:
-    """log(1 + exp(z))."""
+    """Return log(1 + exp(z))."""
     if z > 0:
         return z + log1p_exp(-z)
     if z < -(10**4):
@@ -53,14 +53,14 @@ def log1p_exp(z: Decimal) -> Decimal:
 
 
 def sigmoid(z: Decimal) -> Decimal:
-    """1/(1 + exp(-z))."""
+    """Return 1/(1 + exp(-z))."""
     if z < 0:
         return Decimal(0) if z < -(10**4) else z.exp() / (1 + z.exp())
     return 1 - sigmoid(-z) if z > 0 else Decimal("0.5")
 
 
 def row(kind: str, t: Decimal, b: Decimal) -> tuple[Decimal, Decimal]:
-    """A row's loss and its derivative by the margin t."""
+    """Return a row's loss and its derivative by the margin t."""
     if kind == "robust":
         u = (t - b) ** 2 / 2
         return (u - u * u / 2 if u < Decimal("1e-30") else (1 + u).ln()), (t - b) / (1 + u)
@@ -69,8 +69,8 @@ def row(kind: str, t: Decimal, b: Decimal) -> tuple[Decimal, Decimal]:
     return (t - b) ** 2 / 2, t - b
 
 
-def bend(kind: str, x: Decimal) -> tuple[Decimal, Decimal]:
-    """The regulariser of one coordinate, and its derivative."""
+def regulariser(kind: str, x: Decimal) -> tuple[Decimal, Decimal]:
+    """Return the regulariser of one coordinate, and its derivative."""
     alpha = Decimal(ALPHA)
     if kind.endswith("l2"):
         return alpha * x * x / 2, alpha * x
@@ -80,7 +80,7 @@ def bend(kind: str, x: Decimal) -> tuple[Decimal, Decimal]:
 
 
 def truth(kind: str, problem, x) -> tuple[Decimal, list[Decimal], Decimal]:
-    """f(x), its gradient and the largest sum of |terms| of a coordinate, row by row with 60 digits."""
+    """Return f(x), its gradient and the gradient's largest sum of |terms|, with 60 digits."""
     with localcontext() as context:
         context.prec, context.Emax, context.Emin = 60, 10**6, -(10**6)
         data, N = problem.data, problem.N
@@ -97,14 +97,14 @@ def truth(kind: str, problem, x) -> tuple[Decimal, list[Decimal], Decimal]:
                 for coordinate, v in enumerate(a):
                     grad[coordinate] += slope * v / len(rows) / N
                     size[coordinate] += abs(slope * v) / len(rows) / N
-        bends = [bend(kind, v) for v in at]
-        loss += sum(b[0] for b in bends)
-        grad = [g + b[1] for g, b in zip(grad, bends, strict=True)]
-        return loss, grad, max(s + abs(b[1]) for s, b in zip(size, bends, strict=True))
+        terms = [regulariser(kind, v) for v in at]
+        loss += sum(r[0] for r in terms)
+        grad = [g + r[1] for g, r in zip(grad, terms, strict=True)]
+        return loss, grad, max(s + abs(r[1]) for s, r in zip(size, terms, strict=True))
 
 
 def close(got: float, true: Decimal, size: Decimal | None = None, tiny: str = "1e-307") -> bool:
-    """Whether got is true to 1e-13 of its size, or as infinite as float64 must make it."""
+    """Return whether `got` equals `true` up to 1e-13, or is infinite where float64 overflows."""
     if abs(true) > LARGEST:
         return got == math.copysign(math.inf, true)
     if not math.isfinite(got):
@@ -115,7 +115,7 @@ def close(got: float, true: Decimal, size: Decimal | None = None, tiny: str = "1
 
 
 def linear(kind: str, data, clients):
-    """The linear model of that name."""
+    """Return the linear model of that name."""
     if kind == "robust":
         return fp.RobustRegression(data, clients)
     if kind.startswith("squares"):
@@ -127,7 +127,7 @@ LINEAR = ["robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", 
 
 
 class Plain(fp.RowProblem):
-    """Least squares in plain Python: somebody's own problem."""
+    """Least squares in plain Python, as a problem of the user's own."""
 
     name = "plain squares"
 
@@ -152,7 +152,7 @@ class Plain(fp.RowProblem):
 
 
 def as_quadratic(data, clients: int):
-    """Least squares, but for a constant, as a Quadratic."""
+    """Return least squares, up to a constant, as a Quadratic."""
     A = data.X.toarray()[: data.rows // clients * clients].reshape(clients, -1, data.features)
     y = data.y[: data.rows // clients * clients].reshape(clients, -1)
     return fp.Quadratic(np.einsum("nmi,nmj->nij", A, A) / A.shape[1], A * y[:, :, None])
@@ -170,10 +170,10 @@ SOME = [[1, 0, 2], [0, -1, 0], [3, 0, 0], [0, 2, -1], [1, 1, 0], [0, 0, 1]]
 CASES = {
     "empty rows": ([[0, 0, 0], [0, -1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 0, 1]], SIGNS, 2),
     "duplicate rows": ([[1, 0, 2]] * 3 + [[0, -1, 0]] * 3, SIGNS, 3),
-    "a feature never seen": (np.array(SOME) * [1, 0, 1], SIGNS, 2),
+    "a feature that is always 0": (np.array(SOME) * [1, 0, 1], SIGNS, 2),
     "one-row clients": (SOME, SIGNS, 6),
     "N=1": (SOME, SIGNS, 1),
-    "one row in all": (SOME[:1], SIGNS[:1], 1),
+    "a single row": (SOME[:1], SIGNS[:1], 1),
     "d=1": (np.array(SOME)[:, :1], SIGNS, 3),
     "constant labels": (SOME, [1] * 6, 2),
     "all-zero data": (np.zeros((6, 2)), SIGNS, 2),
@@ -181,7 +181,7 @@ CASES = {
 
 
 def case(name: str):
-    """Data and clients of a case."""
+    """Return the data and the number of clients of a case."""
     X, y, clients = CASES[name]
     return fp.Dataset.from_arrays(np.array(X, dtype=float), y, name=name), clients
 
@@ -192,7 +192,7 @@ def case(name: str):
 @pytest.mark.parametrize("value", ["in the data", "in the model"])
 @pytest.mark.parametrize("kind", LINEAR)
 def test_losses_and_gradients_at_every_margin(kind, value):
-    """log(1 + exp(-m)) or m * m, written naively, overflow here, or lose what they should keep."""
+    """Naive log(1 + exp(-m)) and m * m overflow at these margins, or lose digits."""
     for margin, target in itertools.product(MARGINS, (1.0, -1.0, 0.0)):
         if target == 0.0 and kind.startswith("logistic"):
             continue
@@ -203,9 +203,7 @@ def test_losses_and_gradients_at_every_margin(kind, value):
         measured = problem.evaluate(x)
         assert close(problem.loss(x), loss), where
         assert measured["loss"] == problem.loss(x), where
-        if (
-            kind == "robust" and abs(margin) >= 1e154
-        ):  # r/(1 + r^2/2) rounds to 0 where it is below 2e-154
+        if kind == "robust" and abs(margin) >= 1e154:  # r/(1 + r^2/2) < 2e-154 rounds to 0
             tiny = f"{2e-154 * max(abs(at), 1.0)!r}"
         elif kind == "logistic-nonconvex":
             tiny = f"{1e-230 + 1e-307 * max(abs(at), 1.0)!r}"
@@ -240,7 +238,7 @@ def test_a_residual_beyond_float64_has_a_finite_robust_loss():
 
 @pytest.mark.parametrize("margin", MARGINS)
 def test_a_quadratic_and_an_own_problem_at_every_margin(margin):
-    """f(x) = x^2 - 3x, and (x - 3)^2/2."""
+    """Check f(x) = x^2 - 3x and f(x) = (x - 3)^2/2."""
     quadratic = fp.Quadratic(np.full((2, 1, 1), 2.0), np.array([[[2.0]], [[4.0]]]))
     own = Plain(fp.Dataset.from_arrays([[1.0]], [3.0]), 1)
     x, exact = np.array([margin]), Fraction(margin)
@@ -263,12 +261,12 @@ def test_a_quadratic_and_an_own_problem_at_every_margin(margin):
             )
 
 
-def test_a_quadratic_whose_two_terms_overflow_is_no_nan():
+def test_a_quadratic_whose_two_terms_overflow_is_infinite():
     problem = fp.Quadratic(np.full((1, 1, 1), 2.0), np.full((1, 1, 1), 1e10))
     assert problem.loss(np.array([1e300])) == math.inf
 
 
-def test_a_mean_is_finite_where_its_sum_is_not():
+def test_a_mean_is_finite_where_its_sum_overflows():
     data = fp.Dataset.from_arrays([[1.0], [1.0], [1.0]], [0.5, -0.5, 2.0])
     for clients in (1, 3):
         problem = fp.LeastSquares(data, clients)
@@ -303,7 +301,7 @@ def test_weights_at_the_ends_of_float64():
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", LINEAR)
 def test_degenerate_data_against_the_reference(kind, name):
-    """Margins are exact here, so that only the losses and their sums are judged."""
+    """The margins are exact, so only losses and their sums can have errors."""
     data, clients = case(name)
     problem = linear(kind, data, clients)
     for scale in (0.0, 1.0, -1e4, 2.0**-30):
@@ -318,15 +316,14 @@ def test_degenerate_data_against_the_reference(kind, name):
         )
 
 
-SEED = next(
-    seed for seed in range(100) if not RoundDraws(seed, 1).coin(0.3)
-)  # round 0 is full, round 1 is sampled
+# round 0 is full, round 1 is sampled
+SEED = next(seed for seed in range(100) if not RoundDraws(seed, 1).coin(0.3))
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_method_runs_to_its_end_with_the_same_bits(kind, name):
-    """S=1 with K=1 and S=N with K=3; threads and chunks change nothing."""
+def test_every_method_finishes_with_the_same_bits_for_any_threads_and_chunks(kind, name):
+    """Use S=1 with K=1 and S=N with K=3."""
     data, clients = case(name)
     problem = problem_of(kind, data, clients)
     for S, K, other in ((1, 1, {"chunk": 2}), (problem.N, 3, {"threads": 3, "chunk": 1})):
@@ -382,7 +379,7 @@ def test_constants_of_degenerate_data(kind, name, monkeypatch):
 
 @pytest.mark.parametrize("size", [1e-100, 1e-80, 1e80, 1e100])
 def test_smoothness_of_tiny_and_huge_features(size):
-    """Its squares leave float64, it does not."""
+    """Squares of the features overflow or underflow; the smoothness does not."""
     data, clients = case("one-row clients")
     scaled = fp.Dataset.from_arrays(size * data.X.toarray(), data.y)
     for kind in ("robust", "logistic", "squares", "quadratic"):
@@ -408,7 +405,7 @@ def test_smoothness_beyond_float64_is_infinite_and_refused():
                 ask()
 
 
-def test_what_cannot_be_a_problem_is_refused():
+def test_impossible_problems_are_refused():
     one = np.ones((1, 1, 1))
     for make in (
         lambda: fp.Quadratic(np.ones((0, 1, 1)), np.ones((0, 1, 1))),
@@ -436,9 +433,10 @@ def test_what_cannot_be_a_problem_is_refused():
 def test_partitions_of_constant_labels(label):
     y = np.full(20, label)
     for division in (
-        fp.label_shards(y, 5), fp.label_shards(y, 20, shards=1), fp.label_shards(y, 1), fp.dirichlet(y, 3, 0.1),
-        fp.dirichlet(y, 3, 1e10), fp.dirichlet(y, 3, 1e308), fp.dirichlet(y, 1, 1e-300), fp.power_law(20, 20, 1e308),
-        fp.power_law(20, 1), fp.iid(20, 20), fp.blocks(20, 20),
+        fp.label_shards(y, 5), fp.label_shards(y, 20, shards=1), fp.label_shards(y, 1),
+        fp.dirichlet(y, 3, 0.1), fp.dirichlet(y, 3, 1e10), fp.dirichlet(y, 3, 1e308),
+        fp.dirichlet(y, 1, 1e-300), fp.power_law(20, 20, 1e308), fp.power_law(20, 1),
+        fp.iid(20, 20), fp.blocks(20, 20),
     ):  # fmt: skip
         assert sorted(division.order.tolist()) == list(range(20))
         assert division.sizes.min() >= 1
@@ -450,7 +448,8 @@ def test_too_many_clients_and_no_rows_are_refused_in_one_line():
         y = np.ones(n)
         for make in (
             lambda n=n, c=clients: fp.blocks(n, c), lambda n=n, c=clients: fp.iid(n, c),
-            lambda y=y, c=clients: fp.label_shards(y, c), lambda y=y, c=clients: fp.dirichlet(y, c, 0.5),
+            lambda y=y, c=clients: fp.label_shards(y, c),
+            lambda y=y, c=clients: fp.dirichlet(y, c, 0.5),
             lambda n=n, c=clients: fp.power_law(n, c),
         ):  # fmt: skip
             with pytest.raises(InputError, match="rows") as refusal:
@@ -515,7 +514,7 @@ def test_plans_are_finite_at_the_ends_of_the_range():
         {"R2": 1e-90},
     ],
 )
-def test_constants_whose_powers_leave_float64_are_refused(given):
+def test_constants_whose_powers_overflow_are_refused(given):
     values = {"N": 5, "S": 2, "K": 3, "epsilon": 0.1, "L": 1.0, "D0": 1.0, "R2": 1.0} | given
     (name,) = given
     with pytest.raises(InputError, match=f"^{name} must be from 1e-30 to 1e\\+30"):
@@ -535,7 +534,7 @@ def test_constants_whose_powers_leave_float64_are_refused(given):
 
 
 def zero_runs(seeds: int = 2):
-    """All-zero data: the gradient is exactly 0 from the start; with least squares and labels 0 the loss is too."""
+    """Run least squares on zero features and labels: loss and gradient are exactly 0."""
     data = fp.Dataset.from_arrays(np.zeros((6, 2)), np.zeros(6))
     return fp.sweep(
         fp.LeastSquares(data, 3),
@@ -547,7 +546,7 @@ def zero_runs(seeds: int = 2):
 
 
 def falling_run():
-    """Gradient descent with step 1 on x^2/2 - x: positive at first, exactly 0 from round 1."""
+    """Run gradient descent on x^2/2 - x with step 1: the gradient is 0 from round 1 on."""
     problem = fp.Quadratic(np.ones((1, 1, 1)), np.ones((1, 1, 1)))
     return fp.simulate(problem, fp.PAGE(S=1, eta_g=1.0, p=1.0), rounds=4, seed=0, record_every=1)
 
@@ -567,7 +566,7 @@ def test_histories_of_exact_zeros():
 
 
 def test_plots_of_exact_zeros(tmp_path):
-    """All zeros have no logarithm: a linear axis. A fall to 0 keeps its log axis, and the label says where 0 is."""
+    """All zeros get a linear axis; a fall to 0 keeps the log axis, with 0 in its label."""
     runs = zero_runs()
     for x, y in itertools.product(("round", "bytes"), ("grad_norm", "loss")):
         assert plots.curves(runs, x=x, y=y).get_yscale() == "linear"
@@ -601,10 +600,10 @@ def test_reports_of_exact_zeros(tmp_path):
 
 
 @pytest.mark.skipif(
-    shutil.which("node") is None, reason="no node here; the page's own script cannot be run"
+    shutil.which("node") is None, reason="node, which runs the page's script, is not installed"
 )
 def test_the_pages_axis_at_exact_zeros(tmp_path):
-    """An exact 0 stands at the lower edge of a log axis; all zeros get a linear axis."""
+    """An exact 0 is drawn at the lower edge of a log axis; all zeros get a linear axis."""
     seen = {}
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
         text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
@@ -628,12 +627,13 @@ def test_the_pages_axis_at_exact_zeros(tmp_path):
     assert points == [[1, 1], [0, 0.5], [0, 0.5], [0, 0.5], [0, 0.5]]
 
 
-def test_a_search_in_which_every_candidate_costs_nothing(tmp_path):
+def test_a_search_in_which_every_candidate_has_cost_zero(tmp_path):
     problem = fp.LeastSquares(fp.Dataset.from_arrays(np.zeros((6, 2)), np.zeros(6)), 3)
     grid = {"step": [0.01, 0.1, 1.0, 10.0], "rho": [0.1, 1.0]}
     for cost in ("rounds", "bytes", "seconds"):
         found = tune(
-            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, grid=grid, rounds=5, record_every=1, seeds=2, fresh=2,
+            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, grid=grid, rounds=5,
+            record_every=1, seeds=2, fresh=2,
             costs=planner.Costs(latency=1.0), store=tmp_path / f"{cost}.jsonl",
         )  # fmt: skip
         assert found.judged == (0.0, 0.0, 0.0)
@@ -714,8 +714,7 @@ def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
     assert code == 0
 
 
-def test_one_row_at_a_time_and_all_rows_agree_on_duplicates():
-    """Of equal rows every minibatch has the same gradient, bit for bit but for the order of a sum."""
+def test_minibatches_of_equal_rows_have_the_full_gradient():
     data = fp.Dataset.from_arrays([[1.0, 2.0]] * 4, [1.0] * 4)
     for kind in LINEAR:
         problem = linear(kind, data, 1)

@@ -58,14 +58,16 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
         ]  # fmt: skip
     wanted = {
         name.removeprefix("src/") for name in names
-        if name.startswith("src/") and name.endswith((".py", ".toml", ".html", ".css", ".js", "py.typed"))
+        if name.startswith("src/")
+        and name.endswith((".py", ".toml", ".html", ".css", ".js", "py.typed"))
     }  # fmt: skip
     assert wanted <= shipped
     assert {"fedpage/py.typed", f"{about}/licenses/LICENSE"} <= shipped
     assert {name.partition("/")[0] for name in shipped} == {"fedpage", about}
     core = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
     assert core == [
-        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib", "typer", "rich",
+        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib", "typer",
+        "rich",
     ]  # fmt: skip
     assert "Classifier: Typing :: Typed" in metadata
 
@@ -79,7 +81,7 @@ def test_versions_agree(run):
     assert (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1].startswith(version)
 
 
-def test_the_citation_can_be_read():
+def test_the_citation_file_is_valid():
     yaml = pytest.importorskip("yaml", reason="needs pyyaml, which comes with 'fedpage[docs]'")
     about = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert about["cff-version"] == "1.2.0"

@@ -1,4 +1,4 @@
-"""`make bench-peers`: its yardsticks are right, ours meets them through the same script, failures are rows."""
+"""Check `make bench-peers`: its references, fedpage's own script, the tables, failures."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ MODULES = ("common", "plain", "tables", "run", "ours", "numpy_loop")
 
 @pytest.fixture(scope="module")
 def peers():
-    """The benchmark's modules, which are scripts beside each other."""
+    """Import the scripts of benchmarks/peers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         for name in MODULES:
             patch.delitem(sys.modules, name, raising=False)
-        patch.setenv(
-            "FEDPAGE_DATA", os.environ.get("FEDPAGE_DATA", "")
-        )  # run.py may set it; so that it is put back
+        # run.py may set it; the patch restores it
+        patch.setenv("FEDPAGE_DATA", os.environ.get("FEDPAGE_DATA", ""))
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
         for name in MODULES:
             sys.modules.pop(name, None)
 
 
 @pytest.fixture
-def do(peers, tmp_path, monkeypatch, capsys):
-    """A job, done by a peer's script as the driver has it done, but in this process."""
+def run_job(peers, tmp_path, monkeypatch, capsys):
+    """Return a function that runs a job by a peer's script in this process."""
 
     def call(peer, problem, **job):
         problem.save(tmp_path / "data.npz")
@@ -44,7 +43,7 @@ def do(peers, tmp_path, monkeypatch, capsys):
             "check": 1,
             "seed": 0,
             "b": None,
-            "tell": True,
+            "report_clients": True,
             "data": str(tmp_path / "data.npz"),
             **job,
         }
@@ -62,16 +61,15 @@ def mean_gradient(peers, problem, x):
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "logistic"])
-def test_the_optimum_is_one(peers, kind):
+def test_the_gradient_is_zero_at_the_optimum(peers, kind):
     problem = getattr(peers.plain, kind)()
     star = peers.plain.optimum(problem)
     np.testing.assert_allclose(mean_gradient(peers, problem, star), 0.0, atol=1e-14)
-    assert (
-        max(np.abs(peers.plain.gradient(problem, i, star)).max() for i in range(problem.N)) > 0.1
-    )  # they disagree
+    gradients = [peers.plain.gradient(problem, i, star) for i in range(problem.N)]
+    assert np.abs(gradients).max() > 0.1  # the clients' optima differ
 
 
-def test_the_slopes_are_those_of_the_losses(peers):
+def test_slopes_agree_with_finite_differences(peers):
     rng = np.random.default_rng(0)
     X, y, A, x, h = (
         rng.normal(size=(5, 4)),
@@ -93,14 +91,14 @@ def test_the_slopes_are_those_of_the_losses(peers):
 
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("S", [10, 5])
-def test_the_references_scaffold_reaches_the_optimum(peers, S, option):
+def test_the_reference_of_scaffold_reaches_the_optimum(peers, S, option):
     problem = peers.plain.quadratic()
     x = peers.plain.scaffold(problem, peers.run.schedule(10, S, 150, 0), 5, 0.1, option)
     np.testing.assert_allclose(x, peers.plain.optimum(problem), atol=1e-10)
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
+def test_the_reference_of_fedprox_ends_at_the_closed_form(peers, mu):
     problem, K, eta = peers.plain.quadratic(), 5, 0.1
     A, b, one = problem.arrays["A"], problem.arrays["b"], np.eye(problem.d)
     B = A + mu * one
@@ -121,21 +119,21 @@ def test_the_references_fedprox_rests_where_the_closed_form_says(peers, mu):
 @pytest.mark.parametrize(
     "method", [{"method": "scaffold", "mu": 0.5}, {"method": "fedprox", "mu": 0.5}]
 )
-def test_ours_and_the_numpy_loop_meet_the_reference(peers, do, kind, S, method):
+def test_fedpage_and_the_numpy_loop_agree_with_the_reference(peers, run_job, kind, S, method):
     problem = getattr(peers.plain, kind)()
     variants: list[tuple[str, dict[str, str]]]
     variants = [("ours", {}), ("numpy_loop", {})] + [("ours", {"option": "I"})] * (
         method["method"] == "scaffold"
     )
     for peer, more in variants:
-        job, answer = do(peer, problem, **method, **more, S=S, K=5, eta=0.1, rounds=40)
-        told = peers.run.judged(problem, job, answer, peers.plain.optimum(problem))
-        assert told["to_reference"] < 1e-10, (peer, more)
+        job, answer = run_job(peer, problem, **method, **more, S=S, K=5, eta=0.1, rounds=40)
+        distances = peers.run.measure_distances(problem, job, answer, peers.plain.optimum(problem))
+        assert distances["to_reference"] < 1e-10, (peer, more)
         assert answer["first"] > 0
         assert answer["timed"] == 39
 
 
-def test_the_speed_jobs_rows_are_the_same_for_the_sparse_and_the_dense(peers, do, tmp_path):
+def test_sparse_and_dense_rows_agree(peers, run_job, tmp_path):
     rng = np.random.default_rng(0)
     indices = np.concatenate([np.sort(rng.choice(9, 3, replace=False)) for _ in range(40)]).astype(
         np.int32
@@ -148,7 +146,7 @@ def test_the_speed_jobs_rows_are_the_same_for_the_sparse_and_the_dense(peers, do
     problem = peers.common.Clients("robust", 8, 9, 0.0, arrays)
     for method in ("fedavg", "scaffold"):
         answers = [
-            do(peer, problem, method=method, S=8, K=3, eta=0.1, rounds=6)[1]
+            run_job(peer, problem, method=method, S=8, K=3, eta=0.1, rounds=6)[1]
             for peer in ("ours", "numpy_loop")
         ]
         np.testing.assert_allclose(answers[0]["x"], answers[1]["x"], atol=1e-12)
@@ -165,11 +163,14 @@ def test_the_speed_jobs_rows_are_the_same_for_the_sparse_and_the_dense(peers, do
 
 @pytest.mark.skipif(
     not Path("/proc/self/stat").exists(),
-    reason="children are counted from /proc, which is not here",
+    reason="child processes are found in /proc, which is missing",
 )
-def test_the_time_of_children_counts(peers):
+def test_cpu_time_includes_child_processes(peers):
     before = peers.common.cpu_seconds()
-    burn = "import time, sys\nwhile time.process_time() < 0.3: pass\nprint(); sys.stdout.flush(); sys.stdin.read()"
+    burn = (
+        "import time, sys\nwhile time.process_time() < 0.3: pass\n"
+        "print(); sys.stdout.flush(); sys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", burn], stdin=-1, stdout=-1) as child:
         child.stdout.readline()
         running = peers.common.cpu_seconds()
@@ -178,9 +179,10 @@ def test_the_time_of_children_counts(peers):
     assert peers.common.cpu_seconds() - before > 0.25
 
 
-def made_up(peers):
+def example_results(peers):
     row = {
-        "wall": 2e-3, "cpu": 1e-3, "first": 1.5, "peak": 5e8, "beyond": 1e8, "versions": {"numpy": "2"}, "label": "7",
+        "wall": 2e-3, "cpu": 1e-3, "first": 1.5, "peak": 5e8, "beyond": 1e8,
+        "versions": {"numpy": "2"}, "label": "7",
         "start_loss": 0.4, "check_loss": 0.3, "loss": 0.2, "grad_norm": 0.1, "timed": 10,
     }  # fmt: skip
     speed = []
@@ -194,20 +196,22 @@ def made_up(peers):
             speed.append(
                 {"peer": "pfl_peer", **about, "failed": "could not be installed: no such version"}
             )
-    peers.run.compare({(one["peer"], one["method"], one["case"]): one for one in speed})
+    peers.run.compare({(row["peer"], row["method"], row["case"]): row for row in speed})
     exact = [
-        {"peer": peer, "method": method, "variant": "", "problem": problem, "S": S, "N": 10, "label": "7",
-         "to_reference": far, "to_star": 0.02, "reference_to_star": 0.02}
+        {"peer": peer, "method": method, "variant": "", "problem": problem, "S": S, "N": 10,
+         "label": "7", "to_reference": far, "to_star": 0.02, "reference_to_star": 0.02}
         for peer, far in (("ours", 1e-16), ("pfl_peer", 0.5), ("torch_loop", float("nan")))
-        for method in ("scaffold", "fedprox") for problem in ("quadratic", "logistic") for S in (10, 5)
+        for method in ("scaffold", "fedprox")
+        for problem in ("quadratic", "logistic")
+        for S in (10, 5)
     ]  # fmt: skip
-    return peers.run.finite(
+    return peers.run.replace_non_finite(
         {"machine": "a CPU, 2 cores", "cases": peers.run.CASES, "speed": speed, "exact": exact}
     )
 
 
-def test_the_tables_say_what_the_results_say(peers):
-    page = peers.tables.page(json.loads(json.dumps(made_up(peers), allow_nan=False)))
+def test_tables_show_the_results(peers):
+    page = peers.tables.page(json.loads(json.dumps(example_results(peers), allow_nan=False)))
     lines = page.splitlines()
     assert "| FedAvg | fedpage | 100 us | 1.0x | 2 ms | 1.5 s | 500 MB | 100 MB | 0.3000 |" in lines
     assert (
@@ -230,35 +234,36 @@ def test_the_tables_say_what_the_results_say(peers):
     assert set(widths) == {10, 9, 7}
 
 
-def test_tables_go_between_the_markers_which_the_document_has(peers):
+def test_tables_replace_the_text_between_the_markers(peers):
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    once = peers.tables.put(text, "new\n")
+    once = peers.tables.insert(text, "new\n")
     assert (
         once.count("new")
         == text.split(peers.tables.BEGIN)[0].count("new")
         + text.split(peers.tables.END)[1].count("new")
         + 1
     )
-    assert peers.tables.put(once, "new\n") == once
+    assert peers.tables.insert(once, "new\n") == once
     with pytest.raises(ValueError, match="peers: begin"):
-        peers.tables.put("nothing", "new")
+        peers.tables.insert("nothing", "new")
 
 
-def test_a_peer_that_fails_is_a_row(peers, tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text("print('{}')\nraise ValueError('no such thing')\n")
+def test_a_peer_that_fails_gets_a_row_with_the_reason(peers, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("print('{}')\nraise ValueError('wrong value')\n")
     (tmp_path / "requirements-none.txt").write_text("numpy\n")
     monkeypatch.setattr(peers.run, "HERE", tmp_path)
-    with pytest.raises(peers.run.Failed, match=r"^ValueError: no such thing$"):
-        peers.run.do(sys.executable, "broken", {}, tmp_path)
-    with pytest.raises(peers.run.Failed, match=r"could not be installed: .*no-such-python"):
+    with pytest.raises(peers.run.PeerFailed, match=r"^ValueError: wrong value$"):
+        peers.run.run_job(sys.executable, "broken", {}, tmp_path)
+    with pytest.raises(peers.run.PeerFailed, match=r"could not be installed: .*no-such-python"):
         peers.run.interpreter(tmp_path, "none", "no-such-python")
     monkeypatch.setattr(
         peers.run, "PEERS", {"ours": (None, "float64", 1), "broken": ("none", "float64", 1)}
     )
     monkeypatch.setattr(peers.run, "VARIANTS", [])
     rows = peers.run.exact(
-        {"ours": peers.run.Failed("could not be installed: x"), "broken": sys.executable}, tmp_path
+        {"ours": peers.run.PeerFailed("could not be installed: x"), "broken": sys.executable},
+        tmp_path,
     )
     assert {(row["peer"], row["failed"]) for row in rows} == {
-        ("ours", "could not be installed: x"), ("broken", "ValueError: no such thing"),
+        ("ours", "could not be installed: x"), ("broken", "ValueError: wrong value"),
     }  # fmt: skip

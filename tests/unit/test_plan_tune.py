@@ -22,7 +22,7 @@ SETTING = Setting(
 )
 
 
-def test_a_plan_has_every_method_and_says_what_its_numbers_are():
+def test_a_plan_has_every_method_and_the_source_of_its_numbers():
     rows = planning.plan(SETTING, d=100, convex=False, average_L=1.5)
     assert [r.method for r in rows[:2]] == ["FedPAGE", "PAGE"]
     assert [r.kind for r in rows[:2]] == ["bound", "bound"]
@@ -37,9 +37,8 @@ def test_a_plan_has_every_method_and_says_what_its_numbers_are():
     )
     dashes = {r.method for r in rows if r.kind == "no result"}
     assert dashes == {"FedProx", "S-Local-SVRG"}
-    assert {r.method for r in planning.plan(SETTING, d=100, convex=True) if r.kind == "no result"} == {
-        "FedAvg", "VRL-SGD",
-    }  # fmt: skip
+    convex = planning.plan(SETTING, d=100, convex=True)
+    assert {r.method for r in convex if r.kind == "no result"} == {"FedAvg", "VRL-SGD"}
 
 
 def test_a_plans_bytes_are_those_of_real_runs():
@@ -123,8 +122,8 @@ def test_plan_on_the_command_line(run):
     )
     assert found["methods"][0]["method"] == "FedPAGE"
     code, out, _ = run(
-        "plan", "--data", "census:rows=1000", "--clients", "50", "--S", "5", "--epsilon", "0.1", "--json",
-        "--objective", "logistic", "--L", "7",
+        "plan", "--data", "census:rows=1000", "--clients", "50", "--S", "5", "--epsilon", "0.1",
+        "--json", "--objective", "logistic", "--L", "7",
     )  # fmt: skip
     found = json.loads(out)
     assert found["setting"]["convex"] is True
@@ -208,9 +207,7 @@ def test_tuning_finds_the_best_of_a_grid_and_judges_it_on_fresh_seeds(problem, t
     assert found.judged[1] == sorted(h.cost_to("grad_norm", 0.03, "round") for h in fresh)[1]
     costs = {m.eta_g: s.cost for m, s in found.scores}
     assert costs[0.003] == math.inf
-    assert (
-        costs[30.0] == math.inf
-    )  # thrown far away, where the gradient is tiny and the loss is not
+    assert costs[30.0] == math.inf  # far away, where the gradient is tiny and the loss is high
 
 
 def test_halving_spends_seeds_on_the_better_candidates(problem):
@@ -226,7 +223,7 @@ def test_halving_spends_seeds_on_the_better_candidates(problem):
     assert best_level == sorted(best_level)
 
 
-def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_path):
+def test_tuning_resumes_and_is_the_same_in_parallel(problem, tmp_path):
     options = {
         "target": 0.04,
         "grid": {"eta_g": [0.05, 0.1, 0.2, 0.4]},
@@ -252,7 +249,7 @@ def test_tuning_goes_on_where_it_ended_and_is_the_same_in_parallel(problem, tmp_
     other = tuning.tune(
         problem, fp.FedPAGE(S=5), **{**options, "target": 0.05}, store=store, cost="bytes"
     )
-    assert other.reused == 0  # another question
+    assert other.reused == 0  # another target is another search
 
 
 def test_every_cost(problem):
@@ -410,7 +407,7 @@ def test_any_recorded_column_is_a_target(problem):
     )  # fmt: skip
     assert found.method.eta_g == 1.0
     assert found.is_reached
-    assert found.judged[1] > 0  # the start has not reached it
+    assert found.judged[1] > 0  # x0 has not reached it
     better, worse = tuning.Score(3.0, 0.9, 1), tuning.Score(3.0, 0.8, 1)
     assert better.rank(True) < worse.rank(True)
     assert better.rank(False) > worse.rank(False)

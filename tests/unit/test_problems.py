@@ -1,4 +1,4 @@
-"""Objectives against plain formulas, finite differences and dense linear algebra."""
+"""Check objectives against formulas, finite differences and dense linear algebra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ["robust", "squares", "logistic", "logistic-l2", "logistic-nonconvex"]
 
 
 def plain(problem, x, kind, scale):
-    """f(x), written out row by row in numpy."""
+    """Return f(x), computed client by client in numpy."""
     A, y, total = problem.data.X.toarray(), problem.data.y, 0.0
     for i in range(problem.N):
         rows = problem.partition.rows(i)

@@ -225,7 +225,7 @@ def test_without_a_sound_checkpoint_the_run_begins_again(killed):
     assert "no checkpoint to resume from; the run begins again" in killed.messages[-1]
 
 
-def test_rejected_checkpoints_do_not_push_out_new_ones(killed):
+def test_rejected_checkpoints_do_not_replace_new_ones(killed):
     for path in killed.checkpoints:
         path.write_bytes(b"")
     with pytest.raises(Killed):
@@ -322,7 +322,7 @@ def test_a_checkpoint_of_another_run_is_not_used(killed, tmp_path_factory):
         ({"stop": fp.Stop(loss=0.1)}, "stop.loss was None and is now 0.1"),
     ],
 )
-def test_another_run_is_refused_and_no_file_changes(killed, change, words):
+def test_resuming_with_other_settings_is_refused_and_changes_no_file(killed, change, words):
     given = {
         "problem": quadratic(),
         "method": fp.SCAFFOLD(S=3, K=2),
@@ -352,7 +352,7 @@ class Mine(FedAvg):
 """
 
 
-def test_a_methods_new_version_is_refused(run, tmp_path):
+def test_a_run_does_not_resume_with_changed_code_of_its_method(run, tmp_path):
     (tmp_path / "mine.py").write_text(METHOD)
     words = [
         "mine.py@Mine",
@@ -379,11 +379,12 @@ def test_a_methods_new_version_is_refused(run, tmp_path):
     code, _, err = run("resume", "r")
     assert code == 2
     assert err.splitlines()[-1] == (
-        "fedpage: r: cannot resume: the code of Mine has changed since the run began; begin a new run"
+        "fedpage: r: cannot resume: the code of Mine has changed since the run began; "
+        "begin a new run"
     )
 
 
-def test_the_code_of_a_method_is_all_that_it_computes_with(tmp_path, monkeypatch):
+def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeypatch):
     read = set()
     plain = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read.add(self.name) or plain(self))
@@ -493,12 +494,12 @@ def test_a_sweep_resumes_where_it_was_killed(tmp_path):
     assert all(one.same(other) for one, other in zip(again, whole, strict=True))
 
 
-def test_workers_that_were_started_elsewhere_write_to_the_right_place(tmp_path, monkeypatch):
+def test_workers_started_in_another_directory_write_to_the_given_out(tmp_path, monkeypatch):
     problem = quadratic()
     for number, K in (
         (1, 2),
         (2, 3),
-    ):  # the second sweep finds the first one's workers, in the first one's directory
+    ):  # the second sweep reuses the workers of the first, whose directory is another
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
         runs = fp.sweep(
@@ -539,9 +540,9 @@ def test_the_state_of_a_method_may_nest(tmp_path):
 def test_every_number_survives_a_checkpoint():
     array = np.array([[1.5, -0.0], [np.nan, np.inf]])
     tree = {
-        "a": array, "b": np.arange(3), "c": np.zeros((0, 4)), "d": 0.1 + 0.2,
-        "e": float("nan"), "f": -float("inf"), "g": 2**70, "h": None, "i": True, "j": ["x", {"k": np.array([True])}],
-        "l": np.float32([0.1]), "m": "ü\n",
+        "a": array, "b": np.arange(3), "c": np.zeros((0, 4)),
+        "d": 0.1 + 0.2, "e": float("nan"), "f": -float("inf"), "g": 2**70, "h": None, "i": True,
+        "j": ["x", {"k": np.array([True])}], "l": np.float32([0.1]), "m": "ü\n",
     }  # fmt: skip
     again = checkpoint.unpack(checkpoint.pack(tree), "here")
     assert repr(again) == repr(tree)
@@ -557,8 +558,8 @@ def test_wrong_intervals_are_refused(every):
 
 def test_settings_survive_writing_and_reading():
     table = {
-        "format": 1, "text": 'a "quoted" \\ line\nand\ttab \x7f ü', "f": 1e-300, "big": 2**63 - 1, "list": [1, 2],
-        "strings": ["a", "b"], "none": None, "on": True, "odd key": 1,
+        "format": 1, "text": 'a "quoted" \\ line\nand\ttab \x7f ü', "f": 1e-300, "big": 2**63 - 1,
+        "list": [1, 2], "strings": ["a", "b"], "none": None, "on": True, "odd key": 1,
         "sub": {"x": 0.1, "deeper": {"y": "z"}, "empty": {}},
     }  # fmt: skip
     again = toml.loads(toml.dumps(table), "here")

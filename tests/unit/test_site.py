@@ -1,4 +1,4 @@
-"""Tests of the built site: links, formulas, code, reference, search, and no request to another host."""
+"""Check the built site: links, formulas, code, reference, search, no requests elsewhere."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ def test_no_link_is_broken_and_nothing_is_loaded_from_another_host(site):
     assert all(link.startswith("https://") for link in others)
 
 
-def test_what_is_wrong_with_a_site_is_noticed(tmp_path):
+def test_faults_of_a_site_are_found(tmp_path):
     (tmp_path / "other.html").write_text('<h1 id="here"></h1>', encoding="utf-8")
     (tmp_path / "style.css").write_text("a { background: url(//x.org/a.png) }", encoding="utf-8")
-    page = """<a href="other.html#here"></a><a href="other.html#gone"></a><a href="gone.html"></a><a href="#up"></a>
-    <script src="https://x.org/a.js"></script><link rel="stylesheet" href="http://x.org/a.css"><img src="gone.png">
+    page = """<a href="other.html#here"></a><a href="other.html#gone"></a>
+    <a href="gone.html"></a><a href="#up"></a><script src="https://x.org/a.js"></script>
+    <link rel="stylesheet" href="http://x.org/a.css"><img src="gone.png">
     <a href="https://x.org/fine"></a>"""
     (tmp_path / "index.html").write_text(page, encoding="utf-8")
     wrong, others = links.check_site(tmp_path)
@@ -129,7 +130,8 @@ for (const page of PAGES) {
   frame.onload = () => setTimeout(() => {
     const inside = frame.contentDocument, root = inside.documentElement;
     seen.wide[page] = root.scrollWidth - root.clientWidth;
-    seen.loaded.push(...frame.contentWindow.performance.getEntriesByType("resource").map(entry => entry.name));
+    const entries = frame.contentWindow.performance.getEntriesByType("resource");
+    seen.loaded.push(...entries.map(entry => entry.name));
     seen.paper = getComputedStyle(inside.body).backgroundColor;
     if (--waiting === 0) done();
   }, 300);
@@ -138,8 +140,8 @@ for (const page of PAGES) {
 </script>"""
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serve the site, and the probe beside it, without logging."""
+class SiteHandler(http.server.SimpleHTTPRequestHandler):
+    """Serve the site and the probe, without logging."""
 
     probe = ""
 
@@ -160,9 +162,10 @@ def browse(address, tmp_path, *options):
     if BROWSER is None:
         pytest.skip("no chromium here; Debian's package `chromium` has it")
     command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1500,900",
-        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom", *options, address,
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--hide-scrollbars", "--window-size=1500,900", f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=20000", "--dump-dom", *options, address,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     (found,) = re.findall(r'<pre id="probe"[^>]*>(.*?)</pre>', done.stdout, flags=re.DOTALL)
@@ -186,7 +189,7 @@ WIDE = [
 def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width, dark):
     handler = type(
         "Handler",
-        (Quiet,),
+        (SiteHandler,),
         {"probe": PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))},
     )
     with http.server.ThreadingHTTPServer(

@@ -22,7 +22,7 @@ def records(**columns):
 
 
 def ends_at(stop, rows, **options):
-    """The number of the record that ends the run, and the reason."""
+    """Return the number of the record that ends the run, and the reason."""
     watch = Watch(1.0, 0.1, stop, **options)
     for number, row in enumerate(rows):
         verdict = watch.judge(row)
@@ -131,10 +131,11 @@ def test_runs_end_by_any_recorded_column():
     [
         {"grad_norm": 0.0}, {"loss": math.inf}, {"bytes": -1}, {"targets": {"accuracy": math.nan}},
         {"targets": 3}, {"targets": {1: 2.0}}, {"budgets": {"byte": 3.0}},
-        {"budgets": {"bytes": 0}}, {"patience": 0}, {"patience": 1.5}, {"patience": True}, {"monitor": 3}, {"min_delta": -1.0},
+        {"budgets": {"bytes": 0}}, {"patience": 0}, {"patience": 1.5}, {"patience": True},
+        {"monitor": 3}, {"min_delta": -1.0},
     ],
 )  # fmt: skip
-def test_what_cannot_stop_a_run_is_refused(options):
+def test_invalid_stopping_rules_are_refused(options):
     with pytest.raises(InputError, match=r"^stop: ") as error:
         fp.Stop(**options)
     assert "\n" not in str(error.value)

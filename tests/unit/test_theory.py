@@ -1,4 +1,4 @@
-"""The theorems against numbers worked out by hand, and the theory itself against runs."""
+"""Check the theorems against numbers computed by hand, and their bounds against runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpage.core.random import RoundDraws
 from fedpage.engine.simulation import Simulation
 from fedpage.theory.steps import _weights
 
-# Theorems, by hand
+# Theorems against numbers computed by hand
 
 
 def test_theorem_1():
@@ -45,8 +45,8 @@ def test_theorem_2():
     assert (few.method.b1, few.method.b2) == (48, None)
 
 
-def test_on_a9a_the_numbers_are_those_of_the_notes():
-    """PAPER.md: c = 48.7 as printed, eta_l about 4e-7, SCAFFOLD's guaranteed step about 90 times smaller."""
+def test_steps_on_a9a():
+    """c = 48.7 as printed, eta_l is about 4e-7, and SCAFFOLD's step about 90 times smaller."""
     p = 10 / 3250
     assert 3 * (1 - p / 3) / (2 * p * 10) == pytest.approx(48.7, abs=0.05)
     method = theory.nonconvex_fedpage(L=14.0, N=3250, S=10, K=10, D0=1.0, epsilon=0.1).method
@@ -55,8 +55,8 @@ def test_on_a9a_the_numbers_are_those_of_the_notes():
     assert 60 < method.eta_g / scaffold.effective_step < 140
 
 
-def test_the_corrected_steps_satisfy_the_proofs_and_the_printed_do_not():
-    """The proofs need 1/(2 eta) - L/2 - eta C L^2/(2) >= 0 with C = c as below; s = eta's 1 + sqrt(c)."""
+def test_corrected_steps_satisfy_the_proofs_and_printed_steps_do_not():
+    """The proofs need 1/(2 eta) - L/2 - eta C L^2/2 >= 0, where C is `needed` below."""
     N, S, L = 3250, 10, 14.0
     p = S / N
     for needed, corrected, printed in (
@@ -143,18 +143,19 @@ GOOD = {"L": 1.0, "N": 100, "S": 10, "D0": 1.0, "epsilon": 0.1}
 @pytest.mark.parametrize(
     "bad",
     [
-        {"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": math.nan}, {"L": math.inf}, {"L": 0.0}, {"D0": -1.0},
+        {"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": math.nan},
+        {"L": math.inf}, {"L": 0.0}, {"D0": -1.0},
         {"S": 101}, {"S": 0}, {"N": 0}, {"S": 2.5}, {"variant": "printd"},
     ],
 )  # fmt: skip
-def test_constants_that_cannot_be_are_refused(bad):
+def test_impossible_constants_are_refused(bad):
     with pytest.raises(InputError):
         theory.nonconvex_page(**(GOOD | bad))
     with pytest.raises(InputError):
         theory.nonconvex_fedpage(**(GOOD | {"K": 2} | bad))
 
 
-def test_more_refusals():
+def test_impossible_constants_of_other_theorems_are_refused():
     for bad in ({"K": 0}, {"sigma2": -1.0}, {"sigma2": math.nan}):
         with pytest.raises(InputError):
             theory.nonconvex_fedpage(**(GOOD | {"K": 2} | bad))
@@ -191,7 +192,8 @@ def test_tables_as_printed():
     assert values(("FedAvg", "Karimireddy et al. 2020")) == pytest.approx(
         [
             convex, nonconvex,
-            9 * 4 / (64 * e2) + 3 * 8 * 4 / (64 * 0.5**1.5) + 2.25 * 8 * 4 / (64 * 0.5) + 4 / (64 * e2),
+            9 * 4 / (64 * e2) + 3 * 8 * 4 / (64 * 0.5**1.5)
+            + 2.25 * 8 * 4 / (64 * 0.5) + 4 / (64 * e2),
             9 * 4 / (64 * e4) + 3 * 8 * 4 / (64 * 0.125) + 2.25 * 8 * 4 / (64 * e2) + 4 / (64 * e4),
         ]
     )  # fmt: skip
@@ -232,7 +234,7 @@ def test_the_three_convex_cases_meet_at_their_borders():
 
 
 def test_units_do_not_matter():
-    """Rounds are pure numbers: measuring f in cents and x in millimetres changes nothing."""
+    """The number of rounds does not change when f and x are measured in other units."""
     base = theory.Setting(
         N=64, S=8, K=4, M=27, epsilon=0.5, sigma=2.0, G=3.0, B=1.5, L=5.0, D0=0.7, R2=0.3
     )
@@ -256,7 +258,7 @@ def test_units_do_not_matter():
 
     for entry in theory.TABLE:
         if entry.source == "minibatches, as printed":
-            continue  # its powers of epsilon are the slip
+            continue  # its printed powers of epsilon are wrong
         for formula, epsilon in ((entry.convex, 0.5 * f), (entry.nonconvex, 0.5 * g)):
             if formula is not None:
                 assert formula(scaled(epsilon)) == pytest.approx(formula(base), rel=1e-9), entry
@@ -348,11 +350,11 @@ def test_a_method_from_theory():
             fp.FedPAGE.from_theory(problem, **bad)
 
 
-# The theory itself
+# Theorems against runs
 
 
 def test_the_bias_contracts_by_one_minus_p_over_many_draws():
-    """The paper's lemma at K = 1 with real coins, clients and minibatches: the mean over draws, with its interval."""
+    """Check the paper's lemma at K = 1 with drawn coins, clients and minibatches."""
     problem, p = quadratic(noise=1.0), 0.3
     method = fp.PAGE(S=2, eta_g=0.1, p=p, b2=2)
     x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
@@ -367,15 +369,13 @@ def test_the_bias_contracts_by_one_minus_p_over_many_draws():
     mean, deviation = np.mean(errors, axis=0), np.std(errors, axis=0) / math.sqrt(len(errors))
     contracted = (1 - p) * (g - problem.grad(x_prev))
     assert (np.abs(mean - contracted) < 4 * deviation).all()
-    assert (
-        np.abs(contracted).min() > 8 * deviation.max()
-    )  # the interval is narrow enough to mean something
+    assert np.abs(contracted).min() > 8 * deviation.max()  # the interval is narrow
     assert (np.abs(mean - (g - problem.grad(x_prev))) > 4 * deviation).any()
 
 
 @pytest.mark.parametrize("K", [1, 5])
-def test_real_runs_stay_under_the_proofs_bound(K):
-    """Mean over rounds and seeds of |grad f|^2 with the corrected steps, against 4 D0/(eta_g R) (2 for K = 1)."""
+def test_runs_stay_below_the_bound_of_the_proof(K):
+    """The mean of |grad f|^2 over R rounds is at most 4 D0/(eta_g R); for K = 1, half of it."""
     problem = fp.RobustRegression(fp.load("census", rows=400, skew=1.0), clients=40)
     method = fp.FedPAGE.from_theory(problem, S=4, K=K)
     D0 = problem.loss(np.zeros(problem.d))  # f* >= 0
@@ -387,7 +387,7 @@ def test_real_runs_stay_under_the_proofs_bound(K):
         assert mean > 1e-4 * bound
 
 
-def test_convex_runs_stay_under_the_proofs_bound():
+def test_convex_runs_stay_below_the_bound_of_the_proof():
     problem = fp.LogisticRegression(fp.load("census", rows=400), clients=40, reg="l2", alpha=0.05)
     best = theory.reference(problem)
     R2 = float((best.x**2).sum())

@@ -17,8 +17,9 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADED = {
-    "script": ("src",), "img": ("src", "srcset"), "iframe": ("src",), "source": ("src", "srcset"), "video": ("src",),
-    "audio": ("src",), "embed": ("src",), "object": ("data",), "image": ("href",), "use": ("href",), "track": ("src",),
+    "script": ("src",), "img": ("src", "srcset"), "iframe": ("src",), "source": ("src", "srcset"),
+    "video": ("src",), "audio": ("src",), "embed": ("src",), "object": ("data",),
+    "image": ("href",), "use": ("href",), "track": ("src",),
 }  # fmt: skip
 """Attributes whose targets a browser fetches. Style sheets, icons and fonts are <link> elements."""
 PASSIVE = {"canonical", "alternate", "next", "prev", "author", "license"}

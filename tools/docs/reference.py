@@ -1,4 +1,4 @@
-"""Say which names the pages of the API reference show; the text is that of their docstrings."""
+"""List the names on each page of the API reference, whose text is their docstrings."""
 
 from __future__ import annotations
 
@@ -8,37 +8,43 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "running": (
         "Running", "Run a method once or many times, and decide when a run ends.",
         [
-            "engine.simulate.simulate", "engine.simulate.RunOptions", "studies.sweep.sweep", "engine.simulation.Simulation",
-            "engine.stopping.Stop", "runs.store.RunStore",
+            "engine.simulate.simulate", "engine.simulate.RunOptions", "studies.sweep.sweep",
+            "engine.simulation.Simulation", "engine.stopping.Stop", "runs.store.RunStore",
         ],
     ),
-    "history": ("History", "The record of a run: costs, metrics and provenance.", ["runs.history.History", "runs.history.by_method", "core.types.COSTS"]),
+    "history": (
+        "History", "The record of a run: costs, metrics and provenance.",
+        ["runs.history.History", "runs.history.by_method", "core.types.COSTS"],
+    ),
     "methods": (
-        "Methods", "Each method is a frozen dataclass whose fields are the paper's hyper-parameters.",
+        "Methods",
+        "Each method is a frozen dataclass whose fields are the paper's hyper-parameters.",
         [
-            "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg", "methods.FedProx",
-            "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG", "core.local_steps",
-            "methods.registry", "methods.fair", "engine.check_method",
+            "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg",
+            "methods.FedProx", "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG",
+            "core.local_steps", "methods.registry", "methods.fair", "engine.check_method",
         ],
     ),
     "problems": (
         "Problems", "The objectives: what is minimised.",
         [
-            "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares", "problems.LinearModel",
-            "problems.Quadratic", "problems.RowProblem", "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
+            "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares",
+            "problems.LinearModel", "problems.Quadratic", "problems.RowProblem",
+            "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
         ],
     ),
     "torch": (
         "Torch models", "A torch module as a problem (`pip install 'fedpage[torch]'`).",
         [
-            "problems.torch.problem.TorchProblem", "problems.torch.files.save_model", "problems.torch.files.load_model",
+            "problems.torch.problem.TorchProblem", "problems.torch.files.save_model",
+            "problems.torch.files.load_model",
         ],
     ),
     "callbacks": (
         "Callbacks", "Observers of a run: progress, the best model, trackers.",
         [
-            "callbacks.base", "callbacks.progress.Progress", "callbacks.best_model.Best", "callbacks.trackers.Track",
-            "callbacks.checkpointing.Checkpointing",
+            "callbacks.base", "callbacks.progress.Progress", "callbacks.best_model.Best",
+            "callbacks.trackers.Track", "callbacks.checkpointing.Checkpointing",
         ],
     ),
     "data": (
@@ -49,19 +55,31 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         ],
     ),
     "theory": (
-        "Theory, planning, tuning", "Theorems as functions, the planner, and the search for step sizes.",
+        "Theory, planning, tuning",
+        "Theorems as functions, the planner, and the search for step sizes.",
         ["theory", "theory.planner", "studies.tune"],
     ),
-    "faults": ("Faults", "Clients that fail, and the policy for them.", ["engine.faults.Faults", "engine.policy.Policy"]),
+    "faults": (
+        "Faults", "Clients that fail, and the policy for them.",
+        ["engine.faults.Faults", "engine.policy.Policy"],
+    ),
     "types": ("Types", "Protocols, types and errors.", ["core.types", "core.errors"]),
     "engines": (
         "For engines", "The parts of an engine of your own.",
         [
-            "engine.base", "engine.transport", "engine.round", "engine.client_states", "engine.loop", "core.messages",
+            "engine.base", "engine.transport", "engine.round", "engine.client_states",
+            "engine.loop", "core.messages",
         ],
     ),
-    "draws": ("Random numbers and sums", "Random numbers as pure functions, and sums in client order.", ["core.random", "core.aggregate"]),
-    "plots": ("Plots and reports", "Curves, tables and pages from histories.", ["report.plots", "report.summary", "report.page"]),
+    "draws": (
+        "Random numbers and sums",
+        "Random numbers as pure functions, and sums in client order.",
+        ["core.random", "core.aggregate"],
+    ),
+    "plots": (
+        "Plots and reports", "Curves, tables and pages from histories.",
+        ["report.plots", "report.summary", "report.page"],
+    ),
 }  # fmt: skip
 """The title, a sentence and the names (below `fedpage`) of each page."""
 
@@ -80,8 +98,8 @@ def pages() -> dict[str, str]:
 def _contents() -> str:
     lines = [
         "# API reference\n",
-        "A name with `fp.` is available after `import fedpage as fp`. Other names are imported from "
-        "their module.\n",
+        "A name with `fp.` is available after `import fedpage as fp`. Other names are imported "
+        "from their module.\n",
         "| page | names |",
         "|---|---|",
     ]
