@@ -22,6 +22,22 @@ SETTING = Setting(
 )
 
 
+@pytest.mark.parametrize("words", [(), ("--latency", "0.5")])
+def test_a_plan_fits_a_terminal_of_80_columns(run, monkeypatch, words):
+    from rich.console import Console
+
+    from fedpage.cli import plan
+
+    monkeypatch.setattr(plan, "console", lambda: Console(width=80))
+    code, out, _ = run("plan", "--epsilon", "0.01", *words)
+    assert code == 0
+    table = [line for line in out.splitlines() if line[:1] in "┏┃┡│└"]
+    assert {len(line) for line in table} == {80}
+    for word in ("S-Local-SVRG", "Karimireddy", "434,766", "analysis"):
+        assert any(word in line for line in table)
+    assert "In a wider terminal or with --json:" in out
+
+
 def test_a_plan_has_every_method_and_the_source_of_its_numbers():
     rows = planning.plan(SETTING, d=100, convex=False, average_L=1.5)
     assert [r.method for r in rows[:2]] == ["FedPAGE", "PAGE"]

@@ -23,7 +23,10 @@ def data_list() -> None:
     table = Table()
     for heading in ("name", "rows", "features", "labels", "content", "file"):
         table.add_column(
-            heading, overflow="fold", justify="right" if heading in ("rows", "features") else "left"
+            heading,
+            overflow="fold",
+            justify="right" if heading in ("rows", "features") else "left",
+            no_wrap=heading == "name",
         )
     for name, item in DATASETS.items():
         if isinstance(item, Embedded):
@@ -32,10 +35,11 @@ def data_list() -> None:
             path = find(item)
             labels = ", ".join(map(str, item.labels))
             content = "pinned" if item.is_pinned else "unpinned"
-            file = str(path) if path else f"not here: fedpage data fetch {name}"
+            file = str(path) if path else "not here"
         table.add_row(name, f"{item.rows:,}", f"{item.features:,}", labels, content, file)
     console().print(table)
     print(
+        "Download one: fedpage data fetch NAME.\n"
         "pinned: every bit of the file is checked.\n"
         "unpinned: only rows, labels and the range of indices are checked."
     )

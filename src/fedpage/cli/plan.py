@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from fedpage.theory.tables import Setting
 
 _CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
+_LEAST_NEEDED = ("gradients a client", "clients", "needs", "bytes down")
+"""The columns that a narrow terminal does not show, the first one first."""
 _LEGEND = """\
 bound: proved with explicit constants for the mean over rounds, as far as the constants hold.
 order: a complexity up to constants; it shows growth and promises no number.
@@ -170,14 +173,13 @@ def _print_plan(
         f"N={setting.N:,} clients, S={setting.S}, M={setting.M:g} rows, K={setting.K}, d={d:,}; "
         f"{aim} <= {setting.epsilon:g}"
     )
-    values = (f"{name}={getattr(setting, name):.3g} ({how})" for name, how in origin.items())
-    print(f"constants: {', '.join(values)}")
-    shown = Table(show_lines=False)
+    known = (f"{name}={getattr(setting, name):.3g} ({how})" for name, how in origin.items())
+    print(f"constants: {', '.join(known)}")
     words = ("method", "analysis", "kind", "needs")
     numeric = ["rounds", "clients", "bytes up", "bytes down", "gradients a client"]
     numeric += ["time, estimated"] if timed else []
-    for heading in (*words[:3], *numeric, words[3]):
-        shown.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+    headings = (*words[:3], *numeric, words[3])
+    cells = []
     for row in table:
         if row.rounds is None or row.bytes_up is None or row.bytes_down is None:
             numbers = ["-"] * len(numeric)
@@ -188,10 +190,50 @@ def _print_plan(
                 f"{row.gradients_per_client:.3g}",
             ]  # fmt: skip
             numbers += [format_duration(row.seconds)] if timed and row.seconds is not None else []
-        shown.add_row(row.method, row.source, row.kind, *numbers, row.assumption)
-    console().print(shown)
+        cells.append((row.method, row.source, row.kind, *numbers, row.assumption))
+    columns = {heading: [cell[i] for cell in cells] for i, heading in enumerate(headings)}
+    screen = console()
+    widths = _fit(columns, numeric, screen.width)
+    shown = Table(show_lines=False)
+    for heading, width in widths.items():
+        justify: Literal["left", "right"] = "left" if heading in words else "right"
+        shown.add_column(heading, justify=justify, width=width)
+    for values in zip(*(columns[heading] for heading in widths), strict=True):
+        shown.add_row(*values)
+    screen.print(shown)
+    if len(widths) < len(columns):
+        left_out = ", ".join(heading for heading in columns if heading not in widths)
+        print(f"In a wider terminal or with --json: {left_out}.")
     print(_LEGEND)
     for row in table:
         if row.steps:
             steps = ", ".join(f"{name} = {value:.4g}" for name, value in row.steps.items())
             print(f"{row.method}: {steps}")
+
+
+def _fit(
+    columns: Mapping[str, Sequence[str]], numeric: Sequence[str], screen: int
+) -> dict[str, int]:
+    """Choose the columns that fit the screen, and widths at which no word is broken.
+
+    Args:
+        columns: The cells of each column by its heading.
+        numeric: The headings of the columns that get the space that is left first.
+        screen: The width of the screen.
+
+    Returns:
+        The width of each chosen column.
+    """
+    widths = {
+        heading: max(len(word) for text in (heading, *cells) for word in text.split())
+        for heading, cells in columns.items()
+    }
+    for heading in _LEAST_NEEDED:
+        if sum(3 + width for width in widths.values()) >= screen:
+            del widths[heading]
+    spare = screen - 1 - sum(3 + width for width in widths.values())
+    for heading in sorted(widths, key=lambda heading: heading not in numeric):
+        more = min(spare, max(map(len, columns[heading])) - widths[heading])
+        widths[heading] += max(0, more)
+        spare -= max(0, more)
+    return widths
