@@ -1,4 +1,4 @@
-"""Types that every package shares: vectors, calls, replies, and the protocols of problems and methods.
+"""Types that all packages share: vectors, calls, replies, protocols of problems and methods.
 
 A round of any method is
 
@@ -120,7 +120,7 @@ class Call(NamedTuple, Generic[MessageT]):
     require_all: bool = False
     """Whether only the mean over all of these clients is usable, never that over some of them."""
     fallback: Callable[[], Call[MessageT]] | None = None
-    """With `require_all`: makes the call to use if some clients stay missing. None: keep retrying."""
+    """With `require_all`: makes the call to use if clients stay missing. None: keep retrying."""
 
 
 class Replies(NamedTuple, Generic[ReplyT]):
@@ -170,7 +170,7 @@ class Oracle(Protocol):
         ...
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """Return (n, d): each client's mean gradient over its batch, at its row of y or at y (d,)."""
+        """Return each client's mean gradient (n, d) over its batch, at its row of y or y (d,)."""
         ...
 
 

@@ -37,7 +37,8 @@ class Stop:
     Raises:
         InputError: a number cannot be used, or a cost is not known.
 
-    >>> Stop(grad_norm=0.05, budgets={"clients": 500}).reached({"grad_norm": 0.04, "round": 7}).detail
+    >>> stop = Stop(grad_norm=0.05, budgets={"clients": 500})
+    >>> stop.reached({"grad_norm": 0.04, "round": 7}).detail
     'reached grad_norm 0.05 at round 7'
     """
 

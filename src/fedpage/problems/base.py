@@ -53,7 +53,7 @@ class RowOracle:
         return Batch(rows[:, 0], np.minimum(self.sizes, b), size)
 
     def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
-        """Draw the next `count` minibatches: (n, count, w), or None for all rows; and their size."""
+        """Draw minibatches (n, count, w), None for all rows; return them and their size."""
         first = self._drawn
         self._drawn = first + count
         if size is None or size >= self._largest:

@@ -259,8 +259,8 @@ def local_sgd(
     """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
     rows (n, K, w) are batches of at most b rows. The reference points W are (n, d), (1, d) for all,
-    or (0, d) for none; shift likewise. Without regulariser and proximal term a step touches only the
-    features of the batch (and of the shift).
+    or (0, d) for none; shift likewise. Without regulariser and proximal term a step changes only
+    the features of the batch (and of the shift).
     """
     d, every, shifted, anchored = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
     dense = reg != NO_REG or mu != 0.0
@@ -438,7 +438,7 @@ def total(v: F) -> float:
 
 @_fast
 def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y: F, out: F) -> None:
-    """Compute out[i] = A_i y_i - mean over the batch of linear[i]; A (N, d, d), linear (N, M, d)."""
+    """Compute out[i] = A_i y_i - batch mean of linear[i]; A (N, d, d), linear (N, M, d)."""
     d = Y.shape[1]
     every = rows.shape[1] == 0
     for i in range(len(clients)):
