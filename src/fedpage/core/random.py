@@ -203,25 +203,27 @@ def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[n
     return out
 
 
-def _mixed(z: int) -> int:
+def _mix_int(z: int) -> int:
     """Mix Python's integers, for the few keys a round needs."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return z ^ (z >> 31)
 
 
-def _below(key: int, word: int) -> int:
+def _fold_int(key: int, word: int) -> int:
     """Compute `_fold` on Python's integers; a unit test holds the two equal."""
     golden = 0x9E3779B97F4A7C15
-    inner = _mixed((key + golden) & 0xFFFFFFFFFFFFFFFF)
-    return _mixed(inner ^ ((word + golden) & 0xFFFFFFFFFFFFFFFF))
+    inner = _mix_int((key + golden) & 0xFFFFFFFFFFFFFFFF)
+    return _mix_int(inner ^ ((word + golden) & 0xFFFFFFFFFFFFFFFF))
 
 
 @lru_cache(maxsize=64)
 def _run_keys(seed: int) -> NDArray[np.uint64]:
     """Return the part of a round's keys that all rounds of a run share, by purpose, (3,)."""
-    key = _below(0, seed)
-    return np.array([_below(key, purpose) for purpose in (COIN, CLIENTS, BATCH)], dtype=np.uint64)
+    key = _fold_int(0, seed)
+    return np.array(
+        [_fold_int(key, purpose) for purpose in (COIN, CLIENTS, BATCH)], dtype=np.uint64
+    )
 
 
 def check_seed(seed: int) -> int:
@@ -281,9 +283,9 @@ class RoundDraws:
 
 def _key(seed: int, *words: int) -> np.uint64:
     """Return the key of the stream of a seed and some words, the purpose first."""
-    key = _below(0, check_seed(seed))
+    key = _fold_int(0, check_seed(seed))
     for word in words:
-        key = _below(key, word)
+        key = _fold_int(key, word)
     return np.uint64(key)
 
 

@@ -54,18 +54,6 @@ MessageTypes: TypeAlias = dict[type, type]
 HyperParameter: TypeAlias = Any
 """A number, word or None; the method's `__post_init__` checks it."""
 
-COSTS = (
-    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients",
-    "gradients_per_client", "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
-)  # fmt: skip
-"""Cumulative costs at each record.
-
-"gradients" counts gradients of single rows (f_ij) over all clients. "gradients_per_client" adds up,
-over rounds, the mean number of gradients of a called client. "missing" counts requests without a
-valid reply in time, "rejected" the replies that failed validation, "fallbacks" the full rounds that
-were replaced by sampled ones.
-"""
-
 
 class StopReason(StrEnum):
     """How a run ended; `History.stop_detail` says more in a sentence."""

@@ -69,7 +69,7 @@ class FedAvg(LocalSGD):
 
     def init(self, x0: Vector, N: int) -> State:
         """Return the start."""
-        validate.sampled(self.name, self.S, N)
+        validate.check_sample(self.name, self.S, N)
         return State(x=x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Model]:

@@ -185,7 +185,7 @@ class FedPAGE:
             InputError: The values are impossible or do not determine the minibatches.
         """
         cls(S=S, K=K)  # refuses impossible values
-        validate.sampled(cls.name, S, problem.N)
+        validate.check_sample(cls.name, S, problem.N)
         if epsilon is not None:
             validate.positive(cls.name, "epsilon", epsilon)
         L, p = problem.smoothness(), S / problem.N
@@ -214,7 +214,7 @@ class FedPAGE:
 
     def init(self, x0: Vector, N: int) -> State:
         """Return x^0; x^{-1} and g^{-1} are never used, because round 0 is full."""
-        validate.sampled(self.name, self.S, N)
+        validate.check_sample(self.name, self.S, N)
         return State(x=x0, x_prev=x0, g=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
@@ -226,7 +226,7 @@ class FedPAGE:
             full = draws.coin(1.0 if draws.round == 0 else p)  # line 2, p_0 = 1
         if not full:
             return self._call_sampled(state, draws)
-        fallback = None  # the first g waits for everyone
+        fallback = None  # the first g needs all clients
         if draws.round != 0:
             fallback = partial(self._call_sampled, state, draws)
         everyone = draws.clients(state.N, state.N)  # line 4

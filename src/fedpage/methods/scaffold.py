@@ -96,7 +96,7 @@ class SCAFFOLD(LocalSGD):
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with c = 0, as all c_i."""
-        validate.sampled(self.name, self.S, N)
+        validate.check_sample(self.name, self.S, N)
         return State(x=x0, c=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Controlled]:

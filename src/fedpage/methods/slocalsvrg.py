@@ -132,7 +132,7 @@ class SLocalSVRG:
     def init(self, x0: Vector, N: int) -> State:
         """Return the start; round 0 is a refresh at w = x0."""
         if self.S is not None:
-            validate.sampled(self.name, self.S, N)
+            validate.check_sample(self.name, self.S, N)
         return State(x=x0, h=0.0 * x0, rows=1.0, N=N, stepped=False, h_sent=False)
 
     def call(
@@ -144,7 +144,7 @@ class SLocalSVRG:
             return self._call_steps(state, draws)
         clients = draws.clients(state.N, state.N)
         fallback = None
-        if draws.round != 0:  # w and h stay what they were
+        if draws.round != 0:  # w and h do not change
             fallback = partial(self._call_steps, state, draws)
         return Call(clients, Refresh(state.x), require_all=True, fallback=fallback)
 

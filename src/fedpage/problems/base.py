@@ -1,4 +1,4 @@
-"""Share what every problem over rows needs: minibatches, counting, client weights, metrics."""
+"""The base of problems over rows: minibatches, counting, client weights, metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RowOracle:
     def batch(self, size: int | None) -> Batch:
         """Draw a fresh minibatch at each client; None: every row.
 
-        Its number within the round makes it fresh; there is no generator whose state moves on.
+        It is a function of its number within the round; no generator is advanced.
         """
         rows, b = self._batches(size, 1)
         if rows is None:

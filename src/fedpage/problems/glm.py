@@ -196,7 +196,7 @@ class LinearModel:
             losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
         return ClientEvaluations(losses, gradients, values)
 
-    def scaled(self, factor: float) -> Self:
+    def rescale(self, factor: float) -> Self:
         """Multiply every client's objective by a factor.
 
         A Flower node that has client i alone uses it, with the factor N w_i.
