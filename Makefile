@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ALL := test,docs,pandas,flower-simulation,torch,tensorboard,mlflow,wandb,notebook
 # SLOW=1 includes the tests that need processes, a browser, a wheel, a notebook or a built site.
 XDIST ?= -n 2 --dist worksteal
+# Files that the documentation shows beside mathematics, in 88 columns.
+NARROW := src/fedpage/methods src/fedpage/core/local_steps.py
 PYTEST := $(BIN)/python -m pytest $(XDIST) $(if $(SLOW),-m "")
 
 .PHONY: help demo test lint types imports tests mutants torture fuzz faults bench bench-torch \
@@ -26,6 +28,8 @@ test: lint types imports tests ## style, types, imports and tests; SLOW=1 for al
 lint: $(TESTS) ## style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/ruff check --select E501 --line-length 88 $(NARROW)
+	$(BIN)/ruff format --check --line-length 88 --config 'format.exclude=[]' $(NARROW)
 
 types: $(TESTS) ## static types of src and tests
 	$(BIN)/mypy

@@ -102,7 +102,8 @@ _EXPORTS = {
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _PACKAGES = (
-    "callbacks", "core", "data", "engine", "methods", "problems", "report", "runs", "studies", "theory",
+    "callbacks", "core", "data", "engine", "methods", "problems", "report", "runs", "studies",
+    "theory",
 )  # fmt: skip
 
 __all__ = [

@@ -23,7 +23,7 @@ except ImportError:
 
 @pytest.fixture
 def config(tmp_path):
-    """A run config: FedPAGE over eight clients of very different sizes."""
+    """Return a run config: FedPAGE over eight clients of very different sizes."""
     return {
         "method": "fedpage",
         "hyper": "S=3 K=3 eta_g=0.2 p=0.4",

@@ -57,7 +57,7 @@ def broken(client, clients):
 
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
-    """The app's module."""
+    """Write the app's module and make it importable."""
     (tmp_path / "app_module.py").write_text(NODES)
     monkeypatch.syspath_prepend(tmp_path)
     load_own_problem.cache_clear()

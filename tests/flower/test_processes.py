@@ -98,7 +98,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def simulated_runs():
-    """The same runs in the simulator."""
+    """Run the same methods in the simulator."""
     data = fp.load("census", rows=200)
     problem = fp.LogisticRegression(data, fp.label_shards(data.y, 2), reg="l2", alpha=0.01)
     return {

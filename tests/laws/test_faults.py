@@ -218,7 +218,7 @@ def test_a_client_that_comes_back_counts_again():
 
 @pytest.mark.parametrize("fault", ["lost", "late", "nan"])
 def test_scaffolds_c_stays_the_mean_of_the_client_states(fault):
-    """c = mean c_i holds only if client states of rejected replies are dropped."""
+    """Check that client states of rejected replies are dropped, which c = mean c_i needs."""
     problem, method = uneven(), ALL["SCAFFOLD-II"]
     for policy, holds in ((fp.Policy(retries=0), True), (fp.Policy.naive(), False)):
         run = Simulation(problem, method, seed=2, faults=fp.Faults(**{fault: 0.3}), policy=policy)

@@ -500,7 +500,7 @@ def test_a_partition_is_added_by_a_decorator_and_works_on_the_command_line(run):
 
 
 def test_a_data_set_is_added_by_a_decorator_and_works_on_the_command_line(run):
-    @registry.embedded("ones", rows=40, features=2, note="all ones")
+    @registry.register_embedded("ones", rows=40, features=2, note="all ones")
     def ones(rows: int = 40, value: float = 1.0):
         return fp.Dataset.from_arrays(np.full((rows, 2), value), np.arange(rows) % 2, name="ones")
 

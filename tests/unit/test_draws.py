@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedpage.core.errors import InputError
-from fedpage.core.random import RoundDraws, _below, _fold, permutation, uniforms
+from fedpage.core.random import RoundDraws, _fold, _fold_int, permutation, uniforms
 
 
 def test_keys_are_the_same_in_python_and_in_the_kernel():
     for key, word in [(0, 0), (1, 2), (2**64 - 1, 2**63), (0x9E3779B97F4A7C15, 12345)]:
-        assert _below(key, word) == int(_fold(np.uint64(key), np.uint64(word)))
+        assert _fold_int(key, word) == int(_fold(np.uint64(key), np.uint64(word)))
 
 
 def test_known_values_do_not_change():

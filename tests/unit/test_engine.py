@@ -239,7 +239,7 @@ def test_numpy_numbers_equal_python_numbers(tmp_path):
 
 
 def test_full_rounds_hold_few_replies_at_a_time():
-    """d = 20,000 and 400 clients: a table of all replies would take 64 MB."""
+    """With d = 20,000 and 400 clients a table of all replies would take 64 MB."""
     import tracemalloc
 
     N, d = 400, 20_000

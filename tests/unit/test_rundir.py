@@ -162,7 +162,7 @@ def test_two_checkpoints_are_kept_and_numpy_reads_them(tmp_path):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A run of 40 rounds that was killed after 30, with checkpoints at 21 and 28."""
+    """Kill a run of 40 rounds after round 30, with checkpoints at 21 and 28."""
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
     arguments = {"rounds": 40, "seed": 3, "record_every": 5}
     whole = fp.simulate(problem, method, **arguments)

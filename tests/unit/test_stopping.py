@@ -102,8 +102,8 @@ def test_budgets_of_any_cost():
         fp.Stop(budgets={"clients": 30}),
         fp.Stop(budgets={"seconds": 1.0}),
     ):
-        assert stop.spent(costs).reason is StopReason.BUDGET
-    assert fp.Stop(bytes=301, budgets={"clients": 31}).spent(costs) is None
+        assert stop.check_budgets(costs).reason is StopReason.BUDGET
+    assert fp.Stop(bytes=301, budgets={"clients": 31}).check_budgets(costs) is None
 
 
 def test_runs_end_by_any_recorded_column():

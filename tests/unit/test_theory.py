@@ -46,7 +46,7 @@ def test_theorem_2():
 
 
 def test_steps_on_a9a():
-    """c = 48.7 as printed, eta_l is about 4e-7, and SCAFFOLD's step about 90 times smaller."""
+    """Check c = 48.7 as printed, eta_l of about 4e-7, and SCAFFOLD's much smaller step."""
     p = 10 / 3250
     assert 3 * (1 - p / 3) / (2 * p * 10) == pytest.approx(48.7, abs=0.05)
     method = theory.nonconvex_fedpage(L=14.0, N=3250, S=10, K=10, D0=1.0, epsilon=0.1).method

@@ -19,8 +19,8 @@ PATH = Path(__file__).resolve().parents[2] / "examples" / "from_data_to_plot.ipy
 CELLS = [
     """# From data to a plot
 
-This notebook compares three federated methods at equal communication. It needs `pip install fedpage`
-and no download: the data set is bundled.""",
+This notebook compares three federated methods at equal communication. It needs
+`pip install fedpage` and no download: the data set is bundled.""",
     """import fedpage as fp
 
 data = fp.load("census", skew=1.0)  # generated; 0/1 features, labels -1/+1

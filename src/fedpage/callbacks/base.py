@@ -1,4 +1,4 @@
-"""The base class of everything that observes a run."""
+"""The base class of callbacks, which observe a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpage.runs.history import History, Meta
 
 
 class Event(Protocol):
-    """What happened to clients in a round."""
+    """A fault of clients in a round."""
 
     @property
     def kind(self) -> str:
@@ -27,7 +27,7 @@ class Event(Protocol):
 
     @property
     def text(self) -> str:
-        """One sentence for people."""
+        """A sentence that describes it."""
         ...
 
 

@@ -63,7 +63,7 @@ class Best(Callback):
             )
         if not isinstance(column, str) or not column:
             raise InputError(
-                f"Best: column must be the name of a column such as 'loss', not {short_repr(column)}"
+                f"Best: column must be a column's name such as 'loss', not {short_repr(column)}"
             )
         if higher_is_better is None:
             try:
@@ -92,7 +92,7 @@ class Best(Callback):
             self.value, self.round = value, round
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
-        """Save the model if its value is the best so far."""
+        """Save the model if its value is the best of the run."""
         if self.column not in record:
             raise InputError(
                 f"Best: there is no column {self.column!r}; there are {', '.join(record)}"

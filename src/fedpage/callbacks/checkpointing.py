@@ -1,4 +1,4 @@
-"""Write a run to its directory while it goes on."""
+"""Write a run to its directory while it runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _is_interrupt_requested = False
 
 
 def request_interrupt(is_requested: bool = True) -> None:
-    """Let every run with a directory write a checkpoint after its round, and end.
+    """End every run that has a directory after its round, with a checkpoint.
 
     Signal handlers call this function.
 
     Args:
-        is_requested: False takes the request back.
+        is_requested: False withdraws the request.
     """
     global _is_interrupt_requested
     _is_interrupt_requested = is_requested

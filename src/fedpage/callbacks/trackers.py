@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A place that keeps the records of runs."""
+    """An experiment tracker, which stores the records of runs."""
 
     def start(self, name: str, settings: Mapping[str, str]) -> None:
         """Create a run with a name and its settings."""
@@ -100,7 +100,7 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, str]:
 
 
 def is_failure(reason: StopReason) -> bool:
-    """Return whether a run that ended so has not come to an end of its own."""
+    """Return whether the reason means that the run failed or was interrupted."""
     return reason in (StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
 
 

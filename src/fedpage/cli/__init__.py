@@ -1,1 +1,1 @@
-"""The commands of the command line, a file a family. Heavy imports happen inside the functions."""
+"""The commands of the command line. Functions import heavy packages when they run."""

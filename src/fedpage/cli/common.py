@@ -1,4 +1,4 @@
-"""What several commands do before and while they run: check paths, parse words, handle signals."""
+"""Helpers of several commands: check paths, parse hyper-parameters, handle signals."""
 
 from __future__ import annotations
 
@@ -168,11 +168,11 @@ def check_runs(
 
 
 @contextmanager
-def interruptible(out: Path | None, jobs: int = 1) -> Iterator[None]:
-    """End at Ctrl-C or SIGTERM after the current round and a checkpoint, at a second one at once.
+def handle_signals(out: Path | None, jobs: int = 1) -> Iterator[None]:
+    """End the run after its round at Ctrl-C or SIGTERM, and immediately at a second signal.
 
-    With several processes the first signal ends at once, and runs resume from their last
-    checkpoints.
+    The run writes a checkpoint first. With several processes the first signal ends them
+    immediately, and runs resume from their last checkpoints.
     """
     import signal
 

@@ -13,7 +13,7 @@ from fedpage.cli.common import (
     absolute_path,
     check_runs,
     check_target,
-    interruptible,
+    handle_signals,
     prepare_out,
     unused_path,
 )
@@ -105,7 +105,7 @@ def execute(
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
         text = toml.dumps({"format": 1, "command": to_table(command)})
         put(out / "compare.toml", text.encode("utf-8"))
-    with interruptible(out, jobs):
+    with handle_signals(out, jobs):
         runs = sweep(
             problem,
             methods,

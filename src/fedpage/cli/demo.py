@@ -1,4 +1,4 @@
-"""`fedpage demo`: a comparison to look at first."""
+"""`fedpage demo`: a first comparison of methods."""
 
 from __future__ import annotations
 

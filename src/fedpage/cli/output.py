@@ -1,4 +1,4 @@
-"""What the commands print: consoles, the result table and the report."""
+"""Output of the commands: consoles, the result table and the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def log(text: str) -> None:
-    """Print a remark, which is no result, on stderr."""
+    """Print a message that is not a result on stderr."""
     console(stderr=True).print(f"fedpage: {text}", markup=False, soft_wrap=True)
 
 

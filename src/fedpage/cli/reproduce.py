@@ -58,8 +58,8 @@ def reproduce(
     seeds = max(figure.seeds for figure in chosen) if seeds is None else seeds
     check_count("--seeds", seeds)
     seeds = min(seeds, 2) if quick else seeds
-    chosen = _adapted(chosen, quick, data)
-    _available(chosen)
+    chosen = _adapt(chosen, quick, data)
+    _check_available(chosen)
     prepare_out(out, force=True)
     jobs = min(jobs, os.cpu_count() or 1)
     began = time.perf_counter()
@@ -98,7 +98,7 @@ def _list() -> None:
     console().print(table)
 
 
-def _adapted(chosen: list[Figure], quick: bool, data: str | None) -> list[Figure]:
+def _adapt(chosen: list[Figure], quick: bool, data: str | None) -> list[Figure]:
     """Change the figures to other data or fewer rounds, and say so in their titles."""
     from dataclasses import replace
 
@@ -121,7 +121,7 @@ def _adapted(chosen: list[Figure], quick: bool, data: str | None) -> list[Figure
     return chosen
 
 
-def _available(chosen: list[Figure]) -> None:
+def _check_available(chosen: list[Figure]) -> None:
     """Check that the data is on this machine before anything is run."""
     from fedpage.data import registry
 

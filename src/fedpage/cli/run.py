@@ -11,7 +11,7 @@ import typer
 from fedpage.cli.common import (
     absolute_path,
     check_target,
-    interruptible,
+    handle_signals,
     prepare_out,
     read_hyper_parameters,
 )
@@ -150,7 +150,7 @@ def execute(
         store = RunStore(
             out, checkpoint_every=checkpoint_every, command=to_table(command), notify=log
         )
-        with interruptible(out), store:
+        with handle_signals(out), store:
             finished = store.open_run(run, resume=resume)
             history = run.run([*observers, Checkpointing(store)]) if finished is None else finished
     print_summary([history], command.run.target)

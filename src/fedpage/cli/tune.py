@@ -94,9 +94,9 @@ def tune(
             bars.update(task, completed=done, total=total, note=note)
 
         tuned = search_steps(
-            objective, base, target=target.value, column=target.column, cost=cost, grid=grid, rounds=run.rounds,
-            record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
-            store=out / "trials.jsonl", progress=progress,
+            objective, base, target=target.value, column=target.column, cost=cost, grid=grid,
+            rounds=run.rounds, record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs,
+            costs=costs, store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_result(tuned, out)
     if tuned.at_edge:

@@ -2,7 +2,7 @@
 
 The sum runs over one client after the other in client order, so no chunking, thread count or
 engine changes a bit of it. numpy's own sum may add in pairs, and does so for (n, 1) arrays; a
-Python loop over rows would cost as much as the clients' work.
+Python loop over rows would take as long as the clients' work.
 """
 
 from __future__ import annotations

@@ -39,7 +39,13 @@ COLUMNS: dict[str, Column] = {
     "loss": Column("loss"),
     "grad_norm": Column("gradient norm"),
 }
-"""Every built-in column by name. "bytes" is computed from "bytes_up" and "bytes_down"."""
+"""Every built-in column by name. Costs are cumulative.
+
+"bytes" is computed from "bytes_up" and "bytes_down". "gradients" counts gradients of single rows
+(f_ij) over all clients. "gradients_per_client" sums, over rounds, the mean number of gradients of a
+called client. "missing" counts requests without a valid reply in time, "rejected" replies that
+failed validation, and "fallbacks" full rounds that were replaced by sampled ones.
+"""
 
 AXES = (
     "round", "clients", "bytes", "bytes_up", "bytes_down", "gradients", "gradients_per_client",

@@ -1,8 +1,8 @@
-"""The local steps that methods are made of, each written once, as the papers write them.
+"""The local steps of methods, each written once, as the papers write them.
 
-Arrays have a row for each of the n called clients; a shared point may be (d,). Each function
-returns the mean of its K directions, which is (x - y_K)/(K eta) without the cancellation
-of forming x - y_K.
+Arrays have a row for each of the n called clients; a shared point may be (d,). Each
+function returns the mean of its K directions, which is (x - y_K)/(K eta) without the
+cancellation of forming x - y_K.
 
 An oracle may offer a fused kernel of the same name, which is then used. A law holds the
 kernel and the steps below to 1e-12 of each other.
@@ -16,10 +16,17 @@ from fedpage.core.types import Oracle, Vector
 
 
 class FusedOracle:
-    """Base class of oracles that have fused kernels for the local steps of this module."""
+    """Base class of oracles that have fused kernels for these local steps."""
 
     def local_sgd(
-        self, x: Vector, *, K: int, eta: float, b: int | None, shift: Vector | None, mu: float
+        self,
+        x: Vector,
+        *,
+        K: int,
+        eta: float,
+        b: int | None,
+        shift: Vector | None,
+        mu: float,
     ) -> Vector:
         """Take the steps of `local_sgd`."""
         raise NotImplementedError
@@ -119,7 +126,14 @@ def local_page(
 
 
 def local_svrg(
-    oracle: Oracle, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
+    oracle: Oracle,
+    x: Vector,
+    w: Vector,
+    h: Vector,
+    *,
+    K: int,
+    eta: float,
+    b: int | None,
 ) -> Vector:
     """Take K SVRG steps from x: y <- y - eta (grad_I(y) - grad_I(w) + h), |I| = b.
 

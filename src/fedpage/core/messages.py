@@ -26,7 +26,7 @@ T = TypeVar("T", bound="Fields")
 
 
 class Layout(NamedTuple, Generic[T]):
-    """What a message, reply or client state of one client holds: names, sizes and types."""
+    """The names, sizes and types of the fields of a message, reply or client state."""
 
     type: type[T]
     """The NamedTuple."""
@@ -57,7 +57,7 @@ class Layout(NamedTuple, Generic[T]):
         return build(*parts)
 
     def find_fault(self, value: object, n: int) -> str:
-        """Say what is wrong with a value for n clients, or "" if its type and shapes are right."""
+        """Describe the fault of a value for n clients; "" if its type and shapes are right."""
         if type(value) is not self.type:
             return f"is a {type(value).__name__} instead of a {self.type.__name__}"
         each = zip(self.fields, value, self.sizes, self.dtypes, strict=True)
@@ -71,7 +71,7 @@ class Layout(NamedTuple, Generic[T]):
         return ""
 
     def matches(self, value: object, n: int) -> bool:
-        """Whether a value has this layout, with a row for each of n clients."""
+        """Return whether a value has this layout, with a row for each of n clients."""
         if type(value) is not self.type:
             return False
         for part, size, dtype in zip(value, self.sizes, self.dtypes, strict=True):

@@ -1,4 +1,4 @@
-"""Types that every package shares: vectors, calls, replies, and the protocols of problems and methods.
+"""Types that all packages share: vectors, calls, replies, protocols of problems and methods.
 
 A round of any method is
 
@@ -54,18 +54,6 @@ MessageTypes: TypeAlias = dict[type, type]
 HyperParameter: TypeAlias = Any
 """A number, word or None; the method's `__post_init__` checks it."""
 
-COSTS = (
-    "round", "clients", "floats_down", "floats_up", "bytes_down", "bytes_up", "gradients",
-    "gradients_per_client", "evaluations", "full_rounds", "missing", "rejected", "fallbacks",
-)  # fmt: skip
-"""Cumulative costs at each record.
-
-"gradients" counts gradients of single rows (f_ij) over all clients. "gradients_per_client" adds up,
-over rounds, the mean number of gradients of a called client. "missing" counts requests without a
-valid reply in time, "rejected" the replies that failed validation, "fallbacks" the full rounds that
-were replaced by sampled ones.
-"""
-
 
 class StopReason(StrEnum):
     """How a run ended; `History.stop_detail` says more in a sentence."""
@@ -120,7 +108,7 @@ class Call(NamedTuple, Generic[MessageT]):
     require_all: bool = False
     """Whether only the mean over all of these clients is usable, never that over some of them."""
     fallback: Callable[[], Call[MessageT]] | None = None
-    """With `require_all`: makes the call to use if some clients stay missing. None: keep retrying."""
+    """With `require_all`: makes the call to use if clients stay missing. None: keep retrying."""
 
 
 class Replies(NamedTuple, Generic[ReplyT]):
@@ -170,7 +158,7 @@ class Oracle(Protocol):
         ...
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """Return (n, d): each client's mean gradient over its batch, at its row of y or at y (d,)."""
+        """Return each client's mean gradient (n, d) over its batch, at its row of y or y (d,)."""
         ...
 
 

@@ -50,13 +50,6 @@ def at_least_zero(method: str, name: str, value: object) -> None:
         raise InputError(f"{method}: {name} must be a finite number of at least 0, not {value!r}")
 
 
-def all_rows(method: str, **batches: int | None) -> None:
-    """Check that minibatches are all rows, as the method's name says."""
-    for name, value in batches.items():
-        if value is not None:
-            raise InputError(f"{method}: {name} is all rows; it cannot be {value!r}")
-
-
 def flag(method: str, name: str, value: object) -> None:
     """Check a boolean."""
     if not isinstance(value, bool):
@@ -69,8 +62,8 @@ def probability(method: str, name: str, value: object) -> None:
         raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
 
 
-def sampled(method: str, S: int, N: int) -> None:
-    """Check that S clients can be sampled from N."""
+def check_sample(method: str, S: int, N: int) -> None:
+    """Check that S clients can be check_sample from N."""
     if S > N:
         raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
 

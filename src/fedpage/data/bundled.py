@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedpage.data.dataset import Dataset
-from fedpage.data.registry import embedded
+from fedpage.data.registry import register_embedded
 
 
-@embedded("breast_cancer", rows=569, features=30, note="real, from scikit-learn")
+@register_embedded("breast_cancer", rows=569, features=30, note="real, from scikit-learn")
 def breast_cancer() -> Dataset:
     """Return 569 x 30 standardised features; +1 is benign. Wolberg, Street, Mangasarian (1995)."""
     from sklearn.datasets import load_breast_cancer
@@ -18,7 +18,7 @@ def breast_cancer() -> Dataset:
     return Dataset.from_arrays(X, y, name="breast_cancer", note="standardised")
 
 
-@embedded("digits", rows=1_797, features=64, note="real, from scikit-learn")
+@register_embedded("digits", rows=1_797, features=64, note="real, from scikit-learn")
 def digits() -> Dataset:
     """Return 1,797 x 64 grey values from 0 to 1; +1 is an odd digit. Alpaydin, Kaynak (1998)."""
     from sklearn.datasets import load_digits

@@ -114,7 +114,7 @@ class Dataset:
             indptr=matrix.indptr.astype(np.int64),
             indices=matrix.indices.astype(np.int32),
             values=matrix.data.astype(np.float64),
-            y=signed(labels),
+            y=to_signs(labels),
             features=int(matrix.shape[1]),
             note=note,
         )
@@ -166,10 +166,10 @@ def content_digest(
     return state.hexdigest()
 
 
-def signed(y: Vector) -> Vector:
+def to_signs(y: Vector) -> Vector:
     """Map labels (n,) 0/1, 1/2 or -1/1 to -1/+1, the larger to +1, and return others as floats.
 
-    >>> signed(np.array([1.0, 2.0, 1.0])).tolist(), signed(np.array([0.0, 10.0])).tolist()
+    >>> to_signs(np.array([1.0, 2.0, 1.0])).tolist(), to_signs(np.array([0.0, 10.0])).tolist()
     ([-1.0, 1.0, -1.0], [0.0, 10.0])
     """
     found = np.unique(y).tolist()

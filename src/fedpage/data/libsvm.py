@@ -166,7 +166,7 @@ def _pieces(packed: bytes, unpacker: Callable[[], _Decompressor]) -> Iterator[by
 def parse(
     text: bytes, *, features: int | None, one_based: bool = True, source: str = "<bytes>"
 ) -> Parsed:
-    """Parse LIBSVM text.
+    r"""Parse LIBSVM text.
 
     Args:
         text: the lines.
@@ -177,7 +177,7 @@ def parse(
     Raises:
         InputError: a line is malformed; the message names the line and the token.
 
-    >>> parse(b"+1 1:0.5 3:2\\n-1 2:1\\n", features=3).indices.tolist()
+    >>> parse(b"+1 1:0.5 3:2\n-1 2:1\n", features=3).indices.tolist()
     [0, 2, 1]
     """
     if features is not None and (

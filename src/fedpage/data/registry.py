@@ -18,7 +18,7 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.registry import Registry
 from fedpage.data import libsvm
-from fedpage.data.dataset import Dataset, signed
+from fedpage.data.dataset import Dataset, to_signs
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
@@ -77,7 +77,7 @@ DATASETS: Registry[LibsvmFile | Embedded] = Registry("data set")
 """The data sets by the names that `load` and `--data` take."""
 
 
-def embedded(
+def register_embedded(
     name: str, *, rows: int, features: int, note: str
 ) -> Callable[[Callable[..., Dataset]], Callable[..., Dataset]]:
     """Return a decorator that registers a function as a data set that needs no file."""
@@ -278,7 +278,7 @@ def _dataset(name: str, parsed: libsvm.Parsed, note: str = "") -> Dataset:
         indptr=parsed.indptr,
         indices=parsed.indices,
         values=parsed.values,
-        y=signed(parsed.y),
+        y=to_signs(parsed.y),
         features=parsed.features,
         note=note,
     )

@@ -12,7 +12,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.random import uniforms
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset
-from fedpage.data.registry import embedded
+from fedpage.data.registry import register_embedded
 
 FIELDS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
 """The number of values of each categorical field; together 123 features."""
@@ -27,7 +27,7 @@ def _normals(seed: int, *words: int, size: int) -> Vector:
     return np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v)
 
 
-@embedded("census", rows=32_561, features=123, note="synthetic")
+@register_embedded("census", rows=32_561, features=123, note="synthetic")
 def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int = 0) -> Dataset:
     """Generate `rows` x 123 features, 14 ones a row, and labels -1/+1, a quarter of them positive.
 

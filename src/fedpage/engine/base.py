@@ -1,4 +1,4 @@
-"""What every engine has: a method's state, its rounds and their costs, snapshots."""
+"""The base class of engines: a method's state, its rounds, their costs, snapshots."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return info
 
     def pop_events(self) -> list[Event]:
-        """Return what happened outside a round since the last call, and forget it."""
+        """Return and clear the events outside a round since the last call."""
         return []
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Check a method of one's own against the laws that every method must obey."""
+"""Check a user's method against the laws that every method must obey."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _check_resumes(method: AnyMethod) -> str:
     return _first_difference(straight[_ROUNDS // 2 :], resumed, "resumed from a snapshot")
 
 
-def _check_rests(method: AnyMethod) -> str:
+def _check_stationary(method: AnyMethod) -> str:
     problem = _problem(noise=0.0, spread=0.0)
     run = _simulation(method, problem, x0=problem.x_star)
     for r, _ in enumerate(_steps(run, _ROUNDS)):
@@ -309,7 +309,7 @@ _LAWS: dict[str, Callable[[AnyMethod], str]] = {
     "a client's reply does not depend on other clients": _check_client_alone,
     "it changes none of its inputs": _check_inputs,
     "a resumed run has the same bits": _check_resumes,
-    "it stays where all gradients vanish": _check_rests,
+    "it stays where all gradients vanish": _check_stationary,
     "the loss falls at a small step": _check_descends,
     "the first move is downhill": _check_direction,
     "it copes with clients that fail": _check_failures,

@@ -1,4 +1,4 @@
-"""What clients keep between rounds, in the simulator."""
+"""The states that simulated clients store between rounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ClientStates(Generic[ClientStateT]):
             self._written = np.zeros(N if names else 0, dtype=bool)
         except (MemoryError, ValueError):
             raise InputError(
-                f"{N} clients cannot each keep {d} numbers on this machine; use fewer clients"
+                f"states of {N} clients with {d} numbers each do not fit in memory; use fewer clients"
             ) from None
 
     def get(self, clients: Ints) -> ClientStateT:
@@ -57,6 +57,6 @@ class ClientStates(Generic[ClientStateT]):
         states: ClientStateT = self._type(*self._tables)
         return states
 
-    def written(self) -> Ints:
+    def find_written(self) -> Ints:
         """Return the clients whose state has been written, (n,)."""
         return np.flatnonzero(self._written)

@@ -25,17 +25,32 @@ _DROP, _LOSE, _KIND, _SPEED, _NOISE = 1, 2, 3, 4, 5
 
 @dataclass(frozen=True)
 class Faults:
-    """How clients fail. Rates are per call of a client; a client that is asked again draws anew.
+    """How clients fail.
 
-    dropout: it never gets to work. tied: "" for all clients alike, "labels" or "size" for a rate that rises evenly, by
-    rank, from 0 for one end of the clients to 2 dropout for the other (those with the largest mean label, those with
-    the fewest rows). lost: it works, and its reply is lost on the way. nan, infinite, shape: its reply has a NaN or an
-    infinity in it, or is the first number only. late: its reply arrives in the next round.
+    Each rate is the probability of a fault per call of a client; a retry draws again. A reply takes
+    exp(spread z_i + noise z) times the typical time, where z_i (one per client) and z (one per
+    call) are standard normal.
 
-    spread, noise, deadline: a reply takes exp(spread z_i + noise z) times the typical time, z_i standard normal for the
-    client and z for the call; what takes longer than `deadline` typical times arrives in the next round.
+    Args:
+        dropout: Probability that a client does not start to work.
+        tied: "": the same dropout for all clients. "labels" or "size": dropout rises linearly with
+            a client's rank, from 0 to twice the given value; it is largest for the largest mean
+            label, or for the fewest rows.
+        lost: Probability that a reply is lost.
+        nan: Probability that a reply contains a NaN.
+        infinite: Probability that a reply contains an infinity.
+        shape: Probability that a reply has only its first number.
+        late: Probability that a reply arrives in the next round.
+        spread: Standard deviation of the logarithm of a client's typical time.
+        noise: Standard deviation of the logarithm of a call's time.
+        deadline: A reply that takes more typical times than this arrives in the next round; None:
+            no deadline.
+        gone: Clients that do not answer from round `gone_from` on.
+        gone_from: The first round without them.
+        seed: The seed of the faults; None: the run's seed.
 
-    gone: clients that never answer, from round `gone_from` on. seed: of all this; None takes the run's.
+    Raises:
+        InputError: A value is out of range.
     """
 
     dropout: float = 0.0
@@ -67,7 +82,8 @@ class Faults:
             )
         if self.tied and self.dropout > 0.5:
             raise InputError(
-                f"faults: a tied dropout is at most 0.5, because it rises to twice that; not {self.dropout:g}"
+                "faults: a tied dropout must be at most 0.5, because it rises to twice that, "
+                f"not {self.dropout:g}"
             )
         object.__setattr__(self, "gone", tuple(self.gone))
         for value, name in [(client, "gone") for client in self.gone] + [
@@ -81,7 +97,7 @@ class Faults:
             check_seed(self.seed)
 
     def describe(self) -> dict[str, object]:
-        """The settings that are not at their defaults, as plain values."""
+        """Return the settings that are not at their defaults, as plain values."""
         about = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -122,7 +138,7 @@ def parse(table: Mapping[str, object], source: str) -> tuple[Faults, Policy]:
 
 
 FINE, LOST, NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE = range(6)
-"""What becomes of a reply."""
+"""Outcomes of a reply."""
 
 
 class FaultSampler:

@@ -172,7 +172,7 @@ class Run:
                 f"with effective step {self.engine.effective_step:g}",
             )
         if isinstance(self.stop, Stop):
-            return self.stop.spent({**vars(costs), "seconds": self.seconds})
+            return self.stop.check_budgets({**vars(costs), "seconds": self.seconds})
         return None
 
     def _judge(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:

@@ -15,10 +15,10 @@ class Policy:
 
     Replies that are late, not finite, or not of the declared shape and type are rejected. Missing
     clients are asked again `retries` times, in a full round `full_retries` times, because one
-    missing client of a thousand spoils a full gradient. If clients of a full round are still
+    missing client makes a full gradient unusable. If clients of a full round are still
     missing, the method's sampled round replaces it, so that no gradient is ever the mean over some
-    of the clients. Where a method has no such round (FedPAGE's first, all of VRL-SGD's) or nobody
-    has answered at all, the clients are asked again `patience` times; then the round fails. Means
+    of the clients. Where a method has no such round (FedPAGE's first, all of VRL-SGD's) or no
+    client has answered, the clients are asked again `patience` times; then the round fails. Means
     are over the clients that answered. A client's state changes only if its reply counted. A client
     that was missing in `lost_after` of its rounds in a row is lost: an event says so once, and no
     full round is tried while a client is lost.
@@ -26,11 +26,11 @@ class Policy:
     Args:
         retries: Further attempts to reach missing clients in a sampled round.
         full_retries: Further attempts in a full round.
-        patience: Further attempts where nobody, or not everybody that is needed, answers.
+        patience: Further attempts where no client, or not every required client, answers.
         lost_after: Rounds missed in a row after which a client counts as lost.
         validate: False adds whatever arrives, late replies of earlier rounds included.
-        fall_back: False lets a full round take the mean over whoever answered.
-        commit: When a client's new state holds: once its reply "counted", or "always".
+        fall_back: False lets a full round take the mean over the clients that answered.
+        commit: When a client's new state is stored: if its reply "counted", or "always".
     """
 
     retries: int = 2
@@ -81,7 +81,7 @@ class ClientHealth:
         return sorted(c for c, misses in self.misses.items() if misses >= self.lost_after)
 
     def update(self, present: Iterable[int], absent: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Note who answered in a round and who did not.
+        """Count the misses after a round.
 
         Returns:
             The clients that are back after having been lost, and those that are lost from now on.

@@ -33,7 +33,7 @@ from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed, Trans
 
 @dataclass
 class Costs:
-    """What a run has cost so far; every field is cumulative. `COSTS` explains them."""
+    """The cumulative costs of a run; `fedpage.core.columns.COLUMNS` explains them."""
 
     round: int = 0
     clients: int = 0
@@ -61,11 +61,11 @@ class RoundInfo(NamedTuple):
 
 
 _Opened: TypeAlias = tuple[Chunk[ReplyT, ClientStateT], Iterator[Chunk[ReplyT, ClientStateT]]]
-"""A request that was sent: the first chunk of its replies, and the others to come."""
+"""The first chunk of the replies to a request, and the iterator of the others."""
 
 
 class _Outcome:
-    """Who answered and who did not in the attempts of one round, and its events."""
+    """The clients that answered and did not answer in one round, and its events."""
 
     def __init__(self, round: int) -> None:
         self.round = round
@@ -131,7 +131,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             and chunk.requested is call.clients
             and len(chunk.clients) == len(call.clients)
             and not chunk.rejected
-        ):  # the usual case: one chunk has a valid reply of everyone
+        ):  # the usual case: one chunk has valid replies of all called clients
             replies = self._average(chunk, call.message)
         else:
             replies, call, events = self._gather_or_fall_back(call, draws, opened)
@@ -154,7 +154,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return next(chunks), chunks
 
     def _average(self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT) -> Replies[ReplyT]:
-        """Return the mean where one chunk has a valid reply of everyone."""
+        """Return the mean of a chunk that has valid replies of all called clients."""
         self._count_received(chunk, message)
         self.transport.commit(chunk.clients, chunk.client_states)
         replies: Any = chunk.replies
@@ -236,7 +236,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         opened: _Opened[ReplyT, ClientStateT],
         outcome: _Outcome,
     ) -> None:
-        """Add up chunks; the missing clients of each are asked again before the next is read."""
+        """Add up chunks, and retry the missing clients of each before the next is read."""
         chunk: Chunk[ReplyT, ClientStateT] | None
         chunk, chunks = opened
         while chunk is not None:
@@ -244,7 +244,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if self.transport.is_reliable:  # store states now: all of them may not fit in memory
                 self.transport.commit(chunk.clients, chunk.client_states)
                 gathered.add_replies(chunk)
-                chunk = None  # before the next one is computed
+                chunk = None  # frees it before the next chunk is computed
                 chunk = next(chunks, None)
                 continue
             parts, rejected = [chunk], list(chunk.rejected)
@@ -282,7 +282,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 outcome.add_event("rejected", f"reply of client {client}: {reason}")
 
     def _update_health(self, outcome: _Outcome) -> None:
-        """Note once a round who answered any of its requests, and who answered none."""
+        """Update the clients' health once per round."""
         present, absent = outcome.present, outcome.absent - outcome.present
         back, lost = self.health.update(present, absent)
         if back:
@@ -293,7 +293,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
 
 class _Gathered(Generic[ReplyT, ClientStateT]):
-    """The running sum of the chunks of a call, and who is missing from it."""
+    """The running sum of the chunks of a call, and the clients that are missing in it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -312,7 +312,7 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
     ) -> None:
         """Add a chunk's replies, one client after the other."""
         self.missing += missing
-        newest = {one.client: one for one in rejected if one.reply is not None}
+        newest = {r.client: r for r in rejected if r.reply is not None}
         self.not_finite += [newest[client] for client in missing if client in newest]
         if len(chunk.clients):
             self.answered += chunk.clients.tolist()
@@ -328,7 +328,7 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         self._sums = [add_rows(s, part) for s, part in zip(sums, chunk.replies, strict=True)]
 
     def mean(self) -> Replies[ReplyT] | None:
-        """Return the mean over the clients that answered; None if nobody did."""
+        """Return the mean over the clients that answered; None if none did."""
         if not self.count:
             return None
         return Replies(self._type._make([s / self.count for s in self._sums]), self.count)
@@ -360,14 +360,14 @@ def _difference(requested: Ints, answered: Ints) -> Ints:
 
 
 def _mean_of_rejected(rejected: list[Rejection]) -> Any:
-    """Return the mean of replies that are not finite, by which a run's divergence is seen."""
+    """Return the mean of replies that are not finite, so that the run ends as diverged."""
     replies: list[Any] = [rejection.reply for rejection in rejected]
     means = [add_rows(None, np.stack(rows)) / len(rows) for rows in zip(*replies, strict=True)]
     return Replies(replies[0]._make(means), len(replies))
 
 
 def _names(clients: list[int]) -> str:
-    """List some clients in a few words."""
+    """List at most five clients, and the number of the others."""
     few = ", ".join(str(client) for client in clients[:5])
     more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
     return f"client{'' if len(clients) == 1 else 's'} {few}{more}"

@@ -33,7 +33,7 @@ class RunOptions:
     threads: int = 1
     """Threads that compute the clients' work."""
     chunk: int | None = None
-    """Clients whose replies exist at the same time; by default as many as fit 4 MiB, at most 512."""
+    """The most clients computed at once; by default as many as fit 4 MiB, at most 512."""
     faults: Faults | None = None
     """How clients fail."""
     policy: Policy | None = None

@@ -35,7 +35,7 @@ Evaluation = Literal["pooled", "per_client"]
 """Over all rows at once, or client by client as in a federation; the last bits may differ."""
 
 _CHUNK = 512
-"""Clients whose replies exist at the same time, at most (and as many again for each thread)."""
+"""The most clients computed at once, per thread."""
 _CHUNK_BYTES = 1 << 22
 """The most memory that one vector of each of them may take. No chunk size changes a bit."""
 
@@ -124,7 +124,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         return {**super().code, "problem": type(self.problem), **further}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return what the problem, or each of its clients, says of x."""
+        """Evaluate x by the problem, or by each of its clients."""
         if self.evaluation == "pooled":
             return self.problem.evaluate(self.x, self.threads)
         problem = self.problem
@@ -144,7 +144,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""
-        clients = self.client_states.written()
+        clients = self.client_states.find_written()
         states = self.client_states.get(clients)
         late = [
             {

@@ -37,7 +37,8 @@ class Stop:
     Raises:
         InputError: a number cannot be used, or a cost is not known.
 
-    >>> Stop(grad_norm=0.05, budgets={"clients": 500}).reached({"grad_norm": 0.04, "round": 7}).detail
+    >>> stop = Stop(grad_norm=0.05, budgets={"clients": 500})
+    >>> stop.check_targets({"grad_norm": 0.04, "round": 7}).detail
     'reached grad_norm 0.05 at round 7'
     """
 
@@ -101,7 +102,7 @@ class Stop:
             table |= {"monitor": self.monitor, "min_delta": self.min_delta}
         return table
 
-    def reached(
+    def check_targets(
         self, row: Mapping[str, float], directions: Mapping[str, bool | None] | None = None
     ) -> Stopped | None:
         """Say whether a record has a target.
@@ -121,7 +122,7 @@ class Stop:
                 return Stopped(StopReason.TARGET, text)
         return None
 
-    def spent(self, costs: Mapping[str, float]) -> Stopped | None:
+    def check_budgets(self, costs: Mapping[str, float]) -> Stopped | None:
         """Say whether the costs so far have used up a budget.
 
         Args:
@@ -182,12 +183,12 @@ class Watch:
             row: the record, with "round", "loss", "grad_norm" and the metrics.
             last: whether it is the record after the last round.
         """
-        verdict = self.divergence(row, last)
+        verdict = self.check_divergence(row, last)
         if verdict is None and row["loss"] <= self.first:
-            verdict = self.stop.reached(row, self.directions)
-        return verdict or self._stalled(row)
+            verdict = self.stop.check_targets(row, self.directions)
+        return verdict or self._check_patience(row)
 
-    def divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
+    def check_divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
         """Say whether the run has diverged at this record."""
         loss, done = row["loss"], row["round"]
         if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
@@ -208,7 +209,7 @@ class Watch:
             f"effective step {self.step:g}",
         )
 
-    def _stalled(self, row: Mapping[str, float]) -> Stopped | None:
+    def _check_patience(self, row: Mapping[str, float]) -> Stopped | None:
         """Say whether the monitored column has not improved for too many records."""
         if self.stop.patience is None:
             return None

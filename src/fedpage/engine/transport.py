@@ -36,7 +36,7 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
 
 
 class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
-    """Sends a call to clients and validates what comes back."""
+    """Send a call to clients and validate their replies."""
 
     @property
     def is_reliable(self) -> bool:
@@ -65,7 +65,7 @@ class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
 
 
 class Event(NamedTuple):
-    """Something that happened to clients and that a reader of the history wants to know."""
+    """A fault of clients in a round, as the history records it."""
 
     kind: str
     """"rejected", "fallback", "lost", "back", or an engine's own kind."""
@@ -74,7 +74,7 @@ class Event(NamedTuple):
 
 
 class RoundFailed(Exception):
-    """Raised when too many clients have not answered for too long.
+    """Raised when too few clients answered in all attempts of a round.
 
     Args:
         text: Which round failed, and who was missing.

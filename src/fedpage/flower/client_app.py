@@ -113,7 +113,7 @@ def _train(message: Message, context: Context) -> Message:
         )
         client_state = store.load(request.state_version)
     draws = NodeDraws(request.seed, request.round, node.client)
-    oracle = _scaled(node.problem, request.scale).oracle(_ONLY_CLIENT, draws)
+    oracle = _rescale(node.problem, request.scale).oracle(_ONLY_CLIENT, draws)
     with np.errstate(over="ignore", invalid="ignore"):
         reply, client_state = method.client(fields, oracle, client_state)
     if store is not None:
@@ -134,7 +134,7 @@ def _evaluate(message: Message, context: Context) -> Message:
     node = _load_requested(request, config, context)
     layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
     model = messages.decode_fields(message.content, layout)
-    found = _scaled(node.problem, request.scale).evaluate_clients(_ONLY_CLIENT, model.x)
+    found = _rescale(node.problem, request.scale).evaluate_clients(_ONLY_CLIENT, model.x)
     for name in config.metric_names:
         if name not in found.metrics:
             raise InputError(f"client {node.client}: the problem does not compute metric {name!r}")
@@ -164,8 +164,8 @@ def _load_requested(
     return node
 
 
-def _scaled(problem: NodeProblem, scale: float) -> NodeProblem:
-    return problem if scale == 1.0 else problem.scaled(scale)
+def _rescale(problem: NodeProblem, scale: float) -> NodeProblem:
+    return problem if scale == 1.0 else problem.rescale(scale)
 
 
 _HANDLERS: dict[str, Handler] = {

@@ -45,7 +45,7 @@ class Wait:
 
     Args:
         deadline: Seconds after which a reply is late.
-        poll: Seconds between looks for replies.
+        poll: Seconds between checks for replies.
         sleep: Waits for some seconds; replaced in tests.
         clock: Returns seconds; replaced in tests.
     """
@@ -57,7 +57,7 @@ class Wait:
 
 
 class Node(NamedTuple):
-    """Where a client is, and what it has."""
+    """The node of a client: its id, its rows and its code."""
 
     node_id: int
     rows: int
@@ -71,7 +71,7 @@ class Node(NamedTuple):
 class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     """Send calls to Flower's nodes and validate what comes back.
 
-    Replies that come after their deadline are never looked at.
+    Replies after their deadline are not read.
 
     Args:
         grid: Flower's Grid.
@@ -103,7 +103,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.run_name = ""
         """The name under which nodes keep client states."""
         self.events: list[Event] = []
-        """What happened to nodes since the events were last taken."""
+        """Events of nodes since the last call of `pop_events`."""
         self._layouts = reply_layouts(method, d, dtype)
         self._version = ""
         self._refused: set[int] = set()
@@ -170,7 +170,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         )
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
-        """Note that these clients' states of this round hold; the nodes keep them."""
+        """Record that these clients' states of this round are valid; the nodes store them."""
         if self.method.client_state is not None:
             self.state_versions |= dict.fromkeys(clients.tolist(), self._version)
 
@@ -186,7 +186,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return exchange(self.grid, sent, self.wait)
 
     def find_new_nodes(self, now: int) -> None:
-        """Find the client of a node that came back under another number, having no key."""
+        """Find the clients of nodes without keys that reconnected under another id."""
         here = set(self.grid.get_node_ids())
         known = {node.node_id for node in self.nodes.values()}
         if not here - known or known <= here:
@@ -252,7 +252,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         super().__init__(method, len(nodes), start, self.transport, seed=seed, policy=policy)
 
     def pop_events(self) -> list[Event]:
-        """Return what happened to nodes outside a round, and forget it."""
+        """Return and clear the events of nodes outside a round."""
         events, self.transport.events = self.transport.events, []
         return events
 

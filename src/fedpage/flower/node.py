@@ -22,7 +22,7 @@ from fedpage.core.messages import field_names
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import ClientEvaluator, DType, Fields, Ints, Problem, Rows, Vector
 from fedpage.data import Dataset, libsvm
-from fedpage.data.dataset import signed
+from fedpage.data.dataset import to_signs
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, platform_cache
 from fedpage.flower.config import AppConfig, NodeConfig
@@ -39,7 +39,7 @@ _STATE_VERSIONS = 6
 class NodeProblem(Problem, ClientEvaluator, Protocol):
     """A problem that can run on a node: it has one client, whose objective can be scaled."""
 
-    def scaled(self, factor: float) -> Self:
+    def rescale(self, factor: float) -> Self:
         """Return the problem with every client's objective multiplied by a factor."""
         ...
 
@@ -231,7 +231,7 @@ def _with_signed_labels(data: Dataset, y: Vector, labels: str, path: Path) -> tu
     else:
         found = np.unique(y)
         distinct = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else "many"
-        y = signed(y)
+        y = to_signs(y)
     return Dataset(data.name, data.indptr, data.indices, data.values, y, data.features), distinct
 
 

@@ -110,8 +110,13 @@ class FedpageStrategy(Strategy):
         """Run the method over the nodes, or resume the run that the directory `out` holds.
 
         Args:
-            grid: Flower's connection to the nodes. The other arguments of `Strategy.start` are
-                ignored, because the run config says what to run.
+            grid: Flower's connection to the nodes.
+            initial_arrays: Ignored, as are all other arguments: the run config says what to run.
+            num_rounds: Ignored.
+            timeout: Ignored.
+            train_config: Ignored.
+            evaluate_config: Ignored.
+            evaluate_fn: Ignored.
 
         Returns:
             The final model as the array "x" (d,).

@@ -1,4 +1,4 @@
-"""Settings that make methods comparable in communication and local work, as in the paper."""
+"""Match the communication and the local work of methods, as the paper does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedpage.methods.slocalsvrg import SLocalSVRG
 
 
 def fair_batch(M: int, K: int, b3: int = 1) -> int:
-    """Return the minibatch with which K SGD steps cost as much as FedPAGE's local steps.
+    """Return the minibatch at which K SGD steps cost as much as FedPAGE's.
 
     FedPAGE's K steps evaluate all M rows at two points, then b3 rows at two points K-1
     times; so the minibatch is (2 M + 2 (K-1) b3)/K, rounded.
@@ -26,7 +26,9 @@ def fair_batch(M: int, K: int, b3: int = 1) -> int:
     return max(1, min(M, round((2 * M + 2 * (K - 1) * b3) / K)))
 
 
-def match_terms(entry: MethodEntry, *, N: int, M: int, S: int, K: int, step: float) -> AnyMethod:
+def match_terms(
+    entry: MethodEntry, *, N: int, M: int, S: int, K: int, step: float
+) -> AnyMethod:
     """Return a method on the paper's equal terms, at an effective step.
 
     FedPAGE samples S clients and calls everyone with probability S/N, so fewer than 2S

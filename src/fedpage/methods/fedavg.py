@@ -64,19 +64,21 @@ class FedAvg(LocalSGD):
 
     @classmethod
     def full(cls, **hyper_parameters: HyperParameter) -> Self:
-        """Return FedAvg-Full of the paper's appendix: every gradient is over all rows."""
+        """Return FedAvg-Full of the paper's appendix: gradients use all rows."""
         return cls(b=None, **hyper_parameters)
 
     def init(self, x0: Vector, N: int) -> State:
         """Return the start."""
-        validate.sampled(self.name, self.S, N)
+        validate.check_sample(self.name, self.S, N)
         return State(x=x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Model]:
         """Send the model to S clients."""
         return Call(draws.clients(state.N, self.S), Model(state.x))
 
-    def client(self, message: Model, oracle: Oracle, client_state: None) -> tuple[Reply, None]:
+    def client(
+        self, message: Model, oracle: Oracle, client_state: None
+    ) -> tuple[Reply, None]:
         """Take K local steps; y_K - x is -K eta_l times the mean direction."""
         direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b)
         return Reply(-(self.K * self.eta_l) * direction), None

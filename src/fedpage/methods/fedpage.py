@@ -83,15 +83,15 @@ _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 class FedPAGE:
     """FedPAGE: full gradients with probability p, else K local steps at S clients.
 
-    `FedPAGE.full` takes all rows in every step. `periodic` and `leak_free` go beyond the
-    paper.
+    `FedPAGE.full` uses all rows in every step. `periodic` and `leak_free` are not part
+    of the paper.
 
     Args:
         S: Sampled clients.
         K: Local steps.
         eta_g: The server's step size, which is the effective step.
-        eta_l: The local step size; None: eta_g/(100 K), at which local steps do not damp
-            g (the method's page says when to raise it).
+        eta_l: The local step size; None: eta_g/(100 K), at which local steps do not
+            damp g (the method's page says when to raise it).
         p: Probability of a full round; None: S/N.
         b1: Rows in a full round's minibatch; None: all rows.
         b2: Rows in the minibatch of the first local step; None: all rows.
@@ -170,8 +170,8 @@ class FedPAGE:
     ) -> Self:
         """Return the method with the step sizes of the nonconvex theorems and p = S/N.
 
-        Theorem 2 is used, or Theorem 1 where K = 1. L is that of the rows (Theorem 2) or
-        the clients' average (Theorem 1), from `problem.smoothness()`.
+        Theorem 2 is used, or Theorem 1 where K = 1. L is that of the rows (Theorem 2)
+        or the clients' average (Theorem 1), from `problem.smoothness()`.
 
         Args:
             problem: The problem.
@@ -185,7 +185,7 @@ class FedPAGE:
             InputError: The values are impossible or do not determine the minibatches.
         """
         cls(S=S, K=K)  # refuses impossible values
-        validate.sampled(cls.name, S, problem.N)
+        validate.check_sample(cls.name, S, problem.N)
         if epsilon is not None:
             validate.positive(cls.name, "epsilon", epsilon)
         L, p = problem.smoothness(), S / problem.N
@@ -214,7 +214,7 @@ class FedPAGE:
 
     def init(self, x0: Vector, N: int) -> State:
         """Return x^0; x^{-1} and g^{-1} are never used, because round 0 is full."""
-        validate.sampled(self.name, self.S, N)
+        validate.check_sample(self.name, self.S, N)
         return State(x=x0, x_prev=x0, g=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
@@ -226,7 +226,7 @@ class FedPAGE:
             full = draws.coin(1.0 if draws.round == 0 else p)  # line 2, p_0 = 1
         if not full:
             return self._call_sampled(state, draws)
-        fallback = None  # the first g waits for everyone
+        fallback = None  # the first g needs all clients
         if draws.round != 0:
             fallback = partial(self._call_sampled, state, draws)
         everyone = draws.clients(state.N, state.N)  # line 4
@@ -245,7 +245,9 @@ class FedPAGE:
     ) -> tuple[Reply | LeakFreeReply, None]:
         """Compute the gradient (lines 5-8), or take local steps (lines 12-23)."""
         if isinstance(message, FullGradient):
-            return Reply(oracle.grad(message.x, oracle.batch(self.b1))), None  # lines 6-7
+            return Reply(
+                oracle.grad(message.x, oracle.batch(self.b1))
+            ), None  # lines 6-7
         if isinstance(message, LeakFreeSteps):
             return self._leak_free_steps(message, oracle), None
         x_prev, g = message
@@ -260,7 +262,9 @@ class FedPAGE:
         """Take lines 13-21 in two pieces, because g_{i,0} is sent by itself."""
         x, x_prev, g = message
         eta, K, b2, b3 = self.local_step, self.K, self.b2, self.b3
-        g0 = local_page(oracle, x, x_prev, g, K=1, eta=eta, first=b2, rest=None)  # line 15
+        g0 = local_page(
+            oracle, x, x_prev, g, K=1, eta=eta, first=b2, rest=None
+        )  # line 15
         if K == 1:
             return LeakFreeReply(g0, g0)
         x1 = x - eta * g0  # line 16

@@ -36,7 +36,11 @@ class FedProx(FedAvg):
         super().__post_init__()
         validate.at_least_zero(self.name, "mu", self.mu)
 
-    def client(self, message: Model, oracle: Oracle, client_state: None) -> tuple[Reply, None]:
+    def client(
+        self, message: Model, oracle: Oracle, client_state: None
+    ) -> tuple[Reply, None]:
         """Take K steps y -= eta_l (grad_I(y) + mu (y - x))."""
-        direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu)
+        direction = local_sgd(
+            oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu
+        )
         return Reply(-(self.K * self.eta_l) * direction), None

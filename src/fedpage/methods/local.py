@@ -1,4 +1,4 @@
-"""What the descendants of local SGD share: hyper-parameters and the effective step."""
+"""The base class of variants of local SGD: hyper-parameters and effective step."""
 
 from __future__ import annotations
 

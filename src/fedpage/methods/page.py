@@ -27,4 +27,6 @@ class PAGE(FedPAGE):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.K != 1:
-            raise InputError(f"PAGE: K must be 1, not {self.K}; with local steps it is FedPAGE")
+            raise InputError(
+                f"PAGE: K must be 1, not {self.K}; with local steps it is FedPAGE"
+            )

@@ -56,7 +56,9 @@ class ClientState(NamedTuple):
     c: Vector
 
 
-@register("scaffold", presets={"scaffold-full": ("SCAFFOLD-Full", {"b": None, "b0": None})})
+@register(
+    "scaffold", presets={"scaffold-full": ("SCAFFOLD-Full", {"b": None, "b0": None})}
+)
 @dataclass(frozen=True)
 class SCAFFOLD(LocalSGD):
     """SCAFFOLD: FedAvg whose local steps are corrected by c - c_i.
@@ -81,18 +83,20 @@ class SCAFFOLD(LocalSGD):
         super().__post_init__()
         validate.batch(self.name, "b0", self.b0)
         if self.option not in ("I", "II"):
-            raise InputError(f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}")
+            raise InputError(
+                f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}"
+            )
         if type(self) is SCAFFOLD and self.b is None and self.b0 is None:
             object.__setattr__(self, "name", "SCAFFOLD-Full")
 
     @classmethod
     def full(cls, **hyper_parameters: HyperParameter) -> Self:
-        """Return SCAFFOLD-Full of the paper's appendix: gradients are over all rows."""
+        """Return SCAFFOLD-Full of the paper's appendix: gradients use all rows."""
         return cls(b=None, b0=None, **hyper_parameters)
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with c = 0, as all c_i."""
-        validate.sampled(self.name, self.S, N)
+        validate.check_sample(self.name, self.S, N)
         return State(x=x0, c=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Controlled]:
@@ -105,7 +109,9 @@ class SCAFFOLD(LocalSGD):
         """Take K steps y -= eta_l (grad_I(y) - c_i + c), then renew c_i."""
         x, c = message
         shift = c - client_state.c
-        direction = local_sgd(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=shift)
+        direction = local_sgd(
+            oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=shift
+        )
         if self.option == "II":
             # c_i - c + (x - y_K)/(K eta_l): the fraction is the mean direction
             c_new = direction - shift

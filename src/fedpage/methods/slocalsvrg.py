@@ -1,6 +1,7 @@
 """S-Local-SVRG: local SVRG steps with a shared reference point.
 
-Gorbunov, Hanzely, Richtárik, "Local SGD: Unified Theory and New Efficient Methods" (2020).
+Gorbunov, Hanzely, Richtárik, "Local SGD: Unified Theory and New Efficient Methods"
+(2020).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
-    """The model, h = grad f(w) at the reference point w, and what has happened since."""
+    """The model, h = grad f(w) at the reference point w, and what clients know."""
 
     x: Vector
     h: Vector
@@ -131,24 +132,30 @@ class SLocalSVRG:
     def init(self, x0: Vector, N: int) -> State:
         """Return the start; round 0 is a refresh at w = x0."""
         if self.S is not None:
-            validate.sampled(self.name, self.S, N)
+            validate.check_sample(self.name, self.S, N)
         return State(x=x0, h=0.0 * x0, rows=1.0, N=N, stepped=False, h_sent=False)
 
-    def call(self, state: State, draws: Draws) -> Call[Refresh | StepsWithGradient | Steps]:
+    def call(
+        self, state: State, draws: Draws
+    ) -> Call[Refresh | StepsWithGradient | Steps]:
         """Refresh where w has just become x; otherwise take local steps."""
         q = min(1.0, self.K / state.rows) if self.q is None else self.q
         if draws.round != 0 and not (state.stepped and draws.coin(q)):
             return self._call_steps(state, draws)
         clients = draws.clients(state.N, state.N)
         fallback = None
-        if draws.round != 0:  # w and h stay what they were
+        if draws.round != 0:  # w and h do not change
             fallback = partial(self._call_steps, state, draws)
         return Call(clients, Refresh(state.x), require_all=True, fallback=fallback)
 
-    def _call_steps(self, state: State, draws: Draws) -> Call[Refresh | StepsWithGradient | Steps]:
+    def _call_steps(
+        self, state: State, draws: Draws
+    ) -> Call[Refresh | StepsWithGradient | Steps]:
         """Call for local steps, with h where a called client may not have it."""
         S = state.N if self.S is None else self.S
-        message = Steps(state.x) if state.h_sent else StepsWithGradient(state.x, state.h)
+        message = (
+            Steps(state.x) if state.h_sent else StepsWithGradient(state.x, state.h)
+        )
         return Call(draws.clients(state.N, S), message)
 
     def client(
@@ -167,7 +174,9 @@ class SLocalSVRG:
         h = client_state.h
         if isinstance(message, StepsWithGradient):
             h = 0.0 * client_state.h + message.h
-        direction = local_svrg(oracle, x, client_state.w, h, K=self.K, eta=self.eta_l, b=self.b)
+        direction = local_svrg(
+            oracle, x, client_state.w, h, K=self.K, eta=self.eta_l, b=self.b
+        )
         dy = -(self.K * self.eta_l) * direction
         return Move(dy), ClientState(client_state.w, h)
 

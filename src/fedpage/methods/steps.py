@@ -1,4 +1,7 @@
-"""Step sizes that the theorems allow, as plain functions of constants. `fedpage.theory` adds what they guarantee."""
+"""Step sizes of the nonconvex theorems, as functions of constants.
+
+`fedpage.theory` adds the rounds that the theorems guarantee.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,17 @@ VARIANTS = ("corrected", "printed")
 
 
 def check_variant(variant: str) -> None:
-    """'corrected' or 'printed'."""
+    """Check that the variant is "corrected" or "printed"."""
     if variant not in VARIANTS:
         raise InputError(f"variant must be 'corrected' or 'printed', not {variant!r}")
 
 
-def page_nonconvex(L: float, N: int, S: int, p: float, variant: str = "corrected") -> float:
-    """eta_g of Theorem 1 (K = 1): 1/(L (1 + sqrt((1-p)/(pS)))); as printed, with 2pS.
+def page_nonconvex(
+    L: float, N: int, S: int, p: float, variant: str = "corrected"
+) -> float:
+    """Return eta_g of Theorem 1 (K = 1): 1/(L (1 + sqrt((1-p)/(pS)))).
+
+    The paper prints 2pS instead of pS.
 
     >>> page_nonconvex(L=2.0, N=100, S=10, p=0.1)
     0.25658...
@@ -29,9 +36,13 @@ def page_nonconvex(L: float, N: int, S: int, p: float, variant: str = "corrected
 def fedpage_nonconvex(
     L: float, N: int, S: int, K: int, p: float, variant: str = "corrected"
 ) -> tuple[float, float]:
-    """(eta_g, eta_l) of Theorem 2: 1/(L (1 + sqrt(3(1-p/3)/(pS)))), as printed with 2pS; sqrt(2) p/(24 sqrt(S) K L).
+    """Return eta_g and eta_l of Theorem 2.
 
-    >>> [round(1000 * eta, 4) for eta in fedpage_nonconvex(L=14.0, N=3250, S=10, K=10, p=10 / 3250)]
+    eta_g = 1/(L (1 + sqrt(3(1-p/3)/(pS)))), where the paper prints 2pS instead of pS,
+    and eta_l = sqrt(2) p/(24 sqrt(S) K L).
+
+    >>> steps = fedpage_nonconvex(L=14.0, N=3250, S=10, K=10, p=10 / 3250)
+    >>> [round(1000 * eta, 4) for eta in steps]
     [6.5717, 0.0004]
     """
     check_variant(variant)
@@ -42,9 +53,10 @@ def fedpage_nonconvex(
 def nonconvex_batches(
     sigma2: float, epsilon: float, S: int, p: float
 ) -> tuple[int | None, int | None]:
-    """(b1, b2) of Theorem 2, before the minimum with M: 24 sigma^2/(S eps^2) and 48 sigma^2/(p S eps^2).
+    """Return b1 and b2 of Theorem 2, before the minimum with M.
 
-    None (all rows) where sigma^2 = 0: then b1 = b2 = M costs nothing in the theorem.
+    b1 = 24 sigma^2/(S epsilon^2) and b2 = 48 sigma^2/(p S epsilon^2). Both are None
+    (all rows) where sigma^2 = 0.
     """
     if sigma2 == 0:
         return None, None

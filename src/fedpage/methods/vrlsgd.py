@@ -51,9 +51,9 @@ class ClientState(NamedTuple):
 class VRLSGD:
     """VRL-SGD: every client takes K steps y -= eta_l (grad_I(y) - Delta_i).
 
-    x is the mean of the y_K. Delta_i += (x - y_K)/(K eta_l) once the client learns x, at
-    its next call; the Delta_i sum to zero. Everyone takes part in every round. The
-    effective step is K eta_l.
+    x is the mean of the y_K. Delta_i += (x - y_K)/(K eta_l) when the client receives x,
+    at its next call; the Delta_i sum to zero. Every client takes part in every round.
+    The effective step is K eta_l.
 
     Args:
         K: Local steps.
@@ -101,7 +101,9 @@ class VRLSGD:
         x, delta = message.x, client_state.delta
         if isinstance(message, Continue):  # x is the mean of the last round's y_K
             delta = delta + (x - client_state.y) / (self.K * self.eta_l)
-        direction = local_sgd(oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta)
+        direction = local_sgd(
+            oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta
+        )
         dy = -(self.K * self.eta_l) * direction
         return Reply(dy), ClientState(delta, x + dy)
 

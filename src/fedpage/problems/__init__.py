@@ -1,4 +1,4 @@
-"""Objectives: what is minimised, and what a client may ask of its rows."""
+"""Objectives, and the oracles that compute gradients of clients' rows."""
 
 from fedpage.problems.base import RowProblem
 from fedpage.problems.glm import (

@@ -1,4 +1,4 @@
-"""Share what every problem over rows needs: minibatches, counting, client weights, metrics."""
+"""The base of problems over rows: minibatches, counting, client weights, metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RowOracle:
     def batch(self, size: int | None) -> Batch:
         """Draw a fresh minibatch at each client; None: every row.
 
-        Its number within the round makes it fresh; there is no generator whose state moves on.
+        It is a function of its number within the round; no generator is advanced.
         """
         rows, b = self._batches(size, 1)
         if rows is None:
@@ -53,7 +53,7 @@ class RowOracle:
         return Batch(rows[:, 0], np.minimum(self.sizes, b), size)
 
     def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
-        """Draw the next `count` minibatches: (n, count, w), or None for all rows; and their size."""
+        """Draw minibatches (n, count, w), None for all rows; return them and their size."""
         first = self._drawn
         self._drawn = first + count
         if size is None or size >= self._largest:

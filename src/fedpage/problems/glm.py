@@ -50,8 +50,8 @@ _ALPHA = 0.1
 class LinearModel:
     """A loss of a linear model over a partitioned data set.
 
-    Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)` takes
-    any loss that `problems/kernels.py` declares.
+    Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)`
+    takes any loss that `problems/kernels.py` declares.
 
     Args:
         data: the rows.
@@ -196,7 +196,7 @@ class LinearModel:
             losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
         return ClientEvaluations(losses, gradients, values)
 
-    def scaled(self, factor: float) -> Self:
+    def rescale(self, factor: float) -> Self:
         """Multiply every client's objective by a factor.
 
         A Flower node that has client i alone uses it, with the factor N w_i.
@@ -550,8 +550,8 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
         The name and the weight. Without reg, alpha weighs the only regulariser that the loss takes.
 
     Raises:
-        InputError: the regulariser is unknown, the weight is no number of at least 0, or a weight is
-            given without a regulariser.
+        InputError: the regulariser is unknown, the weight is not a number of at least 0, or a
+            weight is given without a regulariser.
     """
     if reg is not None and reg not in REGULARISERS:
         hint = did_you_mean(reg, REGULARISERS) if isinstance(reg, str) else ""

@@ -259,10 +259,10 @@ def local_sgd(
     """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
     rows (n, K, w) are batches of at most b rows. The reference points W are (n, d), (1, d) for all,
-    or (0, d) for none; shift likewise. Without regulariser and proximal term a step touches only the
-    features of the batch (and of the shift).
+    or (0, d) for none; shift likewise. Without regulariser and proximal term a step changes only
+    the features of the batch (and of the shift).
     """
-    d, every, shifted, anchored = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
+    d, every, has_shift, has_reference = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
     dense = reg != NO_REG or mu != 0.0
     y, g, slopes = np.empty(d), np.empty(d), np.empty(b)
     for i in range(len(clients)):
@@ -285,7 +285,7 @@ def local_sgd(
                 if e < end:
                     t += (1.0 if val is None else val[e]) * y[idx[e]]
                 v = _slope(loss, t + u, target[row])
-                if anchored:
+                if has_reference:
                     then = 0.0
                     for m in range(np.uint64(ptr[row]), end):
                         then += (1.0 if val is None else val[m]) * W[own_w, idx[m]]
@@ -294,7 +294,7 @@ def local_sgd(
             if dense:
                 for l in range(d):
                     g[l] = scale[c] * _bend(reg, alpha, y[l]) + mu * (y[l] - x[l])
-                if anchored:
+                if has_reference:
                     for l in range(d):
                         g[l] -= scale[c] * _bend(reg, alpha, W[own_w, l])
             for j in range(count):
@@ -312,11 +312,11 @@ def local_sgd(
                 for l in range(d):
                     out[i, l] += g[l]
                     y[l] -= eta * g[l]
-            if shifted:
+            if has_shift:
                 for l in range(d):
                     y[l] -= eta * shift[own_shift, l]
         for l in range(d):
-            out[i, l] = out[i, l] / K + (shift[own_shift, l] if shifted else 0.0)
+            out[i, l] = out[i, l] / K + (shift[own_shift, l] if has_shift else 0.0)
 
 
 @_fast
@@ -438,7 +438,7 @@ def total(v: F) -> float:
 
 @_fast
 def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y: F, out: F) -> None:
-    """Compute out[i] = A_i y_i - mean over the batch of linear[i]; A (N, d, d), linear (N, M, d)."""
+    """Compute out[i] = A_i y_i - batch mean of linear[i]; A (N, d, d), linear (N, M, d)."""
     d = Y.shape[1]
     every = rows.shape[1] == 0
     for i in range(len(clients)):

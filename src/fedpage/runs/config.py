@@ -414,7 +414,8 @@ def _describe_limits(limits: Mapping[str, float | None]) -> str:
 
 
 _NAMES = {
-    bool: "true or false", int: "a whole number", float: "a finite number", str: "text", Path: "a path",
+    bool: "true or false", int: "a whole number", float: "a finite number", str: "text",
+    Path: "a path",
 }  # fmt: skip
 _PLURALS = {int: "whole numbers", float: "finite numbers", str: "words"}
 

@@ -1,4 +1,4 @@
-"""Tell runs apart by their settings, their data and the code of their arithmetic."""
+"""Identify runs by their settings, their data and their code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def fingerprint(meta: Mapping[str, object], code: Mapping[str, type]) -> dict[str, object]:
-    """Return what makes a run different from every other run.
+    """Return the values that identify a run.
 
     Args:
         meta: The run's provenance, `History.meta`; its versions are left out.
@@ -118,7 +118,7 @@ def code_digest(cls: type) -> str:
             if path.is_file():
                 sources[name] = path.read_bytes()
             else:
-                sources[f"{name} {item.__qualname__}"] = _compiled(item)
+                sources[f"{name} {item.__qualname__}"] = _byte_code(item)
             used = item.__code__.co_names
             stack += [item.__globals__[part] for part in used if part in item.__globals__]
     total = hashlib.sha256()
@@ -136,7 +136,7 @@ def _unwrap(item: object) -> object:
     return item
 
 
-def _compiled(function: FunctionType) -> bytes:
+def _byte_code(function: FunctionType) -> bytes:
     """Return the byte code, names and plain constants of a function."""
     code = function.__code__
     plain = [c for c in code.co_consts if isinstance(c, (int, float, str, bool, type(None)))]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError
 from fedpage.runs.config import Table
 
 _LARGEST = 1 << 20
@@ -55,37 +53,6 @@ def loads(text: str, source: str) -> Table:
         raise InputError(f"{source}: not TOML ({' '.join(str(error).split())[:200]})") from None
     except RecursionError:
         raise InputError(f"{source}: nested too deeply to be read") from None
-
-
-def known(table: object, schema: Mapping[str, type], where: str, optional: set[str]) -> None:
-    """Refuse keys that the schema does not have, values of another type, and missing keys that are not optional.
-
-    A float may be written without a point; it must be finite.
-    """
-    if not isinstance(table, Mapping):
-        raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
-    for key, value in table.items():
-        if key not in schema:
-            near = get_close_matches(key, schema, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(schema)}"
-            raise InputError(f"{where}: unknown key {short_repr(key)}{hint}")
-        wanted = (int, float) if schema[key] is float else schema[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and schema[key] is not bool):
-            raise InputError(
-                f"{where}: {key} must be of type {schema[key].__name__}, not {short_repr(value)}"
-            )
-        if schema[key] is float and not _finite(value):
-            raise InputError(f"{where}: {key} must be a finite number, not {short_repr(value)}")
-    missing = [key for key in schema if key not in table and key not in optional]
-    if missing:
-        raise InputError(f"{where}: {missing[0]!r} is missing")
-
-
-def _finite(value: object) -> bool:
-    try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
 
 
 def dumps(table: Mapping[str, object]) -> str:

@@ -83,8 +83,8 @@ class Setting:
             raise InputError(f"S must be at most N={self.N}, not {self.S}")
 
     @property
-    def hill(self) -> float:
-        """L (f(x0) - f*), which is a factor of every nonconvex term."""
+    def scaled_gap(self) -> float:
+        """L (f(x0) - f*), a factor of every nonconvex term."""
         return self.L * self.D0
 
 
@@ -142,7 +142,7 @@ def _fedpage_convex(s: Setting) -> float:
 
 
 def _fedpage_nonconvex(s: Setting) -> float:
-    return s.hill * (math.sqrt(s.N) + s.S) / (s.S * s.epsilon**2)
+    return s.scaled_gap * (math.sqrt(s.N) + s.S) / (s.S * s.epsilon**2)
 
 
 def _fedavg_convex(s: Setting) -> float:
@@ -157,7 +157,7 @@ def _fedavg_convex(s: Setting) -> float:
 
 def _fedavg_nonconvex(s: Setting) -> float:
     e = s.epsilon
-    return s.hill * (
+    return s.scaled_gap * (
         s.G**2 / (s.S * e**4) + s.G / e**3 + s.B**2 / e**2 + s.sigma**2 / (s.S * s.K * e**4)
     )
 
@@ -168,7 +168,7 @@ def _scaffold_convex(s: Setting) -> float:
 
 def _scaffold_nonconvex(s: Setting) -> float:
     e = s.epsilon
-    return s.hill * (math.pow(s.N / s.S, 2 / 3) / e**2 + s.sigma**2 / (s.S * s.K * e**4))
+    return s.scaled_gap * (math.pow(s.N / s.S, 2 / 3) / e**2 + s.sigma**2 / (s.S * s.K * e**4))
 
 
 def _share(rounds: Formula) -> Formula:
@@ -188,7 +188,7 @@ TABLE: tuple[Entry, ...] = (
         "smooth, BV, (G,0)-BGD",
         None,
         lambda s: (
-            s.hill
+            s.scaled_gap
             * (
                 s.G**2 * s.N * s.K / s.epsilon**2 / _scale(s)
                 + s.sigma**2 / (s.N * s.K * s.epsilon**4)
@@ -196,7 +196,7 @@ TABLE: tuple[Entry, ...] = (
         ),
         None,
         lambda s: (
-            s.hill
+            s.scaled_gap
             * (s.G**2 * s.N * s.K**2 / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.epsilon**4))
         ),
         everyone=True,
@@ -225,9 +225,9 @@ TABLE: tuple[Entry, ...] = (
         "Liang et al. 2019",
         "smooth, BV, S = N",
         None,
-        lambda s: s.hill * (s.N / s.epsilon**2 + s.N * s.sigma**2 / (s.K * s.epsilon**4)),
+        lambda s: s.scaled_gap * (s.N / s.epsilon**2 + s.N * s.sigma**2 / (s.K * s.epsilon**4)),
         None,
-        lambda s: s.hill * (s.N * s.K / s.epsilon**2 + s.N * s.sigma**2 / s.epsilon**4),
+        lambda s: s.scaled_gap * (s.N * s.K / s.epsilon**2 + s.N * s.sigma**2 / s.epsilon**4),
         everyone=True,
     ),
     Entry(

@@ -63,14 +63,14 @@ class BatchedGradients:
     def _compute_group(
         self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        function = self._traced(v, inputs, targets, weights)
+        function = self._find_trace(v, inputs, targets, weights)
         if function is self._untraced:
             with deterministic_kernels(self._deterministic):
                 return function(v, inputs, targets, weights)
         with torch.no_grad():
             return function(v, inputs, targets, weights)
 
-    def _traced(
+    def _find_trace(
         self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
     ) -> GradientFunction:
         """Return the trace for these shapes, or the untraced function where there is none yet."""

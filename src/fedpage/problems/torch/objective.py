@@ -159,7 +159,7 @@ class Objective:
             gradients, losses = gradients + gradient, losses + loss
         return gradients, losses
 
-    def pooled(self, x: Vector, threads: int, want_outputs: bool) -> PooledEvaluation:
+    def evaluate_pooled(self, x: Vector, threads: int, want_outputs: bool) -> PooledEvaluation:
         """Compute f, its gradient and the outputs of all rows at x (d,).
 
         Blocks of rows are added in order, so that the bits are the same for any number of threads.

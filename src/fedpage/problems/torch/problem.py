@@ -169,11 +169,11 @@ class TorchProblem:
 
     def loss(self, x: Vector) -> float:
         """Return f(x)."""
-        return self._objective.pooled(x, 1, want_outputs=False).loss
+        return self._objective.evaluate_pooled(x, 1, want_outputs=False).loss
 
     def grad(self, x: Vector) -> Vector:
         """Return the gradient (d,) of f at x (d,)."""
-        return self._objective.pooled(x, 1, want_outputs=False).gradient.astype(self.dtype)
+        return self._objective.evaluate_pooled(x, 1, want_outputs=False).gradient.astype(self.dtype)
 
     def evaluate(self, x: Vector, threads: int = 1) -> dict[str, float]:
         """Evaluate x (d,) on all clients' rows and on what is held out.
@@ -185,7 +185,7 @@ class TorchProblem:
         Returns:
             "loss", "grad_norm", the metrics, and `evaluate_held_out(x)`.
         """
-        pooled = self._objective.pooled(x, threads, want_outputs=bool(self.metrics))
+        pooled = self._objective.evaluate_pooled(x, threads, want_outputs=bool(self.metrics))
         record = {"loss": pooled.loss, "grad_norm": norm(pooled.gradient)}
         targets = self._objective.table.targets
         record |= evaluate_metrics(self.metrics, pooled.outputs, targets, "the clients")
@@ -242,7 +242,7 @@ class TorchProblem:
             losses, gradients, {name: np.array(column) for name, column in values.items()}
         )
 
-    def scaled(self, factor: float) -> TorchProblem:
+    def rescale(self, factor: float) -> TorchProblem:
         """Return the same problem with every client's objective times a factor."""
         twin = copy.copy(self)
         twin._objective = self._objective.rescale(factor)
