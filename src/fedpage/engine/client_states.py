@@ -33,7 +33,8 @@ class ClientStates(Generic[ClientStateT]):
             self._written = np.zeros(N if names else 0, dtype=bool)
         except (MemoryError, ValueError):
             raise InputError(
-                f"states of {N} clients with {d} numbers each do not fit in memory; use fewer clients"
+                f"the states of {N} clients with {d} numbers each do not fit in memory; "
+                "use fewer clients"
             ) from None
 
     def get(self, clients: Ints) -> ClientStateT:
