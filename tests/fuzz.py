@@ -61,7 +61,7 @@ from fedpage.runs.history import History, model_path
 from fedpage.runs.provenance import describe_method
 from fedpage.runs.store import RunStore
 from fedpage.studies.paper import claims, figures
-from fedpage.studies.tune import Store, Trial
+from fedpage.studies.trials import Trial, TrialStore
 
 SECONDS = 10.0
 MEMORY = 1 << 30
@@ -705,20 +705,20 @@ def slow_store(data: bytes, key: str) -> dict[str, tuple[float, float, bool]]:
 def check_store(data: bytes) -> None:
     path = scratch("trials.jsonl")
     path.write_bytes(data)
-    store = Store(path, QUESTION)
+    store = TrialStore(path, QUESTION)
     found = {
         name: (trial.cost, trial.best, trial.diverged) for name, trial in store._trials.items()
     }
     assert found == slow_store(data, store._key)
     if zlib.crc32(data) % 64 == 0:  # a trial can be stored after any content
         store.put(METHOD, 7, Trial(3.0, 0.5, False))
-        assert Store(path, QUESTION).get(METHOD, 7) == Trial(3.0, 0.5, False)
+        assert TrialStore(path, QUESTION).get(METHOD, 7) == Trial(3.0, 0.5, False)
 
 
 def store_seeds() -> tuple[bytes, ...]:
     path = scratch("seed-trials.jsonl")
     path.unlink(missing_ok=True)
-    store = Store(path, QUESTION)
+    store = TrialStore(path, QUESTION)
     store.put(METHOD, 0, Trial(12.0, 0.004, False))
     store.put(METHOD, 1, Trial(math.inf, 0.2, True))
     whole = path.read_bytes()

@@ -17,6 +17,7 @@ from fedpage.engine.loop import StopRule
 from fedpage.engine.simulate import RunOptions, simulate
 from fedpage.engine.simulation import Simulation
 from fedpage.runs.history import History
+from fedpage.studies.parallel import run_tasks
 
 CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
 """Makes the callbacks of a run from its method and seed."""
@@ -133,17 +134,7 @@ def iterate_sweep(
     )
     places = [None if root is None else root / name for name in names]
     arguments = [(*task, place) for task, place in zip(tasks, places, strict=True)]
-    if jobs == 1:
-        for method, seed, place in arguments:
-            yield run_one(method, seed, place)
-        return
-    from joblib import Parallel, delayed
-
-    work = (delayed(run_one)(method, seed, place) for method, seed, place in arguments)
-    if jobs is None:  # a backend of the user's may not be able to return results one by one
-        yield from Parallel()(work)
-    else:
-        yield from Parallel(n_jobs=min(jobs, len(tasks)), return_as="generator")(work)
+    yield from run_tasks(run_one, arguments, jobs)
 
 
 def _run_one(

@@ -8,14 +8,11 @@ Its cost there is the number to report, unless the winner is at the edge of the 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,7 +25,8 @@ from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
 from fedpage.methods import FedPAGE
 from fedpage.runs.history import History
-from fedpage.runs.provenance import describe_method
+from fedpage.studies.parallel import run_tasks
+from fedpage.studies.trials import Candidate, Trial, TrialStore
 from fedpage.theory.planner import Costs
 
 COSTS = {
@@ -44,25 +42,8 @@ _STEPS = {"step": (True, True), "eta_g": (True, True), "eta_l": (True, True), "r
 """Step sizes, and whether their lower and their upper edge count. FedPAGE with a small rho is
 close to its limit rho -> 0, so that smaller values change nothing."""
 
-Candidate: TypeAlias = Any
-"""A method with hyper-parameters: a frozen dataclass."""
 Grid: TypeAlias = Mapping[str, Sequence[HyperParameter]]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """One run.
-
-    Attributes:
-        cost: What it cost to reach the target; inf if it was not reached.
-        best: The best value of the target's column.
-        diverged: Whether the run diverged.
-    """
-
-    cost: float
-    best: float
-    diverged: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,63 +339,6 @@ def _run_trial(problem: Problem, method: Candidate, seed: int, question: _Questi
     return Trial(cost, history.best(column), history.diverged)
 
 
-class Store:
-    """Finished trials in a file of JSON lines, from which an interrupted search continues.
-
-    Args:
-        path: The file; None keeps the trials in memory only.
-        question: Plain values that tell this search's trials from others in the file.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None, question: Mapping[str, object]) -> None:
-        self._path = None if path is None else Path(path)
-        text = json.dumps(question, sort_keys=True, default=str)
-        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._trials: dict[str, Trial] = {}
-        self._is_torn = False
-        """Whether the file's last line was cut off when its writer was killed."""
-        if self._path is not None and self._path.exists():
-            text = self._path.read_text(encoding="utf-8", errors="replace")
-            self._is_torn = text != "" and not text.endswith("\n")
-            for line in text.split("\n"):
-                self._read(line)
-
-    def _read(self, line: str) -> None:
-        try:
-            entry = json.loads(line)
-            if entry["search"] != self._key:
-                return
-            method, seed, diverged = entry["method"], entry["seed"], entry["diverged"]
-            cost, best = (float(+entry[name]) for name in ("cost", "best"))
-            is_trial = type(method) is dict and type(seed) is int and type(diverged) is bool
-            if is_trial and cost >= 0 and not math.isnan(best):
-                self._trials[self._name(method, seed)] = Trial(cost, best, diverged)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            pass  # a torn last line, or no trial: that run is made again
-
-    def _name(self, method: Candidate, seed: int) -> str:
-        about = method if isinstance(method, dict) else describe_method(method)
-        return f"{json.dumps(about, sort_keys=True)} {seed}"
-
-    def get(self, method: Candidate, seed: int) -> Trial | None:
-        """Return the trial, or None if it has not been run."""
-        return self._trials.get(self._name(method, seed))
-
-    def put(self, method: Candidate, seed: int, trial: Trial) -> None:
-        """Add a trial; its line is on disk when this returns."""
-        self._trials[self._name(method, seed)] = trial
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        entry = {"search": self._key, "method": describe_method(method), "seed": seed}
-        entry |= dataclasses.asdict(trial)
-        with open(self._path, "a", encoding="utf-8") as stream:
-            stream.write(("\n" if self._is_torn else "") + json.dumps(entry) + "\n")
-            self._is_torn = False
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
 def tune(
     problem: Problem,
     method: Candidate,
@@ -466,7 +390,7 @@ def tune(
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
     alive = candidates = check_search(problem, method, target, column, cost, costs, grid, counts)
     question = _Question(float(target), column, rounds, record_every, cost, costs)
-    trials = Store(store, question.describe(problem))
+    trials = TrialStore(store, question.describe(problem))
     runner = _TrialRunner(problem, trials, question, jobs, progress)
     levels = _plan_levels(len(alive), seeds)
     runner.expected = sum(count * (upto - before) for count, before, upto in levels) + fresh
@@ -564,12 +488,12 @@ def _plan_levels(count: int, seeds: int) -> list[tuple[int, int, int]]:
 
 
 class _TrialRunner:
-    """Runs trials that are not in the store, and counts."""
+    """Run the trials that are not in the store, and count them."""
 
     def __init__(
         self,
         problem: Problem,
-        store: Store,
+        store: TrialStore,
         question: _Question,
         jobs: int | None,
         progress: Callable[[int, int, str], None] | None,
@@ -582,23 +506,12 @@ class _TrialRunner:
         todo = [task for task in tasks if self._store.get(*task) is None]
         self.reused += len(tasks) - len(todo)
         self._report("")
-        for (candidate, seed), trial in zip(todo, self._run_all(todo), strict=True):
+        arguments = [(self._problem, *task, self._question) for task in todo]
+        trials = run_tasks(_run_trial, arguments, self._jobs)
+        for (candidate, seed), trial in zip(todo, trials, strict=True):
             self._store.put(candidate, seed, trial)
             self.done += 1
             self._report(f"{candidate.name} step {candidate.effective_step:.3g}: {trial.cost:.4g}")
-
-    def _run_all(self, tasks: Sequence[tuple[Candidate, int]]) -> Iterator[Trial]:
-        from joblib import Parallel, delayed
-
-        if self._jobs == 1:
-            yield from (_run_trial(self._problem, *task, self._question) for task in tasks)
-            return
-        work = (delayed(_run_trial)(self._problem, *task, self._question) for task in tasks)
-        if self._jobs is None:  # the user's backend may not be able to return results one by one
-            yield from Parallel()(work)
-        else:
-            jobs = max(1, min(self._jobs, len(tasks)))
-            yield from Parallel(n_jobs=jobs, return_as="generator")(work)
 
     def _report(self, note: str) -> None:
         if self._progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedpage.engine.simulate import simulate
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_method
 from fedpage.studies.paper.figures import Figure, Panel, Variant
+from fedpage.studies.parallel import run_tasks
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,6 @@ def run(tasks: Sequence[Task], out: Path, jobs: int, progress: Callable[[int, in
     Returns:
         How many runs were made.
     """
-    from joblib import Parallel, delayed
-
     every = list({task.path(out): task for task in tasks}.values())
     left = [task for task in every if load_finished(task, out) is None]
     done = len(every) - len(left)
@@ -148,16 +147,7 @@ def run(tasks: Sequence[Task], out: Path, jobs: int, progress: Callable[[int, in
         figure = task.figure
         build_problem(figure.data, figure.rows, figure.objective, task.panel.clients)
 
-    def run_all() -> Iterator[None]:
-        if jobs == 1:
-            for task in left:
-                _run_task(task, out)
-                yield None
-        else:
-            parallel = Parallel(n_jobs=jobs, return_as="generator_unordered")
-            yield from parallel(delayed(_run_task)(task, out) for task in left)
-
-    for _ in run_all():
+    for _ in run_tasks(_run_task, [(task, out) for task in left], jobs, in_order=False):
         done += 1
         progress(done, len(every))
     return len(left)
