@@ -306,7 +306,7 @@ def test_a_run_that_fails_in_an_evaluation_can_be_resumed(federate, simulated):
 
     history = federate(silent).history
     assert history.stop_reason is StopReason.ROUND_FAILED
-    assert history.stop_detail == "evaluation after round 4 failed: no valid reply from anyone"
+    assert history.stop_detail == "evaluation after round 4 failed: no valid reply from any client"
     assert federate().history.same(simulated())
 
 

@@ -164,7 +164,7 @@ def test_wrong_callbacks_are_refused():
         fp.Track("tensorbord")
     with pytest.raises(fp.InputError, match="name a tracker: tensorboard, mlflow, wandb"):
         fp.Track()
-    with pytest.raises(fp.InputError, match="5 is no tracker"):
+    with pytest.raises(fp.InputError, match="5 is not a tracker"):
         fp.Track(5)
 
 

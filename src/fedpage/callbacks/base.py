@@ -165,7 +165,7 @@ class FunctionCallback(Callback):
 
 
 def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    """Return the callbacks as a tuple, or raise an InputError if one of them is no Callback."""
+    """Return the callbacks as a tuple, or raise an InputError if one is not a Callback."""
     if not isinstance(callbacks, (list, tuple)) or not all(
         isinstance(callback, Callback) for callback in callbacks
     ):

@@ -254,7 +254,9 @@ def make_tracker(tracker: str | Tracker) -> Tracker:
     if isinstance(tracker, Tracker):
         return tracker
     if not isinstance(tracker, str):
-        raise InputError(f"Track: {short_repr(tracker)} is no tracker; name one, or give a Tracker")
+        raise InputError(
+            f"Track: {short_repr(tracker)} is not a tracker; name one, or give a Tracker"
+        )
     name, _, location = tracker.partition(":")
     if name not in TRACKERS:
         raise InputError(f"no tracker {name!r}; known are {', '.join(TRACKERS)}")

@@ -126,7 +126,7 @@ def plan(
         )
     except (ZeroDivisionError, OverflowError):
         raise InputError(
-            "these numbers are too small or too large to compute with; choose milder ones"
+            "these numbers are too small or too large to compute with; choose others"
         ) from None
     if as_json:
         _print_json(terms, d, convex, origin, table)

@@ -1,7 +1,7 @@
 """Add up clients' replies in one fixed order.
 
-The sum runs over one client after the other in client order, so no chunking, thread count or
-engine changes a bit of it. numpy's own sum may add in pairs, and does so for (n, 1) arrays; a
+The sum adds one client after the other in client order, so it has the same bits for any chunks,
+threads and engine. numpy's own sum may add in pairs, and does so for (n, 1) arrays; a
 Python loop over rows would take as long as the clients' work.
 """
 

@@ -193,7 +193,7 @@ def _resolve(name: str | None, entry: object, owner: str) -> Metric:
 
 
 def _check_name(name: object, owner: str) -> None:
-    """Refuse a name that is no word or that a history uses for something else."""
+    """Refuse a name that is not a word, or that a history uses for another column."""
     taken = name in (*EVALUATED, *COST_COLUMNS)
     word = isinstance(name, str) and name.isidentifier() and not name.startswith(PREFIXES)
     if taken or not word:

@@ -7,7 +7,7 @@ A round of any method is
     mean     of the replies, in client order                    the engine
     server   the next state                                     Method.server
 
-A method does not know who runs it: the simulator, a Flower node, or a test with scripted draws.
+A method runs unchanged in the simulator, on a Flower node, or in a test with scripted draws.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Draws(Protocol):
         ...
 
     def clients(self, N: int, S: int) -> Ints:
-        """Sample S of N clients uniformly without replacement; ascending. S = N gives everyone."""
+        """Sample S of N clients uniformly without replacement; ascending. S = N: all of them."""
         ...
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
@@ -330,7 +330,7 @@ class ClientEvaluator(Protocol):
 
 @runtime_checkable
 class HeldOutEvaluator(Protocol):
-    """A problem that knows rows which no client has."""
+    """A problem with held-out rows, which no client has."""
 
     def evaluate_held_out(self, x: Vector) -> Mapping[str, float]:
         """Return held_out_loss and held_out_METRIC of x (d,); {} without held-out rows."""

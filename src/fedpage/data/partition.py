@@ -63,7 +63,7 @@ class Partition:
             raise InputError(
                 f"partition {self.name}: {empty} of {self.N} clients have no row "
                 f"(the first is client {first}); "
-                "use fewer clients or a milder partition"
+                "use fewer clients or a less skewed partition"
             )
 
     @property
@@ -137,7 +137,7 @@ def blocks(n: int, clients: int) -> Partition:
     """Give each client a block of floor(n/N) consecutive rows, as the paper does.
 
     Args:
-        n: the number of rows; the n mod N last ones belong to nobody.
+        n: the number of rows; the n mod N last ones are not used.
         clients: the number of clients, N.
 
     >>> blocks(7, 3).rows(1).tolist()

@@ -205,7 +205,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     def _validate(
         self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
     ) -> Chunk[ReplyT, ClientStateT]:
-        """Keep the valid replies of a chunk and say what was wrong with the others."""
+        """Keep the valid replies of a chunk and describe the faults of the others."""
         replies: Any = chunk.replies
         if outcomes is None and all(_is_finite(part) for part in replies):
             return chunk
@@ -239,7 +239,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     def _deliver_unchecked(
         self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
     ) -> Chunk[ReplyT, ClientStateT]:
-        """Deliver whatever arrives; a number in place of a vector is repeated."""
+        """Deliver replies without validation; a number in place of a vector is repeated."""
         if outcomes is None:
             return chunk
         replies: Any = chunk.replies
@@ -255,24 +255,24 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self, arrived: list[LateReply], call: Call[MessageT]
     ) -> Chunk[ReplyT, ClientStateT]:
         """Deliver replies of earlier rounds: rejected, or added by a policy that checks nothing."""
-        nobody, n = call.clients[:0], len(arrived)
+        no_clients, n = call.clients[:0], len(arrived)
         if self.policy.validate:
             rejected = [
                 Rejection(late.client, f"late: it belongs to round {late.round}")
                 for late in arrived
             ]
-            return Chunk(nobody, nobody, None, received=n, rejected=rejected)
+            return Chunk(no_clients, no_clients, None, received=n, rejected=rejected)
         layout = self._layouts[type(call.message)]
         usable = [late for late in arrived if len(late.reply) == len(layout.sizes)]
         if not usable:
-            return Chunk(nobody, nobody, None, received=n)
+            return Chunk(no_clients, no_clients, None, received=n)
         columns = zip(*(late.reply for late in usable), strict=True)
         parts = [
             np.stack([np.broadcast_to(row, (size,)) for row in rows])
             for rows, size in zip(columns, layout.sizes, strict=True)
         ]
         clients = np.array([late.client for late in usable], dtype=np.int64)
-        return Chunk(nobody, clients, layout.build(parts), received=n)
+        return Chunk(no_clients, clients, layout.build(parts), received=n)
 
 
 def _row(replies: Any, i: int) -> Any:

@@ -94,7 +94,7 @@ class Run:
         info = RunInfo(
             history.meta, self.rounds, self.rounds_done, lambda: make_read_only(self.snapshot())
         )
-        with ExitStack() as stack:  # every on_run_end is called, whatever another one raises
+        with ExitStack() as stack:  # every on_run_end is called, even if another one raises
             try:
                 for callback in self._callbacks:
                     stack.callback(callback.on_run_end, history)

@@ -28,7 +28,7 @@ class Policy:
         full_retries: Further attempts in a full round.
         patience: Further attempts where no client, or not every required client, answers.
         lost_after: Rounds missed in a row after which a client counts as lost.
-        validate: False adds whatever arrives, late replies of earlier rounds included.
+        validate: False adds all replies that arrive, including late ones of earlier rounds.
         fall_back: False lets a full round take the mean over the clients that answered.
         commit: When a client's new state is stored: if its reply "counted", or "always".
     """

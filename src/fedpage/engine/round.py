@@ -80,8 +80,8 @@ class _Outcome:
 class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     """Run rounds of a method over a transport, and count their costs.
 
-    The mean is a running sum in client order, so neither chunks nor threads nor machines change
-    a bit of it.
+    The mean is a running sum in client order, so it has the same bits for any chunks, threads and
+    machines.
 
     Args:
         method: The method.

@@ -25,7 +25,7 @@ from fedpage.runs.store import RunStore
 class RunOptions:
     """The options of `simulate` and `sweep` that few runs need.
 
-    No value of `threads`, `chunk`, `checkpoint_every` or `resume` changes a bit of the result.
+    The result has the same bits for any `threads`, `chunk`, `checkpoint_every` and `resume`.
     """
 
     x0: Vector | None = None
@@ -74,7 +74,7 @@ def simulate(
             or None.
         callbacks: Observers such as `Track("tensorboard")` or `Best(problem, "best.npz")`.
         progress: Whether to show a progress bar.
-        out: A directory to write the run to while it goes on. If the process dies,
+        out: A directory to write the run to while it runs. If the process dies,
             `RunOptions(resume=True)` continues from the newest checkpoint, with the same bits.
             Without it, a run that is already in the directory is deleted.
         options: Rarely used options: first model, threads, faults, resuming.

@@ -64,7 +64,7 @@ class Stop:
             if name not in COST_COLUMNS:
                 hint = did_you_mean(name, COST_COLUMNS)
                 known = ", ".join(COST_COLUMNS)
-                raise InputError(f"stop: {short_repr(name)} is no cost;{hint} known are {known}")
+                raise InputError(f"stop: {short_repr(name)} is not a cost;{hint} known are {known}")
             _check_number(name, value, positive=True)
         whole = isinstance(self.patience, (int, np.integer)) and not isinstance(self.patience, bool)
         if self.patience is not None and not (whole and self.patience >= 1):
@@ -177,7 +177,7 @@ class Watch:
         self.waited = 0
 
     def judge(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
-        """Say how the run ends at this record; None: it goes on. Records must come in order.
+        """Return how the run ends at this record, or None. Records must come in order.
 
         Args:
             row: the record, with "round", "loss", "grad_norm" and the metrics.
@@ -239,7 +239,7 @@ class Watch:
         """Go back to a snapshot.
 
         Raises:
-            KeyError, TypeError, ValueError: the table is no snapshot.
+            KeyError, TypeError, ValueError: the table is not a snapshot.
         """
         first, above = float(state["first_loss"]), [float(done) for done in state["above"]]
         best = None if state["best"] is None else float(state["best"])

@@ -21,7 +21,7 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
     """The validated replies of some of the requested clients, in client order."""
 
     requested: Ints
-    """(m,) the clients that this chunk stands for, ascending."""
+    """(m,) the requested clients of this chunk, ascending."""
     clients: Ints
     """(n,) those of them whose replies are valid, ascending."""
     replies: ReplyT | None
@@ -54,8 +54,8 @@ class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
             attempt: The number of this attempt within the round, from 0.
 
         Returns:
-            Chunks in client order that together stand for all requested clients. Replies that
-            nobody requested come in a chunk of their own, without requested clients.
+            Chunks in client order that together cover all requested clients. Replies that were not
+            requested come in a chunk of their own, without requested clients.
         """
         ...
 

@@ -287,7 +287,9 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         if not found and len(not_finite) == self.N:
             found = not_finite  # the run has diverged
         if not found:
-            raise RoundFailed(f"evaluation after round {now} failed: no valid reply from anyone")
+            raise RoundFailed(
+                f"evaluation after round {now} failed: no valid reply from any client"
+            )
         if len(found) < self.N:
             text = f"loss and gradient over {len(found)} of {self.N} clients"
             transport.events.append(Event("measured", now, text))

@@ -238,7 +238,7 @@ def _decode_arrays(
 def decode_array(array: Array, name: str, size: int, dtype: DType) -> Vector:
     """Decode one array (size,) of a known size and dtype.
 
-    Flower's own decoder would allocate whatever size the received bytes declare.
+    Flower's own decoder would allocate any size that the received bytes declare.
 
     Args:
         array: the received array.

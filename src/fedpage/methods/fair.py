@@ -31,7 +31,7 @@ def match_terms(
 ) -> AnyMethod:
     """Return a method on the paper's equal terms, at an effective step.
 
-    FedPAGE samples S clients and calls everyone with probability S/N, so fewer than 2S
+    FedPAGE samples S clients, and calls all clients with probability S/N: fewer than 2S
     clients a round on average. Methods without full rounds sample 2S.
 
     Args:
@@ -45,9 +45,9 @@ def match_terms(
     defaults, options = entry.hyper_parameters, dict[str, int]()
     if "K" in defaults and not issubclass(entry.cls, PAGE):
         options["K"] = K
-    if defaults.get("S") is not None:  # None: everyone takes part
+    if defaults.get("S") is not None:  # None: all clients take part
         options["S"] = min(S if issubclass(entry.cls, FedPAGE) else 2 * S, N)
     if defaults.get("b") is not None:
-        points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients a row
+        points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients per row
         options["b"] = fair_batch(M, points * K)
     return entry(**options).with_step(step)

@@ -37,7 +37,7 @@ class State(NamedTuple):
 
 
 class FullGradient(NamedTuple):
-    """To everyone: send your gradient at x (lines 3-9)."""
+    """To all clients: send your gradient at x (lines 3-9)."""
 
     x: Vector
 
@@ -229,9 +229,9 @@ class FedPAGE:
         fallback = None  # the first g needs all clients
         if draws.round != 0:
             fallback = partial(self._call_sampled, state, draws)
-        everyone = draws.clients(state.N, state.N)  # line 4
+        clients = draws.clients(state.N, state.N)  # line 4
         message = FullGradient(state.x)
-        return Call(everyone, message, require_all=True, fallback=fallback)
+        return Call(clients, message, require_all=True, fallback=fallback)
 
     def _call_sampled(self, state: State, draws: Draws) -> Call[_Message]:
         """Call S clients for local steps; also the fallback of a full round."""

@@ -39,7 +39,7 @@ class State(NamedTuple):
 
 
 class Refresh(NamedTuple):
-    """To everyone: keep x as the reference point w, and send your gradient there."""
+    """To all clients: keep x as the reference point w, and send your gradient there."""
 
     x: Vector
 
@@ -83,12 +83,12 @@ class SLocalSVRG:
     """S-Local-SVRG: K steps y -= eta_l (grad_I(y) - grad_I(w) + h); x is the mean y_K.
 
     After such a round w = x with probability q, and the next round is a refresh, which
-    counts as a round: everyone sends the gradient at the new w. As published everyone
-    takes part. With S < N, an extension, S clients take steps and everyone still
-    refreshes. The effective step is K eta_l.
+    counts as a round: all clients send the gradient at the new w. As published all
+    clients take part. With S < N, an extension, S clients take steps and all clients
+    refresh. The effective step is K eta_l.
 
     Args:
-        S: Sampled clients; None: everyone, as published.
+        S: Sampled clients; None: all clients, as published.
         K: Local steps.
         eta_l: The local step size.
         b: Rows in a minibatch; None: all rows.

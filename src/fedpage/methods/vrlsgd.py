@@ -22,13 +22,13 @@ class State(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """To everyone, in round 0: K steps from x, without correction."""
+    """To all clients, in round 0: K steps from x, without correction."""
 
     x: Vector
 
 
 class Continue(NamedTuple):
-    """To everyone: x is the mean of the last models; correct by it, then K steps."""
+    """To all clients: x is the mean of the last models; correct by it, then K steps."""
 
     x: Vector
 
@@ -90,7 +90,7 @@ class VRLSGD:
         return State(x=x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Begin | Continue]:
-        """Call everyone: over some clients the Delta_i would not sum to zero."""
+        """Call all clients: over some clients the Delta_i would not sum to zero."""
         message = Begin(state.x) if draws.round == 0 else Continue(state.x)
         return Call(draws.clients(state.N, state.N), message, require_all=True)
 

@@ -247,7 +247,7 @@ class RowProblem:
         return self._sizes
 
     def oracle(self, clients: Ints, draws: Draws) -> LoopOracle:
-        """Return what the called clients (n,) may ask of their rows in this round."""
+        """Return the oracle of the called clients (n,) in this round."""
         return LoopOracle(self, clients, draws)
 
     def loss(self, x: Vector) -> float:

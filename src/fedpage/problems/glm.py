@@ -213,7 +213,7 @@ class LinearModel:
         return np.asarray(np.add.reduceat(y, self.partition.ptr[:-1]) / self._sizes)
 
     def oracle(self, clients: Ints, draws: Draws) -> LinearOracle:
-        """Return what the called clients (n,) may ask of their rows in this round."""
+        """Return the oracle of the called clients (n,) in this round."""
         return LinearOracle(self, clients, draws)
 
     def loss(self, x: Vector) -> float:
@@ -477,9 +477,7 @@ class Objective:
             InputError: alpha is given, but the objective has no regulariser.
         """
         if alpha is not None and self.reg == "none":
-            raise InputError(
-                f"alpha {alpha:g}: objective {self.name!r} has no regulariser to weigh"
-            )
+            raise InputError(f"alpha {alpha:g}: objective {self.name!r} has no regulariser")
         return self.model(
             data, clients, loss=self.loss, reg=self.reg, alpha=alpha, weights=weights,
             metrics=metrics, held_out=held_out,
@@ -539,7 +537,7 @@ for _loss in LOSSES:  # a loss that has no class of its own
 
 
 def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tuple[Reg, float]:
-    """Check a regulariser and its weight, and fill in what is not given.
+    """Check a regulariser and its weight, and choose those that are not given.
 
     Args:
         loss: the loss, which says which regularisers it takes.
@@ -587,7 +585,7 @@ def _check_data(owner: str, what: str, data: object) -> None:
 def _check_labels(loss: Loss, data: Dataset) -> None:
     if loss.needs_labels and not data.binary:
         constant = bool((data.y == data.y[0]).all())
-        found = f"; they are all {data.y[0]:g}, which tells no class" if constant else ""
+        found = f"; they are all {data.y[0]:g}, which is a single class" if constant else ""
         raise InputError(
             f"{loss.title}: the labels of {data.name!r} must be -1/1, 0/1 or 1/2{found}"
         )
@@ -615,11 +613,11 @@ def _smoothness(problem: LinearModel) -> Smoothness:
         (entries, idx.astype(np.int64), ptr.astype(np.int64)), shape=(len(ptr) - 1, problem.d)
     )
     curvature = problem._loss.curvature
-    bend = REGULARISERS[problem.reg].curvature * problem.alpha
+    reg_curvature = REGULARISERS[problem.reg].curvature * problem.alpha
     squares = np.asarray(A.multiply(A).sum(axis=1)).ravel()
     sizes = problem.sizes
 
-    def top(block: csr_array) -> float:
+    def largest_eigenvalue(block: csr_array) -> float:
         """Compute the largest eigenvalue of block' block."""
         if block.nnz == 0:
             return 0.0
@@ -634,10 +632,12 @@ def _smoothness(problem: LinearModel) -> Smoothness:
             eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(d), tol=1e-10)[0]
         )
 
-    each = np.array([top(A[start[i] : start[i + 1]]) for i in range(problem.N)])
+    each = np.array([largest_eigenvalue(A[start[i] : start[i + 1]]) for i in range(problem.N)])
     weighted = diags_array(np.sqrt(np.repeat(scale / sizes, sizes) / problem.N)) @ A
     with np.errstate(over="ignore"):  # a constant beyond float64 is infinite
-        row = float((np.repeat(scale, sizes) * (curvature * squares * unit * unit + bend)).max())
-        clients = scale * (curvature * each / sizes * unit * unit + bend)
-    whole = curvature * top(weighted) * unit * unit + bend
+        row = float(
+            (np.repeat(scale, sizes) * (curvature * squares * unit * unit + reg_curvature)).max()
+        )
+        clients = scale * (curvature * each / sizes * unit * unit + reg_curvature)
+    whole = curvature * largest_eigenvalue(weighted) * unit * unit + reg_curvature
     return Smoothness(row, float(clients.max()), root_mean_square(clients), whole)

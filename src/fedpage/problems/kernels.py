@@ -209,7 +209,7 @@ _slope = _choose([loss.slope for loss in LOSSES.values()])
 
 
 @_inline
-def _bend(reg: int, alpha: float, x: float) -> float:
+def _reg_slope(reg: int, alpha: float, x: float) -> float:
     """Compute the derivative of the regulariser by one coordinate."""
     if reg == NO_REG:
         return 0.0
@@ -248,7 +248,7 @@ def batch_grad(
                 out[i, idx[m]] += v * (1.0 if val is None else val[m])
         if reg != NO_REG:
             for l in range(d):
-                out[i, l] += scale[c] * _bend(reg, alpha, Y[own, l])
+                out[i, l] += scale[c] * _reg_slope(reg, alpha, Y[own, l])
 
 
 @_fast
@@ -293,10 +293,10 @@ def local_sgd(
                 slopes[j] = weight * v
             if dense:
                 for l in range(d):
-                    g[l] = scale[c] * _bend(reg, alpha, y[l]) + mu * (y[l] - x[l])
+                    g[l] = scale[c] * _reg_slope(reg, alpha, y[l]) + mu * (y[l] - x[l])
                 if has_reference:
                     for l in range(d):
-                        g[l] -= scale[c] * _bend(reg, alpha, W[own_w, l])
+                        g[l] -= scale[c] * _reg_slope(reg, alpha, W[own_w, l])
             for j in range(count):
                 row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, k, j])
                 v = slopes[j]
@@ -363,7 +363,9 @@ def local_page(
                     g[idx[m]] += v * (1.0 if val is None else val[m])
             if reg != NO_REG:
                 for l in range(d):
-                    g[l] += scale[c] * (_bend(reg, alpha, y[l]) - _bend(reg, alpha, before[l]))
+                    g[l] += scale[c] * (
+                        _reg_slope(reg, alpha, y[l]) - _reg_slope(reg, alpha, before[l])
+                    )
             for l in range(d):
                 out[i, l] += g[l]
                 before[l] = y[l]

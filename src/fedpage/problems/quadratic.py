@@ -160,7 +160,7 @@ class Quadratic:
             ) from None
 
     def oracle(self, clients: Ints, draws: Draws) -> QuadraticOracle:
-        """Return what the called clients (n,) may ask of their rows in this round."""
+        """Return the oracle of the called clients (n,) in this round."""
         return QuadraticOracle(self, clients, draws)
 
     def loss(self, x: Vector) -> float:

@@ -86,7 +86,7 @@ def find_direction(runs: Iterable[History], column: str) -> bool | None:
         column: The column.
 
     Returns:
-        True or False, or None if nobody has declared it.
+        True or False, or None if it has not been declared.
     """
     for run in runs:
         try:

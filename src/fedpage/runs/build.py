@@ -166,7 +166,7 @@ def _import_method(path: Path, name: str) -> MethodEntry:
     ]
     missing = [attribute for attribute in needed if not hasattr(cls, attribute)]
     if missing:
-        raise InputError(f"{path}: {name} is no method yet: it lacks {', '.join(missing)}")
+        raise InputError(f"{path}: {name} is not a method: it lacks {', '.join(missing)}")
     method_class: Any = cls
     return MethodEntry(method_class, method_class.name)
 

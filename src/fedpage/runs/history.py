@@ -277,7 +277,7 @@ class History:
             path: The file, or the directory of a run.
 
         Raises:
-            InputError: the file is no history, or its model is missing or damaged.
+            InputError: the file is not a history, or its model is missing or damaged.
         """
         path = Path(path)
         path = path / "history.jsonl" if path.is_dir() else path
@@ -318,16 +318,16 @@ class History:
         """Read a history from its JSON lines.
 
         Args:
-            text: the lines. A torn last line is left out: the process ended while writing it.
+            text: the lines. An incomplete last line, of a killed process, is left out.
             path: the file they are from; the model is read beside it.
 
         Raises:
-            InputError: a line is no line of a history, or the model is missing or damaged.
+            InputError: a line is not one of a history, or the model is missing or damaged.
         """
         history, model, ended = cls(), None, False
-        *lines, torn = text.split("\n")
-        if torn.endswith("}"):
-            lines.append(torn)
+        *lines, last = text.split("\n")
+        if last.endswith("}"):
+            lines.append(last)
         for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line)

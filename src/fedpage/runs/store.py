@@ -56,7 +56,7 @@ class RunStore:
     Use it as a context manager, begin or resume a run with `open_run`, and give the run a
     `Checkpointing` callback. All files are written so that the process may be killed at any moment:
     history.jsonl is only appended to, checkpoints and run.toml are replaced as a whole, and a
-    checkpoint knows how much of history.jsonl belongs to it.
+    checkpoint stores how much of history.jsonl belongs to it.
 
     Args:
         path: The directory; it is created.
@@ -166,7 +166,7 @@ class RunStore:
             put(self.path / "run.toml", toml.dumps(table).encode("utf-8"))
 
     def _resume(self, run: StorableRun) -> History | None:
-        """Restore the newest sound checkpoint, or return the history of a run that has ended."""
+        """Restore the newest valid checkpoint, or return the history of a run that has ended."""
         self._check_same_run(run)
         text = self._read_history()
         try:
@@ -174,7 +174,7 @@ class RunStore:
             if history.ended:
                 return history
         except InputError as error:
-            self._warn(f"{error}; returning to where it was sound")
+            self._warn(f"{error}; returning to an earlier checkpoint")
         for path in self._checkpoints():
             try:
                 tree = self._load(path)
@@ -229,7 +229,7 @@ class RunStore:
         return text[:complete]
 
     def _truncate(self, run: StorableRun, text: bytes) -> None:
-        """Cut history.jsonl, and the run's history, to what a checkpoint knows of it."""
+        """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
         past = History.parse(text.decode("utf-8"), self.history_path)
         run.history.rows, run.history.events = past.rows, past.events
         with self._explain_os_errors():

@@ -1,8 +1,8 @@
 """Estimate the theorems' constants from a problem: smoothness, variance, dissimilarity, distance.
 
 Only the smoothness is a true bound. Variance and dissimilarity are suprema over all x, which cannot
-be computed. The functions here return their values at given points, and whatever shows them calls
-them estimates.
+be computed. The functions here return their values at given points, which are shown as
+estimates.
 """
 
 from __future__ import annotations

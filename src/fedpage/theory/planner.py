@@ -29,7 +29,7 @@ class Costs:
     """What time depends on.
 
     Attributes:
-        latency: Seconds that a round takes whatever is sent.
+        latency: Seconds that every round takes.
         uplink: A client's bytes per second to the server.
         downlink: A client's bytes per second from the server.
         gradient: Seconds for one row's gradient at a client.
@@ -156,10 +156,10 @@ def _svrg_round(s: Setting) -> Round:
 
 
 def _local_round(
-    message: type[NamedTuple], reply: type[NamedTuple], everyone: bool
+    message: type[NamedTuple], reply: type[NamedTuple], all_clients: bool
 ) -> Callable[[Setting], Round]:
     down, up = _count_vectors(message, reply)
-    return lambda s: Round(s.N if everyone else s.S, down, up, s.K)
+    return lambda s: Round(s.N if all_clients else s.S, down, up, s.K)
 
 
 _ROUNDS: dict[str, Callable[[Setting], Round]] = {
@@ -173,7 +173,7 @@ _ROUNDS: dict[str, Callable[[Setting], Round]] = {
 
 def _round(entry: Entry, setting: Setting) -> Round:
     if entry.method == "FedAvg":
-        return _local_round(fedavg.Model, fedavg.Reply, entry.everyone)(setting)
+        return _local_round(fedavg.Model, fedavg.Reply, entry.all_clients)(setting)
     return _ROUNDS[entry.method](setting)
 
 

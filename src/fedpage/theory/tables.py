@@ -104,7 +104,7 @@ class Entry:
         nonconvex: Rounds for a nonconvex f.
         convex_gradients: Gradients per client for a convex f.
         nonconvex_gradients: Gradients per client for a nonconvex f.
-        everyone: Whether the analysis needs S = N.
+        all_clients: Whether the analysis needs S = N.
     """
 
     method: str
@@ -114,7 +114,7 @@ class Entry:
     nonconvex: Formula | None
     convex_gradients: Formula | None
     nonconvex_gradients: Formula | None
-    everyone: bool = False
+    all_clients: bool = False
 
 
 def convex_case(N: int, S: int) -> tuple[str, float]:
@@ -199,7 +199,7 @@ TABLE: tuple[Entry, ...] = (
             s.scaled_gap
             * (s.G**2 * s.N * s.K**2 / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.epsilon**4))
         ),
-        everyone=True,
+        all_clients=True,
     ),
     Entry(
         "FedAvg",
@@ -218,7 +218,7 @@ TABLE: tuple[Entry, ...] = (
         None,
         lambda s: s.L * s.R2 * s.B**2 / s.epsilon,
         None,
-        everyone=True,
+        all_clients=True,
     ),
     Entry(
         "VRL-SGD",
@@ -228,7 +228,7 @@ TABLE: tuple[Entry, ...] = (
         lambda s: s.scaled_gap * (s.N / s.epsilon**2 + s.N * s.sigma**2 / (s.K * s.epsilon**4)),
         None,
         lambda s: s.scaled_gap * (s.N * s.K / s.epsilon**2 + s.N * s.sigma**2 / s.epsilon**4),
-        everyone=True,
+        all_clients=True,
     ),
     Entry(
         "S-Local-SVRG",
@@ -242,7 +242,7 @@ TABLE: tuple[Entry, ...] = (
             s.L * s.R2 * (s.K + math.sqrt(s.M / s.N) + s.M ** (1 / 3) * s.K ** (2 / 3)) / s.epsilon
         ),
         None,
-        everyone=True,
+        all_clients=True,
     ),
     Entry(
         "SCAFFOLD",
@@ -284,7 +284,7 @@ TABLE: tuple[Entry, ...] = (
         _work(_fedpage_nonconvex, lambda s: s.N * s.sigma**2 / (s.S**2 * s.epsilon**2)),
     ),
 )
-"""Every row of Tables 1 and 2, in the paper's order. FedPAGE's second row stands here twice: as the
+"""Every row of Tables 1 and 2, in the paper's order. FedPAGE's second row occurs twice: as the
 paper prints it, and as its b2 gives it."""
 
 

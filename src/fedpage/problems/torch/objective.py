@@ -247,7 +247,7 @@ def padded_width(sizes: Ints) -> Ints:
 
 
 def _batch_widths(sizes: Ints, asked: int | None) -> Ints:
-    """Return the widths (n,) of batches: the size asked for, unless half of it is padding."""
+    """Return the widths (n,) of batches: the requested size, unless half of it is padding."""
     if asked is None:
         return padded_width(sizes)
     is_full = asked < 2 * sizes

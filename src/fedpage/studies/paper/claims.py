@@ -204,7 +204,7 @@ def log_ratios(worse: Sequence[History], better: Sequence[History], at: int = 0)
         at: See `final_log_norm`.
 
     Returns:
-        The ratios' logarithms, limited to 20, which stands for a run that diverged alone.
+        The ratios' logarithms, limited to 20, the value where only one of the runs diverged.
     """
     ratios = []
     for one, two in zip(worse, better, strict=True):
