@@ -76,7 +76,7 @@ def fetch(
 
 
 def _manual_hint(item: LibsvmFile, folder: Path) -> str:
-    """Say where to put a file that was downloaded in another way."""
+    """Describe where to put a file that was downloaded in another way."""
     return f"or get {item.address} by hand and put it into {folder}"
 
 

@@ -133,7 +133,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return Chunk(clients, clients, replies, states, oracle.gradients, oracle.evaluations, n)
 
     def _describe_fault(self, message: MessageT, result: object, n: int = 0) -> str:
-        """Say what is wrong with what `Method.client` returned."""
+        """Describe the fault in what `Method.client` returned."""
         name, sent = type(self.method).__name__, type(message).__name__
         if not isinstance(result, tuple) or len(result) != 2:
             return f"{name}.client: must return (reply, client_state), not {type(result).__name__}"
@@ -292,7 +292,7 @@ def _stack(rows: list[Any], replies: Any) -> Any:
 
 
 def _shape_fault(replies: Any, reply: Any) -> str:
-    """Say which field of a client's reply has the wrong shape."""
+    """Name the field of a client's reply that has the wrong shape."""
     for name, part, row in zip(replies._fields, replies, reply, strict=True):
         if row.shape != part.shape[1:]:
             return f"{name} of shape {row.shape} instead of {part.shape[1:]}"
@@ -300,6 +300,6 @@ def _shape_fault(replies: Any, reply: Any) -> str:
 
 
 def _is_finite(part: AnyArray) -> bool:
-    """Whether every number is finite; one product answers unless it overflows."""
+    """Return whether every number is finite; a dot product decides unless it overflows."""
     flat = part.reshape(-1)
     return math.isfinite(flat.dot(flat)) or bool(np.isfinite(part).all())

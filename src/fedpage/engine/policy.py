@@ -1,4 +1,4 @@
-"""What a round does about clients that do not answer or answer wrongly."""
+"""The policy for clients that do not answer or send invalid replies."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Stop:
     def check_targets(
         self, row: Mapping[str, float], directions: Mapping[str, bool | None] | None = None
     ) -> Stopped | None:
-        """Say whether a record has a target.
+        """Return the end of the run if a record reaches a target, else None.
 
         Args:
             row: the record.
@@ -123,7 +123,7 @@ class Stop:
         return None
 
     def check_budgets(self, costs: Mapping[str, float]) -> Stopped | None:
-        """Say whether the costs so far have used up a budget.
+        """Return the end of the run if the costs have used up a budget, else None.
 
         Args:
             costs: values of `COST_COLUMNS`; "bytes" is computed.
@@ -139,7 +139,7 @@ class Stop:
 
 
 class WatchState(TypedDict):
-    """What a `Watch` has seen, for checkpoints."""
+    """The state of a `Watch`, for checkpoints."""
 
     first_loss: float
     above: list[float]
@@ -189,7 +189,7 @@ class Watch:
         return verdict or self._check_patience(row)
 
     def check_divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
-        """Say whether the run has diverged at this record."""
+        """Return the end of the run if it has diverged at this record, else None."""
         loss, done = row["loss"], row["round"]
         if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
             return Stopped(
@@ -210,7 +210,7 @@ class Watch:
         )
 
     def _check_patience(self, row: Mapping[str, float]) -> Stopped | None:
-        """Say whether the monitored column has not improved for too many records."""
+        """Return the end of the run if the monitored column has not improved, else None."""
         if self.stop.patience is None:
             return None
         name = self.stop.monitor

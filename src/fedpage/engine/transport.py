@@ -1,4 +1,4 @@
-"""How an engine reaches clients: requests go out, chunks of validated replies come back."""
+"""The protocol by which an engine sends requests and receives chunks of validated replies."""
 
 from __future__ import annotations
 

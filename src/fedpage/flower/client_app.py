@@ -75,7 +75,7 @@ class FedpageClientApp(ClientApp):
 
 
 def _describe(message: Message, context: Context) -> Message:
-    """Say which client this node holds, how many rows it has, and which code it runs."""
+    """Describe the client of this node: its number, its rows and its code."""
     config = parse_app_config(context.run_config)
     node = load_node_data(parse_node_config(context.node_config), config)
     description = messages.Description(

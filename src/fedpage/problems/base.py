@@ -295,7 +295,7 @@ class RowProblem:
         return evaluate_metrics(metrics, outputs, targets, f"the rows of {self.name}")
 
     def describe(self) -> Description:
-        """Say which problem this is: its name and shape."""
+        """Describe the problem: its name and shape."""
         about: Description = {
             "objective": self.name, "N": self.N, "d": self._d, "rows": int(self._sizes.sum()),
         }  # fmt: skip

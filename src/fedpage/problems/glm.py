@@ -332,7 +332,7 @@ class LinearModel:
         return f"{type(self).__name__}({self.data.name!r}, {self.partition.name}, d={self.d})"
 
     def describe(self) -> Description:
-        """Say which problem this is: objective, data and partition, with digests."""
+        """Describe the problem: objective, data and partition, with digests."""
         about: Description = {
             "objective": self.name,
             "data": self.data.name,

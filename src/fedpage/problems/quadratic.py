@@ -205,7 +205,7 @@ class Quadratic:
         )
 
     def describe(self) -> Description:
-        """Say which problem this is: its shape, digest and weights."""
+        """Describe the problem: its shape, digest and weights."""
         digest = hashlib.sha256(self.A.tobytes() + self.b.tobytes()).hexdigest()
         about: Description = {
             "objective": self.name,

@@ -243,7 +243,7 @@ def _draw_panel(
 
 
 def diverged_note(group: Sequence[History]) -> str:
-    """Say how many runs of a group diverged: " (1 of 3 diverged)", or nothing."""
+    """Return " (1 of 3 diverged)", or "" if no run of a group diverged."""
     count = sum(run.diverged for run in group)
     if count == 0:
         return ""

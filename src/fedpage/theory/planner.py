@@ -26,7 +26,7 @@ NONE: Kind = "no result"
 
 @dataclass(frozen=True)
 class Costs:
-    """What time depends on.
+    """Costs in seconds, from which a time is estimated.
 
     Attributes:
         latency: Seconds that every round takes.
@@ -82,7 +82,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Round:
-    """What an average round of a method costs.
+    """The costs of an average round of a method.
 
     Attributes:
         clients: Clients called.

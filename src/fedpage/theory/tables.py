@@ -37,7 +37,7 @@ def check_range(name: str, value: float, power: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the complexities depend on.
+    """The constants that the complexities depend on.
 
     Attributes:
         N: Clients.
