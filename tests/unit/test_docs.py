@@ -20,7 +20,12 @@ import typer
 
 import fedpage as fp
 from fedpage.cli import main
+from fedpage.core.metrics import METRICS
 from fedpage.core.random import RoundDraws
+from fedpage.core.registry import Registry
+from fedpage.data.partition import PARTITIONS
+from fedpage.data.registry import DATASETS
+from fedpage.methods import METHODS
 from fedpage.runs import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +37,17 @@ DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in links.documents
 def blocks(name: str, language: str = "python") -> list[str]:
     text = (ROOT / name).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def keep_registries():
+    """Remove the entries that a snippet registers, so that other tests do not see them."""
+    registries: list[Registry] = [PARTITIONS, DATASETS, METRICS, METHODS]
+    before = [set(registry) for registry in registries]
+    yield
+    for registry, names in zip(registries, before, strict=True):
+        for name in set(registry) - names:
+            registry.remove(name)
 
 
 def run_snippets(name: str, real) -> dict:
