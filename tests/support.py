@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
+from rows import ROWS, Setting
 
 import fedpage as fp
 from fedpage.engine.simulation import Simulation
@@ -97,25 +97,4 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
 
 def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
     """Make every method under the laws at an effective step, with full batches if `full`."""
-    b = None if full else 2
-    page = {"S": S, "b1": None if full else 3, "b2": None if full else 3, "b3": b}
-    local = {"S": S, "K": K, "b": b}
-    fedpage = fp.FedPAGE(**page, K=K, eta_l=0.3 / K, eta_g=1.0, p=0.3).with_step(step)
-    return {
-        "FedPAGE": fedpage,
-        "FedPAGE-periodic": dataclasses.replace(fedpage, periodic=True),
-        "FedPAGE-leak-free": dataclasses.replace(fedpage, leak_free=True),
-        "PAGE": fp.PAGE(**page, p=0.3).with_step(step),
-        "FedAvg": fp.FedAvg(**local, eta_g=1.5).with_step(step),
-        "SCAFFOLD-II": fp.SCAFFOLD(**local).with_step(step),
-        "SCAFFOLD-I": fp.SCAFFOLD(**local, option="I", b0=None if full else 3).with_step(step),
-        "FedProx": fp.FedProx(**local, mu=0.2).with_step(step),
-        "VRL-SGD": fp.VRLSGD(K=K, b=b).with_step(step),
-        "S-Local-SVRG": fp.SLocalSVRG(K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(step),
-        "S-Local-SVRG-sampled": fp.SLocalSVRG(S=S, K=K, b=b, q=1.0 if K == 1 else 0.4).with_step(
-            step
-        ),
-        "FedPAGE-Full": fp.FedPAGE.full(S=S, K=K, p=0.3).with_step(step),
-        "SCAFFOLD-Full": fp.SCAFFOLD.full(S=S, K=K).with_step(step),
-        "FedAvg-Full": fp.FedAvg.full(S=S, K=K).with_step(step),
-    }
+    return {name: row.make(Setting(S, K, step, full)) for name, row in ROWS.items()}

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from rows import ROWS, Setting
 from support import Replay, ScriptedDraws, Unfused, methods, quadratic, uneven
 
 import fedpage as fp
@@ -14,21 +15,17 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod
 from fedpage.engine.simulation import Simulation
 
-ROWS = methods(4, 3, 0.1)
 NAMES = list(ROWS)
-BIASED = [name for name, method in ROWS.items() if isinstance(method, fp.FedAvg)]
-UNBIASED = [name for name in NAMES if name not in BIASED]
+GRADIENT_DESCENT = [name for name, row in ROWS.items() if row.descent is not None]
+RESTING = [name for name, row in ROWS.items() if row.rests]
+EXACT = [name for name, row in ROWS.items() if row.reaches]
+BIASED = [name for name, row in ROWS.items() if not row.reaches]
 PROBLEMS = {
     "quadratic": lambda: quadratic(noise=1.0),
     "robust": lambda: uneven("robust"),
     "logistic": lambda: uneven("logistic"),
     "nonconvex": lambda: uneven("logistic-nonconvex"),
     "squares-by-size": lambda: uneven("squares", weights="size"),
-}
-
-
-MESSAGE_TYPES = {"S-Local-SVRG": 3, "S-Local-SVRG-sampled": 2, "VRL-SGD": 2} | {
-    name: 2 for name in NAMES if "PAGE" in name
 }
 
 
@@ -43,14 +40,12 @@ def gradient_descent(problem, step: float, rounds: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GRADIENT_DESCENT)
 def test_one_full_local_step_of_all_clients_is_gradient_descent(name, kind):
     problem = PROBLEMS[kind]()
     method = methods(problem.N, 1, 0.05, full=True)[name]
     run = Simulation(problem, method, seed=1)
-    # S-Local-SVRG with q = 1 refreshes before every round of local steps
-    rounds_per_step = 2 if isinstance(method, fp.SLocalSVRG) else 1
-    for _ in range(15 * rounds_per_step):
+    for _ in range(15 * ROWS[name].descent):
         run.step()
     np.testing.assert_allclose(run.x, gradient_descent(problem, 0.05, 15), rtol=0, atol=1e-12)
 
@@ -84,18 +79,14 @@ def simulate_at_optimum(name: str, problem: fp.Quadratic, K: int) -> Simulation:
     gradients = problem.oracle(everyone, RoundDraws(0, 0)).grad(
         problem.x_star, fp.core.types.Batch(None, problem.sizes)
     )
-    if isinstance(method, fp.SCAFFOLD):
-        run.client_states.put(everyone, method.client_state(gradients))
-    if isinstance(method, fp.VRLSGD):
-        run.client_states.put(
-            everyone, method.client_state(gradients, np.tile(problem.x_star, (problem.N, 1)))
-        )
-        run.costs.round = 1
+    rest = ROWS[name].rest
+    if rest is not None:
+        rest(run, gradients)
     return run
 
 
-@pytest.mark.parametrize("name", UNBIASED)
-def test_unbiased_methods_stay_at_the_optimum(name):
+@pytest.mark.parametrize("name", RESTING)
+def test_exact_methods_stay_at_the_optimum(name):
     problem = quadratic()
     run = simulate_at_optimum(name, problem, K=6)
     for _ in range(40):
@@ -131,11 +122,11 @@ def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
 # 3. Convergence
 
 
-@pytest.mark.parametrize("name", UNBIASED)
-def test_unbiased_methods_reach_the_optimum_of_heterogeneous_quadratics(name):
-    problem = quadratic()
-    method = methods(2, 4, 0.1, full=True)[name]
-    history = fp.simulate(problem, method, rounds=1500, seed=5, record_every=0)
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_methods_reach_the_optimum_of_heterogeneous_quadratics(name):
+    problem, row = quadratic(), ROWS[name]
+    method = row.make(Setting(2, 4, 0.1 * row.scale, full=True))
+    history = fp.simulate(problem, method, rounds=row.rounds, seed=5, record_every=0)
     np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-7)
 
 
@@ -148,13 +139,14 @@ def test_biased_methods_do_not_reach_the_optimum(name):
     assert np.linalg.norm(history.x - problem.x_star) > 1e-2
 
 
-@pytest.mark.parametrize("name", UNBIASED)
-def test_unbiased_methods_solve_logistic_regression(name):
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_methods_solve_logistic_regression(name):
     problem = fp.LogisticRegression(
         fp.load("census", rows=1000, skew=0.5), clients=50, reg="l2", alpha=0.05
     )
-    method = methods(5, 5, 0.3, full=True)[name]
-    history = fp.simulate(problem, method, rounds=2500, seed=1, record_every=0)
+    row = ROWS[name]
+    method = row.make(Setting(5, 5, 0.3 * row.scale, full=True))
+    history = fp.simulate(problem, method, rounds=row.rounds_logistic, seed=1, record_every=0)
     assert history.last("grad_norm") < 1e-5
 
 
@@ -354,7 +346,7 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
                 for whole, single in zip(new_states, own, strict=True):
                     assert whole[i].tobytes() == single[0].tobytes()
         run.step()
-    assert len(seen) == MESSAGE_TYPES.get(name, len(method.messages))
+    assert len(seen) == (ROWS[name].messages or len(method.messages))
 
 
 # 6. Same seed, same history

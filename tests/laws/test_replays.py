@@ -6,88 +6,19 @@ clients, coins and minibatches.
 
 from __future__ import annotations
 
-import math
-import random
-
 import numpy as np
 import pytest
-from support import Replay, ScriptedDraws, Unfused
+from plain import X0, D, M, N, add, chance, grad, mean, some_rows
+from support import ScriptedDraws
 
 import fedpage as fp
-
-N, M, D, ALPHA = 5, 4, 3, 0.1
-_chance = random.Random(20210810)
-A = [[[round(_chance.uniform(-1.5, 1.5), 2) for _ in range(D)] for _ in range(M)] for _ in range(N)]
-B = [[_chance.choice([-1.0, 1.0]) for _ in range(M)] for _ in range(N)]
-B[0][:2] = [-1.0, 1.0]
-X0 = [0.3, -0.2, 0.5]
-
-
-def grad(objective, i, rows, x):
-    """Return the mean gradient over rows of client i at x, as a list."""
-    out = [0.0] * D
-    for j in rows:
-        t = sum(a * v for a, v in zip(A[i][j], x, strict=True))
-        if objective == "robust":
-            r = t - B[i][j]
-            slope, bend = r / (1 + r * r / 2), [0.0] * D
-        else:
-            slope = -B[i][j] / (1 + math.exp(B[i][j] * t))
-            bend = [2 * ALPHA * v / (1 + v * v) ** 2 for v in x]
-        out = [o + (slope * a + c) / len(rows) for o, a, c in zip(out, A[i][j], bend, strict=True)]
-    return out
-
-
-def add(*terms):
-    """Return the sum of factor * vector."""
-    return [sum(f * v[k] for f, v in terms) for k in range(D)]
-
-
-def mean(vectors):
-    return [sum(column) / len(vectors) for column in zip(*vectors, strict=True)]
-
-
-def some_rows(b):
-    return sorted(_chance.sample(range(M), b))
-
-
-def problem_of(objective):
-    data = fp.Dataset.from_arrays(np.array(A).reshape(N * M, D), np.array(B).ravel())
-    if objective == "robust":
-        return fp.RobustRegression(data, clients=N)
-    return fp.LogisticRegression(data, clients=N, reg="nonconvex", alpha=ALPHA)
-
-
-@pytest.fixture(params=["robust", "nonconvex"])
-def objective(request):
-    return request.param
-
-
-@pytest.fixture(params=["fused", "steps"])
-def check(request, objective):
-    """Return a function that replays a script and compares x after every round."""
-
-    def replay(method, script, expected):
-        problem = problem_of(objective)
-        run = Replay(
-            Unfused(problem) if request.param == "steps" else problem,
-            method,
-            x0=np.array(X0),
-            script=script,
-        )
-        for r, x in enumerate(expected):
-            run.step()
-            np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10, err_msg=f"after round {r}")
-        return run
-
-    return replay
 
 
 def test_fedprox(objective, check):
     S, K, b, eta_l, eta_g, mu = 2, 3, 2, 0.15, 1.2, 0.6
     x, script, expected = X0, [], []
     for r in range(8):
-        clients = sorted(_chance.sample(range(N), S))
+        clients = sorted(chance.sample(range(N), S))
         batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
         moves = []
         for i in clients:
@@ -146,7 +77,7 @@ def test_s_local_svrg(objective, check, S):
     x, w, h, script, expected = X0, None, None, [], []
     stepped = False
     for r, coin in enumerate(coins):
-        clients = list(range(N)) if S is None else sorted(_chance.sample(range(N), S))
+        clients = list(range(N)) if S is None else sorted(chance.sample(range(N), S))
         batches = {i: [some_rows(b) for _ in range(K)] for i in range(N)}
         if r == 0 or (stepped and coin):
             w, h, stepped = x, mean([grad(objective, i, every, x) for i in range(N)]), False
@@ -173,7 +104,7 @@ def test_leak_free_fedpage(objective, check):
     x, x_prev, g, script, expected = X0, None, None, [], []
     for r in range(9):
         coin = r in (0, 4)
-        clients = sorted(_chance.sample(range(N), S))
+        clients = sorted(chance.sample(range(N), S))
         batches = {i: [some_rows(b2)] + [some_rows(b3) for _ in range(K - 1)] for i in clients}
         if coin:
             g = mean([grad(objective, i, list(range(M)), x) for i in range(N)])

@@ -43,7 +43,12 @@ class Reply(NamedTuple):
     dy: Vector
 
 
-@register("fedavg", presets={"fedavg-full": ("FedAvg-Full", {"b": None})})
+@register(
+    "fedavg",
+    presets={"fedavg-full": ("FedAvg-Full", {"b": None})},
+    group="local",
+    assumes="similar clients; biased otherwise",
+)
 @dataclass(frozen=True)
 class FedAvg(LocalSGD):
     """FedAvg: S clients take K SGD steps; the server adds eta_g times their mean move.

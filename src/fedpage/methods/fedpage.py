@@ -78,7 +78,12 @@ _Message = FullGradient | LocalSteps | LeakFreeSteps
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
-@register("fedpage", presets={"fedpage-full": ("FedPAGE-Full", _FULL)})
+@register(
+    "fedpage",
+    presets={"fedpage-full": ("FedPAGE-Full", _FULL)},
+    group="variance-reduced",
+    assumes="all clients reachable now and then",
+)
 @dataclass(frozen=True)
 class FedPAGE:
     """FedPAGE: full gradients with probability p, else K local steps at S clients.

@@ -16,7 +16,7 @@ from fedpage.methods.fedavg import FedAvg, Model, Reply
 from fedpage.methods.registry import register
 
 
-@register("fedprox")
+@register("fedprox", group="local", assumes="similar clients; biased otherwise")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedProx: FedAvg whose clients minimise f_i(y) + (mu/2)|y - x|^2.

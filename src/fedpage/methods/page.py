@@ -14,7 +14,9 @@ from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.registry import register
 
 
-@register("page")
+@register(
+    "page", group="variance-reduced", assumes="all clients reachable now and then"
+)
 @dataclass(frozen=True)
 class PAGE(FedPAGE):
     """PAGE: FedPAGE with K = 1, where eta_l and b3 have no influence."""

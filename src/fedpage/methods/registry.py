@@ -21,11 +21,15 @@ class MethodEntry:
         cls: The class of the method.
         label: The name as papers print it.
         preset: Hyper-parameters that cannot be changed under this name.
+        group: Its family: one of `GROUPS`.
+        assumes: What it needs beyond smoothness, in a few words.
     """
 
     cls: type[AnyMethod]
     label: str
     preset: Mapping[str, object] = field(default_factory=dict)
+    group: str = "other"
+    assumes: str = ""
 
     @property
     def hyper_parameters(self) -> dict[str, HyperParameter]:
@@ -50,24 +54,44 @@ class MethodEntry:
         return self.cls(**self.preset, **hyper_parameters)
 
 
+GROUPS = {
+    "local": "Local steps",
+    "variance-reduced": "Variance reduction",
+    "compressed": "Compression",
+    "adaptive": "Adaptive and momentum servers",
+    "second-order": "Similarity of clients (second order)",
+    "other": "Other",
+}
+"""The families of methods, in the order of lists, with their titles."""
+
 METHODS: Registry[MethodEntry] = Registry("method")
 """Every method by the name that the command line uses."""
 
 
 def register(
-    name: str, presets: Mapping[str, tuple[str, Mapping[str, object]]] | None = None
+    name: str,
+    presets: Mapping[str, tuple[str, Mapping[str, object]]] | None = None,
+    *,
+    group: str = "other",
+    assumes: str = "",
 ) -> Callable[[M], M]:
     """Register the decorated method.
 
     Args:
         name: Its name on the command line.
         presets: Further names, each with a label and the hyper-parameters it fixes.
+        group: Its family: one of `GROUPS`.
+        assumes: What it needs beyond smoothness, in a few words; "": nothing.
     """
+    if group not in GROUPS:
+        raise InputError(
+            f"{name}: group must be one of {', '.join(GROUPS)}, not {group!r}"
+        )
 
     def decorate(cls: M) -> M:
-        METHODS.add(name, MethodEntry(cls, cls.name))
+        METHODS.add(name, MethodEntry(cls, cls.name, {}, group, assumes))
         for other, (label, preset) in (presets or {}).items():
-            METHODS.add(other, MethodEntry(cls, label, preset))
+            METHODS.add(other, MethodEntry(cls, label, preset, group, assumes))
         return cls
 
     return decorate

@@ -57,7 +57,10 @@ class ClientState(NamedTuple):
 
 
 @register(
-    "scaffold", presets={"scaffold-full": ("SCAFFOLD-Full", {"b": None, "b0": None})}
+    "scaffold",
+    presets={"scaffold-full": ("SCAFFOLD-Full", {"b": None, "b0": None})},
+    group="local",
+    assumes="clients that keep a state",
 )
 @dataclass(frozen=True)
 class SCAFFOLD(LocalSGD):

@@ -77,7 +77,7 @@ class ClientState(NamedTuple):
     h: Vector
 
 
-@register("s-local-svrg")
+@register("s-local-svrg", group="local", assumes="all clients reachable now and then")
 @dataclass(frozen=True)
 class SLocalSVRG:
     """S-Local-SVRG: K steps y -= eta_l (grad_I(y) - grad_I(w) + h); x is the mean y_K.

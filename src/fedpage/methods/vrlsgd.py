@@ -46,7 +46,7 @@ class ClientState(NamedTuple):
     y: Vector
 
 
-@register("vrl-sgd")
+@register("vrl-sgd", group="local", assumes="all clients in every round")
 @dataclass(frozen=True)
 class VRLSGD:
     """VRL-SGD: every client takes K steps y -= eta_l (grad_I(y) - Delta_i).
