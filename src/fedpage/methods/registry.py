@@ -23,6 +23,7 @@ class MethodEntry:
         preset: Hyper-parameters that cannot be changed under this name.
         group: Its family: one of `GROUPS`.
         assumes: What it needs beyond smoothness, in a few words.
+        page: Its page in docs/methods, without ".md".
     """
 
     cls: type[AnyMethod]
@@ -30,6 +31,7 @@ class MethodEntry:
     preset: Mapping[str, object] = field(default_factory=dict)
     group: str = "other"
     assumes: str = ""
+    page: str = ""
 
     @property
     def hyper_parameters(self) -> dict[str, HyperParameter]:
@@ -74,6 +76,7 @@ def register(
     *,
     group: str = "other",
     assumes: str = "",
+    page: str = "",
 ) -> Callable[[M], M]:
     """Register the decorated method.
 
@@ -82,6 +85,7 @@ def register(
         presets: Further names, each with a label and the hyper-parameters it fixes.
         group: Its family: one of `GROUPS`.
         assumes: What it needs beyond smoothness, in a few words; "": nothing.
+        page: Its page in docs/methods, without ".md"; "": that of its name.
     """
     if group not in GROUPS:
         raise InputError(
@@ -89,9 +93,11 @@ def register(
         )
 
     def decorate(cls: M) -> M:
-        METHODS.add(name, MethodEntry(cls, cls.name, {}, group, assumes))
+        METHODS.add(name, MethodEntry(cls, cls.name, {}, group, assumes, page or name))
         for other, (label, preset) in (presets or {}).items():
-            METHODS.add(other, MethodEntry(cls, label, preset, group, assumes))
+            METHODS.add(
+                other, MethodEntry(cls, label, preset, group, assumes, page or name)
+            )
         return cls
 
     return decorate
