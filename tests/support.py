@@ -8,6 +8,7 @@ import numpy as np
 from rows import ROWS, Setting
 
 import fedpage as fp
+from fedpage.core.random import RoundDraws
 from fedpage.engine.simulation import Simulation
 
 
@@ -34,6 +35,12 @@ class ScriptedDraws:
     ) -> np.ndarray:
         chosen = [self._batches[int(c)][first : first + count] for c in clients]
         return np.array(chosen, dtype=np.uint32)
+
+    def client_keys(self, clients: np.ndarray, field: int) -> np.ndarray:
+        return RoundDraws(0, self.round).client_keys(clients, field)
+
+    def shared_key(self, field: int) -> np.uint64:
+        return RoundDraws(0, self.round).shared_key(field)
 
 
 class Replay(Simulation):

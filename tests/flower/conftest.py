@@ -14,6 +14,7 @@ try:
 except ImportError:
     collect_ignore_glob = [
         "localgrid.py",
+        "test_codecs.py",
         "test_grid.py",
         "test_security.py",
         "test_processes.py",

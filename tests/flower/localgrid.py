@@ -79,6 +79,8 @@ class LocalGrid(Grid):
         self._expires: dict[str, float] = {}
         self._ready: dict[str, tuple[float, Message]] = {}
         self.sent: list[tuple[int, str]] = []
+        self.train_bytes = {"down": 0, "up": 0}
+        """Bytes of the arrays in training messages and their replies, without .npy headers."""
 
     def add(self, node_id: int, client: int, node_config: dict, run_config: dict) -> None:
         self.contexts[node_id] = Context(
@@ -142,6 +144,9 @@ class LocalGrid(Grid):
             self._answer(name, Message(Error(fault[1], fault[2]), reply_to=message))
             return name
         reply = self._run_app(meta.dst_node_id, message)
+        if meta.message_type == "train.client":
+            self.train_bytes["down"] += _array_bytes(message)
+            self.train_bytes["up"] += 0 if reply.has_error() else _array_bytes(transmit(reply))
         if fault == "lost":
             return name
         if callable(fault):
@@ -198,6 +203,13 @@ class LocalGrid(Grid):
             m.created_at, m.ttl, m.message_type,
         )  # fmt: skip
         return make_message(meta, error=Error(code, reason))
+
+
+def _array_bytes(message: Message) -> int:
+    """Return the bytes of a received message's arrays, without their .npy headers."""
+    arrays: Any = message.content["arrays"]
+    headers = [10 + int.from_bytes(array.data[8:10], "little") for array in arrays.values()]
+    return sum(len(a.data) - h for a, h in zip(arrays.values(), headers, strict=True))
 
 
 def _copy_context(context: Context) -> Context:

@@ -333,17 +333,17 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
     seen = set()
     for _ in range(12):
         draws = run.draws()
-        clients, message, *_ = method.call(run.state, draws)
-        seen.add(type(message))
-        states = run.client_states.get(clients)
-        reply, new_states = method.client(message, problem.oracle(clients, draws), states)
-        for i, client in enumerate(clients):
-            own = None if states is None else type(states)(*(part[i : i + 1] for part in states))
-            alone, own = method.client(message, problem.oracle(np.array([client]), draws), own)
-            for whole, single in zip(reply, alone, strict=True):
+        call = method.call(run.state, draws)
+        seen.add(type(call.message))
+        (together,) = run._transport.request(call, draws, 0)
+        for i, client in enumerate(call.clients):
+            one = call._replace(clients=np.array([client]), cohort=call.clients)
+            (alone,) = run._transport.request(one, draws, 0)
+            for whole, single in zip(together.replies, alone.replies, strict=True):
                 assert whole[i].tobytes() == single[0].tobytes()
-            if new_states is not None:
-                for whole, single in zip(new_states, own, strict=True):
+            if together.client_states is not None:
+                both = zip(together.client_states, alone.client_states, strict=True)
+                for whole, single in both:
                     assert whole[i].tobytes() == single[0].tobytes()
         run.step()
     assert len(seen) == (ROWS[name].messages or len(method.messages))

@@ -18,9 +18,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import Ints, Rows, Vector
+from fedpage.core.types import Ints, Keys64, Rows, Vector
 
-COIN, CLIENTS, BATCH, DATA, FAULTS = 1, 2, 3, 4, 5
+COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED = 1, 2, 3, 4, 5, 6, 7
 """Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -203,6 +203,14 @@ def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[n
     return out
 
 
+@njit(cache=True, nogil=True, error_model="numpy")
+def _client_keys(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.uint64]:
+    out = np.empty(len(clients), np.uint64)
+    for i in range(len(clients)):
+        out[i] = _fold(key, np.uint64(clients[i]))
+    return out
+
+
 def _mix_int(z: int) -> int:
     """Mix Python's integers, for the few keys a round needs."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -255,10 +263,10 @@ class RoundDraws:
     [0, 1, 2, 3]
     """
 
-    __slots__ = ("_keys", "round")
+    __slots__ = ("_keys", "_seed", "round")
 
     def __init__(self, seed: int, round: int) -> None:
-        self.round = round
+        self.round, self._seed = round, seed
         self._keys = np.empty(3, dtype=np.uint64)
         _round_keys(_run_keys(seed), round, self._keys)
 
@@ -279,6 +287,19 @@ class RoundDraws:
         """Draw minibatches first..first+count-1 of each client: (n, count, min(b, max M_i))."""
         drawn: Rows = _minibatches(self._keys, clients, sizes, b, first, count)
         return drawn
+
+    def client_keys(self, clients: Ints, field: int) -> Keys64:
+        """Return a key for each client's own random numbers for a field of its reply, (n,)."""
+        keys: Keys64 = _client_keys(_key(self._seed, CODEC, self.round, field), clients)
+        return keys
+
+    def shared_key(self, field: int) -> np.uint64:
+        """Return a key that all clients of the round share, for a field of their replies."""
+        return _key(self._seed, CODEC_SHARED, self.round, field)
+
+    def at(self, round: int) -> RoundDraws:
+        """Return the random numbers of another round of the same run."""
+        return RoundDraws(self._seed, round)
 
 
 def _key(seed: int, *words: int) -> np.uint64:

@@ -42,6 +42,8 @@ Scalar: TypeAlias = Annotated[Vector, 1]
 
 Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
+Keys64: TypeAlias = NDArray[np.uint64]
+"""Keys of streams of random numbers."""
 
 DType: TypeAlias = np.dtype[np.floating[Any]]
 AnyArray: TypeAlias = NDArray[Any]
@@ -109,6 +111,8 @@ class Call(NamedTuple, Generic[MessageT]):
     """Whether only the mean over all of these clients is usable, never that over some of them."""
     fallback: Callable[[], Call[MessageT]] | None = None
     """With `require_all`: makes the call to use if clients stay missing. None: keep retrying."""
+    cohort: Ints | None = None
+    """All clients of the call, where `clients` are some that are asked again; None: `clients`."""
 
 
 class Replies(NamedTuple, Generic[ReplyT]):
@@ -141,6 +145,14 @@ class Draws(Protocol):
 
         A client with M_i <= b gets all its rows in order, without a draw.
         """
+        ...
+
+    def client_keys(self, clients: Ints, field: int) -> Keys64:
+        """Return a key for each client's own random numbers for a field of its reply, (n,)."""
+        ...
+
+    def shared_key(self, field: int) -> np.uint64:
+        """Return a key that all clients of the round share, for a field of their replies."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeAlias
 
 import numpy as np
 
+from fedpage.codecs.base import IDENTITY
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, check_seed
@@ -67,7 +68,11 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
     @property
     def code(self) -> dict[str, type]:
         """The classes whose code decides what a round computes, by role."""
-        return {"method": type(self.method)}
+        codecs = {way: getattr(self.method, way, IDENTITY) for way in ("up", "down")}
+        return {
+            "method": type(self.method),
+            **{way: type(codec) for way, codec in codecs.items() if codec != IDENTITY},
+        }
 
     def draws(self) -> Draws:
         """Return the next round's random numbers."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.codecs.base import IDENTITY
+from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
-from fedpage.core.messages import Layout, layout_of, reply_layouts
+from fedpage.core.messages import Layout, layout_of
+from fedpage.core.random import RoundDraws
 from fedpage.core.types import (
     AnyArray,
     Call,
@@ -38,6 +41,9 @@ from fedpage.engine.faults import (
 )
 from fedpage.engine.policy import Policy
 from fedpage.engine.transport import Chunk, Rejection
+
+Keep: TypeAlias = Callable[[Any, Any, Any], Any]
+"""`Method.keep`: what clients keep once they know what was sent."""
 
 
 class LateReply(NamedTuple):
@@ -78,7 +84,9 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.late: list[LateReply] = []
         self._sampler = sampler
         dtype = dtype_of(problem)
-        self._layouts = reply_layouts(method, problem.d, dtype)
+        self._wire = Wire(method, problem.d, dtype)
+        self._layouts = self._wire.replies
+        self._keep: Keep | None = getattr(method, "keep", None)
         self._state_layout: Layout[Fields] | None = None
         if method.client_state is not None:
             self._state_layout = layout_of(method.client_state, problem.d, dtype)
@@ -92,11 +100,13 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
         """Compute the called clients' replies, in chunks in client order."""
+        if self._wire.down is not IDENTITY:
+            call = call._replace(message=self._wire.receive(call.message))
         if self._sampler is not None:
             return self._request_unreliable(self._sampler, call, draws, attempt)
         if len(call.clients) <= self.chunk:
-            return (self._compute(call.clients, call.message, draws),)
-        return self._compute_chunks(self.split(call.clients), call.message, draws)
+            return (self._compute(call.clients, call, draws),)
+        return self._compute_chunks(self.split(call.clients), call, draws)
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Store the new states of clients whose replies count."""
@@ -110,9 +120,10 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
 
     def _compute(
-        self, clients: Ints, message: MessageT, draws: Draws
+        self, clients: Ints, call: Call[MessageT], draws: Draws
     ) -> Chunk[ReplyT, ClientStateT]:
-        """Compute and validate the replies of some clients."""
+        """Compute, validate and compress the replies of some of the called clients."""
+        message = call.message
         oracle = self.problem.oracle(clients, draws)
         states = self.client_states.get(clients)
         if self.threads > 1:
@@ -126,11 +137,31 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             layout = self._layouts[type(message)]
         except (KeyError, TypeError, ValueError):
             raise InputError(self._describe_fault(message, result)) from None
-        if not layout.matches(replies, n) or (
-            self._state_layout is not None and not self._state_layout.matches(states, n)
-        ):
+        if not layout.matches(replies, n):
             raise InputError(self._describe_fault(message, result, n))
-        return Chunk(clients, clients, replies, states, oracle.gradients, oracle.evaluations, n)
+        size = None
+        if self._wire.is_active:
+            replies = self._wire.apply(message, replies, clients, draws, self._rank(clients, call))
+            size = self._measure(clients, message, draws)
+        if self._keep is not None:
+            states = self._keep(message, replies, states)
+        if self._state_layout is not None and not self._state_layout.matches(states, n):
+            raise InputError(self._describe_fault(message, (replies, states), n))
+        work = oracle.gradients, oracle.evaluations
+        return Chunk(clients, clients, replies, states, *work, n, size=size)
+
+    def _rank(self, clients: Ints, call: Call[MessageT]) -> Ranks | None:
+        """Return the places of clients among all that are called, if the codec needs them."""
+        if not self._wire.needs_ranks:
+            return None
+        cohort = call.clients if call.cohort is None else call.cohort
+        return Ranks(np.searchsorted(cohort, clients), len(cohort))
+
+    def _measure(self, clients: Ints, message: MessageT, draws: Draws) -> Size | None:
+        """Return the size of these clients' replies; None if each has the size of its layout."""
+        if self._wire.has_fixed_size:
+            return None
+        return self._wire.measure_replies(type(message), clients, draws)
 
     def _describe_fault(self, message: MessageT, result: object, n: int = 0) -> str:
         """Describe the fault in what `Method.client` returned."""
@@ -149,19 +180,19 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return f"{name}.client: the new client state {fault}"
 
     def _compute_chunks(
-        self, chunks: list[Ints], message: MessageT, draws: Draws
+        self, chunks: list[Ints], call: Call[MessageT], draws: Draws
     ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
         """Compute chunk after chunk, on threads if there are several."""
         if self.threads == 1 or len(chunks) == 1:
             for clients in chunks:
-                yield self._compute(clients, message, draws)
+                yield self._compute(clients, call, draws)
             return
         waiting: deque[Future[Chunk[ReplyT, ClientStateT]]] = deque()
         with ThreadPoolExecutor(self.threads) as pool:
             for clients in chunks:
                 if len(waiting) > self.threads:
                     yield waiting.popleft().result()
-                waiting.append(pool.submit(self._compute, clients, message, draws))
+                waiting.append(pool.submit(self._compute, clients, call, draws))
             while waiting:
                 yield waiting.popleft().result()
 
@@ -173,13 +204,16 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         arrived = [late for late in self.late if late.round < now] if self.late else []
         if arrived:
             self.late = [late for late in self.late if late.round >= now]
-            yield self._deliver_late(sorted(arrived, key=lambda late: late.client), call)
+            arrived = sorted(arrived, key=lambda late: late.client)
+            yield self._deliver_late(arrived, call)._replace(
+                size=self._measure_late(arrived, call.message, draws)
+            )
         requested = self.split(call.clients)
         working: list[Ints] = []
         for clients in requested:
             mask = sampler.sample_working(clients, now, attempt)
             working.append(clients if mask is None else clients[mask])
-        computed = self._compute_chunks([c for c in working if len(c)], call.message, draws)
+        computed = self._compute_chunks([c for c in working if len(c)], call, draws)
         for clients, able in zip(requested, working, strict=True):
             if not len(able):
                 yield Chunk(clients, able, None)
@@ -194,7 +228,24 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             deliver = self._validate if self.policy.validate else self._deliver_unchecked
             if able is not clients:
                 chunk = chunk._replace(requested=clients)
+            if outcomes is not None and chunk.size is not None:
+                delivered = able[(outcomes != LOST) & (outcomes != LATE)]
+                chunk = chunk._replace(size=self._measure(delivered, call.message, draws))
             yield deliver(chunk, outcomes)
+
+    def _measure_late(
+        self, arrived: list[LateReply], message: MessageT, draws: Draws
+    ) -> Size | None:
+        """Return the size of late replies, which their own rounds decided."""
+        if self._wire.has_fixed_size:
+            return None
+        total = Size(0, 0, 0)
+        for late in arrived:
+            client = np.array([late.client], dtype=np.int64)
+            own_round = draws.at(late.round) if isinstance(draws, RoundDraws) else draws
+            size = self._wire.measure_replies(type(message), client, own_round)
+            total = Size(*(a + b for a, b in zip(total, size, strict=True)))
+        return total
 
     def _keep_late(
         self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8], now: int

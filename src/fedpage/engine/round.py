@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
+from fedpage.codecs.wire import Wire
 from fedpage.core.aggregate import add_rows, mean_rows
-from fedpage.core.messages import reply_layouts
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -39,6 +39,8 @@ class Costs:
     clients: int = 0
     floats_down: int = 0
     floats_up: int = 0
+    bits_down: int = 0
+    bits_up: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     gradients: int = 0
@@ -104,8 +106,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.method, self.N, self.transport, self.policy = method, N, transport, policy
         self.costs = Costs()
         self.health = ClientHealth(policy.lost_after)
-        layouts = reply_layouts(method, d, dtype)
-        self._reply_size = {message: (a.floats, a.bytes) for message, a in layouts.items()}
+        self._wire = Wire(method, d, dtype)
+        self._reply_size, self._message_size = self._wire.reply_size, self._wire.message_size
 
     def step(self, state: StateT, draws: Draws) -> tuple[StateT, RoundInfo]:
         """Run one round.
@@ -123,6 +125,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs = self.costs
         called, computed = costs.clients, costs.gradients
         call = self.method.call(state, draws)
+        if self._wire.needs_ranks:  # the mean over some of the called clients would be wrong
+            call = call._replace(require_all=True)
         events: tuple[Event, ...] = ()
         opened = None if self.health.misses else self._send(call, draws, 0)
         chunk = None if opened is None else opened[0]
@@ -147,9 +151,10 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Send a call, count it, and return the first chunk of the replies and the others."""
         costs, n = self.costs, len(call.clients)
         costs.clients += n
-        for part in call.message:
-            costs.floats_down += n * part.size
-            costs.bytes_down += n * part.nbytes
+        floats, bits, nbytes = self._message_size[type(call.message)]
+        costs.floats_down += n * floats
+        costs.bits_down += n * bits
+        costs.bytes_down += n * nbytes
         chunks = iter(self.transport.request(call, draws, attempt))
         return next(chunks), chunks
 
@@ -253,7 +258,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 if not len(missing):
                     break
                 self.costs.missing += len(missing)
-                again = self._send(call._replace(clients=missing), draws, attempt + retry)
+                retried = call._replace(clients=missing, cohort=call.clients)
+                again = self._send(retried, draws, attempt + retry)
                 for part in (again[0], *again[1]):
                     self._count_received(part, call.message, outcome)
                     parts.append(part)
@@ -271,9 +277,15 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         outcome: _Outcome | None = None,
     ) -> None:
         costs, received = self.costs, chunk.received
-        floats, nbytes = self._reply_size[type(message)]
-        costs.floats_up += received * floats
-        costs.bytes_up += received * nbytes
+        if chunk.size is None:
+            floats, bits, nbytes = self._reply_size[type(message)]
+            costs.floats_up += received * floats
+            costs.bits_up += received * bits
+            costs.bytes_up += received * nbytes
+        else:
+            costs.floats_up += chunk.size.floats
+            costs.bits_up += chunk.size.bits
+            costs.bytes_up += chunk.size.bytes
         costs.gradients += chunk.gradients
         costs.evaluations += chunk.evaluations
         if outcome is not None:

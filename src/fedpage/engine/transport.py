@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol
 
+from fedpage.codecs.wire import Size
 from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, ReplyT
 
 
@@ -33,6 +34,8 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
     received: int = 0
     """Replies that arrived, valid or not."""
     rejected: Sequence[Rejection] = ()
+    size: Size | None = None
+    """The size of the replies that arrived; None: all have the size of their layout."""
 
 
 class Transport(Protocol[MessageT, ReplyT, ClientStateT]):

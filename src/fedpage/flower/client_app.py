@@ -10,9 +10,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
+from fedpage.codecs.wire import Ranks, Wire
 from fedpage.core.errors import InputError
-from fedpage.core.messages import Layout, layout_of
-from fedpage.core.types import Fields, dtype_of
+from fedpage.core.messages import layout_of
+from fedpage.core.types import dtype_of
 from fedpage.flower import messages
 from fedpage.flower.config import AppConfig, build_method, parse_app_config, parse_node_config
 from fedpage.flower.node import (
@@ -102,8 +103,9 @@ def _train(message: Message, context: Context) -> Message:
     if request.message not in types:
         raise messages.ProtocolError(f"{method.name} has no message {request.message[:40]!r}")
     message_type = types[request.message]
-    layout: Layout[Fields] = layout_of(message_type, request.d, dtype)
-    fields = messages.decode_fields(message.content, layout)
+    wire = Wire(method, request.d, dtype)
+    arrays = messages.decode_arrays(message.content, wire.message_shapes(message_type))
+    fields = messages.decode(wire.decode_message, message_type, list(arrays.values()))
 
     store, client_state = None, None
     if method.client_state is not None:
@@ -116,6 +118,12 @@ def _train(message: Message, context: Context) -> Message:
     oracle = _rescale(node.problem, request.scale).oracle(_ONLY_CLIENT, draws)
     with np.errstate(over="ignore", invalid="ignore"):
         reply, client_state = method.client(fields, oracle, client_state)
+        ranks = Ranks(np.array([request.rank], dtype=np.int64), request.called)
+        sent = wire.encode_reply(fields, reply, _ONLY_CLIENT, draws, ranks)
+        keep = getattr(method, "keep", None)
+        if keep is not None:
+            reply = wire.apply(fields, reply, _ONLY_CLIENT, draws, ranks)
+            client_state = keep(fields, reply, client_state)
     if store is not None:
         version = messages.state_version(request.round, message_type)
         store.save(request.state_version, version, client_state)
@@ -123,8 +131,7 @@ def _train(message: Message, context: Context) -> Message:
     header = messages.TrainReply(
         node.client, request.round, int(oracle.gradients), int(oracle.evaluations)
     )
-    own_reply = type(reply)(*(field[0] for field in reply))
-    return Message(messages.encode_message(own_reply, header), reply_to=message)
+    return Message(messages.encode_arrays(sent, header), reply_to=message)
 
 
 def _evaluate(message: Message, context: Context) -> Message:

@@ -12,8 +12,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpage._version import __version__
+from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
-from fedpage.core.messages import reply_layouts
 from fedpage.core.metrics import mean_metrics
 from fedpage.core.types import (
     Call,
@@ -104,7 +104,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """The name under which nodes keep client states."""
         self.events: list[Event] = []
         """Events of nodes since the last call of `pop_events`."""
-        self._layouts = reply_layouts(method, d, dtype)
+        self._wire = Wire(method, d, dtype)
         self._version = ""
         self._refused: set[int] = set()
 
@@ -118,11 +118,15 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
         """Send a message to nodes and wait for their replies."""
         now, message_type = draws.round, type(call.message)
+        message = self._wire.receive(call.message)
+        cohort = call.clients if call.cohort is None else call.cohort
+        places = np.searchsorted(cohort, call.clients)
+        arrays = self._wire.encode_message(call.message)
         self._version = messages.state_version(now, message_type)
         if attempt:
             self.find_new_nodes(now)
         sent = {}
-        for client in call.clients.tolist():
+        for client, place in zip(call.clients.tolist(), places.tolist(), strict=True):
             header = messages.TrainRequest(
                 client=client,
                 round=now,
@@ -132,24 +136,32 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 scale=float(self.scale[client]),
                 run=self.run_name,
                 state_version=self.state_versions.get(client, ""),
+                rank=place,
+                called=len(cohort),
             )
-            content = messages.encode_message(call.message, header)
+            content = messages.encode_arrays(arrays, header)
             sent[client] = self.make_message(client, messages.TRAIN, content, now)
-        layout = self._layouts[message_type]
+        layout = self._wire.replies[message_type]
         valid: dict[int, ReplyT] = {}
         rejected: list[Rejection] = []
         gradients = evaluations = received = 0
-        for client, message in sorted(self.exchange(sent).items()):
+        sizes: list[Size] = []
+        for client, answered in sorted(self.exchange(sent).items()):
+            own = np.array([client], dtype=np.int64)
             try:
-                answer = messages.decode_header(content_of(message), messages.TrainReply)
+                answer = messages.decode_header(content_of(answered), messages.TrainReply)
                 check_sender(client, answer.client)
                 if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
                     raise messages.ProtocolError("impossible counts of gradients")
-                reply = messages.decode_fields(message.content, layout)
+                shapes = self._wire.reply_shapes(message_type, own, draws)
+                parts = list(messages.decode_arrays(answered.content, shapes).values())
+                rank = Ranks(np.searchsorted(cohort, own), len(cohort))
+                reply = messages.decode(self._wire.decode_reply, message, parts, own, draws, rank)
             except messages.ProtocolError as fault:
                 rejected.append(Rejection(client, str(fault)))
                 continue
             received += 1
+            sizes.append(self._wire.measure_replies(message_type, own, draws))
             gradients += answer.gradients
             evaluations += answer.evaluations
             if answer.round != now:
@@ -165,9 +177,11 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if valid:
             columns = zip(*(valid[client] for client in clients.tolist()), strict=True)
             replies = layout.build(np.stack(rows) for rows in columns)
-        return (
-            Chunk(call.clients, clients, replies, None, gradients, evaluations, received, rejected),
+        size = Size(*(sum(column) for column in zip(Size(0, 0, 0), *sizes, strict=True)))
+        chunk = Chunk[ReplyT, ClientStateT](
+            call.clients, clients, replies, None, gradients, evaluations, received, rejected, size
         )
+        return (chunk,)
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Record that these clients' states of this round are valid; the nodes store them."""

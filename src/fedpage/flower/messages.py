@@ -11,14 +11,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib import format as npy
 
+from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, field_names
-from fedpage.core.types import DType, Fields, Vector
+from fedpage.core.types import AnyArray, DType, Fields, Vector
 
 DESCRIBE = "query.describe"
 """Message type: ask a node which client it is. No content; the reply is a `Description`."""
@@ -70,6 +71,10 @@ class TrainRequest(NamedTuple):
     """Digest that identifies the run; the client state is stored under it."""
     state_version: str
     """Version of the client state to start from, as `state_version()` writes it; "": zeros."""
+    rank: int
+    """The client's place among the called clients."""
+    called: int
+    """How many clients are called."""
 
 
 class TrainReply(NamedTuple):
@@ -129,11 +134,13 @@ def encode_message(fields: tuple[Vector, ...], header: NamedTuple) -> RecordDict
     Returns:
         The content of a Flower message.
     """
-    arrays = {
-        name: Array(np.ascontiguousarray(value))
-        for name, value in zip(field_names(type(fields)), fields, strict=True)
-    }
-    return RecordDict({ARRAYS: ArrayRecord(arrays), HEADER: ConfigRecord(header._asdict())})
+    return encode_arrays(dict(zip(field_names(type(fields)), fields, strict=True)), header)
+
+
+def encode_arrays(arrays: Mapping[str, AnyArray], header: NamedTuple) -> RecordDict:
+    """Encode arrays by name, as a codec may have packed them, with their header."""
+    record = {name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()}
+    return RecordDict({ARRAYS: ArrayRecord(record), HEADER: ConfigRecord(header._asdict())})
 
 
 def encode_header(header: NamedTuple) -> RecordDict:
@@ -196,7 +203,47 @@ def decode_fields(content: RecordDict, layout: Layout[T]) -> T:
     shapes = zip(layout.sizes, layout.dtypes, strict=True)
     expected = dict(zip(layout.fields, shapes, strict=True))
     build: Callable[..., T] = layout.type
-    return build(**_decode_arrays(content, expected))
+    return build(**decode_arrays(content, expected))
+
+
+def decode_arrays(
+    content: RecordDict, expected: Mapping[str, tuple[int, np.dtype[Any]]]
+) -> dict[str, AnyArray]:
+    """Decode arrays of known sizes and types, by name.
+
+    Args:
+        content: the content of a received message.
+        expected: the size and type of each array.
+
+    Returns:
+        Writable arrays, in the order of `expected`.
+
+    Raises:
+        ProtocolError: the records or arrays are not these.
+    """
+    records = dict(content)
+    arrays = records.get(ARRAYS)
+    if not isinstance(arrays, ArrayRecord) or set(records) != {ARRAYS, HEADER}:
+        raise ProtocolError("the message must have one record of arrays and one header")
+    if set(arrays) != set(expected):
+        found = ", ".join(sorted(map(str, arrays)))[:80] or "none"
+        raise ProtocolError(f"arrays {found} instead of {', '.join(expected)}")
+    return {
+        name: decode_array(arrays[name], name, size, dtype)
+        for name, (size, dtype) in expected.items()
+    }
+
+
+def decode(function: Callable[..., T], *arguments: object) -> T:
+    """Call a codec's decoder on what was received.
+
+    Raises:
+        ProtocolError: it cannot be decoded.
+    """
+    try:
+        return function(*arguments)
+    except InputError as error:
+        raise ProtocolError(str(error)) from None
 
 
 def decode_evaluation(content: RecordDict, d: int, dtype: DType, metrics: int) -> Evaluation:
@@ -216,26 +263,10 @@ def decode_evaluation(content: RecordDict, d: int, dtype: DType, metrics: int) -
     """
     float64 = np.dtype(np.float64)
     expected = {"loss": (1, float64), "gradient": (d, dtype), "metrics": (metrics, float64)}
-    return Evaluation(**_decode_arrays(content, expected))
+    return Evaluation(**decode_arrays(content, expected))
 
 
-def _decode_arrays(
-    content: RecordDict, expected: Mapping[str, tuple[int, DType]]
-) -> dict[str, Vector]:
-    records = dict(content)
-    arrays = records.get(ARRAYS)
-    if not isinstance(arrays, ArrayRecord) or set(records) != {ARRAYS, HEADER}:
-        raise ProtocolError("the message must have one record of arrays and one header")
-    if set(arrays) != set(expected):
-        found = ", ".join(sorted(map(str, arrays)))[:80] or "none"
-        raise ProtocolError(f"arrays {found} instead of {', '.join(expected)}")
-    return {
-        name: decode_array(arrays[name], name, size, dtype)
-        for name, (size, dtype) in expected.items()
-    }
-
-
-def decode_array(array: Array, name: str, size: int, dtype: DType) -> Vector:
+def decode_array(array: Array, name: str, size: int, dtype: np.dtype[Any]) -> AnyArray:
     """Decode one array (size,) of a known size and dtype.
 
     Flower's own decoder would allocate any size that the received bytes declare.
@@ -274,5 +305,5 @@ def decode_array(array: Array, name: str, size: int, dtype: DType) -> Vector:
         raise ProtocolError(f"{name} has type {str(kind)[:40]} instead of {dtype}")
     if len(array.data) - stream.tell() != nbytes:
         raise ProtocolError(f"{name} is incomplete or too long")
-    values: Vector = np.frombuffer(array.data, offset=stream.tell(), dtype=dtype).copy()  # type: ignore[assignment]
+    values: Vector = np.frombuffer(array.data, offset=stream.tell(), dtype=dtype).copy()
     return values

@@ -20,7 +20,16 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.messages import field_names
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import ClientEvaluator, DType, Fields, Ints, Problem, Rows, Vector
+from fedpage.core.types import (
+    ClientEvaluator,
+    DType,
+    Fields,
+    Ints,
+    Keys64,
+    Problem,
+    Rows,
+    Vector,
+)
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import to_signs
 from fedpage.data.partition import Partition, partition_from_text
@@ -298,6 +307,14 @@ class NodeDraws:
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw the rows (1, count, min(b, M)) of this client's minibatches."""
         return self._draws.rows(self._client, sizes, b, first, count)
+
+    def client_keys(self, clients: Ints, field: int) -> Keys64:
+        """Return the key of this client's own random numbers for a field of its reply, (1,)."""
+        return self._draws.client_keys(self._client, field)
+
+    def shared_key(self, field: int) -> np.uint64:
+        """Return the key that all clients of the round share, for a field of their replies."""
+        return self._draws.shared_key(field)
 
 
 class ClientStateStore(Generic[T]):

@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 
 from fedpage._version import __version__
+from fedpage.codecs.base import Codec
 from fedpage.core.types import AnyMethod, Vector
 
 
@@ -53,7 +54,11 @@ def describe_method(method: AnyMethod) -> dict[str, object]:
     """Return the name, hyper-parameters and effective step of a method, as plain values."""
     parameters: dict[str, object] = {}
     if is_dataclass(method):
-        parameters = {field.name: getattr(method, field.name) for field in fields(method)}
+        values = {field.name: getattr(method, field.name) for field in fields(method)}
+        parameters = {
+            name: str(value) if isinstance(value, Codec) else value
+            for name, value in values.items()
+        }
     return {
         "name": method.name,
         "class": type(method).__name__,

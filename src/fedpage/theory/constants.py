@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import Batch, HasConvexity, Ints, Problem, Rows, Smoothness, Vector
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch, HasConvexity, Ints, Problem, Smoothness, Vector
 
 
 class Constants(NamedTuple):
@@ -87,28 +88,13 @@ def reference(problem: Problem, x0: Vector | None = None, *, iterations: int = 5
         return Reference(x, loss, float(np.linalg.norm(problem.grad(x))))
 
 
-class _NoDraws:
-    """Refuse random numbers, which an oracle does not need for batches of given rows."""
-
-    round = 0
-
-    def coin(self, p: float) -> bool:
-        raise AssertionError
-
-    def clients(self, N: int, S: int) -> Ints:
-        raise AssertionError
-
-    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
-        raise AssertionError
-
-
 def _client_gradients(
     problem: Problem, x: Vector, chunk: int = 1024
 ) -> Iterator[tuple[Ints, Vector]]:
     """Yield client numbers (n,) and their full gradients (n, d), a chunk of clients at a time."""
     for first in range(0, problem.N, chunk):
         clients = np.arange(first, min(first + chunk, problem.N), dtype=np.int64)
-        oracle = problem.oracle(clients, _NoDraws())
+        oracle = problem.oracle(clients, RoundDraws(0, 0))
         yield clients, oracle.grad(x, oracle.batch(None))
 
 
@@ -128,7 +114,7 @@ def variance(problem: Problem, x: Vector, *, most_rows: int = 200) -> Vector:
         sizes = problem.sizes[clients]
         used = np.minimum(sizes, most_rows)
         total = np.zeros(len(clients))
-        oracle = problem.oracle(clients, _NoDraws())
+        oracle = problem.oracle(clients, RoundDraws(0, 0))
         for j in range(int(used.max())):
             row = np.minimum(j * sizes // used, sizes - 1).astype(np.uint32)[:, None]
             each = oracle.grad(x, Batch(row, np.ones(len(clients), dtype=np.int64)))

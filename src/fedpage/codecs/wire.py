@@ -1,0 +1,383 @@
+"""How a method's messages and replies travel: which fields pass through a codec, and their size.
+
+A method declares three things. Its fields `up` and `down` are codecs for replies and messages.
+`compressible` names the reply fields that pass through `up`. If its clients keep a state that
+depends on what was sent, `keep(message, sent, client_state)` computes it from the reply as the
+server will see it.
+
+The engine applies the codec between `Method.client` and the mean, so a method has no code for it,
+and the simulator and a federation use the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.codecs.base import IDENTITY, Codec, Keys, as_codec
+from fedpage.core.errors import InputError
+from fedpage.core.messages import Layout, layout_of, reply_layouts
+from fedpage.core.types import (
+    AnyArray,
+    ClientStateT,
+    Draws,
+    DType,
+    Fields,
+    Ints,
+    MessageT,
+    Method,
+    ReplyT,
+    StateT,
+    Vector,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Compressible: TypeAlias = Mapping[type, Mapping[str, str | None]]
+"""Message types, each with the reply fields that pass through `up`.
+
+The value is the name of the message's field of which the reply's field is a change, or None where
+the reply's field is itself a change: {LocalSteps: {"g": "g"}} sends C(reply.g - message.g).
+"""
+Kind: TypeAlias = Literal["any", "unbiased", "contractive", "cast"]
+"""Which codecs a method may use: all, unbiased ones, contractive ones, or those that only round."""
+
+Shapes: TypeAlias = dict[str, tuple[int, np.dtype[Any]]]
+"""The size and type of each array of a message or reply as it is sent, by field."""
+
+_MANY = 1 << 40
+"""A number of parameters for which every k of a codec is possible."""
+_BYTE = np.dtype(np.uint8)
+
+
+class Size(NamedTuple):
+    """The size of messages or replies as they are sent."""
+
+    floats: int
+    """Numbers."""
+    bits: int
+    """Exact bits."""
+    bytes: int
+    """Bytes: each field is padded to whole bytes."""
+
+
+class Ranks(NamedTuple):
+    """The places of clients among all that are called, which PermK needs."""
+
+    ranks: Ints
+    """(n,)"""
+    called: int
+    """How many are called."""
+
+
+class _Field(NamedTuple):
+    """A reply field that passes through a codec."""
+
+    place: int
+    """Its place in the reply, which is also its number in the keys of random numbers."""
+    reference: int | None
+    """The place of the message's field of which it is a change."""
+
+
+def check(method: DataclassInstance, up: Kind, *, down: Kind = "cast", hint: str = "") -> None:
+    """Convert the codecs of a method from text, and refuse those it cannot use.
+
+    Args:
+        method: A frozen dataclass with `up` and perhaps `down`, in its `__post_init__`.
+        up: Which codecs its replies may pass through.
+        down: Which codecs its messages may pass through.
+        hint: What to do instead, as the end of an error message.
+
+    Raises:
+        InputError: A codec is unknown, or not one of these.
+    """
+    for field, kind in (("up", up), ("down", down)):
+        value = getattr(method, field, None)
+        if value is None and not hasattr(method, field):
+            continue
+        codec = as_codec(value)
+        object.__setattr__(method, field, codec)
+        fault = _find_fault(codec, kind)
+        if fault:
+            name = getattr(method, "name", type(method).__name__)
+            advice = hint if hint and field == "up" else _ADVICE[kind].format(codec=codec)
+            raise InputError(f"{name}: {field}={codec} {fault}; {advice}")
+
+
+_ADVICE = {
+    "any": "use another codec",
+    "unbiased": "use an unbiased codec such as randk:0.1 or natural, or the method EF21",
+    "contractive": "use scaled({codec})",
+    "cast": "use float32, bfloat16 or none",
+}
+
+
+def _find_fault(codec: Codec, kind: Kind) -> str:
+    """Describe why a codec is not of a kind; "" if it is."""
+    if codec.is_cast:
+        return ""
+    if kind == "cast":
+        return "would change more than the last digits, which this method does not correct"
+    if kind == "unbiased" and codec.omega(_MANY) is None:
+        return "is biased, which this method does not correct"
+    if kind == "contractive" and codec.alpha(_MANY) is None:
+        return "is not contractive"
+    return ""
+
+
+class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
+    """Pass a method's messages and replies through its codecs, and measure them.
+
+    Args:
+        method: The method.
+        d: The number of parameters.
+        dtype: The type of the model's numbers.
+
+    Raises:
+        InputError: The method declares its messages or compressible fields wrongly, or a codec
+            does not fit d parameters.
+    """
+
+    def __init__(
+        self, method: Method[StateT, MessageT, ReplyT, ClientStateT], d: int, dtype: DType
+    ) -> None:
+        self.replies = reply_layouts(method, d, dtype)
+        self.messages: dict[type, Layout[Fields]] = {
+            message: layout_of(message, d, dtype) for message in self.replies
+        }
+        self.up: Codec = getattr(method, "up", IDENTITY)
+        self.down: Codec = getattr(method, "down", IDENTITY)
+        self.d, self.dtype = d, dtype
+        self._fields = {
+            message: self._find_fields(method, message, layout)
+            for message, layout in self.replies.items()
+        }
+        self.is_active = self.up != IDENTITY and any(self._fields.values())
+        """Whether any reply passes through a codec."""
+        self.needs_ranks = self.is_active and self.up.needs_ranks
+        self.has_fixed_size = not self.is_active or self.up.has_fixed_size
+        if self.is_active:
+            self.up.bits(d, dtype)  # raises an error if the codec does not fit d
+        if self.down != IDENTITY:
+            self.down.bits(d, dtype)
+        self.reply_size = {message: self._measure_reply(message) for message in self.replies}
+        """The size of a reply to each message type; the largest, if it varies."""
+        self.message_size = {message: self._measure_message(message) for message in self.messages}
+
+    def _find_fields(
+        self, method: object, message: type, layout: Layout[ReplyT]
+    ) -> tuple[_Field, ...]:
+        declared: Compressible = getattr(method, "compressible", {})
+        found = []
+        for name, reference in declared.get(message, {}).items():
+            sent = self.messages[message].fields
+            if name not in layout.fields or (reference is not None and reference not in sent):
+                raise InputError(
+                    f"{type(method).__name__}: compressible names {name!r}: {reference!r} for "
+                    f"{message.__name__}, which has no such field"
+                )
+            index = layout.fields.index(name)
+            if layout.sizes[index] != self.d:
+                raise InputError(f"{type(method).__name__}: {name!r} is a number, not a vector")
+            found.append(_Field(index, None if reference is None else sent.index(reference)))
+        return tuple(found)
+
+    def _coded(self, message: type) -> set[int]:
+        """Return the places of the reply fields that pass through the codec."""
+        return {field.place for field in self._fields[message]} if self.is_active else set()
+
+    def _measure_reply(self, message: type) -> Size:
+        coded, layout = self._coded(message), self.replies[message]
+        return self._measure(layout, self.up, coded)
+
+    def _measure_message(self, message: type) -> Size:
+        return self._measure(self.messages[message], self.down, self._rounded(message))
+
+    def _rounded(self, message: type) -> set[int]:
+        """Return the places of the message's fields that pass through `down`: its vectors."""
+        if self.down == IDENTITY:
+            return set()
+        sizes = self.messages[message].sizes
+        return {i for i, size in enumerate(sizes) if size == self.d}
+
+    def _measure(self, layout: Layout[Any], codec: Codec, coded: set[int]) -> Size:
+        floats = bits = nbytes = 0
+        for i, (size, dtype) in enumerate(zip(layout.sizes, layout.dtypes, strict=True)):
+            of_field = codec.bits(size, dtype) if i in coded else 8 * size * dtype.itemsize
+            floats += codec.floats(size) if i in coded else size
+            bits += of_field
+            nbytes += -(-of_field // 8)
+        return Size(floats, bits, nbytes)
+
+    def measure_replies(self, message: type, clients: Ints, draws: Draws) -> Size:
+        """Return the size of the replies of all these clients together."""
+        n, (floats, bits, nbytes) = len(clients), self.reply_size[message]
+        floats, bits, nbytes = n * floats, n * bits, n * nbytes
+        if not self.has_fixed_size:
+            most = self.up.bits(self.d, self.dtype)
+            for field in self._fields[message]:
+                sizes = self.up.sizes(self.d, self.dtype, self._keys(draws, clients, field, None))
+                bits -= int((most - sizes).sum())
+                nbytes -= int((-(-most // 8) + (-sizes // 8)).sum())
+                floats -= int((sizes < most).sum()) * self.up.floats(self.d)
+        return Size(floats, bits, nbytes)
+
+    def _keys(self, draws: Draws, clients: Ints, field: _Field, ranks: Ranks | None) -> Keys:
+        if not self.up.is_random:
+            return Keys(np.empty(0, dtype=np.uint64), np.uint64(0))
+        own, shared = draws.client_keys(clients, field.place), draws.shared_key(field.place)
+        return Keys(own, shared) if ranks is None else Keys(own, shared, *ranks)
+
+    def receive(self, message: MessageT) -> MessageT:
+        """Return a message as clients see it, after `down`."""
+        if self.down == IDENTITY:
+            return message
+        rounded = self._rounded(type(message))
+        build: Callable[..., MessageT] = type(message)
+        return build(
+            *(
+                self.down.apply(part[None], _NO_KEYS)[0] if i in rounded else part
+                for i, part in enumerate(message)
+            )
+        )
+
+    def apply(
+        self,
+        message: MessageT,
+        replies: ReplyT,
+        clients: Ints,
+        draws: Draws,
+        ranks: Ranks | None = None,
+    ) -> ReplyT:
+        """Return replies (n, d) as the server will see them, after `up`.
+
+        Args:
+            message: The message as these clients received it.
+            replies: What `Method.client` returned.
+            clients: The clients, (n,).
+            draws: The round's random numbers.
+            ranks: The clients' places among the called, where `needs_ranks`.
+        """
+        fields = self._fields[type(message)]
+        if not self.is_active or not fields:
+            return replies
+        parts: list[Any] = list(replies)
+        for field in fields:
+            keys = self._keys(draws, clients, field, ranks)
+            if field.reference is None:
+                parts[field.place] = self.up.apply(parts[field.place], keys)
+            else:
+                base = message[field.reference]
+                parts[field.place] = base + self.up.apply(parts[field.place] - base, keys)
+        return self.replies[type(message)].build(parts)
+
+    def message_shapes(self, message: type) -> Shapes:
+        """Return the size and type of each array of a message as it is sent."""
+        layout = self.messages[message]
+        return self._shapes(layout, self._rounded(message), self.down, None)
+
+    def reply_shapes(self, message: type, clients: Ints, draws: Draws) -> Shapes:
+        """Return the size and type of each array of one client's reply as it is sent.
+
+        Args:
+            message: The type of the message.
+            clients: The client, (1,).
+            draws: The round's random numbers.
+        """
+        layout, exact = self.replies[message], None
+        if not self.has_fixed_size:
+            exact = {
+                field.place: int(
+                    self.up.sizes(self.d, self.dtype, self._keys(draws, clients, field, None))[0]
+                )
+                for field in self._fields[message]
+            }
+        return self._shapes(layout, self._coded(message), self.up, exact)
+
+    def _shapes(
+        self, layout: Layout[Any], coded: set[int], codec: Codec, exact: dict[int, int] | None
+    ) -> Shapes:
+        shapes: Shapes = {}
+        each = zip(layout.fields, layout.sizes, layout.dtypes, strict=True)
+        for i, (name, size, dtype) in enumerate(each):
+            if i in coded:
+                bits = codec.bits(size, dtype) if exact is None else exact[i]
+                shapes[name] = (-(-bits // 8), _BYTE)
+            else:
+                shapes[name] = (size, dtype)
+        return shapes
+
+    def encode_message(self, message: MessageT) -> dict[str, AnyArray]:
+        """Return the arrays that are sent for a message, by field."""
+        rounded = self._rounded(type(message))
+        names = self.messages[type(message)].fields
+        return {
+            name: self.down.encode(part[None], _NO_KEYS) if i in rounded else part
+            for i, (name, part) in enumerate(zip(names, message, strict=True))
+        }
+
+    def decode_message(self, message: type, parts: Sequence[AnyArray]) -> Fields:
+        """Return a message from the arrays that were received, in the order of its fields."""
+        layout, rounded = self.messages[message], self._rounded(message)
+        return layout.build(
+            self.down.decode(part, self.d, layout.dtypes[i], _NO_KEYS)[0] if i in rounded else part
+            for i, part in enumerate(parts)
+        )
+
+    def encode_reply(
+        self,
+        message: MessageT,
+        reply: ReplyT,
+        client: Ints,
+        draws: Draws,
+        ranks: Ranks | None = None,
+    ) -> dict[str, AnyArray]:
+        """Return the arrays that are sent for one client's reply, by field.
+
+        Args:
+            message: The message as the client received it.
+            reply: What `Method.client` returned, (1, d).
+            client: The client, (1,).
+            draws: The round's random numbers.
+            ranks: The client's place among the called, where `needs_ranks`.
+        """
+        layout = self.replies[type(message)]
+        sent: dict[str, AnyArray] = {
+            name: part[0] for name, part in zip(layout.fields, reply, strict=True)
+        }
+        for field in self._fields[type(message)] if self.is_active else ():
+            change: Vector = reply[field.place]
+            if field.reference is not None:
+                change = change - message[field.reference]
+            keys = self._keys(draws, client, field, ranks)
+            sent[layout.fields[field.place]] = self.up.encode(change, keys)
+        return sent
+
+    def decode_reply(
+        self,
+        message: MessageT,
+        parts: Sequence[NDArray[Any]],
+        client: Ints,
+        draws: Draws,
+        ranks: Ranks | None = None,
+    ) -> ReplyT:
+        """Return one client's reply, fields (d,), from the arrays that were received.
+
+        Raises:
+            InputError: The codec cannot decode them.
+        """
+        layout, decoded = self.replies[type(message)], list(parts)
+        for field in self._fields[type(message)] if self.is_active else ():
+            keys = self._keys(draws, client, field, ranks)
+            change = self.up.decode(parts[field.place], self.d, self.dtype, keys)[0]
+            if field.reference is not None:
+                change = message[field.reference] + change
+            decoded[field.place] = change
+        return layout.build(decoded)
+
+
+_NO_KEYS = Keys(np.empty(0, dtype=np.uint64), np.uint64(0))
