@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Rows, Vector
 
-COIN, CLIENTS, BATCH, DATA, FAULTS = 1, 2, 3, 4, 5
+COIN, CLIENTS, BATCH, DATA, FAULTS, COMPRESS = 1, 2, 3, 4, 5, 6
 """Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -203,6 +203,57 @@ def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[n
     return out
 
 
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def word_at(key: np.uint64, i: int) -> np.uint64:
+    """Return word i of a key's stream: 64 random bits."""
+    return _mix(key + np.uint64(i + 1) * _GOLDEN)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def subsets(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.uint32]:
+    """Draw k of the numbers 0..n-1 for each key, without replacement, in any order, (rows, k)."""
+    out = np.empty((len(keys), k), np.uint32)
+    table = _scratch(k)
+    for i in range(len(keys)):
+        _floyd(keys[i], n, k, table, out[i])
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def shuffle(key: np.uint64, n: int) -> NDArray[np.uint32]:
+    """Draw a permutation of 0..n-1 (Fisher and Yates)."""
+    out = np.arange(n).astype(np.uint32)
+    state = key
+    for top in range(n - 1, 0, -1):
+        bound = np.uint64(top + 1)
+        while True:
+            state = state + _GOLDEN
+            product = (_mix(state) >> _S32) * bound
+            low = product & _LOW
+            if low >= bound or low >= ((_LOW - bound + _ONE) % bound):
+                break
+        pick = np.int64(product >> _S32)
+        out[top], out[pick] = out[pick], out[top]
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def fold_each(keys: NDArray[np.uint64], word: np.uint64) -> NDArray[np.uint64]:
+    """Return the key of the stream `word` below each of the keys, (n,)."""
+    out = np.empty_like(keys)
+    for i in range(len(keys)):
+        out[i] = _fold(keys[i], word)
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _key_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.uint64]:
+    out = np.empty(len(clients), np.uint64)
+    for i in range(len(clients)):
+        out[i] = _fold(key, np.uint64(clients[i]))
+    return out
+
+
 def _mix_int(z: int) -> int:
     """Mix Python's integers, for the few keys a round needs."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -287,6 +338,32 @@ def _key(seed: int, *words: int) -> np.uint64:
     for word in words:
         key = _fold_int(key, word)
     return np.uint64(key)
+
+
+def shared_key(seed: int, *words: int) -> np.uint64:
+    """Return the key of a stream that all clients know, for codecs.
+
+    Args:
+        seed: The run's seed.
+        words: Whole numbers that tell this use of the seed from others, such as the round.
+    """
+    return _key(seed, COMPRESS, *words)
+
+
+def client_keys(seed: int, *words: int, clients: Ints) -> NDArray[np.uint64]:
+    """Return the key of each client's own stream for codecs, (n,), as the server can, too.
+
+    Args:
+        seed: The run's seed.
+        words: Whole numbers that tell this use of the seed from others, such as the round.
+        clients: Client numbers, (n,).
+
+    >>> both = client_keys(0, 7, clients=np.array([3, 9]))
+    >>> bool(both[1] == client_keys(0, 7, clients=np.array([9]))[0])
+    True
+    """
+    keys: NDArray[np.uint64] = _key_per_client(shared_key(seed, *words), clients)
+    return keys
 
 
 def uniforms(seed: int, *words: int, size: int) -> Vector:
