@@ -17,7 +17,7 @@ from fedpage.flower import client_app, messages
 from fedpage.flower.server_app import FedpageStrategy
 
 D = 123
-REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "")
+REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1)
 
 
 def send(config, message_type=messages.TRAIN, header=None, arrays=None, records=None):

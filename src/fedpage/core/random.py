@@ -203,6 +203,49 @@ def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[n
     return out
 
 
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def word_at(key: np.uint64, i: int) -> np.uint64:
+    """Return word i of a key's stream: 64 random bits."""
+    return _mix(key + np.uint64(i + 1) * _GOLDEN)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def subsets(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.uint32]:
+    """Draw k of the numbers 0..n-1 for each key, without replacement, in any order, (rows, k)."""
+    out = np.empty((len(keys), k), np.uint32)
+    table = _scratch(k)
+    for i in range(len(keys)):
+        _floyd(keys[i], n, k, table, out[i])
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def shuffle(key: np.uint64, n: int) -> NDArray[np.uint32]:
+    """Draw a permutation of 0..n-1 (Fisher and Yates)."""
+    out = np.arange(n).astype(np.uint32)
+    state = key
+    for top in range(n - 1, 0, -1):
+        bound = np.uint64(top + 1)
+        while True:
+            state = state + _GOLDEN
+            product = (_mix(state) >> _S32) * bound
+            low = product & _LOW
+            if low >= bound or low >= ((_LOW - bound + _ONE) % bound):
+                break
+        pick = np.int64(product >> _S32)
+        out[top], out[pick] = out[pick], out[top]
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def fold_each(keys: NDArray[np.uint64], word: np.uint64) -> NDArray[np.uint64]:
+    """Return the key of the stream `word` below each of the keys, (n,)."""
+    out = np.empty_like(keys)
+    for i in range(len(keys)):
+        out[i] = _fold(keys[i], word)
+    return out
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _client_keys(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.uint64]:
     out = np.empty(len(clients), np.uint64)

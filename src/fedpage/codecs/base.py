@@ -1,0 +1,446 @@
+"""Codecs: what a vector becomes on its way between a client and the server, as values.
+
+A codec is a frozen value such as `RandK(12)`. Each states its class (unbiased with variance omega,
+or contractive with alpha) and its exact size in bits. Two paths give the same bits: `apply`, which
+a simulation uses, and `encode` followed by `decode`, which a federation uses.
+
+Random codecs draw from `Keys`, which client and server both know. So a random mask is never sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fedpage.codecs import kernels
+from fedpage.core import validate
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.random import RoundDraws, fold_each
+from fedpage.core.registry import Registry
+from fedpage.core.types import DType, Ints, Vector
+
+C = TypeVar("C", bound="type[Codec]")
+Payload = NDArray[np.uint8]
+Symbols = NDArray[np.uint64]
+
+
+class Keys(NamedTuple):
+    """The randomness of one field of n clients' vectors, known to client and server."""
+
+    own: NDArray[np.uint64]
+    """(n,) a key of each client's own stream."""
+    shared: np.uint64
+    """A key that all clients of the round share."""
+    ranks: Ints | None = None
+    """(n,) each client's place among the called, 0..called-1; only PermK needs it."""
+    called: int = 0
+    """How many clients are called."""
+
+    @classmethod
+    def draw(
+        cls, seed: int, round: int, clients: Ints, field: int = 0, called: Ints | None = None
+    ) -> Keys:
+        """Return the keys of some clients, as a pure function of the arguments.
+
+        Args:
+            seed: The run's seed.
+            round: The round's number.
+            clients: Client numbers, (n,).
+            field: The number of the field that is compressed.
+            called: The numbers of all called clients, ascending; None: these clients.
+        """
+        called = clients if called is None else called
+        draws = RoundDraws(seed, round)
+        return cls(
+            own=draws.client_keys(clients, field),
+            shared=draws.shared_key(field),
+            ranks=np.searchsorted(called, clients).astype(np.int64),
+            called=len(called),
+        )
+
+    def at(self, rows: Ints) -> Keys:
+        """Return the keys of some of the rows."""
+        ranks = None if self.ranks is None else self.ranks[rows]
+        return self._replace(own=self.own[rows], ranks=ranks)
+
+    def below(self, word: int) -> Keys:
+        """Return keys of other streams, for the second of two codecs in a row."""
+        own, shared = fold_each(self.own, np.uint64(word)), np.array([self.shared])
+        return self._replace(own=own, shared=fold_each(shared, np.uint64(word))[0])
+
+
+class Field(NamedTuple):
+    """A part of a row's payload: `count` symbols of `width` bits each."""
+
+    count: int
+    width: int
+
+
+def width_of(dtype: DTypeLike) -> int:
+    """Return the bits of a number: 64 or 32.
+
+    Raises:
+        InputError: The numbers are neither float64 nor float32.
+    """
+    kind = np.dtype(dtype)
+    if kind not in (np.float64, np.float32):
+        raise InputError(f"codecs take float64 and float32, not {kind}")
+    return 8 * kind.itemsize
+
+
+def bits_of(v: Vector) -> Symbols:
+    """Return the bit patterns of floats."""
+    v = np.ascontiguousarray(v)
+    return v.view(np.uint64) if v.itemsize == 8 else v.view(np.uint32).astype(np.uint64)
+
+
+def floats_of(symbols: Symbols, dtype: DType) -> Vector:
+    """Return the floats that have these bit patterns."""
+    if np.dtype(dtype).itemsize == 8:
+        return symbols.view(np.float64)
+    return symbols.astype(np.uint32).view(np.float32)  # type: ignore[return-value]
+
+
+def write_rows(parts: list[Symbols], layout: list[Field]) -> Payload:
+    """Pack each row's symbols into bits; each row is padded to whole bytes."""
+    n = len(parts[0])
+    size = row_bytes(layout)
+    payload = np.zeros(n * size, np.uint8)
+    starts = np.arange(n, dtype=np.int64) * (8 * size)
+    for symbols, (count, width) in zip(parts, layout, strict=True):
+        kernels.pack(np.ascontiguousarray(symbols, np.uint64), width, starts, payload)
+        starts += count * width
+    return payload
+
+
+def read_rows(payload: Payload, n: int, layout: list[Field], name: str) -> list[Symbols]:
+    """Unpack what `write_rows` has packed.
+
+    Raises:
+        InputError: The payload has another length, or bits where there must be none.
+    """
+    size = row_bytes(layout)
+    check_length(payload, n * size, name)
+    starts = np.arange(n, dtype=np.int64) * (8 * size)
+    parts = []
+    for count, width in layout:
+        symbols = np.empty((n, count), np.uint64)
+        kernels.unpack(payload, width, starts, symbols)
+        starts += count * width
+        parts.append(symbols)
+    unused = -row_bits(layout) % 8
+    if unused and (payload.reshape(n, size)[:, -1] >> (8 - unused)).any():
+        raise InputError(f"{name}: the last byte of a payload has bits that mean nothing")
+    return parts
+
+
+def row_bits(layout: list[Field]) -> int:
+    """Return the bits of a row."""
+    return sum(count * width for count, width in layout)
+
+
+def row_bytes(layout: list[Field]) -> int:
+    """Return the whole bytes that a row takes."""
+    return -(-row_bits(layout) // 8)
+
+
+def check_length(payload: Payload, length: int, name: str) -> None:
+    """Refuse a payload of another length.
+
+    Raises:
+        InputError: It has another length, or is no array of bytes.
+    """
+    if not isinstance(payload, np.ndarray) or payload.dtype != np.uint8 or payload.ndim != 1:
+        raise InputError(f"{name}: a payload is a 1-D array of bytes (uint8)")
+    if len(payload) != length:
+        raise InputError(f"{name}: the payload has {len(payload):,} bytes, not {length:,}")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Compress vectors; the base class of all codecs.
+
+    A codec of its own kind defines `layout`, `symbols` and `values`; the rest follows. `apply` may
+    be written again where a loop without symbols is faster: a law holds the two equal.
+    """
+
+    label: ClassVar[str] = ""
+    """Its name in text."""
+    is_random: ClassVar[bool] = False
+    """Whether it uses keys."""
+    needs_ranks: ClassVar[bool] = False
+    """Whether it needs the ranks of all called clients: then only their mean is usable."""
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every vector takes the same number of bits."""
+        return True
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it only rounds each number to a shorter format, or to none."""
+        return False
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether E C(v) = v; casts count as exact."""
+        return self.omega(2**31 - 1) is not None  # whatever k is, d is larger
+
+    def omega(self, d: int) -> float | None:
+        """Return the variance of an unbiased codec: E|C(v)-v|^2 <= omega |v|^2; None: biased."""
+        return None
+
+    def alpha(self, d: int) -> float | None:
+        """Return the contraction: E|C(v)-v|^2 <= (1-alpha)|v|^2; None: not contractive."""
+        omega = self.omega(d)
+        return 1.0 - omega if omega is not None and omega < 1.0 else None
+
+    def gain(self, d: int, keys: Keys) -> float:
+        """Return the factor that the receiver applies to the values, such as d/k for RandK."""
+        return 1.0
+
+    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
+        """Return the parts of a row's payload."""
+        raise NotImplementedError
+
+    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+        """Return what is sent, a (n, count) array for each part of the layout."""
+        raise NotImplementedError
+
+    def values(
+        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Return the vectors that were sent, times the gain.
+
+        Raises:
+            InputError: No vector has these symbols.
+        """
+        raise NotImplementedError
+
+    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
+        """Return what `values` makes of the symbols of v."""
+        return self.values(self.symbols(v, keys), v.shape[1], v.dtype, keys, gain)
+
+    def apply(self, v: Vector, keys: Keys) -> Vector:
+        """Return what the receiver will see.
+
+        Args:
+            v: A vector for each client, (n, d), float64 or float32.
+            keys: Their keys.
+
+        Returns:
+            The vectors after encoding and decoding, of the same shape and type.
+        """
+        return self.transform(v, keys, self.gain(v.shape[1], keys))
+
+    def encode(self, v: Vector, keys: Keys) -> Payload:
+        """Return the bytes to send: the rows' payloads one after the other, in whole bytes each.
+
+        Args:
+            v: A vector for each client, (n, d), float64 or float32.
+            keys: Their keys.
+        """
+        return write_rows(self.symbols(v, keys), self.layout(v.shape[1], v.dtype))
+
+    def decode(self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys) -> Vector:
+        """Return the vectors that were sent, (n, d).
+
+        Args:
+            payload: What `encode` returned.
+            d: The length of the vectors.
+            dtype: The type of the numbers that were encoded.
+            keys: The senders' keys, one for each vector.
+
+        Raises:
+            InputError: The payload has the wrong length or an impossible content.
+        """
+        return self.decode_with(payload, d, dtype, keys, self.gain(d, keys))
+
+    def decode_with(
+        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Decode with another gain."""
+        parts = read_rows(payload, len(keys.own), self.layout(d, dtype), str(self))
+        return self.values(parts, d, dtype, keys, gain)
+
+    def bits(self, d: int, dtype: DTypeLike) -> int:
+        """Return the bits of one vector, before padding; the largest if they vary."""
+        return row_bits(self.layout(d, dtype))
+
+    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
+        """Return the bits of each row, before padding, (n,)."""
+        return np.full(len(keys.own), self.bits(d, dtype), np.int64)
+
+    def floats(self, d: int) -> int:
+        """Return how many numbers a vector is sent as, of any width; the most if they vary."""
+        return d
+
+    def numbers(self, d: int, keys: Keys) -> Ints:
+        """Return how many numbers each row is sent as, (n,)."""
+        return np.full(len(keys.own), self.floats(d), np.int64)
+
+    def __str__(self) -> str:
+        argument = "".join(f":{getattr(self, field.name)!r}" for field in fields(self))
+        return self.label + argument
+
+
+CODECS: Registry[type[Codec]] = Registry("codec")
+"""Every codec by its name in text."""
+
+
+def register_codec(name: str) -> Callable[[C], C]:
+    """Register the decorated codec under a name."""
+
+    def decorate(cls: C) -> C:
+        cls.label = name
+        CODECS.add(name, cls)
+        return cls
+
+    return decorate
+
+
+@register_codec("none")
+@dataclass(frozen=True)
+class Identity(Codec):
+    """Send every number as it is.
+
+    >>> Identity().bits(d=123, dtype="float64")
+    7872
+    """
+
+    @property
+    def is_cast(self) -> bool:
+        """Nothing is lost."""
+        return True
+
+    def omega(self, d: int) -> float:
+        """Return 0: nothing is lost."""
+        return 0.0
+
+    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
+        """Send d floats."""
+        return [Field(d, width_of(dtype))]
+
+    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+        """Return the bits of the numbers."""
+        return [bits_of(v)]
+
+    def values(
+        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Return the numbers with these bits."""
+        return times(floats_of(parts[0], np.dtype(dtype)), gain)
+
+    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
+        """Return v itself."""
+        return times(v, gain)
+
+
+IDENTITY = Identity()
+"""The codec that changes nothing."""
+
+
+def times(v: Vector, gain: float) -> Vector:
+    """Return v times gain, rounded once."""
+    if gain == 1.0:
+        return v
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (v * np.float64(gain)).astype(v.dtype)
+
+
+def as_codec(value: Any) -> Codec:
+    """Return the codec that a text describes.
+
+    Args:
+        value: A codec, None, or text: "none", "float32", "randk:12", "topk:0.1" (a share of d),
+            "scaled(randk:12)", "randk:12+natural".
+
+    Returns:
+        The codec; `as_codec(str(codec)) == codec`.
+
+    Raises:
+        InputError: There is no such codec.
+
+    >>> as_codec("randk:12")
+    RandK(k=12)
+    >>> str(as_codec("scaled(randk:0.1+natural)"))
+    'scaled(randk:0.1+natural)'
+    """
+    if value is None:
+        return IDENTITY
+    if isinstance(value, Codec):
+        return value
+    if not isinstance(value, str):
+        raise InputError(f"a codec is a text such as 'randk:12', not {short_repr(value)}")
+    text = "".join(value.split()).lower()
+    inside = re.fullmatch(r"scaled\((.*)\)", text)
+    if inside:
+        return CODECS["scaled"](_chain(inside[1], value))  # type: ignore[call-arg]
+    return _chain(text, value)
+
+
+def _chain(text: str, whole: str) -> Codec:
+    """Parse "a" or "a+b"."""
+    first, plus, second = text.partition("+")
+    if not plus:
+        return _simple(text, whole)
+    return CODECS["chain"](_simple(first, whole), _simple(second, whole))  # type: ignore[call-arg]
+
+
+def _simple(text: str, whole: str) -> Codec:
+    """Parse "name" or "name:number"."""
+    name, colon, argument = text.partition(":")
+    name = {"identity": "none"}.get(name, name)
+    if name in ("scaled", "chain") or not re.fullmatch(r"[a-z0-9_]*", name):
+        raise InputError(
+            f"codec {short_repr(whole)}: write name, name:number, first+second or scaled(codec)"
+        )
+    cls = CODECS[name]
+    number = [field.name for field in fields(cls)]
+    if bool(colon) != bool(number):
+        rule = f"needs its {number[0]}, such as {name}:2" if number else "takes no number"
+        raise InputError(f"codec {short_repr(whole)}: {name} {rule}")
+    if not number:
+        return cls()
+    return cls(_number(argument, whole))  # type: ignore[call-arg]
+
+
+def _number(text: str, whole: str) -> int | float:
+    """Parse a whole number or a decimal one."""
+    try:
+        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else float(text)
+    except ValueError:
+        raise InputError(f"codec {short_repr(whole)}: {short_repr(text)} is no number") from None
+
+
+def check_count(codec: Codec, name: str, value: object) -> None:
+    """Refuse what is neither a whole number of at least 1 nor a share of d in (0, 1).
+
+    Raises:
+        InputError: It is not.
+    """
+    if isinstance(value, float):
+        if not 0.0 < value < 1.0:
+            raise InputError(
+                f"{codec.label}: {name} must be a whole number, or a share of d between 0 and 1, "
+                f"not {value!r}"
+            )
+    else:
+        validate.whole(codec.label, name, value)
+
+
+def count_of(codec: Codec, k: float, d: int) -> int:
+    """Return how many of d numbers are kept.
+
+    Raises:
+        InputError: There are fewer than k.
+    """
+    count = max(1, round(k * d)) if isinstance(k, float) else int(k)
+    if count > d:
+        raise InputError(f"{codec}: cannot keep {k} of {d} numbers; choose k of at most {d}")
+    return count
