@@ -1,8 +1,8 @@
 """Casts: send each number in a shorter floating-point format, rounded to nearest even.
 
 A cast is deterministic and has no constant omega of its own: omega is 0 and alpha is 1, which
-leaves out the rounding. A number beyond the format's range becomes infinite, so a run that needs it is
-seen to diverge.
+leaves out the rounding. A number beyond the format's range becomes infinite, so a run that needs
+it is seen to diverge.
 """
 
 from __future__ import annotations
