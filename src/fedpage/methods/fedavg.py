@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
@@ -54,16 +56,19 @@ class FedAvg(LocalSGD):
     """FedAvg: S clients take K SGD steps; the server adds eta_g times their mean move.
 
     A local step is y -= eta_l grad_I(y) with |I| = b rows. The effective step is
-    K eta_g eta_l. `FedAvg.full` takes all rows in every step.
+    K eta_g eta_l. `FedAvg.full` takes all rows in every step. The moves are changes, so
+    any unbiased codec may compress them.
     """
 
     name: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al. 2017"
     messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {Model: {"dy": None}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        codecs.check(self, "unbiased")
         if type(self) is FedAvg and self.b is None:
             object.__setattr__(self, "name", "FedAvg-Full")
 

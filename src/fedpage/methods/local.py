@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, Self
 
+from fedpage.codecs import IDENTITY, Codec
 from fedpage.core import validate
 
 
@@ -12,12 +13,16 @@ from fedpage.core import validate
 class LocalSGD:
     """Sample S clients that take K local steps each.
 
+    Subclasses declare which fields are `compressible` and call `codecs.check`.
+
     Args:
         S: Sampled clients.
         K: Local steps.
         eta_l: The local step size.
         eta_g: The server's step size.
         b: Rows in a minibatch; None: all rows.
+        up: The codec of replies.
+        down: The codec of messages.
     """
 
     name: ClassVar[str] = "local SGD"
@@ -27,6 +32,9 @@ class LocalSGD:
     eta_l: float = 0.01
     eta_g: float = 1.0
     b: int | None = 4
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)

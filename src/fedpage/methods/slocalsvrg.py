@@ -6,10 +6,12 @@ Gorbunov, Hanzely, Richtárik, "Local SGD: Unified Theory and New Efficient Meth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_svrg
 from fedpage.core.types import (
@@ -94,6 +96,8 @@ class SLocalSVRG:
         b: Rows in a minibatch; None: all rows.
         q: Probability of a new reference point; None: min(1, K/M) with M the clients'
             mean number of rows.
+        up: The codec of replies, a cast: gradients at w are not changes.
+        down: The codec of messages, a cast. w is then the rounded x, at all clients.
     """
 
     name: ClassVar[str] = "S-Local-SVRG"
@@ -104,12 +108,20 @@ class SLocalSVRG:
         Steps: Move,
     }
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {
+        Refresh: {"h": None},
+        StepsWithGradient: {"dy": None},
+        Steps: {"dy": None},
+    }
 
     S: int | None = None
     K: int = 10
     eta_l: float = 0.01
     b: int | None = 1
     q: float | None = None
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -119,6 +131,7 @@ class SLocalSVRG:
         validate.batch(self.name, "b", self.b)
         if self.q is not None:
             validate.probability(self.name, "q", self.q)
+        codecs.check(self, "cast", hint="use MARINA, which compresses changes of h")
 
     @property
     def effective_step(self) -> float:

@@ -5,9 +5,11 @@ Liang et al., "Variance Reduced Local SGD with Lower Communication Complexity" (
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
@@ -59,22 +61,35 @@ class VRLSGD:
         K: Local steps.
         eta_l: The local step size.
         b: Rows in a minibatch; None: all rows.
+        up: The codec of replies, a cast.
+        down: The codec of messages, a cast. The Delta_i then sum to zero up to the last
+            rounding of x, divided by K eta_l.
     """
 
     name: ClassVar[str] = "VRL-SGD"
     paper: ClassVar[str] = "Liang et al. 2019"
     messages: ClassVar[MessageTypes] = {Begin: Reply, Continue: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {
+        Begin: {"dy": None},
+        Continue: {"dy": None},
+    }
 
     K: int = 10
     eta_l: float = 0.01
     b: int | None = 4
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "K", self.K)
         validate.positive(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
+        codecs.check(
+            self, "cast", hint="use SCALLION, which corrects what a codec loses"
+        )
 
     @property
     def effective_step(self) -> float:
@@ -105,7 +120,13 @@ class VRLSGD:
             oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta
         )
         dy = -(self.K * self.eta_l) * direction
-        return Reply(dy), ClientState(delta, x + dy)
+        return Reply(dy), ClientState(delta, client_state.y)
+
+    def keep(
+        self, message: Begin | Continue, sent: Reply, client_state: ClientState
+    ) -> ClientState:
+        """Keep y_K as it was sent, so that the Delta_i sum to zero after any cast."""
+        return ClientState(client_state.delta, message.x + sent.dy)
 
     def server(self, state: State, replies: Replies[Reply]) -> State:
         """Set x to the mean of the y_K."""
