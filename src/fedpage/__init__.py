@@ -19,6 +19,7 @@ from fedpage._version import __version__
 if TYPE_CHECKING:
     from fedpage import (
         callbacks,
+        codecs,
         core,
         data,
         engine,
@@ -102,8 +103,8 @@ _EXPORTS = {
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _PACKAGES = (
-    "callbacks", "core", "data", "engine", "methods", "problems", "report", "runs", "studies",
-    "theory",
+    "callbacks", "codecs", "core", "data", "engine", "methods", "problems", "report", "runs",
+    "studies", "theory",
 )  # fmt: skip
 
 __all__ = [
@@ -150,6 +151,7 @@ __all__ = [
     "callbacks",
     "census",
     "check_method",
+    "codecs",
     "core",
     "data",
     "dirichlet",

@@ -6,16 +6,19 @@ Communication-Efficient Federated Learning" (2021).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
 from fedpage.core.types import (
     Call,
     Draws,
+    DType,
     HyperParameter,
     MessageTypes,
     Oracle,
@@ -74,6 +77,22 @@ class Reply(NamedTuple):
     g: Vector
 
 
+def full_probability(S: int, N: int, up: Codec, d: int, dtype: DType) -> float:
+    """Return the p at which full and sampled rounds send equally many bits up.
+
+    It is S/N, times the share of a vector's bits that the codec sends. For RandK this
+    is S/(N (1 + omega)). A cast leaves it at S/N, since it shortens full rounds too.
+    """
+    share, omega = 1.0, up.omega(d)
+    if up.needs_ranks:  # each called client sends a block of its own
+        share = 1 / S
+    elif not up.has_fixed_size and omega is not None:
+        share = 1 / (1 + omega)
+    elif not up.is_cast:
+        share = min(1.0, up.bits(d, dtype) / IDENTITY.bits(d, dtype))
+    return S / N * share
+
+
 _Message = FullGradient | LocalSteps | LeakFreeSteps
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
@@ -88,8 +107,8 @@ _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 class FedPAGE:
     """FedPAGE: full gradients with probability p, else K local steps at S clients.
 
-    `FedPAGE.full` uses all rows in every step. `periodic` and `leak_free` are not part
-    of the paper.
+    `FedPAGE.full` uses all rows in every step. `periodic`, `leak_free` and codecs are
+    not part of the paper. With K = 1 and an unbiased codec it is PP-MARINA.
 
     Args:
         S: Sampled clients.
@@ -97,7 +116,8 @@ class FedPAGE:
         eta_g: The server's step size, which is the effective step.
         eta_l: The local step size; None: eta_g/(100 K), at which local steps do not
             damp g (the method's page says when to raise it).
-        p: Probability of a full round; None: S/N.
+        p: Probability of a full round; None: S/N, times the share of a vector's bits
+            that `up` sends, so that full and sampled rounds send equally much.
         b1: Rows in a full round's minibatch; None: all rows.
         b2: Rows in the minibatch of the first local step; None: all rows.
         b3: Rows in the minibatches of the other local steps; None: all rows.
@@ -106,6 +126,9 @@ class FedPAGE:
         leak_free: Clients also send g_{i,0}. The server moves along the mean of the
             local steps but carries the mean of the g_{i,0}, PAGE's estimator, forward
             as g, so that local steps do not damp it. One vector more up and down.
+        up: The codec of replies, unbiased. Local steps send what g changes by. Full
+            rounds are not compressed, except by a cast.
+        down: The codec of messages, a cast.
     """
 
     name: ClassVar[str] = "FedPAGE"
@@ -127,6 +150,9 @@ class FedPAGE:
     b3: int | None = 1
     periodic: bool = False
     leak_free: bool = False
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -141,6 +167,7 @@ class FedPAGE:
             validate.batch(self.name, name, getattr(self, name))
         for name in ("periodic", "leak_free"):
             validate.flag(self.name, name, getattr(self, name))
+        codecs.check(self, "unbiased")
         if type(self) is FedPAGE and self.b1 is self.b2 is self.b3 is None:
             object.__setattr__(self, "name", "FedPAGE-Full")
 
@@ -148,6 +175,15 @@ class FedPAGE:
     def full(cls, **hyper_parameters: HyperParameter) -> Self:
         """Return FedPAGE-Full of the paper's appendix: b1 = b2 = b3 = M."""
         return cls(b1=None, b2=None, b3=None, **hyper_parameters)
+
+    @property
+    def compressible(self) -> Compressible:
+        """What passes through `up`: changes of g, and with a cast full gradients."""
+        changes: Compressible = {
+            LocalSteps: {"g": "g"},
+            LeakFreeSteps: {"move": "g", "g": "g"},
+        }
+        return {**changes, FullGradient: {"g": None}} if self.up.is_cast else changes
 
     @property
     def effective_step(self) -> float:
@@ -224,7 +260,9 @@ class FedPAGE:
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Choose a full or a sampled round (lines 2-4 and 10-11)."""
-        p = self.S / state.N if self.p is None else self.p
+        p, x = self.p, state.x
+        if p is None:
+            p = full_probability(self.S, state.N, self.up, len(x), x.dtype)
         if self.periodic:
             full = draws.round % max(1, round(1 / p)) == 0
         else:

@@ -131,7 +131,7 @@ class SLocalSVRG:
         validate.batch(self.name, "b", self.b)
         if self.q is not None:
             validate.probability(self.name, "q", self.q)
-        codecs.check(self, "cast", hint="use MARINA, which compresses changes of h")
+        codecs.check(self, "cast", hint="use VR-MARINA, which compresses changes")
 
     @property
     def effective_step(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from fedpage.core.errors import InputError
+from fedpage.core.types import Smoothness
 
 VARIANTS = ("corrected", "printed")
 
@@ -62,3 +63,56 @@ def nonconvex_batches(
         return None, None
     b1, b2 = 24 * sigma2 / (S * epsilon**2), 48 * sigma2 / (p * S * epsilon**2)
     return max(1, math.ceil(b1)), max(1, math.ceil(b2))
+
+
+def marina(
+    L: Smoothness,
+    N: int,
+    S: int,
+    p: float,
+    omega: float,
+    b: int | None = None,
+    variant: str = "refined",
+    *,
+    joint: bool = False,
+) -> float:
+    """Return eta_g of MARINA's theorems.
+
+    A mean of S compressed differences has a variance of at most V/S |x - x_prev|^2. The
+    proof of each theorem then needs eta_g <= 1/(L + sqrt((1-p) V/(p S))).
+
+    "refined" counts that clients are sampled without replacement:
+    V = (omega + (N-S)/(N-1)) Lbar^2 + (1 + omega) Lrow^2/b, with L of f itself. At
+    S = N this is Theorem 3.1 (VR-MARINA), and with all rows Theorem 2.1 (MARINA) but
+    for L. "printed" has Theorem 2.1, 1/(Lbar (1 + sqrt((1-p) omega/(p N)))), or for
+    S < N Theorem 4.1, which samples with replacement, with 1 + omega for omega.
+
+    Args:
+        L: The problem's constants: L, Lbar (`average`) and Lrow.
+        N: Clients.
+        S: Sampled clients.
+        p: Probability of a full round.
+        omega: The codec's variance.
+        b: Rows in the minibatch of a difference; None: all rows.
+        variant: "refined" or "printed".
+        joint: The codec is PermK: clients send disjoint blocks, so that V is
+            S (Lbar^2 + Lrow^2/b), whatever omega.
+
+    >>> L = Smoothness(row=4.0, client=2.0, average=2.0, whole=1.0)
+    >>> [round(marina(L, 100, S, 0.1, 9.0), 4) for S in (10, 100)]
+    [0.1434, 0.3571]
+    >>> round(marina(L, 100, 10, 0.1, 0.0, variant="printed"), 5)  # PAGE
+    0.25658
+    """
+    if variant not in ("refined", "printed"):
+        raise InputError(f"variant must be 'refined' or 'printed', not {variant!r}")
+    rows = 0.0 if b is None else L.row**2 / b
+    if variant == "printed" and b is None:
+        each = omega if S == N else 1 + omega  # Theorems 2.1, 4.1
+        return 1 / (L.average * (1 + math.sqrt((1 - p) * each / (p * S))))
+    if variant == "printed" and S < N:
+        raise InputError("MARINA has no theorem for minibatches at sampled clients")
+    V = (omega + (N - S) / max(1, N - 1)) * L.average**2 + (1 + omega) * rows
+    if joint:
+        V = S * (L.average**2 + rows)
+    return 1 / (L.whole + math.sqrt((1 - p) * V / (p * S)))

@@ -87,9 +87,7 @@ class VRLSGD:
         validate.whole(self.name, "K", self.K)
         validate.positive(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
-        codecs.check(
-            self, "cast", hint="use SCALLION, which corrects what a codec loses"
-        )
+        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @property
     def effective_step(self) -> float:
