@@ -108,7 +108,7 @@ class AdaptiveFedAvg(FedAvg):
     moves agree, not a factor of a gradient. It cannot be compared with other methods'.
 
     Args:
-        eta_g: The server's step: the length of a move in a coordinate whose moves agree.
+        eta_g: The server's step: the length of a move where moves agree.
         beta1: The decay of m, in [0, 1).
         tau: The least divisor; v starts at tau^2.
     """

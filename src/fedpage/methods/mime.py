@@ -55,7 +55,7 @@ class AtModel(NamedTuple):
 
 
 class AtBoth(NamedTuple):
-    """To S clients: send your gradients at x and x_prev over all rows, as one vector."""
+    """To S clients: send your gradients at x and x_prev, all rows, as one vector."""
 
     x: Vector
     x_prev: Vector
