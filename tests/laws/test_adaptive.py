@@ -394,6 +394,21 @@ def test_both_exchanges_call_the_same_clients_and_count_as_rounds(name):
     assert run.costs.floats_up == 4 * problem.d * 12
 
 
+@pytest.mark.parametrize("name", ["FedExP", "Mime", "MimeLite", "MimeMVR"])
+def test_replies_pass_through_codecs(name):
+    problem = uneven("robust")
+    plain, coded = (
+        fp.simulate(problem, getattr(fp, name)(S=4, K=2, eta_l=0.05, b=2, up=up), rounds=6, seed=1)
+        for up in ("none", "natural")
+    )
+    numbers = (problem.d + 1 if name == "FedExP" else problem.d) / problem.d
+    assert plain.last("bits_up") == plain.last("floats_up") * 64
+    assert coded.last("bits_up") == 6 * 4 * problem.d * (
+        12 * (2 if name == "MimeLite" else 1) + 64 * (numbers - 1)
+    )
+    assert 0 < np.linalg.norm(coded.x - plain.x) < np.linalg.norm(plain.x)
+
+
 def test_clients_of_an_earlier_round_are_those_that_it_drew():
     for ago, S in itertools.product((1, 3), (5, 40)):
         now, then = RoundDraws(7, 9), RoundDraws(7, 9 - ago)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
@@ -58,12 +60,15 @@ class FedExP:
         eps: A small number that bounds eta_g where the mean of the moves vanishes.
         averaged: Whether the model that is evaluated is the mean of the last two
             iterates, as in the paper's figures. The iterates do not change.
+        up: The codec of dy, which must be unbiased. |dy|^2 is measured before it, so
+            that its noise makes eta_g smaller on average.
     """
 
     name: ClassVar[str] = "FedExP"
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
     messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {Model: {"dy": None}}
 
     S: int = 20
     K: int = 10
@@ -71,6 +76,7 @@ class FedExP:
     b: int | None = 4
     eps: float = 1e-3
     averaged: bool = False
+    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -80,6 +86,7 @@ class FedExP:
         validate.batch(self.name, "b", self.b)
         validate.positive(self.name, "eps", self.eps)
         validate.flag(self.name, "averaged", self.averaged)
+        codecs.check(self, "unbiased")
 
     @property
     def effective_step(self) -> float:

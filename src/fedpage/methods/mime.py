@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd, local_svrg
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
@@ -104,18 +106,22 @@ class MimeLite(LocalSGD):
 
     Args:
         beta: The momentum, in [0, 1).
+        up: The codec of replies, which must be unbiased.
     """
 
     name: ClassVar[str] = "MimeLite"
     paper: ClassVar[str] = "Karimireddy et al. 2021"
     messages: ClassVar[MessageTypes] = {Steps: LiteReply}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {Steps: {"dy": None, "g": None}}
 
     beta: float = 0.9
+    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.decay(self.name, "beta", self.beta)
+        codecs.check(self, "unbiased")
 
     def init(self, x0: Vector, N: int) -> LiteState:
         """Start with m = 0."""
@@ -157,18 +163,25 @@ class Mime(LocalSGD):
 
     Args:
         beta: The momentum, in [0, 1).
+        up: The codec of replies, which must be unbiased.
     """
 
     name: ClassVar[str] = "Mime"
     paper: ClassVar[str] = "Karimireddy et al. 2021"
     messages: ClassVar[MessageTypes] = {AtModel: Gradient, Steps: Move}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        AtModel: {"g": None},
+        Steps: {"dy": None},
+    }
 
     beta: float = 0.9
+    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.decay(self.name, "beta", self.beta)
+        codecs.check(self, "unbiased")
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with m = 0; the first exchange asks for gradients."""
@@ -217,18 +230,26 @@ class MimeMVR(LocalSGD):
 
     Args:
         a: The weight of the new gradients, in (0, 1].
+        up: The codec of replies, which must be unbiased.
     """
 
     name: ClassVar[str] = "MimeMVR"
     paper: ClassVar[str] = "Karimireddy et al. 2021"
     messages: ClassVar[MessageTypes] = {AtModel: Gradient, AtBoth: Change, Steps: Move}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        AtModel: {"g": None},
+        AtBoth: {"u": None},
+        Steps: {"dy": None},
+    }
 
     a: float = 0.1
+    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.probability(self.name, "a", self.a)
+        codecs.check(self, "unbiased")
 
     def init(self, x0: Vector, N: int) -> MVRState:
         """Return the start; the first m is the mean gradient of the first clients."""
