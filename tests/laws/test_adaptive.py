@@ -401,11 +401,10 @@ def test_replies_pass_through_codecs(name):
         fp.simulate(problem, getattr(fp, name)(S=4, K=2, eta_l=0.05, b=2, up=up), rounds=6, seed=1)
         for up in ("none", "natural")
     )
-    numbers = (problem.d + 1 if name == "FedExP" else problem.d) / problem.d
-    assert plain.last("bits_up") == plain.last("floats_up") * 64
-    assert coded.last("bits_up") == 6 * 4 * problem.d * (
-        12 * (2 if name == "MimeLite" else 1) + 64 * (numbers - 1)
-    )
+    vectors, numbers = (2 if name == "MimeLite" else 1), (1 if name == "FedExP" else 0)
+    replies = 6 * 4
+    assert plain.last("bits_up") == replies * (vectors * problem.d + numbers) * 64
+    assert coded.last("bits_up") == replies * (vectors * problem.d * 12 + numbers * 64)
     assert 0 < np.linalg.norm(coded.x - plain.x) < np.linalg.norm(plain.x)
 
 
