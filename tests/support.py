@@ -24,7 +24,7 @@ class ScriptedDraws:
     def coin(self, p: float) -> bool:
         return self._coin
 
-    def clients(self, N: int, S: int) -> np.ndarray:
+    def clients(self, N: int, S: int, ago: int = 0) -> np.ndarray:
         if S >= N:
             return np.arange(N, dtype=np.int64)
         assert len(self._clients) == S

@@ -300,7 +300,7 @@ class NodeDraws:
         """Refuse: only the server draws the coin."""
         raise NotImplementedError("a client does not draw the server's coin")
 
-    def clients(self, N: int, S: int) -> Ints:
+    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
         """Refuse: only the server samples clients."""
         raise NotImplementedError("a client does not sample clients")
 
