@@ -10,8 +10,16 @@ import fedpage as fp
 from rows.row import Row, Setting
 
 
-def _zerosarah(s: Setting, **options: Any) -> fp.ZeroSARAH:
-    return fp.ZeroSARAH(S=s.S, b=s.b, **options).with_step(s.step)
+def _cofig(s: Setting, **options: Any) -> fp.COFIG:
+    return fp.COFIG(S=s.S, b=s.b, **options).with_step(s.step)
+
+
+def _diana(s: Setting, **options: Any) -> fp.DIANA:
+    return fp.DIANA(b=s.b, **options).with_step(s.step)
+
+
+def _frecon(s: Setting, **options: Any) -> fp.FRECON:
+    return fp.FRECON(S=s.S, b=s.b, **options).with_step(s.step)
 
 
 def _rest_tables(run: Any, gradients: np.ndarray) -> None:
@@ -25,6 +33,21 @@ def _rest_differences(run: Any, gradients: np.ndarray) -> None:
     run.costs.round = 1  # round 0 has no table yet
 
 
+# a codec leaves no step of gradient descent
+_COMPRESSED: dict[str, Any] = {"descent": None, "rest": _rest_tables}
+_DIFFERENCES: dict[str, Any] = {"descent": None, "rest": _rest_differences}
+
 ROWS = {
-    "ZeroSARAH": Row(_zerosarah, rest=_rest_differences),
+    "SAGA": Row(lambda s: fp.SAGA(S=s.S, b=s.b).with_step(s.step), rest=_rest_tables),
+    "COFIG-natural": Row(lambda s: _cofig(s, up="natural"), **_COMPRESSED),
+    "COFIG-randk": Row(lambda s: _cofig(s, up="randk:0.5"), **_COMPRESSED),
+    "COFIG-half-rate": Row(lambda s: _cofig(s, a=0.5), rest=_rest_tables),
+    "DIANA": Row(_diana, rest=_rest_tables),
+    "DIANA-natural": Row(lambda s: _diana(s, up="natural"), **_COMPRESSED),
+    "ZeroSARAH": Row(
+        lambda s: fp.ZeroSARAH(S=s.S, b=s.b).with_step(s.step), rest=_rest_differences
+    ),
+    "FRECON": Row(_frecon, rest=_rest_differences),
+    "FRECON-natural": Row(lambda s: _frecon(s, up="natural"), **_DIFFERENCES),
+    "FRECON-randk": Row(lambda s: _frecon(s, up="randk:0.5"), **_DIFFERENCES),
 }

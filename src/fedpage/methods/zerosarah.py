@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.types import (
     Call,
@@ -65,9 +67,7 @@ class ClientState(NamedTuple):
     y: Vector
 
 
-@register(
-    "zerosarah", group="variance-reduced", assumes="clients that keep a state"
-)
+@register("zerosarah", group="variance-reduced", assumes="clients that keep a state")
 @dataclass(frozen=True)
 class ZeroSARAH:
     """ZeroSARAH: SARAH's differences, pulled towards SAGA's estimate of the gradient.
@@ -79,17 +79,25 @@ class ZeroSARAH:
         eta: The step size.
         lam: The weight of SAGA's estimate; None: S/(2N). With lam = 1 it is SAGA.
         b: Rows in a minibatch, the same at both points; None: all rows.
+        up: The codec of the replies, a cast; FRECON takes other codecs.
+        down: The codec of the models, a cast.
     """
 
     name: ClassVar[str] = "ZeroSARAH"
     paper: ClassVar[str] = "Li, Hanzely, Richtárik 2021"
     messages: ClassVar[MessageTypes] = {First: FirstReply, TwoPoints: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {
+        First: {"p": None},
+        TwoPoints: {"change": None, "drift": None},
+    }
 
     S: int = 20
     eta: float = 0.1
     lam: float | None = None
     b: int | None = None
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -98,6 +106,7 @@ class ZeroSARAH:
         if self.lam is not None:
             validate.probability(self.name, "lam", self.lam)
         validate.batch(self.name, "b", self.b)
+        codecs.check(self, "cast", hint="use a cast such as float32, or FRECON")
 
     @property
     def effective_step(self) -> float:
@@ -109,9 +118,7 @@ class ZeroSARAH:
         return replace(self, eta=step)
 
     @classmethod
-    def from_theory(
-        cls, problem: Problem, *, S: int, lam: float | None = None
-    ) -> Self:
+    def from_theory(cls, problem: Problem, *, S: int, lam: float | None = None) -> Self:
         """Return the method with the step size of its nonconvex theorem.
 
         L is the clients' average smoothness. `table_steps.zerosarah_nonconvex` has the
@@ -147,13 +154,24 @@ class ZeroSARAH:
     def client(
         self, message: First | TwoPoints, oracle: Oracle, client_state: ClientState
     ) -> tuple[FirstReply | Reply, ClientState]:
-        """Compute p = grad_I(x) and q = grad_I(x_prev), the same I; y_i becomes p."""
+        """Compute p = grad_I(x) and q = grad_I(x_prev), the same I."""
         batch = oracle.batch(self.b)
         p = oracle.grad(message.x, batch)
         if isinstance(message, First):
-            return FirstReply(p), ClientState(p)
+            return FirstReply(p), client_state
         q = oracle.grad(message.x_prev, batch)
-        return Reply(p - q, q - client_state.y), ClientState(p)
+        return Reply(p - q, q - client_state.y), client_state
+
+    def keep(
+        self,
+        message: First | TwoPoints,
+        sent: FirstReply | Reply,
+        client_state: ClientState,
+    ) -> ClientState:
+        """Set y_i to p, or to what the server takes for p where a cast rounds."""
+        if isinstance(sent, FirstReply):
+            return ClientState(sent.p)
+        return ClientState(client_state.y + (sent.change + sent.drift))
 
     def server(self, state: State, replies: Replies[FirstReply | Reply]) -> State:
         """Set v, move along it, and keep h = mean y_i."""
