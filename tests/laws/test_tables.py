@@ -1,0 +1,476 @@
+"""Laws of methods whose clients keep a table of gradients: COFIG, SAGA, DIANA, ZeroSARAH, FRECON.
+
+The replays use lists, loops and the formulas of the papers. Of fedpage they use only codecs, which
+have laws of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from plain import X0, D, N, add, chance, grad, mean, some_rows
+from support import Replay, ScriptedDraws, quadratic, uneven
+
+import fedpage as fp
+from fedpage.codecs import Keys, as_codec
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulation import Simulation
+from fedpage.methods import table_steps
+from fedpage.methods.frecon import FRECON
+from fedpage.methods.zerosarah import ClientState, FirstReply, ZeroSARAH
+
+# Replays
+
+OMEGA = {"none": 0.0, "natural": 1 / 8, "randk:1": D - 1.0}
+
+
+def coded(codec: str, v: list[float], r: int, client: int, field: int = 0) -> list[float]:
+    """Return C(v) with the keys of a round, a client and a field of its reply."""
+    draws = RoundDraws(0, r)
+    keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
+    return as_codec(codec).apply(np.array([v]), keys)[0].tolist()
+
+
+def some_clients(S: int) -> list[int]:
+    return sorted(chance.sample(range(N), S))
+
+
+@pytest.mark.parametrize("codec", OMEGA)
+@pytest.mark.parametrize("S", [2, None])
+def test_cofig_and_diana(objective, check, codec, S):
+    b, eta = 3, 0.2
+    given = 0.4 if codec == "natural" and S else None
+    a = 1 / (1 + OMEGA[codec]) if given is None else given
+    x, h, script, expected = X0, [[0.0] * D for _ in range(N)], [], []
+    for r in range(9):
+        clients = some_clients(S or N)
+        batches = {i: [some_rows(b)] for i in clients}
+        old, sent = mean(h), []
+        for i in clients:
+            u = coded(codec, add((1, grad(objective, i, batches[i][0], x)), (-1, h[i])), r, i)
+            h[i] = add((1, h[i]), (a, u))
+            sent.append(u)
+        x = add((1, x), (-eta, old), (-eta, mean(sent)))
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    options: dict[str, Any] = {"eta": eta, "a": given, "b": b, "up": codec}
+    run = check(fp.COFIG(S=S, **options) if S else fp.DIANA(**options), script, expected)
+    np.testing.assert_allclose(run.state.h, mean(h), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().h, h, rtol=0, atol=1e-10)
+
+
+def test_saga(objective, check):
+    """Replay SAGA as its paper writes it, with a table of gradients instead of changes."""
+    S, b, eta = 2, 3, 0.2
+    x, table, script, expected = X0, [[0.0] * D for _ in range(N)], [], []
+    for r in range(9):
+        clients = some_clients(S)
+        batches = {i: [some_rows(b)] for i in clients}
+        new = {i: grad(objective, i, batches[i][0], x) for i in clients}
+        step = add(
+            (1, mean(list(new.values()))), (-1, mean([table[i] for i in clients])), (1, mean(table))
+        )
+        x = add((1, x), (-eta, step))
+        for i in clients:
+            table[i] = new[i]
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    run = check(fp.SAGA(S=S, eta=eta, b=b), script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().h, table, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("lam", [None, 0.7])
+def test_zerosarah(objective, check, lam):
+    S, b, eta = 2, 3, 0.2
+    weight = S / (2 * N) if lam is None else lam
+    x, x_prev, v = X0, X0, [0.0] * D
+    y, script, expected = [[0.0] * D for _ in range(N)], [], []
+    for r in range(9):
+        clients = some_clients(S)
+        batches = {i: [some_rows(b)] for i in clients}
+        old, changes, drifts = mean(y), [], []
+        for i in clients:
+            p = grad(objective, i, batches[i][0], x)
+            q = grad(objective, i, batches[i][0], x_prev)
+            changes.append(add((1, p), (-1, q)))
+            drifts.append(add((1, q), (-1, y[i])))
+            y[i] = p
+        part = 1.0 if r == 0 else weight
+        v = add((1, mean(changes)), (1 - part, v), (part, mean(drifts)), (part, old))
+        x, x_prev = add((1, x), (-eta, v)), x
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    run = check(fp.ZeroSARAH(S=S, eta=eta, lam=lam, b=b), script, expected)
+    np.testing.assert_allclose(run.state.h, mean(y), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().y, y, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("codec", OMEGA)
+def test_frecon(objective, check, codec):
+    S, b, eta = 2, 3, 0.1
+    lam, a = (0.7, 0.4) if codec == "natural" else (None, None)
+    weight = S / (2 * (1 + OMEGA[codec]) * N) if lam is None else lam
+    rate = 1 / (1 + OMEGA[codec]) if a is None else a
+    x, x_prev, g = X0, X0, [0.0] * D
+    h, script, expected = [[0.0] * D for _ in range(N)], [], []
+    for r in range(9):
+        clients = some_clients(S)
+        batches = {i: [some_rows(b)] for i in clients}
+        old, changes, drifts = mean(h), [], []
+        for i in clients:
+            p = grad(objective, i, batches[i][0], x)
+            q = grad(objective, i, batches[i][0], x_prev)
+            changes.append(coded(codec, add((1, p), (-1, q)), r, i, 0))
+            # the first reply has no change, so that the drift is its field 0
+            drifts.append(coded(codec, add((1, q), (-1, h[i])), r, i, int(r > 0)))
+            h[i] = add((1, h[i]), (rate, drifts[-1]))
+        part = 1.0 if r == 0 else weight
+        g = add((1, mean(changes)), (1 - part, g), (part, mean(drifts)), (part, old))
+        x, x_prev = add((1, x), (-eta, g)), x
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    method = fp.FRECON(S=S, eta=eta, lam=lam, a=a, b=b, up=codec)
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.state.h, mean(h), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().h, h, rtol=0, atol=1e-10)
+
+
+# Reductions
+
+
+@pytest.mark.parametrize("b", [None, 2])
+def test_cofig_without_a_codec_is_zerosarah_with_lam_one(b):
+    problem = uneven("logistic-nonconvex")
+    cofig = Simulation(problem, fp.COFIG(S=3, eta=0.3, b=b), seed=1)
+    zerosarah = Simulation(problem, fp.ZeroSARAH(S=3, eta=0.3, lam=1.0, b=b), seed=1)
+    for _ in range(40):
+        cofig.step()
+        zerosarah.step()
+        np.testing.assert_allclose(cofig.x, zerosarah.x, rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class KeepsOld(ZeroSARAH):
+    """ZeroSARAH whose clients keep q, the gradient at x_prev, instead of p."""
+
+    def keep(self, message, sent, client_state):
+        sent_now = sent.p if isinstance(sent, FirstReply) else sent.drift
+        return ClientState(client_state.y + sent_now)
+
+    def server(self, state, replies):
+        new, mean = super().server(state, replies), replies.mean
+        sent_now = mean.p if isinstance(mean, FirstReply) else mean.drift
+        return new._replace(h=state.h + replies.count / state.N * sent_now)
+
+
+@pytest.mark.parametrize("b", [None, 2])
+def test_frecon_without_a_codec_is_zerosarah_that_keeps_q(b):
+    problem = uneven("logistic-nonconvex")
+    frecon = Simulation(problem, fp.FRECON(S=3, eta=0.3, b=b), seed=1)
+    zerosarah = Simulation(problem, KeepsOld(S=3, eta=0.3, b=b), seed=1)
+    kept = Simulation(problem, fp.ZeroSARAH(S=3, eta=0.3, b=b), seed=1)
+    for _ in range(40):
+        for run in (frecon, zerosarah, kept):
+            run.step()
+        np.testing.assert_allclose(frecon.x, zerosarah.x, rtol=0, atol=1e-12)
+    assert np.abs(frecon.x - kept.x).max() > 1e-4
+
+
+@pytest.mark.parametrize("codec", ["none", "natural", "randk:0.5"])
+def test_diana_is_cofig_with_all_clients(codec):
+    problem = uneven("robust")
+    diana = fp.simulate(problem, fp.DIANA(eta=0.2, b=2, up=codec), rounds=20, seed=3)
+    everyone = fp.COFIG(S=problem.N, eta=0.2, b=2, up=codec)
+    assert diana.same(fp.simulate(problem, everyone, rounds=20, seed=3))
+
+
+def test_saga_is_cofig_without_a_codec():
+    problem = uneven("robust")
+    saga = fp.simulate(problem, fp.SAGA(S=3, eta=0.2, b=2), rounds=20, seed=3)
+    assert saga.same(fp.simulate(problem, fp.COFIG(S=3, eta=0.2, b=2), rounds=20, seed=3))
+
+
+# Invariants
+
+METHODS = {
+    "SAGA": fp.SAGA(S=4, eta=0.1, b=2),
+    "COFIG-natural": fp.COFIG(S=4, eta=0.1, b=2, up="natural"),
+    "COFIG-randk": fp.COFIG(S=4, eta=0.02, up="randk:0.5"),
+    "COFIG-float32": fp.COFIG(S=4, eta=0.1, a=0.3, up="float32", down="float32"),
+    "DIANA-natural": fp.DIANA(eta=0.1, b=2, up="natural"),
+    "ZeroSARAH": fp.ZeroSARAH(S=4, eta=0.1, b=2),
+    "ZeroSARAH-float32": fp.ZeroSARAH(S=4, eta=0.1, up="float32", down="float32"),
+    "FRECON-natural": fp.FRECON(S=4, eta=0.1, b=2, up="natural"),
+}
+
+
+@pytest.mark.parametrize("faults", [None, fp.Faults(dropout=0.3, late=0.1, nan=0.1)])
+@pytest.mark.parametrize("name", METHODS)
+def test_h_is_the_mean_of_the_tables(name, faults):
+    run = Simulation(
+        uneven("robust"), METHODS[name], seed=2, faults=faults, policy=fp.Policy(retries=0)
+    )
+    for _ in range(40):
+        run.step()
+        (table,) = run.client_states.get_all()
+        np.testing.assert_allclose(run.state.h, table.mean(axis=0), rtol=0, atol=1e-13)
+    assert np.linalg.norm(run.state.h) > 1e-3
+
+
+def test_without_a_table_there_is_a_floor():
+    class NoTable(fp.COFIG):
+        def rate(self, d):
+            return 0.0
+
+    problem, errors = quadratic(), {}
+    for kind in (fp.COFIG, NoTable):
+        history = fp.simulate(
+            problem, kind(S=3, eta=0.05, up="natural"), rounds=800, seed=0, record_every=0
+        )
+        errors[kind] = np.linalg.norm(history.x - problem.x_star)
+    assert errors[fp.COFIG] < 1e-9
+    assert errors[NoTable] > 0.1
+
+
+@pytest.mark.parametrize("lam", [0.3, 0.8])
+@pytest.mark.parametrize("kind", [ZeroSARAH, FRECON])
+def test_the_bias_contracts_by_exactly_one_minus_lam(kind, lam):
+    """E[v^r] - grad f(x^r) = (1 - lam)(v^{r-1} - grad f(x^{r-1})), over all pairs of clients."""
+    problem, method = quadratic(), kind(S=2, lam=lam)
+    rng = np.random.default_rng(0)
+    (x, x_prev, v), table = rng.normal(size=(3, problem.d)), rng.normal(size=(8, problem.d))
+
+    def next_v(clients: tuple[int, ...]) -> np.ndarray:
+        run = Replay(problem, method, script=[None, ScriptedDraws(1, False, list(clients), {})])
+        run.state = run.method.init(x, problem.N)._replace(x_prev=x_prev, h=table.mean(axis=0))
+        run.state = run.state._replace(**{run.state._fields[2]: v})  # v or g
+        run.client_states.put(np.arange(8), method.client_state(table))
+        run.costs.round = 1
+        run.step()
+        return run.state[2]
+
+    pairs = itertools.combinations(range(8), 2)
+    left = np.mean([next_v(pair) for pair in pairs], axis=0) - problem.grad(x)
+    np.testing.assert_allclose(left, (1 - lam) * (v - problem.grad(x_prev)), rtol=0, atol=1e-12)
+
+
+# Costs
+
+
+def test_costs_are_counted_from_what_is_sent():
+    problem = quadratic()  # four parameters
+
+    def diffs(method, column):
+        history = fp.simulate(problem, method, rounds=3, seed=0, record_every=1)
+        return np.diff(history[column]).tolist()
+
+    for method in (fp.ZeroSARAH(S=3), fp.FRECON(S=3)):
+        assert diffs(method, "floats_up") == diffs(method, "floats_down") == [12, 24, 24]
+        assert diffs(method, "clients") == [3, 3, 3]
+    assert diffs(fp.SAGA(S=3), "floats_up") == diffs(fp.SAGA(S=3), "floats_down") == [12] * 3
+    assert diffs(fp.COFIG(S=3, up="natural"), "bits_up") == [3 * 4 * 12] * 3
+    assert diffs(fp.DIANA(up="randk:1"), "bits_up") == [8 * 64] * 3
+    assert diffs(fp.FRECON(S=3, up="natural"), "bits_up") == [3 * 4 * 12, 6 * 4 * 12, 6 * 4 * 12]
+    assert diffs(fp.ZeroSARAH(S=3, up="float32"), "bits_up") == [12 * 32, 24 * 32, 24 * 32]
+    assert diffs(fp.COFIG(S=3, down="float32"), "bits_down") == [12 * 32] * 3
+
+
+# Step sizes
+
+STEPS = {
+    "COFIG": lambda L, N, S, omega: table_steps.cofig_nonconvex(L, N, S, omega),
+    "COFIG convex": lambda L, N, S, omega: table_steps.cofig_convex(L, N, S, omega),
+    "DIANA": lambda L, N, S, omega: table_steps.diana_nonconvex(L, N, omega),
+    "DIANA mu": lambda L, N, S, omega: table_steps.diana_strongly_convex(
+        L, L / 10, N, omega, 1 / (1 + omega)
+    ),
+    "ZeroSARAH": lambda L, N, S, omega: table_steps.zerosarah_nonconvex(L, N, S),
+    "FRECON": lambda L, N, S, omega: table_steps.frecon_nonconvex(L, N, S, omega),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_have_a_unit_and_an_order(name):
+    """A step is a length over a gradient, 1/L; more variance never allows a longer step."""
+    step = STEPS[name]
+    for n, S, omega in itertools.product((4, 100, 3250), (1, 4), (0.0, 0.125, 60.0)):
+        assert step(6.0, n, S, omega) == pytest.approx(step(2.0, n, S, omega) / 3, rel=1e-12)
+        assert step(2.0, n, S, omega + 1) <= step(2.0, n, S, omega)
+        assert step(2.0, n, S + 1, omega) >= step(2.0, n, S, omega)
+        assert step(2.0, n, S, omega) <= 1.0
+    for n in (1, 10, 3250):  # gradient descent: at least 1/(20 L)
+        assert 1 / 20 <= step(1.0, n, n, 0.0) <= 2.0
+
+
+def test_the_formulas_of_the_theorems():
+    """Compare with numbers that were worked out by hand; 1 + omega = 4, N = 64."""
+    assert table_steps.cofig_nonconvex(2.0, 64, 4, 3.0) == pytest.approx(4 / (10 * 8 * 8))
+    assert table_steps.cofig_nonconvex(2.0, 64, 4, 0.0) == pytest.approx(4 / (10 * 16))
+    assert table_steps.cofig_nonconvex(2.0, 64, 64, 0.0) == 1 / 4
+    assert table_steps.cofig_convex(2.0, 64, 4, 3.0) == pytest.approx(1 / 20)
+    assert table_steps.cofig_convex(2.0, 64, 1, 3.0) == pytest.approx(1 / 68)
+    assert table_steps.cofig_convex(2.0, 2**14, 4, 3.0) == pytest.approx(1 / 256)
+    assert table_steps.diana_nonconvex(2.0, 1, 3.0) == pytest.approx(1 / 200)
+    assert table_steps.diana_strongly_convex(3.0, 1.0, 6, 3.0, 0.25) == pytest.approx(1 / 8)
+    assert table_steps.diana_strongly_convex(3.0, 0.1, 6, 3.0, 0.25) == pytest.approx(2 / 12.4)
+    assert table_steps.zerosarah_nonconvex(2.0, 32, 4) == pytest.approx(1 / 10)
+    assert table_steps.zerosarah_nonconvex(2.0, 8, 8, 1.0) == pytest.approx(
+        1 / (2 * (1 + 1.25**0.5))
+    )
+    assert table_steps.frecon_nonconvex(2.0, 10, 4, 3.0) == pytest.approx(1 / 22)
+
+
+def test_methods_from_theory():
+    problem = uneven("robust")
+    N, (_, Lmax, Lbar, _) = problem.N, problem.smoothness()
+    assert Lmax > 1.1 * Lbar
+    omega = problem.d / 3 - 1
+    assert fp.COFIG.from_theory(problem, S=4, up="randk:3") == fp.COFIG(
+        S=4, eta=table_steps.cofig_nonconvex(Lmax, N, 4, omega), up="randk:3"
+    )
+    assert fp.SAGA.from_theory(problem, S=4, convex=True) == fp.SAGA(
+        S=4, eta=table_steps.cofig_convex(Lmax, N, 4)
+    )
+    assert fp.DIANA.from_theory(problem, up="randk:3") == fp.DIANA(
+        eta=table_steps.diana_nonconvex(Lmax, N, omega), up="randk:3"
+    )
+    assert fp.DIANA.from_theory(problem, up="randk:3", mu=0.1) == fp.DIANA(
+        eta=table_steps.diana_strongly_convex(Lmax, 0.1, N, omega, 1 / (1 + omega)), up="randk:3"
+    )
+    assert fp.ZeroSARAH.from_theory(problem, S=4, lam=0.5) == fp.ZeroSARAH(
+        S=4, eta=table_steps.zerosarah_nonconvex(Lbar, N, 4, 0.5), lam=0.5
+    )
+    assert fp.FRECON.from_theory(problem, S=4, up="randk:3") == fp.FRECON(
+        S=4, eta=table_steps.frecon_nonconvex(Lbar, N, 4, omega), up="randk:3"
+    )
+    for kind in (fp.COFIG, fp.SAGA, fp.ZeroSARAH, fp.FRECON):
+        with pytest.raises(fp.InputError, match="cannot sample S=13 of N=12 clients"):
+            kind.from_theory(problem, S=13)
+
+
+ROUNDS, SEEDS = 120, 6
+
+
+def square(v: np.ndarray) -> float:
+    """Return the mean over rows of the squared norm."""
+    return float((v**2).sum(axis=-1).mean())
+
+
+def gradients(problem: fp.Quadratic, x: np.ndarray) -> np.ndarray:
+    """Return all clients' gradients at x, (N, d)."""
+    return problem.evaluate_clients(np.arange(problem.N), x).gradients
+
+
+def observe(problem: fp.Quadratic, method: Any, see: Any) -> np.ndarray:
+    """Return the mean over seeds of see(run) before every round."""
+    seen = []
+    for seed in range(SEEDS):
+        run = Simulation(problem, method, seed=seed)
+        seen.append([])
+        for _ in range(ROUNDS):
+            seen[-1].append(see(run))
+            run.step()
+    return np.mean(seen, axis=0)
+
+
+def gap(problem: fp.Quadratic) -> float:
+    return problem.loss(np.zeros(problem.d)) - problem.loss(problem.x_star)
+
+
+@pytest.mark.parametrize(
+    ("kind", "up"), [(ZeroSARAH, "none"), (FRECON, "none"), (FRECON, "randk:1")]
+)
+def test_the_bound_of_differences_with_a_table(kind, up):
+    """2 (f(x0) - f* + error of v + error of the table)/(eta R) bounds the mean of |grad f|^2."""
+    problem, S = quadratic(), 2
+    if kind is ZeroSARAH:
+        method, W = fp.ZeroSARAH.from_theory(problem, S=S), 1.0
+    else:
+        method = fp.FRECON.from_theory(problem, S=S, up=up)
+        W = 1 + method.omega(problem.d)
+    x0, N = np.zeros(problem.d), problem.N
+    lam = S / (2 * W * N)
+
+    def see(run: Simulation) -> tuple[float, float, float]:
+        (table,) = run.client_states.get_all()
+        errors = run.state[2] - problem.grad(x0), table - gradients(problem, x0)
+        return square(problem.grad(run.x)), square(errors[0]), square(errors[1])
+
+    seen = observe(problem, method, see)
+    E, Y = seen[1, 1:]  # after round 0
+    weight = 2 * lam * N / S**2 if kind is ZeroSARAH else W / S
+    start = method.eta * (E / (2 * lam) + weight * Y)
+    average = seen[:, 0].mean()
+    assert average <= 2 * (gap(problem) + start) / (method.eta * ROUNDS)
+    # the first errors are not negligible: without them this is no bound
+    assert average > 2 * gap(problem) / (method.eta * ROUNDS)
+
+
+@pytest.mark.parametrize("up", ["none", "randk:1"])
+@pytest.mark.parametrize("S", [1, 3])
+def test_the_nonconvex_bound_of_cofig(S, up):
+    problem = quadratic()
+    method = fp.COFIG.from_theory(problem, S=S, up=up)
+    seen = observe(problem, method, lambda run: square(problem.grad(run.x)))
+    assert seen.mean() <= 2 * gap(problem) / (method.eta * ROUNDS)
+
+
+@pytest.mark.parametrize("up", ["none", "randk:1"])
+@pytest.mark.parametrize("S", [1, 3])
+def test_the_convex_bound_of_cofig(S, up):
+    problem = quadratic()
+    method = fp.COFIG.from_theory(problem, S=S, up=up, convex=True)
+    seen = observe(problem, method, lambda run: problem.loss(run.x))
+    W = 1 + method.omega(problem.d)
+    table = 2 * problem.N * (W * method.eta / S) ** 2 * square(gradients(problem, problem.x_star))
+    bound = (square(problem.x_star) + table) / (method.eta * ROUNDS)
+    assert seen.mean() - problem.loss(problem.x_star) <= bound
+
+
+@pytest.mark.parametrize("up", ["natural", "randk:1"])
+def test_the_contraction_of_diana(up):
+    problem = quadratic()
+    mu = float(np.linalg.eigvalsh(problem.A)[:, 0].min())
+    method = fp.DIANA.from_theory(problem, up=up, mu=mu)
+    omega, a = method.omega(problem.d), method.rate(problem.d)
+    rest = gradients(problem, problem.x_star)
+
+    def see(run: Simulation) -> float:
+        error = square(run.client_states.get_all().h - rest)
+        return square(run.x - problem.x_star) + 4 * omega / (a * problem.N) * method.eta**2 * error
+
+    seen = observe(problem, method, see)[:40]
+    assert (seen <= (1 - method.eta * mu) ** np.arange(40) * seen[0] * (1 + 1e-12)).all()
+    nonconvex = fp.DIANA.from_theory(problem, up=up)
+    squares = observe(problem, nonconvex, lambda run: square(problem.grad(run.x)))
+    assert squares.mean() <= 2 * gap(problem) / (nonconvex.eta * ROUNDS)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fp.COFIG(up="topk:2"), "COFIG: up=topk:2 is biased.*EF21"),
+        (lambda: fp.FRECON(up="topk:2"), "FRECON: up=topk:2 is biased.*EF21"),
+        (lambda: fp.ZeroSARAH(up="natural"), "ZeroSARAH: up=natural .* or FRECON"),
+        (lambda: fp.COFIG(down="natural"), "COFIG: down=natural"),
+        (lambda: fp.SAGA(up="natural"), "with up=natural it is COFIG"),
+        (lambda: fp.SAGA(a=0.5), "SAGA: a must be 1, not 0.5; else it is COFIG"),
+        (lambda: fp.DIANA(S=3), "DIANA: S must be None, all clients, not 3; with sampled"),
+        (lambda: fp.COFIG(a=0.0), r"COFIG: a must be in \(0, 1\], not 0.0"),
+        (lambda: fp.COFIG(S=0), "COFIG: S must be a whole number"),
+        (lambda: fp.FRECON(lam=1.5), r"FRECON: lam must be in \(0, 1\], not 1.5"),
+        (lambda: fp.ZeroSARAH(eta=-1.0), "ZeroSARAH: eta must be a finite number above 0"),
+        (lambda: fp.DIANA.from_theory(quadratic(), mu=-1.0), "DIANA: mu must be"),
+        (lambda: replace(fp.SAGA(), S=9).init(np.zeros(2), 8), "SAGA: cannot sample S=9 of N=8"),
+    ],
+)
+def test_nonsense_is_refused(make, message):
+    with pytest.raises(fp.InputError, match=message):
+        make()
