@@ -160,7 +160,7 @@ def test_plan_on_the_command_line(run):
         (("plan", "--epsilon", "0.1", "--data", "a9b"), "did you mean 'a9a'"),
         (("tune", "fedpge"), "did you mean 'fedpage'"),
         (("tune", "fedpage", "--target", "0"), "a gradient norm must be above 0"),
-        (("tune", "fedpage", "--cost", "money"), "cost must be one of"),
+        (("tune", "fedpage", "--cost", "money"), "is not a cost; costs are"),
         (("tune", "fedpage", "--cost", "seconds"), "needs at least one of latency"),
         (("tune", "fedpage", "--search", "eta=1"), "unknown key 'eta'; did you mean"),
         (("tune", "fedpage", "--search", "eta_g"), "expected name=value"),

@@ -146,6 +146,20 @@ def check_target(problem: Problem, target: Target) -> None:
         )
 
 
+def parse_cost(text: str) -> str:
+    """Check the value of `--cost`, and return it in full, such as bytes_up+0.1*bytes_down.
+
+    Raises:
+        InputError: it is not a cost.
+    """
+    from fedpage.core.columns import Cost
+
+    try:
+        return Cost.parse(text).name
+    except InputError as error:
+        raise InputError(f"--cost: {error}") from None
+
+
 def read_command(cls: type[T], table: Mapping[str, object], path: Path) -> T:
     """Read what a command was given from the table of its run.toml or compare.toml.
 

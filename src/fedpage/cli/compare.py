@@ -14,6 +14,7 @@ from fedpage.cli.common import (
     check_runs,
     check_target,
     handle_signals,
+    parse_cost,
     prepare_out,
     unused_path,
 )
@@ -90,6 +91,7 @@ def execute(
     from fedpage.studies.sweep import run_names
 
     config = command.compare
+    cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     problem = build.build_problem(command.problem)
     methods = _build_methods(config, problem)
@@ -116,14 +118,14 @@ def execute(
             out=out / "runs",
             options=options,
         )
-    print_summary(runs, config.target)
+    print_summary(runs, config.target, cost)
     for history, name in zip(runs, run_names(methods, range(config.seeds)), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = (
         f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
         f"step {config.step:g}"
     )
-    write_reports(runs, out, title, config.target, report)
+    write_reports(runs, out, title, config.target, report, cost)
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

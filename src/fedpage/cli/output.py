@@ -28,21 +28,33 @@ def log(text: str) -> None:
     console(stderr=True).print(f"fedpage: {text}", markup=False, soft_wrap=True)
 
 
-def print_summary(runs: Sequence[History], target: Target) -> None:
-    """Print the result table, without its least needed columns where the terminal is narrow."""
+_LEAST_NEEDED = (
+    "seconds", "clients", "loss", "step", "clients_per_round", "bytes_down", "bytes_up",
+)  # fmt: skip
+"""The columns that a narrow terminal does not show, the first one first."""
+
+
+def print_summary(runs: Sequence[History], target: Target, cost: str = "bytes") -> None:
+    """Print the result table, without its least needed columns where the terminal is narrow.
+
+    Args:
+        runs: The runs.
+        target: The column and the value to reach.
+        cost: The cost by which methods are compared; it has a column of its own.
+    """
     from rich.table import Table
 
     from fedpage.core.columns import describe_column
     from fedpage.report import summary
 
-    rows = summary.summarise(runs, target.value, target.column)
+    rows = summary.summarise(runs, target.value, target.column, cost)
     cells = [row.cells() for row in rows]
-    fields, headings = zip(*summary.headings(target.column).items(), strict=True)
-    unneeded = set() if any(row.end for row in rows) else {"end"}
-    unneeded |= {"loss"} if target.column == "loss" else set()  # it is the target's column
-    columns = [i for i, key in enumerate(fields) if key not in unneeded]
+    fields, headings = zip(*summary.headings(target.column, cost).items(), strict=True)
+    columns = summary.needed(rows, target.column, cost)
     screen = console()
-    for key in ("seconds", "clients", "loss", "step", "clients_per_round"):
+    for key in _LEAST_NEEDED:
+        if key == target.column:
+            continue
         if sum(3 + _width(headings[i], [row[i] for row in cells]) for i in columns) < screen.width:
             break
         columns = [i for i in columns if fields[i] != key]
@@ -53,7 +65,7 @@ def print_summary(runs: Sequence[History], target: Target) -> None:
     for i in columns:
         width = _width(headings[i], [row[i] for row in cells])
         heading = fill(headings[i], width)  # so that rich wraps headings, and no numbers
-        justify: Literal["left", "right"] = "left" if i in (0, 9) else "right"
+        justify: Literal["left", "right"] = "left" if fields[i] in ("method", "end") else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     for row in cells:
         table.add_row(*(row[i] for i in columns))
@@ -71,13 +83,17 @@ def write_reports(
     title: str,
     target: Target,
     report: Path | None = None,
+    cost: str = "bytes",
 ) -> None:
     """Write the plot and the report into `out`, and the report to a file too, and print where."""
     from fedpage.report import page, plots
 
     pages = ([] if out is None else [out / "report.html"]) + ([] if report is None else [report])
     for path in pages:
-        page.write_runs(runs, path, title=title, target=target.value, column=target.column)
+        page.write_runs(
+            runs, path, title=title, target=target.value, column=target.column, cost=cost
+        )
         print(f"Report: {path}")
     if out is not None:
-        print(f"Plot: {plots.save_pair(runs, out / 'curves.png', title, y=target.column)}")
+        picture = plots.save_pair(runs, out / "curves.png", title, y=target.column, cost=cost)
+        print(f"Plot: {picture}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.common import check_count, prepare_out, read_hyper_parameters
+from fedpage.cli.common import check_count, parse_cost, prepare_out, read_hyper_parameters
 from fedpage.cli.options import (
     ForceOption,
     JobsOption,
@@ -37,7 +37,9 @@ def tune(
     cost: Annotated[
         str,
         typer.Option(
-            "--cost", help="rounds, clients, bytes, bytes_up, bytes_down, gradients or seconds."
+            "--cost",
+            help="rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, or a sum: "
+            "up+0.1*down.",
         ),
     ] = "rounds",
     search: Annotated[
@@ -74,6 +76,7 @@ def tune(
     objective = build.build_problem(problem)
     base = build.build_default_method(entry, given, objective)
     grid = build.parse_grid(entry, search or []) or default_grid(base, objective)
+    parse_cost(cost)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
     counts = {
@@ -159,11 +162,25 @@ def _write_report(
         record_every=run.record_every,
     )
     title = f"{tuned.method.name} tuned on {problem.data.name}, {problem.N:,} clients"
+    cost = "round" if "seconds" in tuned.cost else tuned.cost  # estimated: no column has them
     path = page.write_runs(
         runs, report, title=title, target=tuned.target, column=tuned.column, picture=picture,
-        command=command,
+        cost=cost, command=command,
     )  # fmt: skip
     print(f"Report: {path}")
+
+
+def _shown_names(tuned: Tuning) -> list[str]:
+    """List the hyper-parameters that candidates differ in, and those that describe their work."""
+    from dataclasses import fields
+
+    usual = ("eta", "eta_g", "eta_l", "K", "b3", "b", "p")
+    return [
+        field.name
+        for field in fields(tuned.method)
+        if field.name in usual
+        or len({str(getattr(candidate, field.name)) for candidate, _ in tuned.scores}) > 1
+    ]
 
 
 def _print_result(tuned: Tuning, out: Path) -> None:
@@ -176,14 +193,15 @@ def _print_result(tuned: Tuning, out: Path) -> None:
         title=f"{tuned.goal}, medians over seeds",
         title_justify="left",
     )
-    names = [
-        name for name in ("eta_g", "eta_l", "K", "b3", "b", "p") if hasattr(tuned.method, name)
-    ]
+    names = _shown_names(tuned)
     for heading in (*names, tuned.cost, f"best {describe_column(tuned.column).label}", "seeds"):
         table.add_column(heading, justify="right")
     for candidate, score in tuned.scores[:8]:
         values = [getattr(candidate, name) for name in names]
-        cells = ["default" if value is None else f"{value:.4g}" for value in values]
+        cells = [
+            f"{value:.4g}" if isinstance(value, (int, float)) else str(value or "default")
+            for value in values
+        ]
         paid = f"{score.cost:,.4g}" if math.isfinite(score.cost) else "not reached"
         table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
     console().print(table)

@@ -1,8 +1,22 @@
-"""Describe the columns that a history records: label, unit, and whether a column is a cost."""
+"""Describe the columns that a history records, and costs that are sums of them."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Number = TypeVar("Number", float, "NDArray[np.float64]")
+Terms: TypeAlias = tuple[tuple[str, float], ...]
+"""Columns and their weights."""
 
 
 @dataclass(frozen=True)
@@ -11,7 +25,7 @@ class Column:
 
     Attributes:
         label: Words for axes and table headings.
-        unit: "B" for bytes, "s" for seconds, "" for a count or a pure number.
+        unit: "B" for bytes, "bit", "s" for seconds, "" for a count or a pure number.
         is_cost: Whether the column is a cumulative cost, and therefore a possible horizontal axis.
     """
 
@@ -26,6 +40,9 @@ COLUMNS: dict[str, Column] = {
     "bytes": Column("total bytes, up and down", "B", is_cost=True),
     "bytes_up": Column("bytes up", "B", is_cost=True),
     "bytes_down": Column("bytes down", "B", is_cost=True),
+    "bits": Column("total bits, up and down", "bit", is_cost=True),
+    "bits_up": Column("bits up", "bit", is_cost=True),
+    "bits_down": Column("bits down", "bit", is_cost=True),
     "gradients": Column("row gradients, all clients", is_cost=True),
     "gradients_per_client": Column("row gradients per called client", is_cost=True),
     "seconds": Column("seconds in rounds", "s", is_cost=True),
@@ -41,29 +58,161 @@ COLUMNS: dict[str, Column] = {
 }
 """Every built-in column by name. Costs are cumulative.
 
-"bytes" is computed from "bytes_up" and "bytes_down". "gradients" counts gradients of single rows
-(f_ij) over all clients. "gradients_per_client" sums, over rounds, the mean number of gradients of a
-called client. "missing" counts requests without a valid reply in time, "rejected" replies that
-failed validation, and "fallbacks" full rounds that were replaced by sampled ones.
+"bytes" and "bits" are sums of up and down. Bits are exact; bytes count each message as it is sent,
+filled up to whole bytes. "gradients" counts gradients of single rows (f_ij) over all clients.
+"gradients_per_client" sums, over rounds, the mean number of gradients of a called client. "missing"
+counts requests without a valid reply in time, "rejected" replies that failed validation, and
+"fallbacks" full rounds that were replaced by sampled ones.
 """
 
+DERIVED: dict[str, Terms] = {
+    "bytes": (("bytes_up", 1.0), ("bytes_down", 1.0)),
+    "bits": (("bits_up", 1.0), ("bits_down", 1.0)),
+    "bits_up": (("bytes_up", 8.0),),
+    "bits_down": (("bytes_down", 8.0),),
+}
+"""What a column is computed from where it is not recorded. Older runs recorded no bits; each of
+their messages was a whole number of bytes."""
+
 AXES = (
-    "round", "clients", "bytes", "bytes_up", "bytes_down", "gradients", "gradients_per_client",
+    "round", "clients", "bytes", "bytes_up", "bytes_down", "bits", "bits_up", "bits_down",
+    "gradients", "gradients_per_client",
 )  # fmt: skip
 """The costs that reports offer as horizontal axis, in menu order."""
 
+ALIASES = {"rounds": "round", "up": "bytes_up", "down": "bytes_down"}
+"""Short names of columns in a cost."""
 
-def describe_column(name: str) -> Column:
-    """Return the description of a column; a metric's label is its name in words.
+
+def read_column(row: Mapping[str, float], name: str) -> float:
+    """Return the value of a column in a record, computed from other columns where it must be.
 
     Args:
-        name: A built-in column, or the name of a recorded metric.
+        row: The recorded values.
+        name: The column.
 
     Returns:
-        The entry of `COLUMNS`, or a new one for a metric.
+        The value; NaN if the record has neither the column nor what it is computed from.
+
+    >>> read_column({"bytes_up": 10, "bytes_down": 20}, "bits")
+    240.0
+    """
+    if name in row or name not in DERIVED:
+        return row.get(name, math.nan)
+    return sum(weight * read_column(row, part) for part, weight in DERIVED[name])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost to compare runs by: a column, or a sum of columns with weights.
+
+    Attributes:
+        name: The cost in one line, such as "bytes_up+0.1*bytes_down".
+        terms: Its columns, with a weight above 0 for each.
+
+    >>> Cost.parse("up + 0.1*down")
+    Cost(name='bytes_up+0.1*bytes_down', terms=(('bytes_up', 1.0), ('bytes_down', 0.1)))
+    >>> Cost.parse("up+0.1*down").evaluate({"bytes_up": 5.0, "bytes_down": 100.0}.__getitem__)
+    15.0
+    """
+
+    name: str
+    terms: Terms
+
+    @classmethod
+    def parse(cls, text: str | Cost) -> Cost:
+        """Read a cost: a column, or terms such as 0.1*bytes_down with "+" between them.
+
+        Args:
+            text: The cost. "up" and "down" are short for bytes_up and bytes_down.
+
+        Raises:
+            InputError: A term is not a cost, or a weight is not a finite number above 0.
+        """
+        if isinstance(text, Cost):
+            return text
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"a cost must be text such as 'up+0.1*down', not {short_repr(text)}")
+        weights: dict[str, float] = {}
+        for term in re.split(r"(?<![\d.][eE])\+", text):
+            column, weight = _parse_term(term.strip(), text)
+            weights[column] = weights.get(column, 0.0) + weight
+        parts = (c if w == 1 else f"{w:.12g}*{c}" for c, w in weights.items())
+        return cls("+".join(parts), tuple(weights.items()))
+
+    @property
+    def column(self) -> Column:
+        """The label and the unit, for axes and headings."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1:
+            return COLUMNS[self.terms[0][0]]
+        columns = [(COLUMNS[name], weight) for name, weight in self.terms]
+        parts = (c.label if w == 1 else f"{w:g} {c.label}" for c, w in columns)
+        units = {column.unit for column, _ in columns}
+        return Column(" + ".join(parts), units.pop() if len(units) == 1 else "", is_cost=True)
+
+    @property
+    def short_name(self) -> str:
+        """The sum with "up" for "bytes_up" and "down" for "bytes_down", for narrow tables."""
+        if len(self.terms) == 1:
+            return self.column.label
+        return self.name.replace("bytes_up", "up").replace("bytes_down", "down")
+
+    def evaluate(self, read: Callable[[str], Number]) -> Number:
+        """Add up the terms.
+
+        Args:
+            read: Returns a column's value, or its values over all records.
+        """
+        (first, weight), *rest = self.terms
+        total = weight * read(first)
+        for name, weight in rest:
+            total = total + weight * read(name)
+        return total
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _parse_term(term: str, text: str) -> tuple[str, float]:
+    """Read a column, or a number times a column."""
+    number, times, name = term.rpartition("*")
+    weight = 1.0
+    if times:
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not (math.isfinite(weight) and weight > 0):
+            where = "" if term == text.strip() else f" of cost {short_repr(text)}"
+            raise InputError(
+                f"the weight in {short_repr(term)}{where} must be a finite number above 0, "
+                f"as in 0.1*down, not {short_repr(number)}"
+            )
+    name = name.strip()
+    column = ALIASES.get(name, name)
+    if column in COLUMNS and COLUMNS[column].is_cost:
+        return column, weight
+    hint = did_you_mean(name, [*(c for c in COLUMNS if COLUMNS[c].is_cost), *ALIASES])
+    hint = hint or f" costs are {', '.join((*AXES, 'seconds'))}, and sums such as up+0.1*down"
+    where = "" if name == text.strip() else f" in {short_repr(text)}"
+    raise InputError(f"{short_repr(name)}{where} is not a cost;{hint}")
+
+
+def describe_column(name: str) -> Column:
+    """Return the description of a column or a cost; a metric's label is its name in words.
+
+    Args:
+        name: A built-in column, the name of a recorded metric, or a sum of costs.
+
+    Returns:
+        The entry of `COLUMNS`, or a new one for a metric or a sum.
 
     >>> describe_column("bytes_up").label, describe_column("held_out_accuracy").label
     ('bytes up', 'held-out accuracy')
+    >>> describe_column("up+0.1*down").label
+    'bytes up + 0.1 bytes down'
     """
+    if "+" in name or "*" in name or name in ALIASES:
+        return Cost.parse(name).column
     words = name.replace("held_out_", "held-out ").replace("_", " ")
     return COLUMNS.get(name, Column(words))

@@ -10,8 +10,9 @@ from typing import TypedDict
 import numpy as np
 
 from fedpage.callbacks.base import Stopped
+from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.metrics import COST_COLUMNS, higher_is_better
+from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
 
 
@@ -29,7 +30,7 @@ class Stop:
         targets: end at the first record where any of these columns is at its target or better, such
             as {"held_out_accuracy": 0.9}.
         budgets: end after the round that takes any of these costs to its budget, such as
-            {"clients": 1000, "seconds": 60}.
+            {"clients": 1000, "seconds": 60} or {"up+0.1*down": 1e9}.
         patience: end when `monitor` has not improved for this many records.
         monitor: the column that patience watches, "loss" by default.
         min_delta: the least change that counts as an improvement of `monitor`.
@@ -61,10 +62,10 @@ class Stop:
         for name, value in self._targets().items():
             _check_number(name, value, positive=name == "grad_norm")
         for name, value in self._budgets().items():
-            if name not in COST_COLUMNS:
-                hint = did_you_mean(name, COST_COLUMNS)
-                known = ", ".join(COST_COLUMNS)
-                raise InputError(f"stop: {short_repr(name)} is not a cost;{hint} known are {known}")
+            try:
+                Cost.parse(name)
+            except InputError as error:
+                raise InputError(f"stop: {error}") from None
             _check_number(name, value, positive=True)
         whole = isinstance(self.patience, (int, np.integer)) and not isinstance(self.patience, bool)
         if self.patience is not None and not (whole and self.patience >= 1):
@@ -126,13 +127,12 @@ class Stop:
         """Return the end of the run if the costs have used up a budget, else None.
 
         Args:
-            costs: values of `COST_COLUMNS`; "bytes" is computed.
+            costs: the cumulative costs by column; "bytes" and "bits" are computed.
         """
         if self.bytes is None and not self.budgets:
             return None
         for name, budget in self._budgets().items():
-            value = costs["bytes_up"] + costs["bytes_down"] if name == "bytes" else costs[name]
-            if value >= budget:
+            if Cost.parse(name).evaluate(lambda column: read_column(costs, column)) >= budget:
                 text = f"spent {budget:g} {name} at round {costs['round']}"
                 return Stopped(StopReason.BUDGET, text)
         return None
@@ -248,14 +248,13 @@ class Watch:
 
 
 def _value(row: Mapping[str, float], column: str) -> float:
-    if column == "bytes":
-        return row["bytes_up"] + row["bytes_down"]
-    if column not in row:
+    value = read_column(row, column)
+    if column not in row and math.isnan(value):
         hint = did_you_mean(column, row)
         raise InputError(
             f"stop: no column {short_repr(column)} is recorded;{hint} there are {', '.join(row)}"
         )
-    return row[column]
+    return value
 
 
 def _check_number(name: str, value: object, positive: bool = False) -> None:

@@ -17,9 +17,9 @@ function plain(value) {
 }
 
 function format(value, unit) {
-  if (unit !== "B") return plain(value) + (unit && value !== 0 ? " " + unit : "");
+  if (unit !== "B" && unit !== "bit") return plain(value) + (unit && value !== 0 ? " " + unit : "");
   const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.abs(value) || 1) / 3)));
-  return Number((value / 1000 ** power).toPrecision(4)) + " " + ["B", "kB", "MB", "GB", "TB"][power];
+  return Number((value / 1000 ** power).toPrecision(4)) + " " + ["", "k", "M", "G", "T"][power] + unit;
 }
 
 function power(exponent) {

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedpage.core.columns import AXES, COLUMNS, describe_column
+from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column
 from fedpage.core.types import Vector
 from fedpage.report import summary
 from fedpage.report.plots import (
@@ -129,6 +129,7 @@ def write(
     figures: Sequence[FigureRuns],
     settings: Mapping[str, object],
     columns: Sequence[str] = ("grad_norm", "loss"),
+    axes: Sequence[str] = AXES,
     claims: Sequence[JudgedClaim] = (),
     tables: Sequence[Table] = (),
     note: str = "",
@@ -143,6 +144,7 @@ def write(
         figures: Runs to draw.
         settings: Settings and provenance, shown as JSON.
         columns: Recorded columns for the vertical axis; the first is shown at first.
+        axes: Costs for the horizontal axis; the first is shown at first.
         claims: Judged claims.
         tables: Tables to show before the figures.
         note: A line below the title.
@@ -159,7 +161,7 @@ def write(
         loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
     )
     folder = files("fedpage.report")
-    data = json.dumps(_page_data(figures, columns), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(_page_data(figures, columns, axes), separators=(",", ":"), allow_nan=False)
     page = environment.get_template("page.html").render(
         title=title,
         note=note,
@@ -167,9 +169,9 @@ def write(
         picture="" if picture is None else _embed_png(picture),
         command=command,
         claims=claims,
-        axes=AXES,
+        axes=axes,
         values=columns,
-        columns={name: describe_column(name) for name in (*AXES, *columns)},
+        columns={name: describe_column(name) for name in (*axes, *columns)},
         figures=[_figure_view(figure, columns[0]) for figure in figures],
         settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
         data=Markup(data.replace("<", "\\u003c")),
@@ -188,6 +190,7 @@ def write_runs(
     title: str,
     target: float,
     column: str = "grad_norm",
+    cost: str | Cost = "bytes",
     picture: Path | None = None,
     command: str = "",
 ) -> Path:
@@ -199,6 +202,8 @@ def write_runs(
         title: The page's title.
         target: The value of the column that counts as reached.
         column: The recorded column that the target is about.
+        cost: The cost of the comparison: a column, or a sum such as "up+0.1*down". Other than
+            "bytes" it is the horizontal axis that is shown at first.
         picture: A PNG to show before the plot.
         command: A command line to show.
 
@@ -207,7 +212,8 @@ def write_runs(
     """
     groups = by_method(runs)
     about = runs[0].meta
-    head, rows = summary.table(summary.summarise(runs, target, column), column)
+    cost = Cost.parse(cost)
+    head, rows = summary.table(summary.summarise(runs, target, column, cost), column, cost)
     words = describe_column(column).label
     note = (
         f"Medians over seeds. The target is {words} {target:g} while the loss is at most that of "
@@ -227,6 +233,7 @@ def write_runs(
         figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
         settings=settings,
         columns=_value_columns(runs, column),
+        axes=AXES if cost.name == "bytes" else list(dict.fromkeys((cost.name, *AXES))),
         tables=[Table(head, rows, note)],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
@@ -299,15 +306,15 @@ def _embed_png(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
 
 
-def _page_data(figures: Sequence[FigureRuns], columns: Sequence[str]) -> Json:
+def _page_data(figures: Sequence[FigureRuns], columns: Sequence[str], axes: Sequence[str]) -> Json:
     """Collect what the page's script draws."""
     return {
-        "columns": {name: asdict(describe_column(name)) for name in (*AXES, *columns)},
+        "columns": {name: asdict(describe_column(name)) for name in (*axes, *columns)},
         "figures": [
             {
                 "name": figure.name,
                 "panels": [
-                    _panel_data(panel, assign_styles(figure.labels), columns)
+                    _panel_data(panel, assign_styles(figure.labels), columns, axes)
                     for panel in figure.panels
                 ],
             }
@@ -316,7 +323,9 @@ def _page_data(figures: Sequence[FigureRuns], columns: Sequence[str]) -> Json:
     }
 
 
-def _panel_data(panel: PanelRuns, styles: Mapping[str, Style], columns: Sequence[str]) -> Json:
+def _panel_data(
+    panel: PanelRuns, styles: Mapping[str, Style], columns: Sequence[str], axes: Sequence[str]
+) -> Json:
     curves: list[Json] = []
     medians: dict[str, list[Vector]] = {y: [] for y in columns}
     for label, runs in panel.curves.items():
@@ -324,7 +333,7 @@ def _panel_data(panel: PanelRuns, styles: Mapping[str, Style], columns: Sequence
             continue
         costs: dict[str, Json] = {}
         values: dict[str, dict[str, Json]] = {y: {} for y in columns}
-        for x in AXES:
+        for x in axes:
             for y in columns:
                 grid, band = quantile_band(runs, x, y, _QUARTILES)
                 count = min(_POINTS, len(grid))

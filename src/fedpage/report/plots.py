@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fedpage.core.columns import describe_column
+from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError
 from fedpage.core.types import Vector
 from fedpage.report.style import Style, assign_styles
@@ -115,7 +115,7 @@ def quantile_band(
         The grid of costs (m,), and low, median and high (3, m) at them.
     """
     worst = -np.inf if find_direction(runs, y) else np.inf
-    costs = [run[x] for run in runs]
+    costs = [run.cost(x) for run in runs]
     values = [run[y] for run in runs]
     if x == "round":
         grid = np.unique(np.concatenate(costs))
@@ -164,7 +164,8 @@ def curves(
 
     Args:
         histories: Runs of any methods and seeds; a single run is allowed.
-        x: The cost on the horizontal axis: a key of `fedpage.core.columns.COLUMNS`.
+        x: The cost on the horizontal axis: a key of `fedpage.core.columns.COLUMNS`, or a sum of
+            costs such as "up+0.1*down".
         y: Any recorded column.
         ax: Where to draw; None makes a new figure, which is `ax.figure`.
         quantiles: The band's lower and upper quantile.
@@ -235,10 +236,11 @@ def _draw_panel(
             label += " (0: through the lower edge)"
     ax.set_ylabel(label)
     ax.set_xlabel(describe_column(x).label)
-    if describe_column(x).unit == "B":
+    unit = describe_column(x).unit
+    if unit in ("B", "bit"):
         from matplotlib.ticker import EngFormatter
 
-        ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
+        ax.xaxis.set_major_formatter(EngFormatter(unit=unit))
     ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
 
 
@@ -295,27 +297,31 @@ def save_pair(
     title: str,
     *,
     y: str = "grad_norm",
+    cost: str | Cost = "bytes",
     dpi: int = 160,
 ) -> Path:
-    """Draw a column against rounds and against total bytes, side by side, into a file.
+    """Draw a column against rounds and against another cost, side by side, into a file.
 
     Args:
         histories: Runs of any methods and seeds.
         path: The file.
         title: The title above both panels.
         y: The recorded column.
+        cost: The second panel's cost: a column, or a sum such as "up+0.1*down".
         dpi: Dots per inch of a PNG.
 
     Returns:
         The path.
 
     Raises:
-        InputError: No run has a record.
+        InputError: No run has a record, or there is no such cost.
     """
     runs, path = _require_runs(histories), Path(path)
     groups = by_method(runs)
-    panels = tuple(PanelRuns("", groups) for _ in range(2))
-    figure = draw_figure(FigureRuns("pair", title, "", 2, panels), ("round", "bytes"), y)
+    second = Cost.parse(cost).name
+    axes = ("round", "bytes" if second == "round" else second)
+    panels = tuple(PanelRuns("", groups) for _ in axes)
+    figure = draw_figure(FigureRuns("pair", title, "", 2, panels), axes, y)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi)
     return path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedpage.core.columns import describe_column
+from fedpage.core.columns import Cost, describe_column
 from fedpage.runs.history import History, by_method
 
 
@@ -21,12 +21,16 @@ class SummaryRow:
         step: Its effective step.
         value: The last value of the target's column.
         loss: The last loss.
-        rounds: Rounds to the target; inf if it was not reached, as in the next two.
+        rounds: Rounds to the target; inf if it was not reached, as in the next five.
+        cost: The cost to the target by which methods are compared.
         total_bytes: Bytes up and down to the target.
+        bytes_up: Bytes to the server, to the target.
+        bytes_down: Bytes to the clients, to the target.
         clients: Clients called to the target.
         clients_per_round: Clients called in an average round.
         seconds: Seconds that a run spent in rounds.
         end: How many runs diverged, or "".
+        unit: The unit of `cost`.
     """
 
     method: str
@@ -34,11 +38,15 @@ class SummaryRow:
     value: float
     loss: float
     rounds: float
+    cost: float
     total_bytes: float
+    bytes_up: float
+    bytes_down: float
     clients: float
     clients_per_round: float
     seconds: float
     end: str
+    unit: str = "B"
 
     def cells(self) -> list[str]:
         """Format the row for people, in the order of `headings`."""
@@ -48,7 +56,10 @@ class SummaryRow:
             f"{self.value:.3g}",
             f"{self.loss:.5g}",
             _format_count(self.rounds),
+            _format_cost(self.cost, self.unit),
             format_bytes(self.total_bytes),
+            _format_cost(self.bytes_up, "B"),
+            _format_cost(self.bytes_down, "B"),
             _format_count(self.clients),
             f"{self.clients_per_round:.1f}",
             f"{self.seconds:.2f}",
@@ -56,11 +67,16 @@ class SummaryRow:
         ]
 
 
-def headings(column: str = "grad_norm") -> dict[str, str]:
+IN_TABLE = ("bytes", "bytes_up", "bytes_down", "round", "clients")
+"""The costs that every table has; another one gets a column of its own."""
+
+
+def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str, str]:
     """Return the table's headings by field of `SummaryRow`.
 
     Args:
         column: The target's column.
+        cost: The cost by which methods are compared.
 
     Returns:
         Field name to heading, in the order of the cells.
@@ -71,7 +87,10 @@ def headings(column: str = "grad_norm") -> dict[str, str]:
         "value": describe_column(column).label,
         "loss": "loss",
         "rounds": "rounds to target",
+        "cost": f"{Cost.parse(cost).short_name} to target",
         "total_bytes": "bytes to target",
+        "bytes_up": "bytes up to target",
+        "bytes_down": "bytes down to target",
         "clients": "clients to target",
         "clients_per_round": "clients a round",
         "seconds": "seconds a run",
@@ -80,7 +99,10 @@ def headings(column: str = "grad_norm") -> dict[str, str]:
 
 
 def summarise(
-    histories: Iterable[History], target: float, column: str = "grad_norm"
+    histories: Iterable[History],
+    target: float,
+    column: str = "grad_norm",
+    cost: str | Cost = "bytes",
 ) -> list[SummaryRow]:
     """Compute a row of medians for each method.
 
@@ -88,11 +110,12 @@ def summarise(
         histories: Runs of any methods and seeds.
         target: The value that counts as reached, while the loss is at most that of the start.
         column: The recorded column that the target is about.
+        cost: The cost by which methods are compared: a column, or a sum such as "up+0.1*down".
 
     Returns:
         The rows, in the order of the methods.
     """
-    rows = []
+    rows, cost = [], Cost.parse(cost)
     for label, runs in by_method(histories).items():
 
         def median(measure: Callable[[History], float], runs: list[History] = runs) -> float:
@@ -106,33 +129,50 @@ def summarise(
                 value=median(lambda run: run.last(column)),
                 loss=median(lambda run: run.last("loss")),
                 rounds=median(lambda run: run.cost_to(column, target, "round")),
+                cost=median(lambda run: run.cost_to(column, target, cost)),
                 total_bytes=median(lambda run: run.cost_to(column, target, "bytes")),
+                bytes_up=median(lambda run: run.cost_to(column, target, "bytes_up")),
+                bytes_down=median(lambda run: run.cost_to(column, target, "bytes_down")),
                 clients=median(lambda run: run.cost_to(column, target, "clients")),
                 clients_per_round=median(
                     lambda run: run.last("clients") / max(run.last("round"), 1.0)
                 ),
                 seconds=median(lambda run: run.last("seconds")),
                 end=f"{diverged} of {len(runs)} diverged" if diverged else "",
+                unit=cost.column.unit,
             )
         )
     return rows
 
 
-def table(rows: list[SummaryRow], column: str = "grad_norm") -> tuple[list[str], list[list[str]]]:
-    """Arrange rows as headings and cells, without the column "ended" where all runs finished.
+def needed(
+    rows: Sequence[SummaryRow], column: str = "grad_norm", cost: str | Cost = "bytes"
+) -> list[int]:
+    """Choose the columns that say something: their places among the cells.
+
+    "ended" is left out where all runs finished, the cost where another column has it, and the value
+    where the target is about the loss, which has its own column.
+    """
+    left_out = set() if any(row.end for row in rows) else {"end"}
+    left_out |= {"cost"} if Cost.parse(cost).name in IN_TABLE else set()
+    left_out |= {"value"} if column == "loss" else set()
+    return [i for i, name in enumerate(headings(column, cost)) if name not in left_out]
+
+
+def table(
+    rows: list[SummaryRow], column: str = "grad_norm", cost: str | Cost = "bytes"
+) -> tuple[list[str], list[list[str]]]:
+    """Arrange rows as headings and cells, without the columns that say nothing.
 
     Args:
         rows: From `summarise`.
         column: The target's column.
+        cost: The cost by which methods are compared, as in `summarise`.
 
     Returns:
         The headings, and the cells of each row.
     """
-    names = headings(column)
-    count = len(names) if any(row.end for row in rows) else len(names) - 1
-    # the loss has its own column already where the target is about the loss
-    keep = [i for i, name in enumerate(names) if i < count and (column, name) != ("loss", "value")]
-    words = list(names.values())
+    keep, words = needed(rows, column, cost), list(headings(column, cost).values())
     return [words[i] for i in keep], [[row.cells()[i] for i in keep] for row in rows]
 
 
@@ -140,19 +180,26 @@ def _format_count(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "not reached"
 
 
-def format_bytes(value: float) -> str:
-    """Format a number of bytes with a unit; infinity is "not reached".
+def _format_cost(value: float, unit: str) -> str:
+    """Format a cost that stands beside others; "-" if the target was not reached."""
+    if not math.isfinite(value):
+        return "-"
+    return format_bytes(value, unit) if unit in ("B", "bit") else f"{value:,.4g}"
 
-    >>> format_bytes(1_234_567)
-    '1.23 MB'
+
+def format_bytes(value: float, unit: str = "B") -> str:
+    """Format a number of bytes, or of bits, with a unit; infinity is "not reached".
+
+    >>> format_bytes(1_234_567), format_bytes(12_345, "bit")
+    ('1.23 MB', '12.3 kbit')
     """
     if not math.isfinite(value):
         return "not reached"
-    for unit in ("B", "kB", "MB", "GB"):
+    for prefix in ("", "k", "M", "G"):
         if value < 1000:
-            return f"{value:.3g} {unit}"
+            return f"{value:.3g} {prefix}{unit}"
         value /= 1000
-    return f"{value:.3g} TB"
+    return f"{value:.3g} T{unit}"
 
 
 def format_duration(seconds: float) -> str:

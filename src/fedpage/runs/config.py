@@ -145,6 +145,9 @@ class CompareConfig(RoundsConfig):
     )
     K: int = setting(10, "Local steps.", at_least=1)
     step: float = setting(0.1, "Effective step of every method.")
+    cost: str = setting(
+        "bytes", "Cost to the target: bytes, bits, bytes_up, clients, ..., or a sum: up+0.1*down."
+    )
     seeds: int = setting(
         3, "Runs of each method, with seeds 0, 1, ...", at_least=1, at_most=100_000
     )

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.atomic import put
+from fedpage.core.columns import ALIASES, DERIVED, Cost, read_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
@@ -107,18 +108,40 @@ class History:
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
-        """Return a column (records,). "bytes" is bytes_up + bytes_down. Missing values are NaN.
+        """Return a column (records,). Missing values are NaN.
+
+        "bytes" and "bits" are sums of up and down. Bits that were not recorded are 8 times bytes.
 
         Raises:
             InputError: no record has the column.
         """
-        if column == "bytes":
-            return self["bytes_up"] + self["bytes_down"]
-        if self.rows and not any(column in row for row in self.rows):
-            known = [*self.columns, *(["bytes"] if "bytes_up" in self.columns else [])]
+        values = np.array([read_column(row, column) for row in self.rows], dtype=np.float64)
+        if self.rows and np.isnan(values).all() and column not in self.columns:
+            recorded = self.columns
+            known = [*recorded, *(DERIVED if "bytes_up" in recorded else ())]
             hint = did_you_mean(column, known)
+            known = list(dict.fromkeys(known))
             raise InputError(f"no column {short_repr(column)};{hint} there are {', '.join(known)}")
-        return np.array([row.get(column, math.nan) for row in self.rows], dtype=np.float64)
+        return values
+
+    def cost(self, cost: str | Cost) -> NDArray[np.float64]:
+        """Return what each record had cost by then (records,).
+
+        Args:
+            cost: a recorded column, or a sum of costs such as "bytes_up+0.1*bytes_down".
+
+        Raises:
+            InputError: there is no such cost.
+
+        >>> history = History()
+        >>> history.append({"round": 1, "bytes_up": 10, "bytes_down": 40})
+        >>> history.cost("up+0.1*down"), history.cost("bits")
+        (array([14.]), array([400.]))
+        """
+        if isinstance(cost, Cost):
+            return cost.evaluate(self.__getitem__)
+        is_sum = isinstance(cost, str) and ("+" in cost or "*" in cost or cost.strip() in ALIASES)
+        return self[cost] if cost in self.columns or not is_sum else self.cost(Cost.parse(cost))
 
     def last(self, column: str) -> float:
         """Return the last value of a column."""
@@ -170,13 +193,14 @@ class History:
         first = loss[0] if self.first_loss is None else self.first_loss
         return np.asarray(np.isfinite(loss) & (loss <= first), dtype=np.bool_)
 
-    def cost_to(self, column: str, target: float, cost: str = "bytes") -> float:
+    def cost_to(self, column: str, target: float, cost: str | Cost = "bytes") -> float:
         """Return the cost at the first record whose column is at the target or better.
 
         Args:
             column: any recorded column, such as "grad_norm" or "held_out_accuracy".
             target: the value to reach; at least this if higher is better, else at most.
-            cost: a column of costs, such as "bytes", "round", "clients", "gradients", "seconds".
+            cost: a column of costs, such as "bytes", "bits_up", "round", "clients" or "seconds", or
+                a sum of them, such as "bytes_up+0.1*bytes_down" (short: "up+0.1*down").
 
         Returns:
             The cost, or inf if the target is never reached. Only records with f(x) <= f(x0) count.
@@ -187,7 +211,7 @@ class History:
         values = self[column]
         good = values >= target if self.higher_is_better(column) else values <= target
         hits = np.flatnonzero(good & self.progress())
-        costs = self[cost]
+        costs = self.cost(cost)
         return float(costs[hits[0]]) if len(hits) else math.inf
 
     def reached(self, column: str, target: float) -> bool:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.core.columns import describe_column
+from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem, dtype_of
 from fedpage.core.validate import check_whole
@@ -28,12 +28,6 @@ from fedpage.runs.history import History
 from fedpage.studies.parallel import run_tasks
 from fedpage.studies.trials import Candidate, Trial, TrialStore
 from fedpage.theory.planner import Costs
-
-COSTS = {
-    "rounds": "round", "clients": "clients", "bytes": "bytes", "bytes_up": "bytes_up",
-    "bytes_down": "bytes_down", "gradients": "gradients", "seconds": "seconds",
-}  # fmt: skip
-"""What a search can minimise, and the column that counts it; seconds are estimated."""
 
 FRESH_SEED = 10_000
 """The first seed on which the winner is judged."""
@@ -86,7 +80,7 @@ class Tuning:
 
     Attributes:
         method: The winner.
-        cost: What was minimised: a key of `COSTS`.
+        cost: What was minimised, as it was given.
         target: The value that counts as reached.
         column: The recorded column that the target is about.
         grid: The searched values.
@@ -281,26 +275,34 @@ def _round_off(value: float) -> float:
 
 
 def cost_of(
-    history: History, target: float, cost: str, costs: Costs, column: str = "grad_norm"
+    history: History, target: float, cost: str | Cost, costs: Costs, column: str = "grad_norm"
 ) -> float:
     """Compute what a run paid until a recorded column reached its target.
 
     Args:
         history: The run.
         target: The value that counts as reached, at a record with f(x) <= f(x0).
-        cost: A key of `COSTS`.
+        cost: A column or a sum of columns; "seconds" are estimated.
         costs: What estimated seconds depend on.
         column: The recorded column.
 
     Returns:
         The cost; inf if the target was not reached.
     """
-    if cost != "seconds":
-        return history.cost_to(column, target, COSTS[cost])
     rounds = history.cost_to(column, target, "round")
     if not math.isfinite(rounds):
         return math.inf
     at = int(np.flatnonzero(history["round"] == rounds)[0])
+
+    def read(name: str) -> float:
+        return _seconds(history, at, costs) if name == "seconds" else float(history[name][at])
+
+    return Cost.parse(cost).evaluate(read)
+
+
+def _seconds(history: History, at: int, costs: Costs) -> float:
+    """Estimate the seconds that a run has taken at a record."""
+    rounds = float(history["round"][at])
     called = max(float(history["clients"][at]), 1.0)
     down, up = history["bytes_down"][at] / called, history["bytes_up"][at] / called
     work = history["gradients_per_client"][at] / max(rounds, 1.0)
@@ -315,13 +317,13 @@ class _Question:
     column: str
     rounds: int
     record_every: int
-    cost: str
+    cost: Cost
     costs: Costs
 
     def describe(self, problem: Problem) -> dict[str, object]:
         """Return plain values that tell this search from others."""
         about = {"problem": problem.describe(), "version": __version__}
-        return about | dataclasses.asdict(self)
+        return about | dataclasses.asdict(self) | {"cost": self.cost.name}
 
 
 def _run_trial(problem: Problem, method: Candidate, seed: int, question: _Question) -> Trial:
@@ -345,7 +347,7 @@ def tune(
     *,
     target: float,
     column: str = "grad_norm",
-    cost: str = "rounds",
+    cost: str | Cost = "rounds",
     grid: Grid | None = None,
     rounds: int = 2000,
     record_every: int = 10,
@@ -367,7 +369,8 @@ def tune(
         method: The method whose other hyper-parameters stay.
         target: The value of the column to reach.
         column: Any recorded column; its direction decides what reaching means.
-        cost: What to minimise: a key of `COSTS`.
+        cost: What to minimise: a cost that is recorded, such as "bytes", "bits_up" or "clients",
+            a sum such as "up+0.1*down", or "seconds", which are estimated from `costs`.
         grid: Values by hyper-parameter, "step" or "rho"; None: `default_grid`.
         rounds: The most rounds of a run.
         record_every: Rounds between records.
@@ -389,7 +392,7 @@ def tune(
     grid = default_grid(method, problem) if grid is None else grid
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
     alive = candidates = check_search(problem, method, target, column, cost, costs, grid, counts)
-    question = _Question(float(target), column, rounds, record_every, cost, costs)
+    question = _Question(float(target), column, rounds, record_every, Cost.parse(cost), costs)
     trials = TrialStore(store, question.describe(problem))
     runner = _TrialRunner(problem, trials, question, jobs, progress)
     levels = _plan_levels(len(alive), seeds)
@@ -409,7 +412,7 @@ def tune(
     low, middle, high = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest")
     return Tuning(
         method=winner,
-        cost=cost,
+        cost=str(cost),
         target=target,
         column=column,
         grid=grid,
@@ -427,7 +430,7 @@ def check_search(
     method: Candidate,
     target: float,
     column: str,
-    cost: str,
+    cost: str | Cost,
     costs: Costs,
     grid: Grid,
     counts: Mapping[str, int],
@@ -450,14 +453,10 @@ def check_search(
     Raises:
         InputError: The question cannot be asked.
     """
-    if cost not in COSTS:
-        hint = did_you_mean(cost, COSTS)
-        raise InputError(
-            f"cost must be one of {', '.join(COSTS)}, not {cost!r}{';' if hint else ''}{hint}"
-        )
+    parts = [name for name, _ in Cost.parse(cost).terms]
     if not math.isfinite(target) or (column == "grad_norm" and target <= 0):
         raise InputError(f"target must be a finite number above 0, not {target!r}")
-    if cost == "seconds" and not costs.given:
+    if "seconds" in parts and not costs.given:
         raise InputError(
             "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
         )

@@ -1,0 +1,205 @@
+"""Costs: bits beside bytes, and sums of costs, wherever a cost is accepted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage.core.columns import AXES, COLUMNS, DERIVED, Cost, describe_column, read_column
+from fedpage.core.errors import InputError
+from fedpage.engine.stopping import Stop
+from fedpage.report import page, plots, summary
+from fedpage.runs.history import History
+from fedpage.studies import tune as tuning
+from fedpage.theory.planner import Costs
+
+SMALL = ("--data", "census:rows=500", "--clients", "50", "--S", "5")
+
+
+def make_history(*, bits: bool = True, name: str = "COFIG") -> History:
+    """Make a run whose messages hold 12 bits a number up, and 64 down."""
+    history = History({"method": {"name": name, "effective_step": 0.1}, "seed": 0})
+    for r in range(5):
+        row = {"round": r, "clients": 2 * r, "loss": 1.0 / (1 + r), "grad_norm": 2.0 / (1 + r)}
+        row |= {"bytes_up": 20 * r, "bytes_down": 100 * r, "seconds": 0.5 * r, "gradients": r}
+        row |= {"gradients_per_client": r}
+        row |= {"bits_up": 156 * r, "bits_down": 800 * r} if bits else {}
+        history.append(row)
+    return history
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("bytes", "bytes", 120.0),
+        ("rounds", "round", 1.0),
+        ("up", "bytes_up", 20.0),
+        ("up+0.1*down", "bytes_up+0.1*bytes_down", 30.0),
+        (" bytes_up + 0.1 * bytes_down ", "bytes_up+0.1*bytes_down", 30.0),
+        ("up+down", "bytes_up+bytes_down", 120.0),
+        ("up+up", "2*bytes_up", 40.0),
+        ("1e+2*up+.5e-1*down", "100*bytes_up+0.05*bytes_down", 2005.0),
+        ("0.001*bits+2*clients", "0.001*bits+2*clients", 4.956),
+    ],
+)
+def test_a_cost_is_read_and_evaluated(text, name, value):
+    cost = Cost.parse(text)
+    assert (cost.name, Cost.parse(cost.name), Cost.parse(cost)) == (name, cost, cost)
+    assert cost.evaluate(lambda column: read_column(make_history().rows[1], column)) == value
+    np.testing.assert_allclose(make_history().cost(text), value * np.arange(5))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dwn", "'dwn' is not a cost; did you mean 'down'?"),
+        ("up+0.1*dwn", "'dwn' in 'up+0.1*dwn' is not a cost; did you mean 'down'?"),
+        ("money", "'money' is not a cost; costs are round, clients, bytes, .*up+0.1*down"),
+        ("loss", "'loss' is not a cost"),
+        ("up-down", "'up-down' is not a cost"),
+        ("up+", "'' in 'up+' is not a cost"),
+        ("0*up", "the weight in '0*up' must be a finite number above 0"),
+        ("up+-1*down", "the weight in '-1*down' of cost 'up+-1*down' must be"),
+        ("nan*up", "the weight in 'nan*up' must be a finite number above 0"),
+        ("x*up", "as in 0.1*down, not 'x'"),
+        ("*up", "not ''"),
+        ("", "a cost must be text such as 'up+0.1*down', not ''"),
+        (None, "a cost must be text"),
+    ],
+)
+def test_what_is_no_cost_is_refused_in_one_line(text, message):
+    import re
+
+    with pytest.raises(InputError, match=re.escape(message).replace(r"\.\*", ".*")) as error:
+        Cost.parse(text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 220
+
+
+def test_labels_and_units():
+    assert describe_column("up+0.1*down").label == "bytes up + 0.1 bytes down"
+    assert describe_column("up+0.1*down").unit == "B"
+    assert describe_column("0.5*bits_up+bits_down").unit == "bit"
+    assert describe_column("bits+clients").unit == ""
+    assert describe_column("rounds") is COLUMNS["round"]
+    assert all(COLUMNS[name].is_cost for name in (*AXES, *DERIVED))
+
+
+def test_bits_of_a_run_that_did_not_record_them_are_eight_times_its_bytes(tmp_path):
+    old, new = make_history(bits=False), make_history()
+    loaded = History.load(old.to_csv(tmp_path / "old.csv"))
+    for history in (old, loaded):
+        assert history["bits_up"].tolist() == [160.0 * r for r in range(5)]
+        assert history["bits"].tolist() == (8 * history["bytes"]).tolist()
+        assert "bits" not in history.columns
+    assert new["bits_up"].tolist() == [156.0 * r for r in range(5)]
+    assert new["bits"].tolist() == [956.0 * r for r in range(5)]
+    mixed = History()
+    for row in (old.rows[0], old.rows[1], new.rows[2]):  # a run that a newer version continued
+        mixed.append(row)
+    assert mixed["bits_up"].tolist() == [0.0, 160.0, 312.0]
+    free = History()
+    free.append({"round": 0, "loss": 1.0})
+    with pytest.raises(InputError, match="no column 'bits'"):
+        free["bits"]
+
+
+def test_the_cost_to_a_target():
+    history = make_history()
+    assert history.cost_to("loss", 0.5, "up+0.1*down") == 30.0
+    assert history.cost_to("loss", 0.5, Cost.parse("bits_up")) == 156.0
+    assert history.cost_to("loss", 0.01, "up+0.1*down") == math.inf
+    with pytest.raises(InputError, match="did you mean 'down'"):
+        history.cost_to("loss", 0.5, "up+dwn")
+
+
+def test_budgets_are_costs_too():
+    costs = {"round": 3, "bytes_up": 100, "bytes_down": 200, "seconds": 1.5}
+    assert Stop(budgets={"up+0.1*down": 121}).check_budgets(costs) is None
+    ended = Stop(budgets={"up+0.1*down": 120}).check_budgets(costs)
+    assert ended is not None
+    assert ended.detail == "spent 120 up+0.1*down at round 3"
+    assert Stop(budgets={"bits": 2401}).check_budgets(costs) is None
+    assert Stop(budgets={"bits": 2400}).check_budgets(costs) is not None
+    assert Stop(budgets={"bits": 900}).check_budgets({**costs, "bits_up": 90}) is not None
+    with pytest.raises(InputError, match=r"stop: 'dwn' in 'up\+dwn' is not a cost"):
+        Stop(budgets={"up+dwn": 1})
+    problem = fp.Quadratic.random(6, 3, 4, seed=1)
+    history = fp.simulate(
+        problem, fp.FedAvg(S=2, K=1), rounds=50, seed=0, stop=fp.Stop(budgets={"bits": 5000})
+    )
+    assert 5000 <= history.last("bits") < 5000 + 2 * 2 * 4 * 64
+
+
+def test_a_search_for_the_least_sum():
+    history = make_history()
+    links = Costs(latency=2.0)
+    assert tuning.cost_of(history, 0.5, "bits_up+0.1*bits_down", links, "loss") == 236.0
+    assert tuning.cost_of(history, 0.5, "seconds+rounds", links, "loss") == 3.0
+    problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
+    grid = {"eta_g": [0.1, 0.3]}
+    found = tuning.tune(
+        problem, fp.PAGE(S=5), target=0.05, cost="up+0.1*down", grid=grid, rounds=200, seeds=1,
+        fresh=1,
+    )  # fmt: skip
+    run = fp.simulate(problem, found.method, rounds=200, seed=tuning.FRESH_SEED)
+    assert found.judged[1] == run.cost_to("grad_norm", 0.05, "up+0.1*down")
+    assert found.goal == "up+0.1*down to gradient norm 0.05"
+    with pytest.raises(InputError, match="needs at least one of latency"):
+        tuning.tune(problem, fp.PAGE(S=5), target=0.05, cost="seconds+rounds", grid=grid)
+
+
+def test_the_summary_has_up_down_and_the_cost():
+    runs = [make_history(), make_history(name="SAGA", bits=False)]
+    head, cells = summary.table(summary.summarise(runs, 0.5, "loss"), "loss")
+    assert head[4:7] == ["bytes to target", "bytes up to target", "bytes down to target"]
+    assert cells[0][4:7] == ["120 B", "20 B", "100 B"]
+    head, cells = summary.table(summary.summarise(runs, 0.5, "loss", "bits_up"), "loss", "bits_up")
+    assert head[4] == "bits up to target"
+    assert [row[4] for row in cells] == ["156 bit", "160 bit"]
+    rows = summary.summarise(runs, 0.5, "loss", "up+0.1*down")
+    head, cells = summary.table(rows, "loss", "up+0.1*down")
+    assert (head[4], cells[0][4]) == ("up+0.1*down to target", "30 B")
+    _, cells = summary.table(summary.summarise(runs, 1e-9, "loss", "clients+bytes"), "loss")
+    assert cells[0][3:7] == ["not reached", "not reached", "-", "-"]
+
+
+def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
+    runs = [make_history(), make_history(name="SAGA", bits=False)]
+    axes = plots.curves(runs, x="up+0.1*down", y="loss")
+    assert axes.get_xlabel() == "bytes up + 0.1 bytes down"
+    assert axes.lines[0].get_xdata()[-1] == 120.0
+    assert plots.curves(runs, x="bits_up", y="loss").lines[0].get_xdata()[-1] == 624.0
+    plots.save_pair(runs, tmp_path / "pair.png", "title", y="loss", cost="bits", dpi=30)
+    path = page.write_runs(
+        runs, tmp_path / "r.html", title="T", target=0.5, column="loss", cost="up+0.1*down"
+    )
+    text = path.read_text(encoding="utf-8")
+    first = text.index('<option value="bytes_up+0.1*bytes_down">bytes up + 0.1 bytes down</option>')
+    assert first < text.index('<option value="round">') < text.index('<option value="bits">')
+    usual = page.write_runs(runs, tmp_path / "u.html", title="T", target=0.5, column="loss")
+    assert '<select id="x">\n<option value="round">' in usual.read_text(encoding="utf-8")
+
+
+def test_compare_and_tune_on_the_command_line(run, tmp_path):
+    words = ("compare", *SMALL, "--methods", "page,fedavg", "--rounds", "60", "--seeds", "1")
+    words += ("--target", "0.08", "--cost", "up+0.1*down", "--out", "out")
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert "up+0.1*down" in out
+    assert "bytes down" in " ".join(out.replace("┃", " ").split())
+    assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "out/report.html").read_text()
+    assert run("resume", "out")[1].splitlines()[:9] == out.splitlines()[:9]
+    for command in (("compare",), ("tune", "page")):
+        code, _, err = run(*command, "--cost", "up+dwn")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "--cost: 'dwn' in 'up+dwn' is not a cost; did you mean 'down'?" in err
+    words = ("tune", "page", *SMALL, "--target", "0.08", "--rounds", "60", "--seeds", "1")
+    words += ("--fresh", "1", "--search", "eta_g=0.1,0.3", "--out", "t", "--report", "t.html")
+    code, out, err = run(*words, "--cost", "up+0.1*down")
+    assert code == 0, err
+    assert "up+0.1*down to gradient norm 0.08" in out
+    assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "t.html").read_text()
