@@ -317,10 +317,17 @@ class RoundDraws:
         """Return u < p, where u depends on seed and round only."""
         return bool(_coin(self._keys) < p)
 
-    def clients(self, N: int, S: int) -> Ints:
-        """Sample S of N clients without replacement, ascending, in O(S)."""
+    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
+        """Sample S of N clients without replacement, ascending, in O(S).
+
+        >>> now, next_round = RoundDraws(0, 7), RoundDraws(0, 8)
+        >>> bool((next_round.clients(1000, 3, ago=1) == now.clients(1000, 3)).all())
+        True
+        """
         if S >= N:
             return np.arange(N, dtype=np.int64)
+        if ago:
+            return RoundDraws(self._seed, self.round - ago).clients(N, S)
         if N > 2**32 - 1:
             raise InputError(f"clients are numbered in 32 bits: {N:,} are too many")
         chosen: Ints = _choose(self._keys, N, S)

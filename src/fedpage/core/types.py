@@ -136,8 +136,11 @@ class Draws(Protocol):
         """Return True with probability p; one underlying uniform serves every p."""
         ...
 
-    def clients(self, N: int, S: int) -> Ints:
-        """Sample S of N clients uniformly without replacement; ascending. S = N: all of them."""
+    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
+        """Sample S of N clients uniformly without replacement; ascending. S = N: all of them.
+
+        With `ago` they are those of that many rounds before, for another exchange with them.
+        """
         ...
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:

@@ -62,6 +62,12 @@ def probability(method: str, name: str, value: object) -> None:
         raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
 
 
+def decay(method: str, name: str, value: object) -> None:
+    """Check the weight of the past in a running mean: a number in [0, 1)."""
+    if not _number(value) or not 0.0 <= float(value) < 1.0:  # type: ignore[arg-type]
+        raise InputError(f"{method}: {name} must be in [0, 1), not {value!r}")
+
+
 def check_sample(method: str, S: int, N: int) -> None:
     """Check that S clients can be check_sample from N."""
     if S > N:
