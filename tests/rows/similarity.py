@@ -25,9 +25,7 @@ ROWS = {
     "SABER": Row(lambda s: _proximal(SABER, s, 1.0), descent=2, messages=3),
     # two rounds make a step
     "DANE": Row(lambda s: _dane(DANE, s), descent=2),
-    "DANE-sampled": Row(
-        lambda s: _dane(DANE, s, S=s.S), descent=2, reaches=False, rests=False
-    ),
+    "DANE-sampled": Row(lambda s: _dane(DANE, s, S=s.S), descent=2, reaches=False, rests=False),
     "S-DANE": Row(lambda s: _dane(SDANE, s), descent=None),
     "S-DANE-sampled": Row(
         lambda s: _dane(SDANE, s, S=s.S, mu=0.3), descent=None, reaches=False, rests=False
