@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedpage.core.types import AnyMethod
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.page import PAGE
+from fedpage.methods.prox import ProximalSteps
 from fedpage.methods.registry import MethodEntry
 from fedpage.methods.slocalsvrg import SLocalSVRG
 
@@ -32,7 +33,8 @@ def match_terms(
     """Return a method on the paper's equal terms, at an effective step.
 
     FedPAGE samples S clients, and calls all clients with probability S/N: fewer than 2S
-    clients a round on average. Methods without full rounds sample 2S.
+    clients a round on average. So do SVRP and SABER. Methods without full rounds
+    sample 2S.
 
     Args:
         entry: The method.
@@ -46,7 +48,8 @@ def match_terms(
     if "K" in defaults and not issubclass(entry.cls, PAGE):
         options["K"] = K
     if defaults.get("S") is not None:  # None: all clients take part
-        options["S"] = min(S if issubclass(entry.cls, FedPAGE) else 2 * S, N)
+        full_rounds = issubclass(entry.cls, FedPAGE | ProximalSteps)
+        options["S"] = min(S if full_rounds else 2 * S, N)
     if defaults.get("b") is not None:
         points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients per row
         options["b"] = fair_batch(M, points * K)

@@ -1,0 +1,84 @@
+"""The base class of SVRP and SABER: local steps that solve a proximal subproblem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from fedpage.core import validate
+from fedpage.core.errors import InputError
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.types import Oracle, Vector
+
+
+@dataclass(frozen=True)
+class ProximalSteps:
+    """Sample S clients that minimise f_i(y) + shift.y + |y - x|^2/(2 gamma) by K steps.
+
+    The effective step is what these steps move along a constant unit gradient:
+    eta_l (1 + r + ... + r^(K-1)) with r = 1 - eta_l/gamma. It is eta_l for K = 1,
+    K eta_l without a proximal term, and approaches gamma as K grows.
+
+    Args:
+        S: Sampled clients.
+        K: Local steps.
+        gamma: The step of the proximal term; None: infinite, no such term.
+        eta_l: The local step size, at most gamma; 1/(L + 1/gamma) is a safe choice.
+        p: Probability of a full gradient; None: S/N.
+        b: Rows in the minibatches of local steps; None: all rows.
+    """
+
+    name: ClassVar[str] = "proximal steps"
+
+    S: int = 10
+    K: int = 10
+    gamma: float | None = 0.1
+    eta_l: float = 0.01
+    p: float | None = None
+    b: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.plain(self)
+        validate.whole(self.name, "S", self.S)
+        validate.whole(self.name, "K", self.K)
+        validate.positive(self.name, "eta_l", self.eta_l)
+        if self.gamma is not None:
+            validate.positive(self.name, "gamma", self.gamma)
+            if self.eta_l > self.gamma:
+                raise InputError(
+                    f"{self.name}: eta_l {self.eta_l!r} must be at most gamma "
+                    f"{self.gamma!r}, or local steps overshoot"
+                )
+        if self.p is not None:
+            validate.probability(self.name, "p", self.p)
+        validate.batch(self.name, "b", self.b)
+
+    @property
+    def effective_step(self) -> float:
+        """The effective step, eta_l (1 + r + ... + r^(K-1)), r = 1 - eta_l/gamma."""
+        if self.gamma is None:
+            return self.K * self.eta_l
+        r = 1 - self.eta_l / self.gamma
+        return self.eta_l * math.fsum(r**k for k in range(self.K))
+
+    def with_step(self, step: float) -> Self:
+        """Return the same method with another effective step.
+
+        eta_l and gamma keep their ratio.
+        """
+        factor = step / self.effective_step
+        gamma = None if self.gamma is None else self.gamma * factor
+        return replace(self, eta_l=self.eta_l * factor, gamma=gamma)
+
+    def full_probability(self, N: int) -> float:
+        """Return the probability of a full gradient, p or S/N."""
+        return self.S / N if self.p is None else self.p
+
+    def solve(self, oracle: Oracle, x: Vector, shift: Vector) -> Vector:
+        """Take y -= eta_l (grad_I(y) + shift + (y - x)/gamma) K times; return y_K - x."""
+        direction = local_sgd(
+            oracle, x, K=self.K, eta=self.eta_l, b=self.b,
+            shift=shift, mu=0.0 if self.gamma is None else 1 / self.gamma,
+        )  # fmt: skip
+        return -(self.K * self.eta_l) * direction

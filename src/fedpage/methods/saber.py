@@ -1,0 +1,145 @@
+"""SABER: proximal steps with the recursive gradient estimator of PAGE.
+
+Mishchenko, Li, Fan, Venieris, "Federated Learning under Second-Order Data
+Heterogeneity" (2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+from fedpage.core import validate
+from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
+from fedpage.methods.prox import ProximalSteps
+from fedpage.methods.registry import register
+
+
+class State(NamedTuple):
+    """The model, the one before it, the estimator v of grad f, and the clients."""
+
+    x: Vector
+    x_prev: Vector
+    v: Vector
+    N: int
+    fresh: bool
+    """v is grad f(x): the last round was a full one."""
+
+
+class FullGradient(NamedTuple):
+    """To all clients: send your gradient at x."""
+
+    x: Vector
+
+
+class FreshSteps(NamedTuple):
+    """To S clients: K steps from x, where v = grad f(x)."""
+
+    x: Vector
+    v: Vector
+
+
+class RecursiveSteps(NamedTuple):
+    """To S clients: update the estimator v from x_prev to x, then K steps from x."""
+
+    x: Vector
+    x_prev: Vector
+    v: Vector
+
+
+class Gradient(NamedTuple):
+    """The client's gradient."""
+
+    v: Vector
+
+
+class Move(NamedTuple):
+    """dy = y_K - x."""
+
+    dy: Vector
+
+
+class MoveAndEstimator(NamedTuple):
+    """dy = y_K - x, and v_i, the client's estimator at x."""
+
+    dy: Vector
+    v: Vector
+
+
+_Message = FullGradient | FreshSteps | RecursiveSteps
+_Reply = Gradient | Move | MoveAndEstimator
+
+
+@register(
+    "saber",
+    group="second-order",
+    assumes="similar clients; all reachable now and then",
+)
+@dataclass(frozen=True)
+class SABER(ProximalSteps):
+    """SABER: PAGE's estimator v of grad f, and a proximal step on f_i instead of -v.
+
+    The subproblem is f_i(y) + (v_i - grad f_i(x)).y + |y - x|^2/(2 gamma). With
+    probability p a full round sets v = grad f(x) first; otherwise
+    v_i = v + grad f_i(x) - grad f_i(x_prev). Its analysis has exact solutions and S = 1:
+    of the order of delta sqrt(N)/epsilon^2 rounds, without L. It gives no step size
+    that could be checked here, so there is no `from_theory`.
+    """
+
+    name: ClassVar[str] = "SABER"
+    paper: ClassVar[str] = "Mishchenko, Li, Fan, Venieris 2023"
+    messages: ClassVar[MessageTypes] = {
+        FullGradient: Gradient,
+        FreshSteps: Move,
+        RecursiveSteps: MoveAndEstimator,
+    }
+    client_state: ClassVar[None] = None
+
+    def init(self, x0: Vector, N: int) -> State:
+        """Return the start; x_prev and v are never used, because round 0 is full."""
+        validate.check_sample(self.name, self.S, N)
+        return State(x=x0, x_prev=x0, v=0.0 * x0, N=N, fresh=False)
+
+    def call(self, state: State, draws: Draws) -> Call[_Message]:
+        """Call for steps after a full round, otherwise toss the coin for a full one."""
+        if state.fresh:
+            clients = draws.clients(state.N, self.S)
+            return Call(clients, FreshSteps(state.x, state.v))
+        p = self.full_probability(state.N)
+        if draws.round != 0 and not draws.coin(p):
+            return self._call_recursive(state, draws)
+        fallback = None  # the first v needs all clients
+        if draws.round != 0:
+            fallback = partial(self._call_recursive, state, draws)
+        clients = draws.clients(state.N, state.N)
+        message = FullGradient(state.x)
+        return Call(clients, message, require_all=True, fallback=fallback)
+
+    def _call_recursive(self, state: State, draws: Draws) -> Call[_Message]:
+        """Call S clients for recursive steps; also the fallback of a full round."""
+        message = RecursiveSteps(state.x, state.x_prev, state.v)
+        return Call(draws.clients(state.N, self.S), message)
+
+    def client(
+        self, message: _Message, oracle: Oracle, client_state: None
+    ) -> tuple[_Reply, None]:
+        """Compute the gradient, or v_i and a proximal step along it."""
+        all_rows = oracle.batch(None)
+        g = oracle.grad(message.x, all_rows)
+        if isinstance(message, FullGradient):
+            return Gradient(g), None
+        if isinstance(message, FreshSteps):
+            return Move(self.solve(oracle, message.x, message.v - g)), None
+        v = message.v + g - oracle.grad(message.x_prev, all_rows)
+        dy = self.solve(oracle, message.x, v - g)
+        return MoveAndEstimator(dy, v), None
+
+    def server(self, state: State, replies: Replies[_Reply]) -> State:
+        """Set x to the mean of the y_K, and v to the mean of the gradients or the v_i."""
+        mean = replies.mean
+        if isinstance(mean, Gradient):
+            return state._replace(v=mean.v, fresh=True)
+        v = mean.v if isinstance(mean, MoveAndEstimator) else state.v
+        x = state.x + mean.dy
+        return State(x=x, x_prev=state.x, v=v, N=state.N, fresh=False)

@@ -1,0 +1,483 @@
+"""Laws of SVRP, SABER, DANE and S-DANE: replays in plain Python, reductions, and their theorems."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from plain import X0, M, N, add, chance, grad, mean, some_rows
+from support import ScriptedDraws, quadratic, uneven
+
+import fedpage as fp
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulation import Simulation
+from fedpage.methods import saber, sdane, svrp
+from fedpage.methods.saber import SABER
+from fedpage.methods.sdane import DANE, SDANE, AccSDANE
+from fedpage.methods.svrp import SVRP
+from fedpage.runs.checkpoint import pack, unpack
+
+ROWS = list(range(M))
+DANES = [DANE, SDANE, AccSDANE]
+
+
+class PairedDraws(ScriptedDraws):
+    """Draws of a round whose previous clients are given too."""
+
+    def __init__(self, *args, before: list[int] | None = None) -> None:
+        super().__init__(*args)
+        self._before = before
+
+    def clients(self, N: int, S: int, ago: int = 0) -> np.ndarray:
+        if ago == 0 or S >= N:
+            return super().clients(N, S)
+        assert ago == 1
+        return np.array(self._before, dtype=np.int64)
+
+
+def script_of(r: int, coin: bool, clients: list[int], K: int, b: int, **options) -> PairedDraws:
+    """Return draws whose minibatches follow a batch of all rows."""
+    batches = {i: [[0] * b] + [some_rows(b) for _ in range(K)] for i in range(N)}
+    return PairedDraws(r, coin, clients, batches, **options)
+
+
+def proximal_steps(objective, i, batches, x, shift, eta, gamma):
+    """Take y -= eta (grad(y) + shift + (y - x)/gamma), as a list."""
+    y, weight = x, 0.0 if gamma is None else eta / gamma
+    for rows in batches:
+        step = add((1, grad(objective, i, rows, y)), (1, shift))
+        y = add((1 - weight, y), (-eta, step), (weight, x))
+    return y
+
+
+# 1. Replays
+
+
+@pytest.mark.parametrize("gamma", [0.4, None])
+def test_svrp(objective, check, gamma):
+    S, K, b, eta = 2, 3, 2, 0.15
+    coins = [None, None, False, True, None, False, True, None, True]  # None: not tossed
+    x, w, h, script, expected, stepped = X0, None, None, [], [], False
+    for r, coin in enumerate(coins):
+        clients = sorted(chance.sample(range(N), S))
+        draws = script_of(r, bool(coin), clients, K, b)
+        if r == 0 or (stepped and coin):
+            w, h, stepped = x, mean([grad(objective, i, ROWS, x) for i in range(N)]), False
+        else:
+            ends = []
+            for i in clients:
+                shift = add((1, h), (-1, grad(objective, i, ROWS, w)))
+                ends.append(
+                    proximal_steps(objective, i, draws._batches[i][1:], x, shift, eta, gamma)
+                )
+            x, stepped = mean(ends), True
+        script.append(draws)
+        expected.append(x)
+    run = check(SVRP(S=S, K=K, b=b, eta_l=eta, gamma=gamma, p=0.3), script, expected)
+    np.testing.assert_allclose(run.state.w, w, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.state.h, h, rtol=0, atol=1e-10)
+
+
+def test_saber(objective, check):
+    S, K, b, eta, gamma = 2, 3, 2, 0.15, 0.4
+    coins = [None, None, False, False, True, None, False, True, None]
+    x, x_prev, v, script, expected, fresh = X0, None, None, [], [], False
+    for r, coin in enumerate(coins):
+        clients = sorted(chance.sample(range(N), S))
+        draws = script_of(r, bool(coin), clients, K, b)
+        if r == 0 or (not fresh and coin):
+            v, fresh = mean([grad(objective, i, ROWS, x) for i in range(N)]), True
+        else:
+            ends, estimators = [], []
+            for i in clients:
+                own, g = v, grad(objective, i, ROWS, x)
+                if not fresh:
+                    own = add((1, v), (1, g), (-1, grad(objective, i, ROWS, x_prev)))
+                estimators.append(own)
+                shift, batches = add((1, own), (-1, g)), draws._batches[i][1:]
+                ends.append(proximal_steps(objective, i, batches, x, shift, eta, gamma))
+            x, x_prev, v, fresh = mean(ends), x, mean(estimators), False
+        script.append(draws)
+        expected.append(x)
+    run = check(SABER(S=S, K=K, b=b, eta_l=eta, gamma=gamma, p=0.3), script, expected)
+    np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.state.x_prev, x_prev, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("S", [None, 2])
+@pytest.mark.parametrize("cls", DANES)
+def test_dane_and_s_dane(objective, check, cls, S):
+    """The reference uses the local step as the repository writes it, and the paper's A and B."""
+    K, b, eta, lam, mu = 3, 2, 0.3, 1.5, 0.2
+    x, v, A, B, script, expected = X0, X0, 0.0, 1.0, [], []
+    for r in range(0, 8, 2):
+        clients = list(range(N)) if S is None else sorted(chance.sample(range(N), S))
+        others = sorted(chance.sample(range(N), N if S is None else S))
+        if cls is AccSDANE:
+            t = B / (2 * lam) + math.sqrt(B**2 / (4 * lam**2) + A * B / lam)
+            z = add((A / (A + t), x), (t / (A + t), v))
+        else:
+            t, z = B / lam, v
+        at_z = {i: grad(objective, i, ROWS, z) for i in clients}
+        G0 = mean([at_z[i] for i in clients])
+        script.append(script_of(r, False, clients, K, b))
+        expected.append(x)
+        draws = script_of(r + 1, False, others, K, b, before=clients)
+        ends = []
+        for i in clients:
+            y = z
+            for rows in draws._batches[i][1:]:
+                terms = ((1 / eta, y), (-1, grad(objective, i, rows, y)), (1, at_z[i]))
+                y = add(*((f / (1 / eta + lam), u) for f, u in (*terms, (-1, G0), (lam, z))))
+            ends.append(y)
+        x = mean(ends)
+        G = mean([grad(objective, i, ROWS, y) for i, y in zip(clients, ends, strict=True)])
+        if cls is DANE:
+            v = x
+        else:
+            parts = ((mu * t, x), (B, v), (-t, G))
+            v = add(*((f / (mu * t + B), u) for f, u in parts))
+            if cls is AccSDANE:
+                A, B = A + t, B + mu * t
+        script.append(draws)
+        expected.append(x)
+    options = {} if cls is DANE else {"mu": mu}
+    run = check(cls(S=S, K=K, b=b, eta_l=eta, lam=lam, **options), script, expected)
+    np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-10)
+    if cls is AccSDANE:
+        assert pytest.approx(A / B, rel=1e-12) == run.state.A
+
+
+@pytest.mark.parametrize("K", [1, 4])
+def test_local_sgd_takes_the_local_steps_of_s_dane(K):
+    """Compare with y = (y/eta - grad f(y) + grad f(z) - G + lam z)/(1/eta + lam)."""
+    problem, eta, lam = uneven("robust"), 0.3, 2.0
+    clients, rng = np.array([0, 3, 7]), np.random.default_rng(0)
+    z, G = rng.normal(size=problem.d), rng.normal(size=problem.d)
+    oracle = problem.oracle(clients, RoundDraws(0, 0))
+    every = oracle.batch(None)
+    at_z = oracle.grad(z, every)
+    y = z
+    for _ in range(K):
+        y = (y / eta - oracle.grad(y, every) + at_z - G + lam * z) / (1 / eta + lam)
+    step = DANE(lam=lam, eta_l=eta).gradient_step
+    direction = local_sgd(oracle, z, K=K, eta=step, b=None, shift=G - at_z, mu=lam)
+    np.testing.assert_allclose(z - K * step * direction, y, rtol=0, atol=1e-13)
+
+
+# 2. Reductions
+
+
+def equal_clients() -> fp.Quadratic:
+    """Make 6 clients that are all alike."""
+    one = fp.Quadratic.random(1, 1, 4, seed=2)
+    return fp.Quadratic(np.repeat(one.A, 6, axis=0), np.repeat(one.b, 6, axis=0))
+
+
+@pytest.mark.parametrize("cls", [SVRP, SABER, *DANES])
+def test_exact_solutions_of_equal_clients_are_proximal_point_steps(cls):
+    problem, gamma = equal_clients(), 0.8
+    if issubclass(cls, DANE):
+        method = cls(K=200, lam=1 / gamma, eta_l=0.5, S=3)
+    else:
+        method = cls(K=200, gamma=gamma, eta_l=0.3, S=3, p=1e-9)
+    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    x, (A, b) = np.ones(4), problem._whole
+    for r in range(8):
+        run.step()
+        # two rounds of DANE make a step; SVRP and SABER begin with a full gradient
+        if (r % 2 == 1) if issubclass(cls, DANE) else r > 0:
+            x = np.linalg.solve(np.eye(4) + gamma * A, x + gamma * b)
+            if cls is AccSDANE:  # it extrapolates after its first step
+                np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10)
+                break
+        np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10)
+
+
+def test_saber_without_proximal_term_is_leak_free_fedpage():
+    problem, K, eta = uneven("logistic-nonconvex"), 5, 0.1
+    rng = np.random.default_rng(3)
+    x, x_prev, v = rng.normal(size=(3, problem.d)) / 3
+    clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
+    page = fp.FedPAGE(S=3, K=K, eta_g=K * eta, eta_l=eta, b1=None, b2=None, b3=None, leak_free=True)
+    theirs, _ = page.client(
+        fp.methods.fedpage.LeakFreeSteps(x, x_prev, v), problem.oracle(clients, draws), None
+    )
+    method = SABER(S=3, K=K, gamma=None, eta_l=eta)
+    ours, _ = method.client(
+        saber.RecursiveSteps(x, x_prev, v), problem.oracle(clients, draws), None
+    )
+    assert isinstance(theirs, fp.methods.fedpage.LeakFreeReply)
+    assert isinstance(ours, saber.MoveAndEstimator)
+    np.testing.assert_allclose(ours.dy, -page.eta_g * theirs.move, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(ours.v, theirs.g, rtol=0, atol=1e-13)
+
+
+def test_s_dane_with_one_local_step_is_an_extragradient_step():
+    """S = N, K = 1: x = v - eta grad f(v), and v moves along the gradient at x."""
+    problem = equal_clients()
+    method = SDANE(K=1, lam=2.0, eta_l=0.25, mu=0.1)
+    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    v, eta, t = np.ones(4), method.gradient_step, 1 / 2.0
+    for _ in range(5):
+        run.step()
+        run.step()
+        x = v - eta * problem.grad(v)
+        v = (0.1 * t * x + v - t * problem.grad(x)) / (0.1 * t + 1)
+        np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("K", [1, 7])
+def test_the_effective_step_is_the_move_along_a_constant_gradient(K):
+    b = np.repeat(np.array([[[1.0, -2.0, 0.5]]]), 4, axis=0)
+    problem = fp.Quadratic(np.zeros((4, 3, 3)), b)
+    for method in (
+        SVRP(S=2, K=K, gamma=0.3, eta_l=0.1),
+        SVRP(S=2, K=K, gamma=None, eta_l=0.1),
+        SABER(S=2, K=K, gamma=0.1, eta_l=0.1),
+        DANE(K=K, lam=3.0, eta_l=0.1),
+    ):
+        run = Simulation(problem, method, seed=0)
+        run.step()
+        run.step()
+        np.testing.assert_allclose(run.x, method.effective_step * b[0, 0], rtol=1e-12)
+    for cls in (SDANE, AccSDANE):  # v moves by 1/lam
+        run = Simulation(problem, cls(K=K, lam=3.0, eta_l=0.1), seed=0)
+        run.step()
+        run.step()
+        np.testing.assert_allclose(run.state.v, b[0, 0] / 3.0, rtol=1e-12)
+
+
+# 3. Invariants
+
+
+def test_svrps_h_is_the_gradient_at_w_and_full_gradients_come_with_probability_p():
+    problem = uneven("robust")
+    run = Simulation(problem, SVRP(S=3, K=2, gamma=0.2, eta_l=0.05, p=0.25), seed=4)
+    refreshed = 0
+    for _ in range(400):
+        before = run.costs.full_rounds
+        run.step()
+        refreshed += run.costs.full_rounds - before
+        if run.costs.round < 60:
+            np.testing.assert_allclose(run.state.h, problem.grad(run.state.w), rtol=0, atol=1e-13)
+    assert refreshed / 400 == pytest.approx(0.2, abs=0.05)  # a cycle: a refresh, 1/p rounds
+
+
+def test_sabers_estimator_changes_by_the_change_of_the_gradient_on_average():
+    """The mean over all clients of v_i is v + grad f(x) - grad f(x_prev)."""
+    problem, rng = uneven("robust"), np.random.default_rng(1)
+    x, x_prev, v = rng.normal(size=(3, problem.d))
+    everyone = np.arange(problem.N)
+    reply, _ = SABER(S=1).client(
+        saber.RecursiveSteps(x, x_prev, v), problem.oracle(everyone, RoundDraws(0, 0)), None
+    )
+    assert isinstance(reply, saber.MoveAndEstimator)
+    expected = v + problem.grad(x) - problem.grad(x_prev)
+    np.testing.assert_allclose(reply.v.mean(axis=0), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cls", DANES)
+def test_both_rounds_of_a_step_call_the_same_clients(cls):
+    problem, method = quadratic(), cls(S=3, K=2)
+    run, seen = Simulation(problem, method, seed=5), []
+    for _ in range(12):
+        seen.append(method.call(run.state, run.draws()).clients.tolist())
+        run.step()
+    assert seen[0::2] == seen[1::2]
+    assert len({tuple(clients) for clients in seen}) > 3
+
+
+@pytest.mark.parametrize(
+    ("method", "vectors"),
+    [
+        (SVRP(S=2, p=1e-9), [(8, 1, 1), (2, 3, 1), (2, 3, 1)]),
+        (SVRP(S=2, p=1.0), [(8, 1, 1), (2, 3, 1), (8, 1, 1)]),
+        (SABER(S=2, p=1e-9), [(8, 1, 1), (2, 2, 1), (2, 3, 2)]),
+        (SABER(S=2, p=1.0), [(8, 1, 1), (2, 2, 1), (8, 1, 1)]),
+        (DANE(S=2), [(2, 1, 1), (2, 2, 1)]),
+        (SDANE(), [(8, 1, 1), (8, 2, 2)]),
+    ],
+    ids=["SVRP", "SVRP-refresh", "SABER", "SABER-full", "DANE", "S-DANE"],
+)
+def test_the_vectors_of_each_round(method, vectors):
+    history = fp.simulate(quadratic(), method, rounds=len(vectors), seed=0, record_every=1)
+    clients, down, up = (np.array(column) for column in zip(*vectors, strict=True))
+    assert np.diff(history["clients"]).tolist() == clients.tolist()
+    assert np.diff(history["floats_down"]).tolist() == (4 * clients * down).tolist()
+    assert np.diff(history["floats_up"]).tolist() == (4 * clients * up).tolist()
+
+
+@pytest.mark.parametrize("rounds", [5, 6])
+@pytest.mark.parametrize(
+    "method", [SVRP(S=3), SABER(S=3), DANE(S=3), AccSDANE(S=3, mu=0.1)], ids=lambda m: m.name
+)
+def test_a_run_resumes_between_the_rounds_of_a_step(method, rounds):
+    problem = quadratic()
+    run, other = (Simulation(problem, method, seed=2) for _ in range(2))
+    for _ in range(rounds):
+        run.step()
+    other.restore(unpack(pack(run.snapshot()), "a checkpoint"), "a checkpoint")
+    for _ in range(4):
+        run.step()
+        other.step()
+    assert run.x.tobytes() == other.x.tobytes()
+
+
+def test_accelerated_s_dane_never_overflows():
+    problem = quadratic()
+    method = AccSDANE(K=3, lam=1.0, eta_l=0.4, mu=0.4)
+    history = fp.simulate(problem, method, rounds=3000, seed=0, record_every=0)
+    np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-10)
+
+
+def test_a_failed_refresh_keeps_the_reference_point():
+    """A client leaves: rounds of local steps replace refreshes, and h stays grad f(w)."""
+    problem = quadratic()
+    for cls in (SVRP, SABER):
+        run = Simulation(
+            problem, cls(S=3, K=2, p=0.5), seed=1, faults=fp.Faults(gone=(6,), gone_from=1)
+        )
+        for _ in range(20):
+            run.step()
+        assert run.costs.fallbacks > 3
+        assert run.costs.full_rounds == 1
+        if cls is SVRP:
+            np.testing.assert_allclose(run.state.h, problem.grad(run.state.w), atol=1e-13)
+            assert not run.state.w.any()
+        assert problem.loss(run.x) < problem.loss(np.zeros(4))
+
+
+# 4. Theorems
+
+
+def curved(spread: float) -> tuple[fp.Quadratic, float, float]:
+    """Make a quadratic whose clients' Hessians differ by `spread`; return it, delta and mu."""
+    rng = np.random.default_rng(7)
+    base = np.diag([0.5, 1.0, 3.0, 8.0])
+    E = rng.normal(size=(10, 4, 4))
+    E = (E + E.transpose(0, 2, 1)) / 2
+    E -= E.mean(axis=0)
+    E *= spread / np.linalg.norm(E, ord=2, axis=(1, 2)).max()
+    A = base + E
+    deviations = A - A.mean(axis=0)
+    squares = np.einsum("nij,njk->ik", deviations, deviations) / 10
+    delta = math.sqrt(np.linalg.eigvalsh(squares)[-1])
+    mu = float(np.linalg.eigvalsh(A)[:, 0].min())
+    return fp.Quadratic(A, rng.normal(size=(10, 1, 4))), delta, mu
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.3])
+def test_svrp_contracts_as_its_theorem_says(spread):
+    """The expectation over clients and coins is exact; S = 1."""
+    problem, delta, mu = curved(spread)
+    method = SVRP.from_theory(problem, mu=mu, delta=delta)
+    assert method.gamma == pytest.approx(mu / (2 * delta**2))
+    assert method.p == 0.1
+    s = method.gamma * mu / (1 + method.gamma * mu)
+    rate, weight = min(s / 2, 0.49 * method.p), s / method.p
+    rng, x_star = np.random.default_rng(0), problem.x_star
+    everyone = np.arange(problem.N)
+    worst = 0.0
+    for _ in range(30):
+        x, w = x_star + rng.normal(size=4), x_star + rng.normal(size=4)
+        message = svrp.ProximalPoint(x, w, problem.grad(w))
+        reply, _ = method.client(message, problem.oracle(everyone, RoundDraws(0, 0)), None)
+        assert isinstance(reply, svrp.Move)
+        of_x = ((x + reply.dy - x_star) ** 2).sum(axis=1).mean()
+        of_w = method.p * of_x + (1 - method.p) * ((w - x_star) ** 2).sum()
+        before = ((x - x_star) ** 2).sum() + weight * ((w - x_star) ** 2).sum()
+        worst = max(worst, (of_x + weight * of_w) / before)
+    assert worst <= 1 - rate
+    assert worst > 1 - 40 * rate  # it is not much better either
+
+
+def test_svrp_from_theory_reaches_the_optimum_in_few_rounds_where_clients_are_similar():
+    problem, delta, mu = curved(0.05)
+    method = SVRP.from_theory(problem, mu=mu, delta=delta, S=2)
+    history = fp.simulate(problem, method, rounds=120, seed=0, record_every=0)
+    np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-6)
+    assert SVRP.from_theory(equal_clients(), mu=0.5, delta=0.0).gamma is None
+    careful = SVRP.from_theory(problem, mu=mu)
+    assert careful.gamma == pytest.approx(mu / (2 * problem.smoothness().average ** 2))
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.45])
+def test_s_dane_contracts_as_its_theorem_says(spread):
+    problem, delta, mu = curved(spread)
+    method = SDANE.from_theory(problem, mu=mu, delta=delta)
+    assert method.lam == 2 * delta
+    everyone = np.arange(problem.N)
+    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    for _ in range(30):
+        run.step()
+        v, far = run.state.v, ((run.state.v - problem.x_star) ** 2).sum()
+        # the paper's criterion: |grad F_i(y)| <= lam |y - v|/2
+        oracle = problem.oracle(everyone, RoundDraws(0, 0))
+        reply, _ = method.client(sdane.Subproblem(v, run.state.G), oracle, None)
+        assert isinstance(reply, sdane.Solution)
+        at_v = oracle.grad(v, oracle.batch(None))
+        left = reply.g + run.state.G - at_v + method.lam * reply.dy
+        assert (
+            np.linalg.norm(left, axis=1)
+            <= method.lam / 2 * np.linalg.norm(reply.dy, axis=1) + 1e-14
+        ).all()
+        run.step()
+        near = ((run.state.v - problem.x_star) ** 2).sum()
+        assert near <= far / (1 + mu / method.lam) + 1e-28
+
+
+@pytest.mark.parametrize("strongly", [False, True])
+def test_accelerated_s_dane_stays_below_its_bound(strongly):
+    problem, delta, mu = curved(0.45)
+    method = AccSDANE.from_theory(problem, mu=mu if strongly else 0.0, delta=delta)
+    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    best, R2 = problem.loss(problem.x_star), ((np.ones(4) - problem.x_star) ** 2).sum()
+    for R in range(1, 16):
+        run.step()
+        run.step()
+        A = R**2 / (4 * method.lam)
+        if strongly:
+            A = max(A, (1 + math.sqrt(mu / method.lam) / 2) ** (2 * R - 2) / method.lam)
+        gap = problem.loss(run.x) - best
+        assert gap <= R2 / (2 * A) + 1e-14
+    assert gap > 0 or strongly
+
+
+def test_dane_diverges_where_lam_is_far_below_the_dissimilarity():
+    """Curvatures 10 and 0.1: without lam a step multiplies the error by 1 - 5.05^2."""
+    problem = fp.Quadratic(np.array([[[10.0]], [[0.1]]]), np.array([[[1.0]], [[0.5]]]))
+    delta = 4.95
+    for lam, reaches in ((2 * delta, True), (delta / 100, False)):
+        run = Simulation(problem, DANE(K=400, lam=lam, eta_l=0.1), seed=0)
+        for _ in range(60):
+            run.step()
+        assert (np.linalg.norm(run.x - problem.x_star) < 1e-3) == reaches
+
+
+# 5. Refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SVRP(S=0), "S must be a whole number"),
+        (lambda: SVRP(gamma=0.0), "SVRP: gamma must be a finite number above 0"),
+        (lambda: SVRP(gamma=math.inf), "gamma must be a finite number above 0"),
+        (lambda: SABER(gamma=0.1, eta_l=0.2), "SABER: eta_l 0.2 must be at most gamma 0.1"),
+        (lambda: SABER(p=0.0), "p must be in"),
+        (lambda: DANE(lam=0.0), "DANE: lam must be"),
+        (lambda: SDANE(mu=-1.0), "S-DANE: mu must be"),
+        (lambda: SVRP(S=9).init(np.zeros(4), 8), "cannot sample S=9 of N=8"),
+        (lambda: SDANE(S=9).init(np.zeros(4), 8), "cannot sample S=9 of N=8"),
+        (lambda: SVRP.from_theory(quadratic(), mu=0.0), "mu must be"),
+        (lambda: SVRP.from_theory(quadratic(), mu=0.5, S=9), "cannot sample S=9"),
+        (lambda: SDANE.from_theory(quadratic(), delta=0.0), "delta must be"),
+    ],
+)
+def test_impossible_values_are_refused(make, words):
+    with pytest.raises(fp.InputError, match=words):
+        make()

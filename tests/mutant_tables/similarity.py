@@ -1,0 +1,97 @@
+"""Mutants of SVRP, SABER, DANE and S-DANE."""
+
+from __future__ import annotations
+
+from mutant_tables.edit import Edit
+
+LAWS = "test_similarity.py"
+
+PROX = [
+    Edit("proximal steps: no proximal term", "ProximalSteps.solve",
+         "mu=0.0 if self.gamma is None else 1 / self.gamma", "mu=0.0"),
+    Edit("proximal steps: weight gamma instead of 1/gamma", "ProximalSteps.solve",
+         "1 / self.gamma", "self.gamma"),
+    Edit("proximal steps: correction never applied", "ProximalSteps.solve",
+         "shift=shift", "shift=None"),
+    Edit("proximal steps: reply has the wrong sign", "ProximalSteps.solve",
+         "-(self.K * self.eta_l)", "self.K * self.eta_l"),
+    Edit("proximal steps: with_step leaves gamma", "ProximalSteps.with_step",
+         "self.gamma * factor", "self.gamma"),
+    Edit("proximal steps: the effective step ignores gamma", "ProximalSteps.effective_step",
+         "r**k", "1.0"),
+]  # fmt: skip
+
+SVRP = [
+    Edit("SVRP: correction has the wrong sign", "SVRP.client",
+         "h - oracle.grad(w, oracle.batch(None))", "oracle.grad(w, oracle.batch(None)) - h"),
+    Edit("SVRP: correction at x instead of w", "SVRP.client",
+         "oracle.grad(w, oracle.batch(None))", "oracle.grad(x, oracle.batch(None))"),
+    Edit("SVRP: h is left out", "SVRP.client",
+         "h - oracle.grad(w, oracle.batch(None))", "-oracle.grad(w, oracle.batch(None))"),
+    Edit("SVRP: a refresh keeps the old w", "SVRP.server", "w=state.x", "w=state.w"),
+    Edit("SVRP: a refresh keeps the old h", "SVRP.server", "h=mean.h", "h=state.h"),
+    Edit("SVRP: coin ignored", "SVRP.call", "state.stepped and draws.coin(p)", "state.stepped"),
+    Edit("SVRP: no fallback of a refresh", "SVRP.call", "fallback=fallback", "fallback=None"),
+    Edit("SVRP: a refresh takes what arrives", "SVRP.call", "require_all=True", "require_all=False"),
+    Edit("SVRP: theory's gamma without the 2", "SVRP.from_theory",
+         "mu / (2 * delta**2)", "mu / delta**2"),
+    Edit("SVRP: theory's gamma with delta instead of its square", "SVRP.from_theory",
+         "mu / (2 * delta**2)", "mu / (2 * delta)"),
+]  # fmt: skip
+
+SABER = [
+    Edit("SABER: v is left out of v_i", "SABER.client", "message.v + g", "g"),
+    Edit("SABER: the gradient at x_prev is left out", "SABER.client",
+         "message.v + g - oracle.grad(message.x_prev, all_rows)", "message.v + g"),
+    Edit("SABER: recursive steps use the old v", "SABER.client", "v - g", "message.v - g"),
+    Edit("SABER: fresh steps are not corrected by the own gradient", "SABER.client",
+         "self.solve(oracle, message.x, message.v - g)", "self.solve(oracle, message.x, message.v)"),
+    Edit("SABER: v is stale", "SABER.server",
+         "mean.v if isinstance(mean, MoveAndEstimator) else state.v", "state.v"),
+    Edit("SABER: x_prev is stale", "SABER.server", "x_prev=state.x", "x_prev=state.x_prev"),
+    Edit("SABER: full rounds without steps after them", "SABER.server", "fresh=True", "fresh=False"),
+    Edit("SABER: coin inverted", "SABER.call", "not draws.coin(p)", "draws.coin(p)"),
+    Edit("SABER: no fallback of a full round", "SABER.call", "fallback=fallback", "fallback=None"),
+]  # fmt: skip
+
+SDANE = [
+    Edit("DANE: correction has the wrong sign", "DANE.client", "message.G - g", "g - message.G"),
+    Edit("DANE: the own gradient is left out", "DANE.client", "message.G - g", "message.G"),
+    Edit("DANE: no proximal term", "DANE.client", "mu=self.lam", "mu=0.0"),
+    Edit("DANE: eta_l as the gradient step", "DANE.client",
+         "eta=self.gradient_step", "eta=self.eta_l"),
+    Edit("DANE: other clients take the steps", "DANE.call",
+         "draws.clients(state.N, S, ago=1)", "draws.clients(state.N, S)"),
+    Edit("DANE: the step starts at an old model", "DANE.server", "v=x", "v=state.v"),
+    Edit("S-DANE: G has the wrong sign", "SDANE.server",
+         "state.v - t * mean.g", "state.v + t * mean.g"),
+    Edit("S-DANE: v moves along the gradient at z", "SDANE.server",
+         "t * mean.g", "t * state.G"),
+    Edit("S-DANE: the gradient is that at z", "SDANE.reply",
+         "oracle.grad(z + dy, oracle.batch(None))", "oracle.grad(z + 0.0 * dy, oracle.batch(None))"),
+    Edit("S-DANE: mu is left out", "SDANE.server",
+         "(mu * t * x + state.v - t * mean.g) / (mu * t + 1)", "state.v - t * mean.g"),
+    Edit("S-DANE: mu pulls to v instead of x", "SDANE.server", "mu * t * x", "mu * t * state.v"),
+    Edit("S-DANE: x is not the mean of the y_K", "SDANE.server",
+         "self.centre(state) + mean.dy", "state.x + mean.dy"),
+    Edit("S-DANE: theory's lam is too small", "SDANE.from_theory", "2 * delta", "0.2 * delta"),
+    Edit("S-DANE: theory's K is one", "SDANE.from_theory",
+         "K = 1 if left == 0 else math.ceil(needed / -math.log(left))", "K = 1"),
+    Edit("public: mlolab/S-DANE averages iterates of clients sampled earlier", "SDANE.server",
+         "self.centre(state) + mean.dy",
+         "state.x + (replies.count / state.N) * (self.centre(state) + mean.dy - state.x)"),
+    Edit("Acc-S-DANE: A does not grow", "SDANE.server", "A=A", "A=state.A"),
+    Edit("Acc-S-DANE: A without B", "SDANE.server",
+         "(state.A + t) / (mu * t + 1)", "state.A + t"),
+    Edit("Acc-S-DANE: weights of x and v exchanged", "AccSDANE.centre",
+         "state.A * state.x + t * state.v", "t * state.x + state.A * state.v"),
+    Edit("Acc-S-DANE: t without A", "AccSDANE.weight",
+         "half * half + state.A / self.lam", "half * half"),
+]  # fmt: skip
+
+TABLES = {
+    "methods/prox.py": PROX,
+    "methods/svrp.py": SVRP,
+    "methods/saber.py": SABER,
+    "methods/sdane.py": SDANE,
+}
