@@ -70,7 +70,8 @@ def test_a_lost_reply_is_sent_again_with_the_same_mask(federate, simulated):
     hyper = f"{CASES['cofig']} up=permk"
 
     class LoseOnce:
-        seen: set[tuple[int, str]] = set()
+        def __init__(self):
+            self.seen = set()
 
         def __call__(self, client, message):
             key = (client, message.metadata.group_id)

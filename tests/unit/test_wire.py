@@ -192,7 +192,7 @@ def test_a_wrong_declaration_is_refused(declared):
     class Wrong(Shifted):
         compressible = declared
 
-    with pytest.raises(fp.InputError, match="Wrong: compressible names .* which has no such field"):
+    with pytest.raises(fp.InputError, match=r"Wrong: compressible names .* no such field"):
         fp.simulate(quadratic(), Wrong(up="natural"), rounds=1, seed=0)
 
 
