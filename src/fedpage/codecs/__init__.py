@@ -1,21 +1,31 @@
 """Compression of messages, as values: a codec says what a vector becomes and what it costs."""
 
 from fedpage.codecs.base import CODECS, IDENTITY, Codec, Identity, Keys, as_codec, register_codec
-from fedpage.codecs.casts import Float32
-from fedpage.codecs.quantise import Natural
-from fedpage.codecs.sparse import RandK
+from fedpage.codecs.casts import BFloat16, Float16, Float32
+from fedpage.codecs.compose import Chain, Scaled
+from fedpage.codecs.quantise import Dither, Natural, ScaledSign
+from fedpage.codecs.sparse import Bernoulli, PermK, RandK, TopK
 from fedpage.codecs.wire import Compressible, check
 
 __all__ = [
     "CODECS",
     "IDENTITY",
+    "BFloat16",
+    "Bernoulli",
+    "Chain",
     "Codec",
     "Compressible",
+    "Dither",
+    "Float16",
     "Float32",
     "Identity",
     "Keys",
     "Natural",
+    "PermK",
     "RandK",
+    "Scaled",
+    "ScaledSign",
+    "TopK",
     "as_codec",
     "check",
     "register_codec",

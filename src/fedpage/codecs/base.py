@@ -204,6 +204,11 @@ class Codec:
         """Return the factor that the receiver applies to the values, such as d/k for RandK."""
         return 1.0
 
+    def gain_when_scaled(self, d: int) -> float:
+        """Return the gain of `Scaled` of this codec."""
+        omega = self.omega(d)
+        return 1.0 if omega is None else 1.0 / (1.0 + omega)
+
     def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
         """Return the parts of a row's payload."""
         raise NotImplementedError
@@ -386,6 +391,8 @@ def as_codec(value: Any) -> Codec:
 
 def _chain(text: str, whole: str) -> Codec:
     """Parse "a" or "a+b"."""
+    if text.count("+") > 1:
+        raise InputError(f"codec {short_repr(whole)}: at most two codecs can follow each other")
     first, plus, second = text.partition("+")
     if not plus:
         return _simple(text, whole)
@@ -395,7 +402,7 @@ def _chain(text: str, whole: str) -> Codec:
 def _simple(text: str, whole: str) -> Codec:
     """Parse "name" or "name:number"."""
     name, colon, argument = text.partition(":")
-    name = {"identity": "none"}.get(name, name)
+    name = {"identity": "none", "scaledsign": "sign"}.get(name, name)
     if name in ("scaled", "chain") or not re.fullmatch(r"[a-z0-9_]*", name):
         raise InputError(
             f"codec {short_repr(whole)}: write name, name:number, first+second or scaled(codec)"

@@ -88,12 +88,14 @@ def gather(v: Vector, positions: Positions) -> Vector:
 
 
 @_fast
-def scatter(values: Vector, positions: Positions, gain: float, out: Vector) -> None:
-    """Write values times gain to each row's positions."""
+def scatter(
+    values: Vector, rows: NDArray[np.int64], positions: Positions, gain: float, out: Vector
+) -> None:
+    """Write values times gain to each row's positions in the given rows of out."""
     n, k = positions.shape
     for i in range(n):
         for j in range(k):
-            out[i, np.int64(positions[i, j])] = values[i, j] * gain
+            out[rows[i], np.int64(positions[i, j])] = values[i, j] * gain
 
 
 @_fast
@@ -126,4 +128,198 @@ def natural32(bits: NDArray[np.uint32], keys: NDArray[np.uint64]) -> NDArray[np.
             is_between = (exponent > np.uint32(0)) & (exponent < np.uint32(0xFE))
             goes_up = is_between & ((word_at(keys[i], j) >> _41) < mantissa)
             out[i, j] = symbol + np.uint32(goes_up)
+    return out
+
+
+@_fast
+def coins(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each key: the first of its stream."""
+    out = np.empty(len(keys))
+    for i in range(len(keys)):
+        out[i] = np.float64(word_at(keys[i], 0) >> np.uint64(11)) * 2.0**-53
+    return out
+
+
+@_fast
+def largest(bits: NDArray[np.uint64], k: int) -> Positions:
+    """Find each row's k largest absolute values, positions ascending; bits are of float64.
+
+    The k-th largest is found by its bytes, from the highest on (a radix selection): at most eight
+    passes over ever fewer candidates. Non-negative floats are ordered as their bits are.
+    """
+    n, d = bits.shape
+    out = np.empty((n, k), np.uint32)
+    sizes = np.empty(d, np.uint64)
+    candidates = np.empty(d, np.uint64)
+    counts = np.empty(256, np.int64)
+    for i in range(n):
+        for j in range(d):
+            size = bits[i, j] & np.uint64(0x7FFFFFFFFFFFFFFF)
+            if size > np.uint64(0x7FF0000000000000):  # NaN: all are equal, and above infinity
+                size = np.uint64(0x7FF8000000000000)
+            sizes[j] = size
+            candidates[j] = size
+        left, ties, shift, threshold = d, k, 64, _0
+        while shift > 0 and ties < left:
+            shift -= 8
+            counts[:] = 0
+            for j in range(left):
+                counts[np.int64((candidates[j] >> np.uint64(shift)) & np.uint64(255))] += 1
+            byte = 255
+            while counts[byte] < ties:
+                ties -= counts[byte]
+                byte -= 1
+            kept = 0
+            for j in range(left):
+                candidate = candidates[j]
+                candidates[kept] = candidate
+                kept += np.int64((candidate >> np.uint64(shift)) & np.uint64(255)) == byte
+            left = kept
+            threshold = candidates[0] >> np.uint64(shift)
+        filled = 0
+        for j in range(d):
+            high = sizes[j] >> np.uint64(shift) if shift < 64 else _0
+            is_tie = (high == threshold) & (ties > 0)
+            if is_tie or high > threshold:
+                out[i, filled] = np.uint32(j)
+                filled += 1
+                ties -= is_tie
+    return out
+
+
+@_fast
+def ones(symbols: Symbols, k: int) -> Positions:
+    """Return the positions of the k ones of each row of a bitmap."""
+    n, d = symbols.shape
+    out = np.empty((n, k), np.uint32)
+    for i in range(n):
+        filled = 0
+        for j in range(d):
+            if symbols[i, j] != _0:
+                out[i, filled] = np.uint32(j)
+                filled += 1
+    return out
+
+
+@_fast
+def norms(v: Vector) -> Vector:
+    """Return each row's Euclidean norm, in the type of v: at least as large as any of its numbers.
+
+    Squares that would overflow or underflow are taken of the numbers divided by the largest.
+    """
+    n, d = v.shape
+    out = np.empty(n, v.dtype)
+    for i in range(n):
+        a = b = 0.0
+        for j in range(0, d - 1, 2):  # two sums side by side: additions need not wait
+            x, y = np.float64(v[i, j]), np.float64(v[i, j + 1])
+            a += x * x
+            b += y * y
+        if d % 2:
+            x = np.float64(v[i, d - 1])
+            a += x * x
+        total = a + b
+        if 1e-280 < total < 1e300:
+            out[i] = np.sqrt(total)
+            continue
+        top = 0.0
+        for j in range(d):
+            x = abs(np.float64(v[i, j]))
+            if not x <= top:  # a NaN stays
+                top = x
+            if np.isnan(x):
+                break
+        if top > 0.0 and np.isfinite(top):
+            total = 0.0
+            for j in range(d):
+                x = np.float64(v[i, j]) / top
+                total += x * x
+            out[i] = top * np.sqrt(total)
+        else:
+            out[i] = top
+    return out
+
+
+@_fast
+def dither(v: Vector, norm: Vector, keys: NDArray[np.uint64], s: int) -> Symbols:
+    """Round s abs(v)/norm to one of its two neighbours at random; symbols are 2 level + sign."""
+    n, d = v.shape
+    out = np.zeros((n, d), np.uint64)
+    for i in range(n):
+        length = np.float64(norm[i])
+        if not (length > 0.0 and np.isfinite(length)):
+            continue
+        for j in range(d):
+            x = np.float64(v[i, j])
+            exact = abs(x) / length * s
+            level = np.floor(exact)
+            u = np.float64(word_at(keys[i], j) >> np.uint64(11)) * 2.0**-53
+            whole = np.uint64(level) + np.uint64(u < exact - level)
+            out[i, j] = (whole << _1) | np.uint64((x < 0.0) & (whole > _0))
+    return out
+
+
+@_fast
+def undither(symbols: Symbols, norm: Vector, s: int, gain: float, out: Vector) -> None:
+    """Write norm * level/s with its sign, times gain; NaN if the norm is not finite."""
+    n, d = symbols.shape
+    for i in range(n):
+        length = np.float64(norm[i])
+        if not np.isfinite(length):
+            out[i, :] = np.nan
+            continue
+        for j in range(d):
+            x = length * (np.float64(symbols[i, j] >> _1) / s) * gain
+            out[i, j] = -x if symbols[i, j] & _1 else x
+
+
+@_fast
+def mean_sizes(v: Vector) -> Vector:
+    """Return each row's mean absolute value, in the type of v."""
+    n, d = v.shape
+    out = np.empty(n, v.dtype)
+    for i in range(n):
+        a = b = 0.0
+        for j in range(0, d - 1, 2):
+            a += abs(np.float64(v[i, j]))
+            b += abs(np.float64(v[i, j + 1]))
+        if d % 2:
+            a += abs(np.float64(v[i, d - 1]))
+        if np.isinf(a + b):  # the mean may be in range though the sum is not
+            a = b = 0.0
+            for j in range(d):
+                a += abs(np.float64(v[i, j])) / d
+            out[i] = a
+        else:
+            out[i] = (a + b) / d
+    return out
+
+
+@_fast
+def signs(negative: NDArray[np.bool_], scale: Vector, gain: float, out: Vector) -> None:
+    """Write each row's scale times gain, with signs."""
+    n, d = negative.shape
+    for i in range(n):
+        x = scale[i] * gain
+        for j in range(d):
+            out[i, j] = -x if negative[i, j] else x
+
+
+@_fast
+def bfloat16(v: Vector, bits: NDArray[np.uint64]) -> Symbols:
+    """Round float64 to the nearest bfloat16, ties to even; symbols are its 16 bits."""
+    n, d = v.shape
+    out = np.empty((n, d), np.uint64)
+    for i in range(n):
+        for j in range(d):
+            size = bits[i, j] & np.uint64(0x7FFFFFFFFFFFFFFF)
+            if size > np.uint64(0x7FF0000000000000):
+                symbol = np.uint64(0x7FC0)  # NaN
+            elif size < np.uint64(897) << _52:  # below 2**-126: multiples of 2**-133
+                symbol = np.uint64(np.rint(abs(v[i, j]) * 2.0**133))
+            else:  # 7 of 52 bits of the mantissa stay; the exponent's bias is 127, not 1023
+                half = np.uint64((1 << 44) - 1) + ((size >> np.uint64(45)) & _1)
+                symbol = ((size + half) >> np.uint64(45)) - np.uint64(896 << 7)
+                symbol = min(symbol, np.uint64(0x7F80))
+            out[i, j] = symbol | ((bits[i, j] >> np.uint64(63)) << np.uint64(15))
     return out

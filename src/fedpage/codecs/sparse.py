@@ -1,9 +1,12 @@
-"""Sparsifiers: send some of the numbers. The others count as 0."""
+"""Sparsifiers: send some of the numbers. The others count as 0.
+
+A sparsifier hands the numbers it keeps to a second codec: to the identity, or to that of a `Chain`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -14,19 +17,230 @@ from fedpage.codecs.base import (
     Codec,
     Field,
     Keys,
+    Payload,
     Symbols,
+    bits_of,
     check_count,
+    check_length,
     count_of,
+    read_rows,
     register_codec,
+    row_bits,
+    row_bytes,
+    write_rows,
 )
+from fedpage.codecs.kernels import Positions
 from fedpage.core import validate
-from fedpage.core.random import subsets
-from fedpage.core.types import Vector
+from fedpage.core.errors import InputError
+from fedpage.core.random import shuffle, subsets
+from fedpage.core.types import Ints, Vector
+
+_SECOND = 1
+"""The word of the second codec's keys below those of the sparsifier."""
+
+
+class Part(NamedTuple):
+    """Rows that keep the same number of numbers, and which ones."""
+
+    rows: Ints | None
+    """(m,) row numbers; None: all rows."""
+    count: int
+    """How many numbers each of these rows keeps."""
+    positions: Positions | None
+    """(m, count) where they are; None: everywhere, or the payload says where."""
+
+
+@dataclass(frozen=True)
+class Sparsifier(Codec):
+    """Keep some of the numbers; the base class of sparsifiers.
+
+    A sparsifier defines `kept`, `parts`, `share` and `gain`, and its place in the payload if it has
+    to say which numbers it keeps. A row that is in no part sends nothing.
+    """
+
+    def kept(self, d: int) -> int:
+        """Return how many of d numbers a row keeps at most."""
+        raise NotImplementedError
+
+    def share(self, d: int) -> float | None:
+        """Return the probability that a number is kept; None: it depends on the called clients."""
+        return self.kept(d) / d
+
+    def parts(self, d: int, keys: Keys) -> list[Part]:
+        """Return what rows keep, as far as client and server both know it."""
+        raise NotImplementedError
+
+    def choose(self, v: Vector, keys: Keys) -> list[Part]:
+        """Return what the rows of v keep, as the client knows it."""
+        return self.parts(v.shape[1], keys)
+
+    def index_layout(self, d: int) -> list[Field]:
+        """Return the parts of a payload that say which numbers are kept."""
+        return []
+
+    def index_symbols(self, positions: Positions | None, d: int) -> list[Symbols]:
+        """Return what these parts hold."""
+        return []
+
+    def read_positions(self, parts: list[Symbols], part: Part, d: int) -> Positions | None:
+        """Return which numbers are kept, from these parts or from the keys.
+
+        Raises:
+            InputError: No vector has these symbols.
+        """
+        return part.positions
+
+    def gain_when_scaled(self, d: int) -> float:
+        """Return 1: a sparsifier's gain is 1 + omega."""
+        return 1.0
+
+    def floats(self, d: int) -> int:
+        """Return how many numbers are kept at most."""
+        return self.kept(d)
+
+    def numbers(self, d: int, keys: Keys) -> Ints:
+        """Return how many numbers each row keeps, (n,)."""
+        return self.numbers_of(d, keys, IDENTITY)
+
+    def bits(self, d: int, dtype: DTypeLike) -> int:
+        """Return the bits of one vector, before padding; the largest if they vary."""
+        return self.bits_of(d, dtype, IDENTITY)
+
+    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
+        """Return the bits of each row, before padding, (n,)."""
+        return self.sizes_of(d, dtype, keys, IDENTITY)
+
+    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
+        """Return the kept numbers times the gain."""
+        return self.transform_by(v, keys, gain, IDENTITY)
+
+    def encode(self, v: Vector, keys: Keys) -> Payload:
+        """Return the bytes to send."""
+        return self.encode_by(v, keys, IDENTITY)
+
+    def decode_with(
+        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Decode with another gain."""
+        return self.decode_by(payload, d, dtype, keys, gain, IDENTITY)
+
+    # The same with a second codec for the kept numbers.
+
+    def numbers_of(self, d: int, keys: Keys, second: Codec) -> Ints:
+        """Return how many numbers each row sends, (n,)."""
+        out = np.zeros(len(keys.own), np.int64)
+        for rows, count, _ in self.parts(d, keys):
+            out[_index(rows)] = second.floats(count)
+        return out
+
+    def bits_of(self, d: int, dtype: DTypeLike, second: Codec) -> int:
+        """Return the bits of one vector; the largest if they vary."""
+        return row_bits(self.index_layout(d) + second.layout(self.kept(d), dtype))
+
+    def sizes_of(self, d: int, dtype: DTypeLike, keys: Keys, second: Codec) -> Ints:
+        """Return the bits of each row, (n,)."""
+        if self.has_fixed_size:
+            return np.full(len(keys.own), self.bits_of(d, dtype, second), np.int64)
+        out = np.zeros(len(keys.own), np.int64)
+        for rows, count, _ in self.parts(d, keys):
+            out[_index(rows)] = row_bits(self.index_layout(d) + second.layout(count, dtype))
+        return out
+
+    def transform_by(self, v: Vector, keys: Keys, gain: float, second: Codec) -> Vector:
+        """Return what the receiver will see."""
+        chosen = self.choose(v, keys)
+        if second is IDENTITY and len(chosen) == 1 and chosen[0].rows is None:
+            out: Vector = kernels.spread(v, chosen[0].positions, gain)
+            return out
+        out = np.zeros_like(v)
+        for rows, _, positions in chosen:
+            seen = second.transform(
+                _take(v, rows, positions), _keys_of_second(keys, rows, second), 1.0
+            )
+            _put(seen, rows, positions, gain, out)
+        return out
+
+    def encode_by(self, v: Vector, keys: Keys, second: Codec) -> Payload:
+        """Return the bytes to send."""
+        d = v.shape[1]
+        sizes = -(-self.sizes_of(d, v.dtype, keys, second) // 8)
+        payload = np.zeros(int(sizes.sum()), np.uint8)
+        for rows, count, positions in self.choose(v, keys):
+            kept = _take(v, rows, positions)
+            symbols = self.index_symbols(positions, d)
+            symbols += second.symbols(kept, _keys_of_second(keys, rows, second))
+            layout = self.index_layout(d) + second.layout(count, v.dtype)
+            payload[_bytes_of(rows, sizes, row_bytes(layout))] = write_rows(symbols, layout)
+        return payload
+
+    def decode_by(
+        self,
+        payload: Payload,
+        d: int,
+        dtype: DTypeLike,
+        keys: Keys,
+        gain: float,
+        second: Codec,
+    ) -> Vector:
+        """Return the vectors that were sent."""
+        sizes = -(-self.sizes_of(d, dtype, keys, second) // 8)
+        check_length(payload, int(sizes.sum()), str(self))
+        index = self.index_layout(d)
+        out: Vector = np.zeros((len(keys.own), d), dtype)
+        for part in self.parts(d, keys):
+            rows, count, _ = part
+            layout = index + second.layout(count, dtype)
+            own = np.ascontiguousarray(payload[_bytes_of(rows, sizes, row_bytes(layout))])
+            n = len(keys.own) if rows is None else len(rows)
+            symbols = read_rows(own, n, layout, str(self))
+            positions = self.read_positions(symbols[: len(index)], part, d)
+            seen = second.values(
+                symbols[len(index) :], count, dtype, _keys_of_second(keys, rows, second), 1.0
+            )
+            _put(seen, rows, positions, gain, out)
+        return out
+
+
+def _index(rows: Ints | None) -> Ints | slice:
+    return slice(None) if rows is None else rows
+
+
+def _keys_of_second(keys: Keys, rows: Ints | None, second: Codec) -> Keys:
+    """Return the second codec's keys, whose streams differ from those of the sparsifier."""
+    if rows is not None:
+        keys = keys.at(rows)
+    return keys.below(_SECOND) if second.is_random else keys
+
+
+def _take(v: Vector, rows: Ints | None, positions: Positions | None) -> Vector:
+    """Return the kept numbers, (m, count)."""
+    own = v if rows is None else v[rows]
+    out: Vector = own if positions is None else kernels.gather(own, positions)
+    return out
+
+
+def _put(
+    values: Vector, rows: Ints | None, positions: Positions | None, gain: float, out: Vector
+) -> None:
+    """Write kept numbers times the gain to their places."""
+    if positions is None:
+        positions = np.broadcast_to(np.arange(out.shape[1], dtype=np.uint32), values.shape)
+    where = np.arange(len(out)) if rows is None else rows
+    kernels.scatter(values, where, np.ascontiguousarray(positions), gain, out)
+
+
+def _bytes_of(rows: Ints | None, sizes: Ints, size: int) -> Ints | slice:
+    """Return where the payloads of these rows are, each of `size` bytes."""
+    if rows is None:
+        return slice(None)
+    starts = np.cumsum(sizes) - sizes
+    places: Ints = (starts[rows][:, None] + np.arange(size)).ravel()
+    return places
 
 
 @register_codec("randk")
 @dataclass(frozen=True)
-class RandK(Codec):
+class RandK(Sparsifier):
     """Send k numbers that are chosen uniformly at random, times d/k.
 
     Unbiased with omega = d/k - 1. Client and server draw the same positions from the client's key,
@@ -46,39 +260,194 @@ class RandK(Codec):
         validate.plain(self)
         check_count(self, "k", self.k)
 
-    def omega(self, d: int) -> float:
-        """Return d/k - 1."""
-        return d / count_of(self, self.k, d) - 1.0
-
-    def gain(self, d: int, keys: Keys) -> float:
-        """Return d/k."""
-        return d / count_of(self, self.k, d)
-
-    def floats(self, d: int) -> int:
+    def kept(self, d: int) -> int:
         """Return k."""
         return count_of(self, self.k, d)
 
-    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
-        """Send k floats."""
-        return IDENTITY.layout(count_of(self, self.k, d), dtype)
+    def omega(self, d: int) -> float:
+        """Return d/k - 1."""
+        return d / self.kept(d) - 1.0
 
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
-        """Return the bits of the chosen numbers."""
-        positions = subsets(keys.own, v.shape[1], count_of(self, self.k, v.shape[1]))
-        return IDENTITY.symbols(kernels.gather(v, positions), keys)
+    def gain(self, d: int, keys: Keys) -> float:
+        """Return d/k."""
+        return d / self.kept(d)
 
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
-        """Return the numbers at their positions."""
-        k = count_of(self, self.k, d)
-        out = np.zeros((len(keys.own), d), dtype)
-        sent = IDENTITY.values(parts, k, dtype, keys, 1.0)
-        kernels.scatter(sent, subsets(keys.own, d, k), gain, out)
-        return out
+    def parts(self, d: int, keys: Keys) -> list[Part]:
+        """Draw k positions for each row."""
+        k = self.kept(d)
+        return [Part(None, k, subsets(keys.own, d, k))]
 
-    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
-        """Return the chosen numbers times the gain."""
-        positions = subsets(keys.own, v.shape[1], count_of(self, self.k, v.shape[1]))
-        out: Vector = kernels.spread(v, positions, gain)
-        return out
+
+@register_codec("permk")
+@dataclass(frozen=True)
+class PermK(Sparsifier):
+    """Send a block of a random partition of the numbers, which the called clients share.
+
+    The n called clients send d/n numbers each, times n, so the mean has every number from one of
+    them (Szlendak, Tyurin, Richtárik 2021). Each number is equally likely to come from any client:
+    the mean is unbiased, has variance mean |v_i|^2 - |mean v_i|^2, and is exact if all clients
+    agree. With a part of the called clients missing it is biased. A client alone has
+    omega = n - 1, which d does not tell: `omega` is None.
+    """
+
+    is_random: ClassVar[bool] = True
+    needs_ranks: ClassVar[bool] = True
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every row keeps equally many numbers: no, unless n divides d."""
+        return False
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether the mean is unbiased: yes, over all called clients."""
+        return True
+
+    def kept(self, d: int) -> int:
+        """Return d, for a single called client; `sizes` tells the number for others."""
+        return d
+
+    def share(self, d: int) -> None:
+        """Return None: a number is kept with probability 1/n."""
+        return
+
+    def gain(self, d: int, keys: Keys) -> float:
+        """Return the number of called clients."""
+        return float(keys.called)
+
+    def parts(self, d: int, keys: Keys) -> list[Part]:
+        """Cut a shared permutation into n blocks, of two lengths if n does not divide d."""
+        n, ranks = keys.called, keys.ranks
+        if ranks is None or n < 1 or not ((ranks >= 0) & (ranks < n)).all():
+            raise InputError("permk: needs the number of called clients and each client's rank")
+        order = shuffle(keys.shared, d)
+        # which client has which block is random too: else those with longer blocks weigh more
+        block = shuffle(keys.below(_SECOND).shared, n)[ranks].astype(np.int64)
+        short, longer = divmod(d, n)
+        found = []
+        for count, is_in in ((short + 1, block < longer), (short, block >= longer)):
+            rows = np.flatnonzero(is_in)
+            if count and len(rows):
+                starts = block[rows] * short + np.minimum(block[rows], longer)
+                found.append(Part(rows, count, order[starts[:, None] + np.arange(count)]))
+        return found
+
+
+@register_codec("topk")
+@dataclass(frozen=True)
+class TopK(Sparsifier):
+    """Send the k numbers with the largest absolute values, and their positions.
+
+    Contractive with alpha = k/d. Of equal absolute values the one at the lower position is kept;
+    NaN counts as the largest. Positions take the smaller of k ceil(log2 d) bits (a list) and d bits
+    (a bitmap).
+
+    Args:
+        k: How many numbers to send: a whole number, or a share of d between 0 and 1.
+
+    >>> TopK(12).bits(d=123, dtype="float64")  # 12 * 64 + 12 * 7
+    852
+    """
+
+    k: float
+
+    def __post_init__(self) -> None:
+        validate.plain(self)
+        check_count(self, "k", self.k)
+
+    def kept(self, d: int) -> int:
+        """Return k."""
+        return count_of(self, self.k, d)
+
+    def alpha(self, d: int) -> float:
+        """Return k/d."""
+        return self.kept(d) / d
+
+    def parts(self, d: int, keys: Keys) -> list[Part]:
+        """Leave the positions to the payload."""
+        return [Part(None, self.kept(d), None)]
+
+    def choose(self, v: Vector, keys: Keys) -> list[Part]:
+        """Find the k largest absolute values of each row."""
+        k = self.kept(v.shape[1])
+        bits = bits_of(np.asarray(v, np.float64))
+        return [Part(None, k, kernels.largest(bits, k))]
+
+    def index_layout(self, d: int) -> list[Field]:
+        """Send a list of positions or a bitmap, whichever is shorter."""
+        return [Field(self.kept(d), _position_bits(d)) if self.sends_list(d) else Field(d, 1)]
+
+    def sends_list(self, d: int) -> bool:
+        """Return whether a list of positions is no longer than a bitmap."""
+        return self.kept(d) * _position_bits(d) <= d
+
+    def index_symbols(self, positions: Positions | None, d: int) -> list[Symbols]:
+        """Return the list of positions, or the bitmap."""
+        assert positions is not None
+        if self.sends_list(d):
+            return [positions.astype(np.uint64)]
+        bitmap = np.zeros((len(positions), d), np.uint64)
+        np.put_along_axis(bitmap, positions.astype(np.int64), np.uint64(1), axis=1)
+        return [bitmap]
+
+    def read_positions(self, parts: list[Symbols], part: Part, d: int) -> Positions:
+        """Return the positions; a list must be ascending, and a bitmap must have k ones."""
+        (symbols,) = parts
+        if self.sends_list(d):
+            if (symbols >= d).any() or (symbols[:, 1:] <= symbols[:, :-1]).any():
+                raise InputError(f"{self}: positions must be ascending and below {d}")
+            return symbols.astype(np.uint32)
+        if (symbols.sum(axis=1) != part.count).any():
+            raise InputError(f"{self}: the bitmap does not have {part.count} ones")
+        positions: Positions = kernels.ones(symbols, part.count)
+        return positions
+
+
+def _position_bits(d: int) -> int:
+    """Return ceil(log2 d)."""
+    return (d - 1).bit_length()
+
+
+@register_codec("bernoulli")
+@dataclass(frozen=True)
+class Bernoulli(Sparsifier):
+    """Send all numbers, times 1/q, with probability q, and nothing otherwise.
+
+    Unbiased with omega = 1/q - 1. The server draws the same coin from the client's key, so it knows
+    who sends, and a client that does not send costs nothing.
+
+    Args:
+        q: The probability of sending, in (0, 1].
+    """
+
+    q: float
+    is_random: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        validate.plain(self)
+        validate.probability(self.label, "q", self.q)
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every row takes the same number of bits: only if all are sent."""
+        return self.q == 1.0
+
+    def kept(self, d: int) -> int:
+        """Return d."""
+        return d
+
+    def share(self, d: int) -> float:
+        """Return q."""
+        return self.q
+
+    def omega(self, d: int) -> float:
+        """Return 1/q - 1."""
+        return 1.0 / self.q - 1.0
+
+    def gain(self, d: int, keys: Keys) -> float:
+        """Return 1/q."""
+        return 1.0 / self.q
+
+    def parts(self, d: int, keys: Keys) -> list[Part]:
+        """Throw each row's coin."""
+        return [Part(np.flatnonzero(kernels.coins(keys.own) < self.q), d, None)]

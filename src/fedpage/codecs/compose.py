@@ -1,0 +1,204 @@
+"""Codecs made of codecs: a scaled one, and one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from numpy.typing import DTypeLike
+
+from fedpage.codecs.base import Codec, Keys, Payload, as_codec, register_codec
+from fedpage.codecs.quantise import Dither, Natural, ScaledSign
+from fedpage.codecs.sparse import Sparsifier
+from fedpage.core.errors import InputError
+from fedpage.core.types import Ints, Vector
+
+
+@register_codec("chain")
+@dataclass(frozen=True)
+class Chain(Codec):
+    """Keep some of the numbers, then compress these: RandK(12) and Natural() send 12 k bits.
+
+    Two unbiased codecs make one with omega = (1+omega_1)(1+omega_2) - 1, where the second's is that
+    for k numbers. TopK before an unbiased codec with omega < 1 has alpha = k/d (1-omega). Before the
+    biased ScaledSign a sparsifier does without its factor (RandK's d/k), and alpha is k/d times that
+    of the second.
+
+    Args:
+        sparsifier: RandK, PermK, TopK or Bernoulli.
+        second: Natural, Dither, ScaledSign or a cast.
+
+    >>> chain = as_codec("randk:12+natural")
+    >>> chain.bits(d=123, dtype="float64"), chain.omega(d=123)
+    (144, 10.53125)
+    """
+
+    sparsifier: Sparsifier
+    second: Codec
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sparsifier", as_codec(self.sparsifier))
+        object.__setattr__(self, "second", as_codec(self.second))
+        first, second = self.sparsifier, self.second
+        if not isinstance(first, Sparsifier):
+            raise InputError(
+                f"codec '{first}+{second}': the first must be randk, permk, topk or bernoulli"
+            )
+        if not (isinstance(second, (Natural, Dither, ScaledSign)) or second.is_cast):
+            raise InputError(
+                f"codec '{first}+{second}': the second must be natural, dither, sign or a cast"
+            )
+        if first.needs_ranks and not second.is_unbiased:
+            raise InputError(f"codec '{first}+{second}': {first} needs an unbiased second codec")
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether one of the two uses keys."""
+        return self.sparsifier.is_random or self.second.is_random
+
+    @property
+    def needs_ranks(self) -> bool:  # type: ignore[override]
+        """Whether the sparsifier needs the ranks of all called clients."""
+        return self.sparsifier.needs_ranks
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether the sparsifier always keeps equally many numbers."""
+        return self.sparsifier.has_fixed_size
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether both are unbiased."""
+        return self.sparsifier.is_unbiased and self.second.is_unbiased
+
+    def omega(self, d: int) -> float | None:
+        """Return (1+omega_1)(1+omega_2) - 1."""
+        first, second = self.sparsifier.omega(d), self.second.omega(self.sparsifier.kept(d))
+        if first is None or second is None:
+            return None
+        return (1.0 + first) * (1.0 + second) - 1.0
+
+    def alpha(self, d: int) -> float | None:
+        """Return the share of kept numbers times the contraction of the second codec."""
+        share, second = self.sparsifier.share(d), self.second.alpha(self.sparsifier.kept(d))
+        if self.is_unbiased:
+            return super().alpha(d)
+        return None if share is None or second is None else share * second
+
+    def gain(self, d: int, keys: Keys) -> float:
+        """Return the sparsifier's factor, or 1 if the result is biased anyway."""
+        return self.sparsifier.gain(d, keys) if self.is_unbiased else 1.0
+
+    def gain_when_scaled(self, d: int) -> float:
+        """Return the factor of Scaled(self): the sparsifier's own cancels."""
+        return self.second.gain_when_scaled(self.sparsifier.kept(d))
+
+    def floats(self, d: int) -> int:
+        """Return how many numbers are sent at most."""
+        return self.second.floats(self.sparsifier.kept(d))
+
+    def numbers(self, d: int, keys: Keys) -> Ints:
+        """Return how many numbers each row sends, (n,)."""
+        return self.sparsifier.numbers_of(d, keys, self.second)
+
+    def bits(self, d: int, dtype: DTypeLike) -> int:
+        """Return the bits of one vector, before padding; the largest if they vary."""
+        return self.sparsifier.bits_of(d, dtype, self.second)
+
+    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
+        """Return the bits of each row, before padding, (n,)."""
+        return self.sparsifier.sizes_of(d, dtype, keys, self.second)
+
+    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
+        """Return what the receiver sees."""
+        return self.sparsifier.transform_by(v, keys, gain, self.second)
+
+    def encode(self, v: Vector, keys: Keys) -> Payload:
+        """Return the bytes to send."""
+        return self.sparsifier.encode_by(v, keys, self.second)
+
+    def decode_with(
+        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Decode with another gain."""
+        return self.sparsifier.decode_by(payload, d, dtype, keys, gain, self.second)
+
+    def __str__(self) -> str:
+        return f"{self.sparsifier}+{self.second}"
+
+
+@register_codec("scaled")
+@dataclass(frozen=True)
+class Scaled(Codec):
+    """Divide an unbiased codec by 1 + omega, which makes it contractive: alpha = 1/(1+omega).
+
+    Methods for contractive codecs, such as EF21, take an unbiased one in this form. Scaled(RandK(k))
+    sends the chosen numbers as they are.
+
+    Args:
+        codec: An unbiased codec.
+
+    >>> as_codec("scaled(randk:12)").alpha(d=123) == 12 / 123
+    True
+    """
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", as_codec(self.codec))
+        if not self.codec.is_unbiased:
+            raise InputError(f"scaled({self.codec}): only an unbiased codec can be scaled")
+        if self.codec.needs_ranks:
+            raise InputError(f"scaled({self.codec}): its omega depends on the called clients")
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether the codec uses keys."""
+        return self.codec.is_random
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every vector takes the same number of bits."""
+        return self.codec.has_fixed_size
+
+    def alpha(self, d: int) -> float:
+        """Return 1/(1+omega)."""
+        omega = self.codec.omega(d)
+        assert omega is not None
+        return 1.0 / (1.0 + omega)
+
+    def gain(self, d: int, keys: Keys) -> float:
+        """Return the codec's factor over 1 + omega."""
+        return self.codec.gain_when_scaled(d)
+
+    def floats(self, d: int) -> int:
+        """Return how many numbers a vector is sent as; the most if they vary."""
+        return self.codec.floats(d)
+
+    def numbers(self, d: int, keys: Keys) -> Ints:
+        """Return how many numbers each row is sent as, (n,)."""
+        return self.codec.numbers(d, keys)
+
+    def bits(self, d: int, dtype: DTypeLike) -> int:
+        """Return the bits of one vector, before padding; the largest if they vary."""
+        return self.codec.bits(d, dtype)
+
+    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
+        """Return the bits of each row, before padding, (n,)."""
+        return self.codec.sizes(d, dtype, keys)
+
+    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
+        """Return what the receiver sees."""
+        return self.codec.transform(v, keys, gain)
+
+    def encode(self, v: Vector, keys: Keys) -> Payload:
+        """Return the bytes to send: those of the codec."""
+        return self.codec.encode(v, keys)
+
+    def decode_with(
+        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Decode with another gain."""
+        return self.codec.decode_with(payload, d, dtype, keys, gain)
+
+    def __str__(self) -> str:
+        return f"scaled({self.codec})"
