@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -69,9 +69,8 @@ class Keys(NamedTuple):
         return self._replace(own=self.own[rows], ranks=ranks)
 
     def below(self, word: int) -> Keys:
-        """Return keys of other streams, for the second of two codecs in a row."""
-        own, shared = fold_each(self.own, np.uint64(word)), np.array([self.shared])
-        return self._replace(own=own, shared=fold_each(shared, np.uint64(word))[0])
+        """Return keys of other own streams, for the second of two codecs in a row."""
+        return Keys(fold_each(self.own, np.uint64(word)), self.shared, self.ranks, self.called)
 
 
 class Field(NamedTuple):
@@ -110,12 +109,19 @@ def write_rows(parts: list[Symbols], layout: list[Field]) -> Payload:
     """Pack each row's symbols into bits; each row is padded to whole bytes."""
     n = len(parts[0])
     size = row_bytes(layout)
-    payload = np.zeros(n * size, np.uint8)
+    payload = np.zeros((n, size), np.uint8)
     starts = np.arange(n, dtype=np.int64) * (8 * size)
+    at = 0
     for symbols, (count, width) in zip(parts, layout, strict=True):
-        kernels.pack(np.ascontiguousarray(symbols, np.uint64), width, starts, payload)
-        starts += count * width
-    return payload
+        end = at + count * width
+        if _is_plain(at, width):
+            words = np.ascontiguousarray(symbols.astype(f"<u{width // 8}", copy=False))
+            payload[:, at // 8 : end // 8] = words.view(np.uint8).reshape(n, end // 8 - at // 8)
+        else:
+            words = np.ascontiguousarray(symbols, np.uint64)
+            kernels.pack(words, width, starts + at, payload.reshape(-1))
+        at = end
+    return payload.reshape(-1)
 
 
 def read_rows(payload: Payload, n: int, layout: list[Field], name: str) -> list[Symbols]:
@@ -126,17 +132,28 @@ def read_rows(payload: Payload, n: int, layout: list[Field], name: str) -> list[
     """
     size = row_bytes(layout)
     check_length(payload, n * size, name)
+    rows = np.ascontiguousarray(payload).reshape(n, size)
     starts = np.arange(n, dtype=np.int64) * (8 * size)
     parts = []
+    at = 0
     for count, width in layout:
-        symbols = np.empty((n, count), np.uint64)
-        kernels.unpack(payload, width, starts, symbols)
-        starts += count * width
+        end = at + count * width
+        if _is_plain(at, width):
+            words = np.ascontiguousarray(rows[:, at // 8 : end // 8]).view(f"<u{width // 8}")
+            symbols = words.reshape(n, count).astype(np.uint64)
+        else:
+            symbols = np.empty((n, count), np.uint64)
+            kernels.unpack(rows.reshape(-1), width, starts + at, symbols)
         parts.append(symbols)
-    unused = -row_bits(layout) % 8
-    if unused and (payload.reshape(n, size)[:, -1] >> (8 - unused)).any():
+        at = end
+    if at % 8 and (rows[:, -1] >> (at % 8)).any():
         raise InputError(f"{name}: the last byte of a payload has bits that mean nothing")
     return parts
+
+
+def _is_plain(at: int, width: int) -> bool:
+    """Return whether symbols are whole numbers of 8 to 64 bits at whole bytes: numpy's own."""
+    return at % 8 == 0 and width in (8, 16, 32, 64)
 
 
 def row_bits(layout: list[Field]) -> int:
@@ -270,8 +287,13 @@ class Codec:
         self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
     ) -> Vector:
         """Decode with another gain."""
-        parts = read_rows(payload, len(keys.own), self.layout(d, dtype), str(self))
-        return self.values(parts, d, dtype, keys, gain)
+        layout = self.layout(d, dtype)
+        n = self.count_rows(payload, row_bytes(layout), keys)
+        return self.values(read_rows(payload, n, layout, str(self)), d, dtype, keys, gain)
+
+    def count_rows(self, payload: Payload, size: int, keys: Keys) -> int:
+        """Return how many vectors a payload should hold; one without randomness needs no keys."""
+        return len(keys.own) if self.is_random else max(1, len(payload) // size)
 
     def bits(self, d: int, dtype: DTypeLike) -> int:
         """Return the bits of one vector, before padding; the largest if they vary."""
@@ -290,8 +312,8 @@ class Codec:
         return np.full(len(keys.own), self.floats(d), np.int64)
 
     def __str__(self) -> str:
-        argument = "".join(f":{getattr(self, field.name)!r}" for field in fields(self))
-        return self.label + argument
+        values = [getattr(self, field.name) for field in fields(self)]
+        return self.label + "".join(f":{value!r}" for value in values if value is not None)
 
 
 CODECS: Registry[type[Codec]] = Registry("codec")
@@ -355,7 +377,7 @@ def times(v: Vector, gain: float) -> Vector:
     if gain == 1.0:
         return v
     with np.errstate(over="ignore", invalid="ignore"):
-        return (v * np.float64(gain)).astype(v.dtype)
+        return (np.asarray(v, np.float64) * gain).astype(v.dtype, copy=False)
 
 
 def as_codec(value: Any) -> Codec:
@@ -408,13 +430,14 @@ def _simple(text: str, whole: str) -> Codec:
             f"codec {short_repr(whole)}: write name, name:number, first+second or scaled(codec)"
         )
     cls = CODECS[name]
-    number = [field.name for field in fields(cls)]
-    if bool(colon) != bool(number):
-        rule = f"needs its {number[0]}, such as {name}:2" if number else "takes no number"
-        raise InputError(f"codec {short_repr(whole)}: {name} {rule}")
-    if not number:
-        return cls()
-    return cls(_number(argument, whole))  # type: ignore[call-arg]
+    number = fields(cls)
+    if colon and not number:
+        raise InputError(f"codec {short_repr(whole)}: {name} takes no number")
+    if not colon and number and number[0].default is MISSING:
+        raise InputError(
+            f"codec {short_repr(whole)}: {name} needs its {number[0].name}, such as {name}:0.5"
+        )
+    return cls(_number(argument, whole)) if colon else cls()  # type: ignore[call-arg]
 
 
 def _number(text: str, whole: str) -> int | float:

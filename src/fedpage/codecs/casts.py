@@ -7,13 +7,14 @@ beyond the format's range becomes infinite, so that a run which needs it is seen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from fedpage.codecs import kernels
 from fedpage.codecs.base import Codec, Field, Keys, Symbols, register_codec, times, width_of
-from fedpage.core.types import AnyArray, Vector
+from fedpage.core.types import Vector
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Float32(Cast):
 
     def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
         """Return the bits of the rounded numbers."""
-        return [_cast(v, np.float32).view(np.uint32).astype(np.uint64)]
+        return [_to_float32(v).view(np.uint32).astype(np.uint64)]
 
     def values(
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
@@ -55,41 +56,17 @@ class Float32(Cast):
 
     def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
         """Return the rounded numbers."""
-        return times(_cast(v, np.float32).astype(v.dtype), gain)
+        return times(_to_float32(v).astype(v.dtype), gain)
 
 
-@register_codec("float16")
 @dataclass(frozen=True)
-class Float16(Cast):
-    """Send 16-bit floats: relative error 5e-4 from 6e-5 to 65504, absolute 3e-8 below.
+class _Short(Cast):
+    """Send floats of 16 bits; the base class of both formats."""
 
-    Numbers below 3e-8 become 0, so a run whose vectors get that small stops moving.
-    """
-
-    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
-        """Send d floats of 16 bits."""
-        width_of(dtype)
-        return [Field(d, 16)]
-
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
-        """Return the bits of the rounded numbers."""
-        return [_cast(v, np.float16).view(np.uint16).astype(np.uint64)]
-
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
-        """Return the numbers with these bits."""
-        return times(parts[0].astype(np.uint16).view(np.float16).astype(dtype), gain)
-
-    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
-        """Return the rounded numbers."""
-        return times(_cast(v, np.float16).astype(v.dtype), gain)
-
-
-@register_codec("bfloat16")
-@dataclass(frozen=True)
-class BFloat16(Cast):
-    """Send the upper half of 32-bit floats: relative error 4e-3 from 1e-38 to 3e38."""
+    digits: ClassVar[int]
+    """The bits of the mantissa."""
+    bias: ClassVar[int]
+    """The bias of the exponent."""
 
     def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
         """Send d floats of 16 bits."""
@@ -99,7 +76,34 @@ class BFloat16(Cast):
     def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
         """Return the bits of the rounded numbers."""
         wide = np.ascontiguousarray(v, np.float64)
-        return [kernels.bfloat16(wide, wide.view(np.uint64))]
+        return [kernels.shorten(wide, wide.view(np.uint64), self.digits, self.bias)]
+
+
+@register_codec("float16")
+@dataclass(frozen=True)
+class Float16(_Short):
+    """Send 16-bit floats: relative error 5e-4 from 6e-5 to 65504, absolute 3e-8 below.
+
+    Numbers below 3e-8 become 0, so a run whose vectors get that small stops moving.
+    """
+
+    digits: ClassVar[int] = 10
+    bias: ClassVar[int] = 15
+
+    def values(
+        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
+    ) -> Vector:
+        """Return the numbers with these bits."""
+        return times(parts[0].astype(np.uint16).view(np.float16).astype(dtype), gain)
+
+
+@register_codec("bfloat16")
+@dataclass(frozen=True)
+class BFloat16(_Short):
+    """Send the upper half of 32-bit floats: relative error 4e-3 from 1e-38 to 3e38."""
+
+    digits: ClassVar[int] = 7
+    bias: ClassVar[int] = 127
 
     def values(
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
@@ -109,7 +113,7 @@ class BFloat16(Cast):
         return times(bits.view(np.float32).astype(dtype), gain)
 
 
-def _cast(v: Vector, dtype: DTypeLike) -> AnyArray:
+def _to_float32(v: Vector) -> NDArray[np.float32]:
     """Round to nearest even; what is too large becomes infinite."""
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(v, dtype)
+        return np.ascontiguousarray(v, np.float32)

@@ -19,9 +19,9 @@ class Chain(Codec):
     """Keep some of the numbers, then compress these: RandK(12) and Natural() send 12 k bits.
 
     Two unbiased codecs make one with omega = (1+omega_1)(1+omega_2) - 1, where the second's is that
-    for k numbers. TopK before an unbiased codec with omega < 1 has alpha = k/d (1-omega). Before the
-    biased ScaledSign a sparsifier does without its factor (RandK's d/k), and alpha is k/d times that
-    of the second.
+    for k numbers. TopK before an unbiased codec with omega < 1 has alpha = k/d (1-omega). Before
+    ScaledSign, which is biased, a sparsifier does without its factor (RandK's d/k), and alpha is
+    k/d times that of the second.
 
     Args:
         sparsifier: RandK, PermK, TopK or Bernoulli.
@@ -47,8 +47,6 @@ class Chain(Codec):
             raise InputError(
                 f"codec '{first}+{second}': the second must be natural, dither, sign or a cast"
             )
-        if first.needs_ranks and not second.is_unbiased:
-            raise InputError(f"codec '{first}+{second}': {first} needs an unbiased second codec")
 
     @property
     def is_random(self) -> bool:  # type: ignore[override]
@@ -82,7 +80,7 @@ class Chain(Codec):
         share, second = self.sparsifier.share(d), self.second.alpha(self.sparsifier.kept(d))
         if self.is_unbiased:
             return super().alpha(d)
-        return None if share is None or second is None else share * second
+        return None if second is None else share * second
 
     def gain(self, d: int, keys: Keys) -> float:
         """Return the sparsifier's factor, or 1 if the result is biased anyway."""
@@ -131,8 +129,8 @@ class Chain(Codec):
 class Scaled(Codec):
     """Divide an unbiased codec by 1 + omega, which makes it contractive: alpha = 1/(1+omega).
 
-    Methods for contractive codecs, such as EF21, take an unbiased one in this form. Scaled(RandK(k))
-    sends the chosen numbers as they are.
+    Methods for contractive codecs, such as EF21, take an unbiased one in this form. The numbers
+    that Scaled(RandK(k)) keeps stay as they are.
 
     Args:
         codec: An unbiased codec.
@@ -147,13 +145,16 @@ class Scaled(Codec):
         object.__setattr__(self, "codec", as_codec(self.codec))
         if not self.codec.is_unbiased:
             raise InputError(f"scaled({self.codec}): only an unbiased codec can be scaled")
-        if self.codec.needs_ranks:
-            raise InputError(f"scaled({self.codec}): its omega depends on the called clients")
 
     @property
     def is_random(self) -> bool:  # type: ignore[override]
         """Whether the codec uses keys."""
         return self.codec.is_random
+
+    @property
+    def needs_ranks(self) -> bool:  # type: ignore[override]
+        """Whether the codec needs the ranks of all called clients."""
+        return self.codec.needs_ranks
 
     @property
     def has_fixed_size(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fedpage.core.random import word_at
+from fedpage.core.random import fold_each, shuffle, word_at
 from fedpage.core.types import Vector
 
 Symbols = NDArray[np.uint64]
@@ -88,14 +88,36 @@ def gather(v: Vector, positions: Positions) -> Vector:
 
 
 @_fast
-def scatter(
-    values: Vector, rows: NDArray[np.int64], positions: Positions, gain: float, out: Vector
-) -> None:
-    """Write values times gain to each row's positions in the given rows of out."""
+def scatter(values: Vector, positions: Positions, gain: float, out: Vector) -> None:
+    """Write values times gain to each row's positions."""
     n, k = positions.shape
     for i in range(n):
         for j in range(k):
-            out[rows[i], np.int64(positions[i, j])] = values[i, j] * gain
+            out[i, np.int64(positions[i, j])] = values[i, j] * gain
+
+
+@_fast
+def partition(shared: np.uint64, d: int, n: int) -> tuple[Positions, Positions]:
+    """Return an order of 0..d-1, and which of its n blocks each of n clients has."""
+    other = fold_each(np.full(1, shared), _1)[0]
+    return shuffle(shared, d), shuffle(other, n)
+
+
+@_fast
+def spread_blocks(
+    v: Vector, order: Positions, blocks: Positions, ranks: NDArray[np.int64], gain: float
+) -> Vector:
+    """Return v times gain in each row's block of the order and 0 elsewhere."""
+    n, d = v.shape
+    out = np.zeros((n, d), v.dtype)
+    short, longer = d // len(blocks), d % len(blocks)
+    for i in range(n):
+        block = np.int64(blocks[ranks[i]])
+        start = block * short + min(block, longer)
+        for j in range(start, start + short + (block < longer)):
+            at = np.int64(order[j])
+            out[i, at] = v[i, at] * gain
+    return out
 
 
 @_fast
@@ -144,46 +166,60 @@ def coins(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
 def largest(bits: NDArray[np.uint64], k: int) -> Positions:
     """Find each row's k largest absolute values, positions ascending; bits are of float64.
 
-    The k-th largest is found by its bytes, from the highest on (a radix selection): at most eight
-    passes over ever fewer candidates. Non-negative floats are ordered as their bits are.
+    Non-negative floats are ordered as their bits are. The k-th largest is found eight bits at a
+    time, from the highest on (a radix selection): at most eight passes over ever fewer candidates,
+    so a row takes O(d) whatever it holds.
     """
     n, d = bits.shape
     out = np.empty((n, k), np.uint32)
     sizes = np.empty(d, np.uint64)
     candidates = np.empty(d, np.uint64)
+    found = np.empty(d, np.uint32)
     counts = np.empty(256, np.int64)
     for i in range(n):
         for j in range(d):
             size = bits[i, j] & np.uint64(0x7FFFFFFFFFFFFFFF)
-            if size > np.uint64(0x7FF0000000000000):  # NaN: all are equal, and above infinity
-                size = np.uint64(0x7FF8000000000000)
+            # NaN: all are equal, and above infinity
+            size = min(size, np.uint64(0x7FF0000000000001)) << _1
             sizes[j] = size
             candidates[j] = size
-        left, ties, shift, threshold = d, k, 64, _0
-        while shift > 0 and ties < left:
-            shift -= 8
+        left, ties, shift, threshold = d, k, np.uint64(64), _0
+        while shift > _0 and ties < left:
+            differ = _0
+            for j in range(left):
+                differ |= candidates[j] ^ candidates[0]
+            shift -= np.uint64(8)
+            while shift > _0 and differ >> shift == _0:  # such as many zeros
+                shift -= np.uint64(8)
             counts[:] = 0
             for j in range(left):
-                counts[np.int64((candidates[j] >> np.uint64(shift)) & np.uint64(255))] += 1
-            byte = 255
+                counts[np.int64((candidates[j] >> shift) & np.uint64(255))] += 1
+            byte = np.int64(255)
             while counts[byte] < ties:
                 ties -= counts[byte]
                 byte -= 1
-            kept = 0
-            for j in range(left):
-                candidate = candidates[j]
-                candidates[kept] = candidate
-                kept += np.int64((candidate >> np.uint64(shift)) & np.uint64(255)) == byte
-            left = kept
-            threshold = candidates[0] >> np.uint64(shift)
+            if counts[byte] < left:
+                kept = 0
+                for j in range(left):  # without a branch, which could not be predicted
+                    candidate = candidates[j]
+                    candidates[kept] = candidate
+                    kept += np.int64((candidate >> shift) & np.uint64(255)) == byte
+                left = kept
+            threshold = candidates[0] >> shift
+        if shift == np.uint64(64):  # all are kept
+            for j in range(d):
+                out[i, j] = np.uint32(j)
+            continue
         filled = 0
         for j in range(d):
-            high = sizes[j] >> np.uint64(shift) if shift < 64 else _0
+            high = sizes[j] >> shift
             is_tie = (high == threshold) & (ties > 0)
-            if is_tie or high > threshold:
-                out[i, filled] = np.uint32(j)
-                filled += 1
-                ties -= is_tie
+            found[filled] = np.uint32(j)
+            filled += is_tie | (high > threshold)
+            ties -= is_tie
+            if filled == k:
+                break
+        out[i, :] = found[:k]
     return out
 
 
@@ -306,20 +342,30 @@ def signs(negative: NDArray[np.bool_], scale: Vector, gain: float, out: Vector) 
 
 
 @_fast
-def bfloat16(v: Vector, bits: NDArray[np.uint64]) -> Symbols:
-    """Round float64 to the nearest bfloat16, ties to even; symbols are its 16 bits."""
+def shorten(v: Vector, bits: NDArray[np.uint64], digits: int, bias: int) -> Symbols:
+    """Round float64 to a 16-bit format, ties to even; symbols are its bits.
+
+    Args:
+        v: The numbers.
+        bits: Their bits.
+        digits: The bits of the format's mantissa.
+        bias: The bias of its exponent.
+    """
     n, d = v.shape
     out = np.empty((n, d), np.uint64)
+    normal = np.uint64(1024 - bias) << _52  # the smallest number with all digits
+    step = 2.0 ** (bias + digits - 1)  # smaller ones are multiples of 1/step
+    cut, infinite = np.uint64(52 - digits), np.uint64((2 * bias + 1) << digits)
+    half, offset = (_1 << (cut - _1)) - _1, np.uint64((1023 - bias) << digits)
     for i in range(n):
         for j in range(d):
             size = bits[i, j] & np.uint64(0x7FFFFFFFFFFFFFFF)
-            if size > np.uint64(0x7FF0000000000000):
-                symbol = np.uint64(0x7FC0)  # NaN
-            elif size < np.uint64(897) << _52:  # below 2**-126: multiples of 2**-133
-                symbol = np.uint64(np.rint(abs(v[i, j]) * 2.0**133))
-            else:  # 7 of 52 bits of the mantissa stay; the exponent's bias is 127, not 1023
-                half = np.uint64((1 << 44) - 1) + ((size >> np.uint64(45)) & _1)
-                symbol = ((size + half) >> np.uint64(45)) - np.uint64(896 << 7)
-                symbol = min(symbol, np.uint64(0x7F80))
+            if size < normal:
+                symbol = np.uint64(np.rint(abs(v[i, j]) * step))
+            else:
+                symbol = ((size + half + ((size >> cut) & _1)) >> cut) - offset
+                symbol = min(symbol, infinite)
+                if size > np.uint64(0x7FF0000000000000):
+                    symbol = infinite | (_1 << np.uint64(digits - 1))  # NaN
             out[i, j] = symbol | ((bits[i, j] >> np.uint64(63)) << np.uint64(15))
     return out

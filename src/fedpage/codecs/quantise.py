@@ -72,9 +72,9 @@ class Natural(Codec):
 class Dither(Codec):
     """Send the norm, and each number as one of s+1 levels of it, rounded at random (QSGD).
 
-    Unbiased with omega = min(d/(4 s^2), sqrt(d)/s) (Alistarh et al. 2017, whose Lemma 3.1 has d/s^2;
-    a number between two levels has at most a quarter of their squared distance as variance). A
-    vector whose norm is not finite becomes NaN.
+    Unbiased with omega = min(d/(4 s^2), sqrt(d)/s). Alistarh et al. (2017), Lemma 3.1, have d/s^2;
+    the 4 holds because a number between two levels has at most a quarter of their squared distance
+    as variance. A vector whose norm is not finite becomes NaN.
 
     Args:
         s: The number of steps between 0 and the norm, at least 1.

@@ -27,12 +27,13 @@ from fedpage.codecs.base import (
     register_codec,
     row_bits,
     row_bytes,
+    times,
     write_rows,
 )
 from fedpage.codecs.kernels import Positions
 from fedpage.core import validate
 from fedpage.core.errors import InputError
-from fedpage.core.random import shuffle, subsets
+from fedpage.core.random import subsets
 from fedpage.core.types import Ints, Vector
 
 _SECOND = 1
@@ -62,8 +63,8 @@ class Sparsifier(Codec):
         """Return how many of d numbers a row keeps at most."""
         raise NotImplementedError
 
-    def share(self, d: int) -> float | None:
-        """Return the probability that a number is kept; None: it depends on the called clients."""
+    def share(self, d: int) -> float:
+        """Return the probability that a number is kept."""
         return self.kept(d) / d
 
     def parts(self, d: int, keys: Keys) -> list[Part]:
@@ -163,14 +164,20 @@ class Sparsifier(Codec):
     def encode_by(self, v: Vector, keys: Keys, second: Codec) -> Payload:
         """Return the bytes to send."""
         d = v.shape[1]
+        sent = []
+        for rows, count, positions in self.choose(v, keys):
+            layout = self.index_layout(d) + second.layout(count, v.dtype)
+            symbols = self.index_symbols(positions, d)
+            symbols += second.symbols(
+                _take(v, rows, positions), _keys_of_second(keys, rows, second)
+            )
+            sent.append((rows, write_rows(symbols, layout), row_bytes(layout)))
+        if len(sent) == 1 and sent[0][0] is None:
+            return sent[0][1]
         sizes = -(-self.sizes_of(d, v.dtype, keys, second) // 8)
         payload = np.zeros(int(sizes.sum()), np.uint8)
-        for rows, count, positions in self.choose(v, keys):
-            kept = _take(v, rows, positions)
-            symbols = self.index_symbols(positions, d)
-            symbols += second.symbols(kept, _keys_of_second(keys, rows, second))
-            layout = self.index_layout(d) + second.layout(count, v.dtype)
-            payload[_bytes_of(rows, sizes, row_bytes(layout))] = write_rows(symbols, layout)
+        for rows, own, size in sent:
+            payload[_bytes_of(rows, sizes, size)] = own
         return payload
 
     def decode_by(
@@ -183,16 +190,17 @@ class Sparsifier(Codec):
         second: Codec,
     ) -> Vector:
         """Return the vectors that were sent."""
+        index, name = self.index_layout(d), str(self)
         sizes = -(-self.sizes_of(d, dtype, keys, second) // 8)
-        check_length(payload, int(sizes.sum()), str(self))
-        index = self.index_layout(d)
-        out: Vector = np.zeros((len(keys.own), d), dtype)
+        n = self.count_rows(payload, row_bytes(index + second.layout(self.kept(d), dtype)), keys)
+        if not self.has_fixed_size:
+            check_length(payload, int(sizes.sum()), name)
+        out: Vector = np.zeros((n, d), dtype)
         for part in self.parts(d, keys):
             rows, count, _ = part
             layout = index + second.layout(count, dtype)
-            own = np.ascontiguousarray(payload[_bytes_of(rows, sizes, row_bytes(layout))])
-            n = len(keys.own) if rows is None else len(rows)
-            symbols = read_rows(own, n, layout, str(self))
+            own = payload if rows is None else payload[_bytes_of(rows, sizes, row_bytes(layout))]
+            symbols = read_rows(own, n if rows is None else len(rows), layout, name)
             positions = self.read_positions(symbols[: len(index)], part, d)
             seen = second.values(
                 symbols[len(index) :], count, dtype, _keys_of_second(keys, rows, second), 1.0
@@ -224,17 +232,19 @@ def _put(
 ) -> None:
     """Write kept numbers times the gain to their places."""
     if positions is None:
-        positions = np.broadcast_to(np.arange(out.shape[1], dtype=np.uint32), values.shape)
-    where = np.arange(len(out)) if rows is None else rows
-    kernels.scatter(values, where, np.ascontiguousarray(positions), gain, out)
+        out[_index(rows)] = times(values, gain)
+    elif rows is None:
+        kernels.scatter(values, positions, gain, out)
+    else:
+        own = np.zeros((len(rows), out.shape[1]), out.dtype)
+        kernels.scatter(values, positions, gain, own)
+        out[rows] = own
 
 
-def _bytes_of(rows: Ints | None, sizes: Ints, size: int) -> Ints | slice:
+def _bytes_of(rows: Ints | None, sizes: Ints, size: int) -> Ints:
     """Return where the payloads of these rows are, each of `size` bytes."""
-    if rows is None:
-        return slice(None)
     starts = np.cumsum(sizes) - sizes
-    places: Ints = (starts[rows][:, None] + np.arange(size)).ravel()
+    places: Ints = (starts[_index(rows)][:, None] + np.arange(size)).ravel()
     return places
 
 
@@ -286,30 +296,44 @@ class PermK(Sparsifier):
     The n called clients send d/n numbers each, times n, so the mean has every number from one of
     them (Szlendak, Tyurin, Richtárik 2021). Each number is equally likely to come from any client:
     the mean is unbiased, has variance mean |v_i|^2 - |mean v_i|^2, and is exact if all clients
-    agree. With a part of the called clients missing it is biased. A client alone has
-    omega = n - 1, which d does not tell: `omega` is None.
+    agree. With some of the called clients missing it would be biased. A client alone has
+    omega = n - 1.
+
+    Args:
+        n: How many clients are called; None: whatever their number is. Then `omega` is the bound
+            d - 1, because n is at most d.
+
+    >>> PermK(20).bits(d=123, dtype="float64"), PermK(20).omega(d=123)  # 7 numbers, or 6
+    (448, 19.0)
     """
 
+    n: int | None = None
     is_random: ClassVar[bool] = True
     needs_ranks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        validate.plain(self)
+        if self.n is not None:
+            validate.whole(self.label, "n", self.n)
 
     @property
     def has_fixed_size(self) -> bool:
         """Whether every row keeps equally many numbers: no, unless n divides d."""
         return False
 
-    @property
-    def is_unbiased(self) -> bool:
-        """Whether the mean is unbiased: yes, over all called clients."""
-        return True
-
     def kept(self, d: int) -> int:
-        """Return d, for a single called client; `sizes` tells the number for others."""
-        return d
+        """Return d/n, rounded up."""
+        n = 1 if self.n is None else self.n
+        self._check_clients(n, d)
+        return -(-d // n)
 
-    def share(self, d: int) -> None:
-        """Return None: a number is kept with probability 1/n."""
-        return
+    def share(self, d: int) -> float:
+        """Return 1/n."""
+        return 1.0 / (d if self.n is None else self.n)
+
+    def omega(self, d: int) -> float:
+        """Return n - 1, or its bound d - 1 if n is not known."""
+        return (d if self.n is None else self.n) - 1.0
 
     def gain(self, d: int, keys: Keys) -> float:
         """Return the number of called clients."""
@@ -317,20 +341,40 @@ class PermK(Sparsifier):
 
     def parts(self, d: int, keys: Keys) -> list[Part]:
         """Cut a shared permutation into n blocks, of two lengths if n does not divide d."""
-        n, ranks = keys.called, keys.ranks
-        if ranks is None or n < 1 or not ((ranks >= 0) & (ranks < n)).all():
-            raise InputError("permk: needs the number of called clients and each client's rank")
-        order = shuffle(keys.shared, d)
+        ranks = self._check_ranks(d, keys)
         # which client has which block is random too: else those with longer blocks weigh more
-        block = shuffle(keys.below(_SECOND).shared, n)[ranks].astype(np.int64)
-        short, longer = divmod(d, n)
+        order, blocks = kernels.partition(keys.shared, d, keys.called)
+        block = blocks[ranks].astype(np.int64)
+        short, longer = divmod(d, keys.called)
         found = []
         for count, is_in in ((short + 1, block < longer), (short, block >= longer)):
             rows = np.flatnonzero(is_in)
-            if count and len(rows):
+            if len(rows):
                 starts = block[rows] * short + np.minimum(block[rows], longer)
                 found.append(Part(rows, count, order[starts[:, None] + np.arange(count)]))
         return found
+
+    def transform_by(self, v: Vector, keys: Keys, gain: float, second: Codec) -> Vector:
+        """Return what the receiver will see; without a second codec in one loop."""
+        if second is not IDENTITY:
+            return super().transform_by(v, keys, gain, second)
+        ranks = self._check_ranks(v.shape[1], keys)
+        order, blocks = kernels.partition(keys.shared, v.shape[1], keys.called)
+        out: Vector = kernels.spread_blocks(v, order, blocks, ranks, gain)
+        return out
+
+    def _check_ranks(self, d: int, keys: Keys) -> Ints:
+        n, ranks = keys.called, keys.ranks
+        if ranks is None or n < 1 or (len(ranks) and not 0 <= ranks.min() <= ranks.max() < n):
+            raise InputError("permk: needs the number of called clients and each client's rank")
+        if self.n not in (None, n):
+            raise InputError(f"{self}: {n} clients are called, not {self.n}")
+        self._check_clients(n, d)
+        return ranks
+
+    def _check_clients(self, n: int, d: int) -> None:
+        if n > d:
+            raise InputError(f"{self}: {n} clients cannot share {d} numbers; use another codec")
 
 
 @register_codec("topk")
