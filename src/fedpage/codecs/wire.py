@@ -213,17 +213,20 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             nbytes += -(-of_field // 8)
         return Size(floats, bits, nbytes)
 
-    def measure_replies(self, message: type, clients: Ints, draws: Draws) -> Size:
+    def measure_replies(
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
+    ) -> Size:
         """Return the size of the replies of all these clients together."""
         n, (floats, bits, nbytes) = len(clients), self.reply_size[message]
         floats, bits, nbytes = n * floats, n * bits, n * nbytes
         if not self.has_fixed_size:
             most = self.up.bits(self.d, self.dtype)
             for field in self._fields[message]:
-                sizes = self.up.sizes(self.d, self.dtype, self._keys(draws, clients, field, None))
+                keys = self._keys(draws, clients, field, ranks)
+                sizes = self.up.sizes(self.d, self.dtype, keys)
                 bits -= int((most - sizes).sum())
                 nbytes -= int((-(-most // 8) + (-sizes // 8)).sum())
-                floats -= int((sizes < most).sum()) * self.up.floats(self.d)
+                floats -= int((self.up.floats(self.d) - self.up.numbers(self.d, keys)).sum())
         return Size(floats, bits, nbytes)
 
     def _keys(self, draws: Draws, clients: Ints, field: _Field, ranks: Ranks | None) -> Keys:
@@ -280,19 +283,22 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         layout = self.messages[message]
         return self._shapes(layout, self._rounded(message), self.down, None)
 
-    def reply_shapes(self, message: type, clients: Ints, draws: Draws) -> Shapes:
+    def reply_shapes(
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
+    ) -> Shapes:
         """Return the size and type of each array of one client's reply as it is sent.
 
         Args:
             message: The type of the message.
             clients: The client, (1,).
             draws: The round's random numbers.
+            ranks: The client's place among the called, where `needs_ranks`.
         """
         layout, exact = self.replies[message], None
         if not self.has_fixed_size:
             exact = {
                 field.place: int(
-                    self.up.sizes(self.d, self.dtype, self._keys(draws, clients, field, None))[0]
+                    self.up.sizes(self.d, self.dtype, self._keys(draws, clients, field, ranks))[0]
                 )
                 for field in self._fields[message]
             }

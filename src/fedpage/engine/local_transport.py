@@ -142,7 +142,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         size = None
         if self._wire.is_active:
             replies = self._wire.apply(message, replies, clients, draws, self._rank(clients, call))
-            size = self._measure(clients, message, draws)
+            size = self._measure(clients, call, draws)
         if self._keep is not None:
             states = self._keep(message, replies, states)
         if self._state_layout is not None and not self._state_layout.matches(states, n):
@@ -157,11 +157,12 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         cohort = call.clients if call.cohort is None else call.cohort
         return Ranks(np.searchsorted(cohort, clients), len(cohort))
 
-    def _measure(self, clients: Ints, message: MessageT, draws: Draws) -> Size | None:
+    def _measure(self, clients: Ints, call: Call[MessageT], draws: Draws) -> Size | None:
         """Return the size of these clients' replies; None if each has the size of its layout."""
         if self._wire.has_fixed_size:
             return None
-        return self._wire.measure_replies(type(message), clients, draws)
+        ranks = self._rank(clients, call)
+        return self._wire.measure_replies(type(call.message), clients, draws, ranks)
 
     def _describe_fault(self, message: MessageT, result: object, n: int = 0) -> str:
         """Describe the fault in what `Method.client` returned."""
@@ -206,7 +207,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self.late = [late for late in self.late if late.round >= now]
             arrived = sorted(arrived, key=lambda late: late.client)
             yield self._deliver_late(arrived, call)._replace(
-                size=self._measure_late(arrived, call.message, draws)
+                size=self._measure_late(arrived, call, draws)
             )
         requested = self.split(call.clients)
         working: list[Ints] = []
@@ -230,20 +231,22 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 chunk = chunk._replace(requested=clients)
             if outcomes is not None and chunk.size is not None:
                 delivered = able[(outcomes != LOST) & (outcomes != LATE)]
-                chunk = chunk._replace(size=self._measure(delivered, call.message, draws))
+                chunk = chunk._replace(size=self._measure(delivered, call, draws))
             yield deliver(chunk, outcomes)
 
     def _measure_late(
-        self, arrived: list[LateReply], message: MessageT, draws: Draws
+        self, arrived: list[LateReply], call: Call[MessageT], draws: Draws
     ) -> Size | None:
         """Return the size of late replies, which their own rounds decided."""
         if self._wire.has_fixed_size:
             return None
         total = Size(0, 0, 0)
+        # PermK: nobody remembers their places, which change the size by at most one number
+        ranks = Ranks(np.zeros(1, dtype=np.int64), len(call.clients))
         for late in arrived:
             client = np.array([late.client], dtype=np.int64)
             own_round = draws.at(late.round) if isinstance(draws, RoundDraws) else draws
-            size = self._wire.measure_replies(type(message), client, own_round)
+            size = self._wire.measure_replies(type(call.message), client, own_round, ranks)
             total = Size(*(a + b for a, b in zip(total, size, strict=True)))
         return total
 

@@ -148,20 +148,20 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         sizes: list[Size] = []
         for client, answered in sorted(self.exchange(sent).items()):
             own = np.array([client], dtype=np.int64)
+            rank = Ranks(np.searchsorted(cohort, own), len(cohort))
             try:
                 answer = messages.decode_header(content_of(answered), messages.TrainReply)
                 check_sender(client, answer.client)
                 if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
                     raise messages.ProtocolError("impossible counts of gradients")
-                shapes = self._wire.reply_shapes(message_type, own, draws)
+                shapes = self._wire.reply_shapes(message_type, own, draws, rank)
                 parts = list(messages.decode_arrays(answered.content, shapes).values())
-                rank = Ranks(np.searchsorted(cohort, own), len(cohort))
                 reply = messages.decode(self._wire.decode_reply, message, parts, own, draws, rank)
             except messages.ProtocolError as fault:
                 rejected.append(Rejection(client, str(fault)))
                 continue
             received += 1
-            sizes.append(self._wire.measure_replies(message_type, own, draws))
+            sizes.append(self._wire.measure_replies(message_type, own, draws, rank))
             gradients += answer.gradients
             evaluations += answer.evaluations
             if answer.round != now:
