@@ -87,9 +87,11 @@ def vectors_per_round(method: Any, N: int, M: int) -> float:
     if isinstance(method, fp.SLocalSVRG):  # a refresh, local steps with h, then without h
         sampled = 1 / min(1.0, method.K / M)
         return N * (2 + 3 + (sampled - 1) * 2) / (1 + sampled)
-    if isinstance(method, fp.VRLSGD):
+    if isinstance(method, fp.VRLSGD | fp.Scaffnew):
         return 2 * N
-    return method.S * (4 if isinstance(method, fp.SCAFFOLD) else 2)
+    if isinstance(method, fp.SCAFFOLD):
+        return method.S * (3 if method.option == "II" else 4)
+    return 2 * method.S
 
 
 def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
@@ -98,11 +100,7 @@ def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
     values = {"step": [float(f"{multiple / L:.3g}") for multiple in terms.multiples]}
     if isinstance(method, fp.FedPAGE):
         return values if method.K == 1 else values | {"rho": list(terms.rho)}
-    return (
-        values
-        if isinstance(method, fp.VRLSGD | fp.SLocalSVRG)
-        else values | {"eta_g": list(terms.eta_g)}
-    )
+    return values | {"eta_g": list(terms.eta_g)} if hasattr(method, "eta_g") else values
 
 
 def search(

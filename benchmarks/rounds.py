@@ -35,6 +35,8 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "SCAFFOLD": ("scaffold", {**LOCAL, "b": 4}, 50),
     "VRL-SGD": ("vrl-sgd", {"K": 10}, 1),
     "S-Local-SVRG": ("s-local-svrg", {"K": 10}, 3),
+    "FedDyn": ("feddyn", {"S": 20, "K": 10, "b": 4}, 50),
+    "Scaffnew": ("scaffnew", {"p": 0.1, "b": 4}, 1),
     "FedPAGE-Full": ("fedpage-full", {"S": 10, "K": 10}, 325),
     "SCAFFOLD-Full": ("scaffold-full", {"S": 20, "K": 10}, 50),
     "FedAvg-Full": ("fedavg-full", {"S": 20, "K": 10}, 50),

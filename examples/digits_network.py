@@ -32,7 +32,7 @@ problem = fp.TorchProblem(
 )
 runs = {
     fp.FedAvg(S=5, K=5, eta_l=0.6, b=16): 160,
-    fp.SCAFFOLD(S=5, K=5, eta_l=0.3, b=16): 80,  # sends two vectors each way
+    fp.SCAFFOLD(S=5, K=5, eta_l=0.3, b=16): 80,  # sends two vectors down, one up
     fp.FedPAGE(S=5, K=2, eta_g=0.7, b3=16): 75,  # calls all clients in a quarter of its rounds
 }
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")

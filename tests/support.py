@@ -13,16 +13,24 @@ from fedpage.engine.simulation import Simulation
 
 
 class ScriptedDraws:
-    """Draws of one round whose coin, clients and minibatches are given."""
+    """Draws of one round whose coin, clients, minibatches and number of steps are given."""
 
     def __init__(
-        self, round: int, coin: bool, clients: list[int], batches: dict[int, list[list[int]]]
+        self,
+        round: int,
+        coin: bool,
+        clients: list[int],
+        batches: dict[int, list[list[int]]],
+        steps: int = 1,
     ) -> None:
-        self.round = round
+        self.round, self._steps = round, steps
         self._coin, self._clients, self._batches = coin, clients, batches
 
     def coin(self, p: float) -> bool:
         return self._coin
+
+    def geometric(self, p: float) -> int:
+        return self._steps
 
     def clients(self, N: int, S: int, ago: int = 0) -> np.ndarray:
         if S >= N:

@@ -26,7 +26,7 @@ HYPER = {
     "fedpage": "S=3 K=3 eta_g=0.2 p=0.4", "page": "S=3 eta_g=0.2 p=0.4", "fedavg": "S=3 K=3",
     "fedprox": "S=3 K=3", "scaffold": "S=3 K=3", "vrl-sgd": "K=3", "s-local-svrg": "K=3 q=0.3",
     "fedpage-full": "S=3 K=3 p=0.4",
-    "scaffold-full": "S=3 K=3", "fedavg-full": "S=3 K=3",
+    "scaffold-full": "S=3 K=3", "fedavg-full": "S=3 K=3", "scaffnew": "p=0.4",
 }  # fmt: skip
 
 

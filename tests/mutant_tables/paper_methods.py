@@ -44,26 +44,6 @@ FEDPROX = [
     Edit("FedProx: no proximal term", "FedProx.client", "mu=self.mu", "mu=0.0"),
 ]  # fmt: skip
 
-SCAFFOLD = [
-    Edit("SCAFFOLD: correction never applied", "SCAFFOLD.client", "shift=shift", "shift=None"),
-    Edit("SCAFFOLD: correction has the wrong sign", "SCAFFOLD.client",
-         "c - client_state.c", "client_state.c - c"),
-    Edit("SCAFFOLD: c is left out of the correction", "SCAFFOLD.client",
-         "shift=shift", "shift=-client_state.c"),
-    Edit("SCAFFOLD: client state not written", "SCAFFOLD.client",
-         "ClientState(c_new)", "client_state"),
-    Edit("SCAFFOLD: c is never updated", "SCAFFOLD.server",
-         "state.c + (replies.count / state.N) * replies.mean.dc", "state.c"),
-    Edit("SCAFFOLD: c moves by the mean, not by S/N of it", "SCAFFOLD.server",
-         "(replies.count / state.N) * replies.mean.dc", "replies.mean.dc"),
-    Edit("SCAFFOLD option II: c_i - c is missing", "SCAFFOLD.client",
-         "direction - shift", "direction"),
-    Edit("SCAFFOLD option I: batch size ignored", "SCAFFOLD.client",
-         "oracle.batch(self.b0)", "oracle.batch(1)"),
-    Edit("SCAFFOLD: dc has the wrong sign", "SCAFFOLD.client",
-         "c_new - client_state.c", "client_state.c - c_new"),
-]  # fmt: skip
-
 VRLSGD = [
     Edit("VRL-SGD: correction has the wrong sign", "VRLSGD.client", "shift=-delta", "shift=delta"),
     Edit("VRL-SGD: correction never updated", "VRLSGD.client",
@@ -87,13 +67,14 @@ SLOCALSVRG = [
          "state.h_sent or replies.count == state.N", "True"),
     Edit("S-Local-SVRG: coin ignored", "SLocalSVRG.call",
          "state.stepped and draws.coin(q)", "state.stepped"),
+    Edit("public: VR-ProxSkip's S-Local-SVRG refreshes with probability 1-q", "SLocalSVRG.call",
+         "draws.coin(q)", "draws.coin(1 - q)"),
 ]  # fmt: skip
 
 TABLES = {
     "methods/fedpage.py": FEDPAGE,
     "methods/fedavg.py": FEDAVG,
     "methods/fedprox.py": FEDPROX,
-    "methods/scaffold.py": SCAFFOLD,
     "methods/vrlsgd.py": VRLSGD,
     "methods/slocalsvrg.py": SLOCALSVRG,
 }

@@ -48,9 +48,11 @@ ROWS = {
     "FedAvg": Row(
         lambda s: fp.FedAvg(**s.local, eta_g=1.5).with_step(s.step), reaches=False, rests=False
     ),
-    "SCAFFOLD-II": Row(_scaffold, rest=_rest_control_variates),
+    "SCAFFOLD-II": Row(_scaffold, rest=_rest_control_variates, messages=1),
     "SCAFFOLD-I": Row(
-        lambda s: _scaffold(s, option="I", b0=None if s.full else 3), rest=_rest_control_variates
+        lambda s: _scaffold(s, option="I", b0=None if s.full else 3),
+        rest=_rest_control_variates,
+        messages=1,
     ),
     "FedProx": Row(
         lambda s: fp.FedProx(**s.local, mu=0.2).with_step(s.step), reaches=False, rests=False
@@ -63,7 +65,9 @@ ROWS = {
         lambda s: fp.FedPAGE.full(S=s.S, K=s.K, p=0.3).with_step(s.step), messages=2
     ),
     "SCAFFOLD-Full": Row(
-        lambda s: fp.SCAFFOLD.full(S=s.S, K=s.K).with_step(s.step), rest=_rest_control_variates
+        lambda s: fp.SCAFFOLD.full(S=s.S, K=s.K).with_step(s.step),
+        rest=_rest_control_variates,
+        messages=1,
     ),
     "FedAvg-Full": Row(
         lambda s: fp.FedAvg.full(S=s.S, K=s.K).with_step(s.step), reaches=False, rests=False

@@ -78,6 +78,22 @@ def test_coins_come_up_with_probability_p_and_are_paired_across_p():
     assert RoundDraws(3, 0).coin(1.0)
 
 
+def test_geometric_numbers_have_their_probabilities_and_are_independent_of_coins():
+    """A seed gives the same run in every version, so the known values must never change."""
+    assert [RoundDraws(42, r).geometric(0.2) for r in range(6)] == [9, 5, 2, 5, 3, 7]
+    assert all(RoundDraws(1, r).geometric(1.0) == 1 for r in range(50))
+    n, p = 20_000, 0.3
+    drawn = np.array([RoundDraws(7, r).geometric(p) for r in range(n)])
+    expected = n * p * (1 - p) ** np.arange(8)
+    counts = np.array([(drawn == k).sum() for k in range(1, 9)])
+    assert chi_square(counts, expected) < 26  # 8 cells of about 9; 0.001 are above
+    assert drawn.mean() == pytest.approx(1 / p, rel=0.02)
+    coins = np.array([RoundDraws(7, r).coin(p) for r in range(n)])
+    assert abs(coins[drawn == 1].mean() - p) < 0.025
+    longest = [RoundDraws(7, r).geometric(1e-6) for r in range(200)]
+    assert np.mean(longest) == pytest.approx(1e6, rel=0.25)
+
+
 def test_permutations_contain_every_index_once():
     assert sorted(permutation(3, 1, size=1000).tolist()) == list(range(1000))
     assert permutation(3, 1, size=1000).tolist() != permutation(4, 1, size=1000).tolist()

@@ -117,6 +117,11 @@ def _scalar_fields(type_: type) -> frozenset[str]:
     )
 
 
+def as_scalar(number: float) -> Vector:
+    """Return a number as a message's field of the type `Scalar`, (1,) float64."""
+    return np.array([number], dtype=np.float64)
+
+
 def reply_layouts(
     method: Method[StateT, MessageT, ReplyT, ClientStateT], d: int, dtype: DType
 ) -> dict[type, Layout[ReplyT]]:

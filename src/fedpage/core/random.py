@@ -11,6 +11,7 @@ subsets from Floyd's algorithm (1987), which costs O(S) for any N.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Keys64, Rows, Vector
 
-COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED = 1, 2, 3, 4, 5, 6, 7
+COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS = 1, 2, 3, 4, 5, 6, 7, 8
 """Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -316,6 +317,20 @@ class RoundDraws:
     def coin(self, p: float) -> bool:
         """Return u < p, where u depends on seed and round only."""
         return bool(_coin(self._keys) < p)
+
+    def geometric(self, p: float) -> int:
+        """Draw the number of tosses of a coin of probability p up to its first success.
+
+        It is 1 + floor(log(1-u)/log(1-p)), where u depends on seed and round only and has 53 bits;
+        so it is at most 1 + 36.8/p.
+
+        >>> [RoundDraws(0, r).geometric(0.2) for r in range(5)], RoundDraws(0, 0).geometric(1.0)
+        ([1, 6, 9, 13, 12], 1)
+        """
+        if p >= 1.0:
+            return 1
+        u = float(_uniforms(_key(self._seed, STEPS, self.round), 1)[0])
+        return 1 + math.floor(math.log1p(-u) / math.log1p(-p))
 
     def clients(self, N: int, S: int, ago: int = 0) -> Ints:
         """Sample S of N clients without replacement, ascending, in O(S).

@@ -38,7 +38,10 @@ A problem whose `dtype` is float32 makes all of them float32.
 """
 
 Scalar: TypeAlias = Annotated[Vector, 1]
-"""A field of a reply that holds one number, (n, 1), always float64, instead of d numbers."""
+"""A field that holds one number, always float64, instead of d numbers.
+
+It is (1,) in a message and (n, 1) in a reply.
+"""
 
 Ints: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = NDArray[np.uint32]
@@ -134,6 +137,10 @@ class Draws(Protocol):
 
     def coin(self, p: float) -> bool:
         """Return True with probability p; one underlying uniform serves every p."""
+        ...
+
+    def geometric(self, p: float) -> int:
+        """Draw 1, 2, 3, ... with probabilities p, p (1-p), p (1-p)^2, ...; p = 1 gives 1."""
         ...
 
     def clients(self, N: int, S: int, ago: int = 0) -> Ints:

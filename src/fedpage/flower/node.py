@@ -300,6 +300,10 @@ class NodeDraws:
         """Refuse: only the server draws the coin."""
         raise NotImplementedError("a client does not draw the server's coin")
 
+    def geometric(self, p: float) -> int:
+        """Refuse: only the server draws the number of steps, and sends it."""
+        raise NotImplementedError("a client does not draw the number of steps")
+
     def clients(self, N: int, S: int, ago: int = 0) -> Ints:
         """Refuse: only the server samples clients."""
         raise NotImplementedError("a client does not sample clients")

@@ -7,6 +7,7 @@ from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.page import PAGE
 from fedpage.methods.prox import ProximalSteps
 from fedpage.methods.registry import MethodEntry
+from fedpage.methods.scaffnew import Scaffnew
 from fedpage.methods.slocalsvrg import SLocalSVRG
 
 
@@ -44,9 +45,11 @@ def match_terms(
         K: Local steps.
         step: The effective step.
     """
-    defaults, options = entry.hyper_parameters, dict[str, int]()
+    defaults, options = entry.hyper_parameters, dict[str, float]()
     if "K" in defaults and not issubclass(entry.cls, PAGE):
         options["K"] = K
+    if issubclass(entry.cls, Scaffnew):  # K steps on average
+        options["p"] = 1 / K
     if defaults.get("S") is not None:  # None: all clients take part
         full_rounds = issubclass(entry.cls, FedPAGE | ProximalSteps)
         options["S"] = min(S if full_rounds else 2 * S, N)

@@ -1,0 +1,146 @@
+"""FedDyn: local steps on objectives that are corrected towards a common optimum.
+
+Acar et al., "Federated Learning Based on Dynamic Regularization" (2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
+
+from fedpage.core import validate
+from fedpage.core.local_steps import local_sgd
+from fedpage.core.types import (
+    Call,
+    Draws,
+    MessageTypes,
+    Oracle,
+    Problem,
+    Replies,
+    Vector,
+)
+from fedpage.methods.registry import register
+
+
+class State(NamedTuple):
+    """The model, a = mean of all a_i, and the number of clients."""
+
+    x: Vector
+    a: Vector
+    """The paper's -h/alpha."""
+    N: int
+
+
+class Model(NamedTuple):
+    """To S clients: K steps from x."""
+
+    x: Vector
+
+
+class Reply(NamedTuple):
+    """dy = y_K - x."""
+
+    dy: Vector
+
+
+class ClientState(NamedTuple):
+    """a_i, the sum of the client's moves: -1/alpha times its gradient in the paper."""
+
+    a: Vector
+
+
+@register("feddyn", group="local", assumes="clients that keep a state")
+@dataclass(frozen=True)
+class FedDyn:
+    """FedDyn: S clients minimise f_i(y) + alpha <a_i, y> + (alpha/2)|y - x|^2.
+
+    Each takes K steps y -= eta_l (grad_I(y) + alpha (a_i + y - x)) and then adds its
+    move to a_i, so that -alpha a_i approaches its gradient at the optimum. The
+    effective step is 1/alpha. With K = 1 it is not gradient descent.
+
+    Args:
+        S: Sampled clients.
+        K: Local steps.
+        alpha: The weight of the regulariser; about the smoothness L of the clients.
+        eta_l: The local step size; None: 1/(2 alpha), which is 1/(L + alpha) where
+            alpha = L. Local steps are stable below 2/(L + alpha).
+        b: Rows in a minibatch; None: all rows.
+    """
+
+    name: ClassVar[str] = "FedDyn"
+    paper: ClassVar[str] = "Acar et al. 2021"
+    messages: ClassVar[MessageTypes] = {Model: Reply}
+    client_state: ClassVar[type[ClientState]] = ClientState
+
+    S: int = 20
+    K: int = 10
+    alpha: float = 10.0
+    eta_l: float | None = None
+    b: int | None = 4
+
+    def __post_init__(self) -> None:
+        validate.plain(self)
+        validate.whole(self.name, "S", self.S)
+        validate.whole(self.name, "K", self.K)
+        validate.positive(self.name, "alpha", self.alpha)
+        if self.eta_l is not None:
+            validate.positive(self.name, "eta_l", self.eta_l)
+        validate.batch(self.name, "b", self.b)
+
+    @property
+    def effective_step(self) -> float:
+        """The effective step, 1/alpha."""
+        return 1.0 / self.alpha
+
+    def with_step(self, step: float) -> Self:
+        """Return the same method with another effective step.
+
+        A local step that was given keeps its ratio to 1/alpha.
+        """
+        eta_l = None if self.eta_l is None else self.eta_l * (step * self.alpha)
+        return replace(self, alpha=1.0 / step, eta_l=eta_l)
+
+    @classmethod
+    def from_theory(cls, problem: Problem, *, S: int, K: int = 10) -> Self:
+        """Return the method with alpha = L and eta_l = 1/(L + alpha), L = max L_i.
+
+        The order of alpha is that of the convex theorem. Its constant is a choice.
+        With this eta_l a local step is the gradient step of a client's objective,
+        whose gradient is (L + alpha)-Lipschitz.
+
+        Args:
+            problem: The problem.
+            S: Sampled clients.
+            K: Local steps.
+        """
+        L = problem.smoothness().client
+        validate.positive(cls.name, "the problem's smoothness", L)
+        return cls(S=S, K=K, alpha=L, eta_l=1.0 / (L + L), b=None)
+
+    def init(self, x0: Vector, N: int) -> State:
+        """Start with a = 0, as all a_i."""
+        validate.check_sample(self.name, self.S, N)
+        return State(x=x0, a=0.0 * x0, N=N)
+
+    def call(self, state: State, draws: Draws) -> Call[Model]:
+        """Send the model to S clients."""
+        return Call(draws.clients(state.N, self.S), Model(state.x))
+
+    def client(
+        self, message: Model, oracle: Oracle, client_state: ClientState
+    ) -> tuple[Reply, ClientState]:
+        """Take K steps y -= eta_l (grad_I(y) + alpha (a_i + y - x)), then move a_i."""
+        alpha = self.alpha
+        eta = 0.5 / alpha if self.eta_l is None else self.eta_l
+        shift = alpha * client_state.a
+        direction = local_sgd(
+            oracle, message.x, K=self.K, eta=eta, b=self.b, shift=shift, mu=alpha
+        )
+        dy = -(self.K * eta) * direction
+        return Reply(dy), ClientState(client_state.a + dy)
+
+    def server(self, state: State, replies: Replies[Reply]) -> State:
+        """Set a += (S/N) mean(dy) and x += mean(dy) + a."""
+        dy = replies.mean.dy
+        a = state.a + (replies.count / state.N) * dy
+        return State(x=state.x + dy + a, a=a, N=state.N)

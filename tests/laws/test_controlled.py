@@ -1,0 +1,384 @@
+"""Laws of SCAFFOLD's wire form and momentum, of FedDyn and of Scaffnew.
+
+The replays use nothing of fedpage: only lists, loops and the formulas of the papers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from plain import X0, D, N, add, chance, grad, mean, problem_of, some_rows
+from support import Replay, ScriptedDraws, quadratic, uneven
+
+import fedpage as fp
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch, Draws, Oracle, Replies, Vector
+from fedpage.engine.simulation import Simulation
+from fedpage.methods import scaffold
+from fedpage.methods.scaffold import ClientState, Controlled, State
+
+ZERO = [0.0] * D
+
+
+def client_gradients(problem, x):
+    """Return the gradients (N, d) of all clients at x."""
+    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
+    return oracle.grad(x, Batch(None, problem.sizes))
+
+
+# SCAFFOLD
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoVectors(fp.SCAFFOLD):
+    """Option II as the paper writes it: clients send y_K - x and c_i+ - c_i."""
+
+    messages: ClassVar = {Controlled: scaffold.ReplyI}
+
+    def client(self, message: Controlled, oracle: Oracle, client_state: ClientState):
+        x, c = message
+        y = x
+        for _ in range(self.K):
+            y = y - self.eta_l * (oracle.grad(y, oracle.batch(self.b)) - client_state.c + c)
+        c_new = client_state.c - c + (x - y) / (self.K * self.eta_l)
+        return scaffold.ReplyI(y - x, c_new - client_state.c), ClientState(c_new)
+
+    def server(self, state: State, replies: Replies) -> State:
+        return State(
+            x=state.x + self.eta_g * replies.mean.dy,
+            c=state.c + replies.count / state.N * replies.mean.dc,
+            m=state.m,
+            N=state.N,
+        )
+
+
+@pytest.mark.parametrize("kind", ["robust", "logistic-nonconvex", "quadratic"])
+def test_scaffold_with_one_vector_up_has_the_iterates_of_two_and_half_the_bytes(kind):
+    problem = quadratic(noise=1.0) if kind == "quadratic" else uneven(kind)
+    options = {"S": 5, "K": 5, "b": 3, "eta_l": 0.04, "eta_g": 1.3}
+    one = Simulation(problem, fp.SCAFFOLD(**options), seed=4)
+    two = Simulation(problem, TwoVectors(**options), seed=4)
+    for _ in range(40):
+        one.step()
+        two.step()
+        np.testing.assert_allclose(one.x, two.x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(one.state.c, two.state.c, rtol=0, atol=1e-12)
+    ours, theirs = one.client_states.get_all().c, two.client_states.get_all().c
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert one.costs.bytes_up == 40 * 5 * 8 * problem.d
+    assert 2 * one.costs.bytes_up == two.costs.bytes_up
+    assert one.costs.bytes_down == two.costs.bytes_down
+    option_I = Simulation(problem, fp.SCAFFOLD(**options, option="I"), seed=4)
+    option_I.step()
+    assert option_I.costs.bytes_up == two.costs.bytes_up / 40
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.6])
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold(objective, check, option, beta):
+    S, K, b, b0, eta_l, eta_g = 2, 3, 2, 3, 0.15, 1.2
+    x, c, own, move = X0, ZERO, [ZERO] * N, ZERO
+    script, expected = [], []
+    for r in range(8):
+        clients = sorted(chance.sample(range(N), S))
+        batches = {i: [*(some_rows(b) for _ in range(K)), some_rows(b0)] for i in clients}
+        moves, changes = [], []
+        for i in clients:
+            y = x
+            for rows in batches[i][:K]:
+                step = add((1, grad(objective, i, rows, y)), (-1, own[i]), (1, c))
+                y = add((1, y), (-eta_l, step))
+            if option == "I":
+                new = grad(objective, i, batches[i][K], x)
+            else:
+                new = add((1, own[i]), (-1, c), (1 / (K * eta_l), add((1, x), (-1, y))))
+            moves.append(add((1, y), (-1, x)))
+            changes.append(add((1, new), (-1, own[i])))
+            own = [new if j == i else old for j, old in enumerate(own)]
+        move = add((beta, move), (eta_g, mean(moves)))
+        x, c = add((1, x), (1, move)), add((1, c), (S / N, mean(changes)))
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    method = fp.SCAFFOLD(S=S, K=K, b=b, b0=b0, eta_l=eta_l, eta_g=eta_g, option=option, beta=beta)
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.state.c, c, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().c, own, rtol=0, atol=1e-10)
+    assert run.costs.gradients == 8 * S * (K * b + (b0 if option == "I" else 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutMomentum(fp.SCAFFOLD):
+    """SCAFFOLD whose server has no momentum."""
+
+    def _move(self, state: State, dy: Vector, dc: Vector, count: int) -> State:
+        c = state.c + (count / state.N) * dc
+        return state._replace(x=state.x + self.eta_g * dy, c=c)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_with_beta_zero_has_the_bits_of_no_momentum(option):
+    problem, options = uneven("robust"), {"S": 4, "K": 3, "b": 2, "eta_l": 0.05, "option": option}
+    without = fp.simulate(problem, WithoutMomentum(**options), rounds=30, seed=2)
+    history = fp.simulate(problem, fp.SCAFFOLD(**options, beta=0.0), rounds=30, seed=2)
+    assert history.x.tobytes() == without.x.tobytes()
+    other = fp.simulate(problem, fp.SCAFFOLD(**options, beta=0.1), rounds=30, seed=2)
+    assert not np.allclose(other.x, without.x)
+
+
+def test_scaffold_with_momentum_is_the_heavy_ball_where_it_is_gradient_descent():
+    problem, beta = quadratic(), 0.7
+    method = fp.SCAFFOLD(S=problem.N, K=1, b=None, beta=beta, eta_g=1.5).with_step(0.1)
+    assert method.effective_step == pytest.approx(0.1, rel=1e-15)
+    assert method.eta_g * method.eta_l / (1 - beta) == pytest.approx(0.1, rel=1e-15)
+    run = Simulation(problem, method, seed=0)
+    x = x_prev = np.zeros(problem.d)
+    for _ in range(30):
+        run.step()
+        step = 0.1 * (1 - beta) * problem.grad(x)
+        x, x_prev = x - step + beta * (x - x_prev), x
+        np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
+
+
+def test_scaffolds_momentum_is_a_number_from_zero_up_to_one():
+    for beta in (-0.1, 1.0, float("nan")):
+        with pytest.raises(fp.InputError, match="SCAFFOLD: beta must be"):
+            fp.SCAFFOLD(beta=beta)
+
+
+@pytest.mark.parametrize("name", ["option I", "option II", "FedDyn"])
+def test_the_server_keeps_the_mean_of_client_states_where_replies_are_lost(name):
+    problem = uneven("robust")
+    method = {
+        "option I": fp.SCAFFOLD(S=6, K=3, b=2, option="I"),
+        "option II": fp.SCAFFOLD(S=6, K=3, b=2),
+        "FedDyn": fp.FedDyn(S=6, K=3, b=2),
+    }[name]
+    run = Simulation(
+        problem, method, seed=2, faults=fp.Faults(lost=0.4), policy=fp.Policy(retries=0)
+    )
+    for _ in range(25):
+        run.step()
+    (own,) = run.client_states.get_all()
+    mean_of_all = run.state.a if name == "FedDyn" else run.state.c
+    np.testing.assert_allclose(mean_of_all, own.mean(axis=0), rtol=0, atol=1e-12)
+    assert run.costs.missing > 20
+
+
+# FedDyn
+
+
+def test_feddyn(objective, check):
+    S, K, b, alpha, eta = 2, 3, 2, 1.7, 0.2
+    x, a, own, script, expected = X0, ZERO, [ZERO] * N, [], []
+    for r in range(8):
+        clients = sorted(chance.sample(range(N), S))
+        batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
+        moves = []
+        for i in clients:
+            y = x
+            for rows in batches[i]:
+                regulariser = add((alpha, y), (-alpha, x), (alpha, own[i]))
+                y = add((1, y), (-eta, grad(objective, i, rows, y)), (-eta, regulariser))
+            moves.append(add((1, y), (-1, x)))
+            new = add((1, own[i]), (1, moves[-1]))
+            own = [new if j == i else old for j, old in enumerate(own)]
+        a = add((1, a), (S / N, mean(moves)))
+        x = add((1, x), (1, mean(moves)), (1, a))
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    run = check(fp.FedDyn(S=S, K=K, b=b, alpha=alpha, eta_l=eta), script, expected)
+    np.testing.assert_allclose(run.state.a, a, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().a, own, rtol=0, atol=1e-10)
+
+
+def test_feddyns_a_is_the_mean_of_the_clients_a():
+    problem = uneven("logistic-nonconvex")
+    run = Simulation(problem, fp.FedDyn(S=3, K=4, alpha=4.0, b=2), seed=6)
+    for _ in range(40):
+        run.step()
+        own = run.client_states.get_all().a
+        np.testing.assert_allclose(run.state.a, own.mean(axis=0), rtol=0, atol=1e-12)
+    assert np.linalg.norm(run.state.a) > 1e-3
+
+
+@pytest.mark.parametrize("K", [1, 3, 10])
+def test_feddyn_reaches_the_optimum_for_any_number_of_local_steps(K):
+    problem = quadratic()
+    method = fp.FedDyn(S=3, K=K, b=None, alpha=8.0)
+    run = Simulation(problem, method, seed=0)
+    for _ in range(700):
+        run.step()
+    np.testing.assert_allclose(run.x, problem.x_star, rtol=0, atol=1e-7)
+    wanted = -client_gradients(problem, problem.x_star) / 8.0
+    np.testing.assert_allclose(run.client_states.get_all().a, wanted, rtol=0, atol=1e-6)
+
+
+def test_feddyns_a_is_a_gradient_where_clients_solve_their_problems():
+    """With exact local solutions y_i, -alpha a_i is client i's gradient at y_i."""
+    problem, alpha, S = quadratic(), 3.0, 3
+    run = Simulation(problem, fp.FedDyn(S=S, K=400, b=None, alpha=alpha), seed=1)
+    for r in range(4):
+        x, before = run.x, run.client_states.get_all().a.copy()
+        clients = RoundDraws(1, r).clients(problem.N, S)
+        run.step()
+        after = run.client_states.get_all().a
+        ends = x + after - before
+        for i in clients:
+            gradient = client_gradients(problem, ends[i])[i]
+            np.testing.assert_allclose(-alpha * after[i], gradient, rtol=0, atol=1e-9)
+
+
+def test_feddyns_first_move_is_twice_a_gradient_step():
+    """With K = 1 and all clients its first move is 2 eta_l grad f: it is not gradient descent."""
+    problem = quadratic()
+    run = Simulation(problem, fp.FedDyn(S=8, K=1, b=None, alpha=5.0, eta_l=0.03), seed=1)
+    run.step()
+    start = np.zeros(problem.d)
+    np.testing.assert_allclose(run.x, -0.06 * problem.grad(start), rtol=0, atol=1e-14)
+
+
+def test_feddyns_step_is_one_over_alpha_and_the_local_step_follows_it():
+    problem = quadratic()
+    method = fp.FedDyn(alpha=4.0, eta_l=0.1).with_step(0.5)
+    assert (method.alpha, method.eta_l) == (2.0, pytest.approx(0.2))
+    assert fp.FedDyn(alpha=4.0).with_step(0.5).eta_l is None
+    default, given = (
+        fp.simulate(problem, fp.FedDyn(S=3, K=4, alpha=4.0, eta_l=eta_l), rounds=5, seed=0)
+        for eta_l in (None, 0.125)
+    )
+    assert default.x.tobytes() == given.x.tobytes()
+    tuned = fp.FedDyn.from_theory(problem, S=2, K=5)
+    L = problem.smoothness().client
+    assert (tuned.alpha, tuned.eta_l) == (L, 1 / (2 * L))
+
+
+# Scaffnew
+
+
+def test_scaffnew(objective, check):
+    p, b, eta = 0.3, 2, 0.15
+    x, h, script, expected = X0, [ZERO] * N, [], []
+    used = h
+    for r, K in enumerate([3, 1, 5, 2, 2, 7, 1]):
+        batches = {i: [some_rows(b) for _ in range(K)] for i in range(N)}
+        ends = []
+        for i in range(N):
+            y = x
+            for rows in batches[i]:
+                y = add((1, y), (-eta, grad(objective, i, rows, y)), (eta, h[i]))
+            ends.append(y)
+        x, used = mean(ends), h
+        h = [add((1, h[i]), (p / eta, x), (-p / eta, ends[i])) for i in range(N)]
+        script.append(ScriptedDraws(r, False, [], batches, steps=K))
+        expected.append(x)
+    run = check(fp.Scaffnew(p=p, eta=eta, b=b), script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().h, used, rtol=0, atol=1e-10)
+
+
+class FixedSteps:
+    """The draws of a round, except that the number of steps is given."""
+
+    def __init__(self, draws: Draws, steps: int) -> None:
+        self._draws, self.round, self._steps = draws, draws.round, steps
+        self.clients, self.rows, self.coin = draws.clients, draws.rows, draws.coin
+
+    def geometric(self, p: float) -> int:
+        return self._steps
+
+
+@pytest.mark.parametrize("K", [1, 4])
+def test_scaffnew_with_one_over_p_steps_has_the_bits_of_vrl_sgd(K):
+    problem = uneven("logistic-nonconvex")
+    script = [FixedSteps(RoundDraws(0, r), K) for r in range(25)]
+    ours = Replay(problem, fp.Scaffnew(p=1 / K, eta=0.05, b=2), script=script)
+    theirs = Simulation(problem, fp.VRLSGD(K=K, eta_l=0.05, b=2), seed=0)
+    for _ in range(25):
+        ours.step()
+        theirs.step()
+        assert ours.x.tobytes() == theirs.x.tobytes()
+    states, others = ours.client_states.get_all(), theirs.client_states.get_all()
+    assert states.h.tobytes() == others.delta.tobytes()
+    assert states.y.tobytes() == others.y.tobytes()
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.1])
+def test_scaffnews_control_variates_sum_to_zero(lost):
+    problem, faults = uneven("logistic-nonconvex"), fp.Faults(lost=lost) if lost else None
+    run = Simulation(problem, fp.Scaffnew(p=0.25, eta=0.05, b=2), seed=3, faults=faults)
+    for _ in range(30):
+        run.step()
+        assert np.abs(run.client_states.get_all().h.sum(axis=0)).max() < 1e-10
+    assert np.linalg.norm(run.client_states.get_all().h) > 0.1
+
+
+def test_scaffnew_takes_one_over_p_steps_on_average_and_counts_the_number_it_sends():
+    problem, p, rounds = quadratic(), 0.2, 2000
+    run = Simulation(problem, fp.Scaffnew(p=p, eta=0.01), seed=0)
+    for _ in range(rounds):
+        run.step()
+    steps = run.costs.evaluations / (problem.N * rounds)
+    assert steps == pytest.approx(1 / p, rel=0.07)  # three standard deviations
+    assert run.costs.floats_down == rounds * problem.N * (problem.d + 1)
+    assert run.costs.bytes_down == rounds * problem.N * 8 * (problem.d + 1)
+    assert run.costs.bytes_up == rounds * problem.N * 8 * problem.d
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5, 0.2, None])
+def test_scaffnew_contracts_by_its_theorem(p):
+    """Check Theorem 3.6 for a round, exactly: the expectation is a sum over the number of steps.
+
+    A local step multiplies the expected distance V by at most r = 1 - min(eta mu, p^2). So
+    V_t/r^t is a supermartingale, and at the first communication, after K steps, its mean
+    sum_K p (1-p)^(K-1) V(K)/r^K is at most the V at the start.
+    """
+    problem = quadratic()
+    values = np.linalg.eigvalsh(problem.A)
+    method = fp.Scaffnew.from_theory(problem, mu=values.min())
+    assert method.eta == pytest.approx(1 / values.max())
+    assert method.p == pytest.approx(np.sqrt(values.min() / values.max()))
+    method = method if p is None else dataclasses.replace(method, p=p)
+    eta, p = method.eta, method.p
+    ratio = 1 - min(eta * values.min(), p**2)
+    optimal = client_gradients(problem, problem.x_star)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        x = problem.x_star + rng.normal(size=problem.d)
+        h = optimal + 0.5 * values.max() * rng.normal(size=optimal.shape)
+        h -= h.mean(axis=0)
+
+        def distance(x, h):
+            squares = problem.N * ((x - problem.x_star) ** 2).sum()
+            return squares + (eta / p) ** 2 * ((h - optimal) ** 2).sum()
+
+        expected, weight, K = 0.0, p, 0
+        while weight > 1e-9:
+            K += 1
+            draws = ScriptedDraws(1, False, [], {}, steps=K)
+            run = Replay(problem, method, x0=x, script=[None, draws, draws])
+            run.costs.round = 1
+            state = method.client_state(h, np.tile(x, (problem.N, 1)))
+            run.client_states.put(np.arange(problem.N), state)
+            run.step()
+            kept = run.client_states.get_all()
+            new = kept.h + p / eta * (run.x - kept.y)
+            expected += weight / ratio**K * distance(run.x, new)
+            weight *= 1 - p
+        assert expected <= distance(x, h)
+    assert expected > 0.05 * distance(x, h)
+
+
+def test_scaffnew_refuses_numbers_of_steps_that_are_never_drawn():
+    method, problem = fp.Scaffnew(p=0.5), problem_of("robust")
+    oracle = problem.oracle(np.arange(N), RoundDraws(0, 0))
+    state = method.client_state(np.zeros((N, D)), np.zeros((N, D)))
+    for K in (0.0, 76.0, 1.5, np.nan, np.inf):
+        message = fp.methods.scaffnew.Begin(np.array(X0), np.array([K]))
+        with pytest.raises(fp.InputError, match=r"local steps, which p=0\.5 never gives"):
+            method.client(message, oracle, state)
+    with pytest.raises(fp.InputError, match="p must be at least 1e-6"):
+        fp.Scaffnew(p=1e-7)
+    with pytest.raises(fp.InputError, match="mu must be at most L"):
+        fp.Scaffnew.from_theory(problem, mu=1e9)
