@@ -64,7 +64,7 @@ SDANE = [
          "draws.clients(state.N, S, ago=1)", "draws.clients(state.N, S)"),
     Edit("DANE: the step starts at an old model", "DANE.server", "v=x", "v=state.v"),
     Edit("S-DANE: G has the wrong sign", "SDANE.server",
-         "state.v - t * mean.g", "state.v + t * mean.g"),
+         "mu * t * x + state.v - t * mean.g", "mu * t * x + state.v + t * mean.g"),
     Edit("S-DANE: v moves along the gradient at z", "SDANE.server",
          "t * mean.g", "t * state.G"),
     Edit("S-DANE: the gradient is that at z", "SDANE.reply",
