@@ -244,6 +244,8 @@ def test_the_effective_step_is_the_move_along_a_constant_gradient(K):
         run.step()
         run.step()
         np.testing.assert_allclose(run.x, method.effective_step * b[0, 0], rtol=1e-12)
+        other = method.with_step(3 * method.effective_step)
+        assert other.effective_step == pytest.approx(3 * method.effective_step, rel=1e-12)
     for cls in (SDANE, AccSDANE):  # v moves by 1/lam
         run = Simulation(problem, cls(K=K, lam=3.0, eta_l=0.1), seed=0)
         run.step()

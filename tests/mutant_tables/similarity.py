@@ -33,10 +33,6 @@ SVRP = [
     Edit("SVRP: coin ignored", "SVRP.call", "state.stepped and draws.coin(p)", "state.stepped"),
     Edit("SVRP: no fallback of a refresh", "SVRP.call", "fallback=fallback", "fallback=None"),
     Edit("SVRP: a refresh takes what arrives", "SVRP.call", "require_all=True", "require_all=False"),
-    Edit("SVRP: theory's gamma without the 2", "SVRP.from_theory",
-         "mu / (2 * delta**2)", "mu / delta**2"),
-    Edit("SVRP: theory's gamma with delta instead of its square", "SVRP.from_theory",
-         "mu / (2 * delta**2)", "mu / (2 * delta)"),
 ]  # fmt: skip
 
 SABER = [
@@ -64,7 +60,7 @@ SDANE = [
          "draws.clients(state.N, S, ago=1)", "draws.clients(state.N, S)"),
     Edit("DANE: the step starts at an old model", "DANE.server", "v=x", "v=state.v"),
     Edit("S-DANE: G has the wrong sign", "SDANE.server",
-         "state.v - t * mean.g", "state.v + t * mean.g"),
+         "mu * t * x + state.v - t * mean.g", "mu * t * x + state.v + t * mean.g"),
     Edit("S-DANE: v moves along the gradient at z", "SDANE.server",
          "t * mean.g", "t * state.G"),
     Edit("S-DANE: the gradient is that at z", "SDANE.reply",
@@ -74,9 +70,6 @@ SDANE = [
     Edit("S-DANE: mu pulls to v instead of x", "SDANE.server", "mu * t * x", "mu * t * state.v"),
     Edit("S-DANE: x is not the mean of the y_K", "SDANE.server",
          "self.centre(state) + mean.dy", "state.x + mean.dy"),
-    Edit("S-DANE: theory's lam is too small", "SDANE.from_theory", "2 * delta", "0.2 * delta"),
-    Edit("S-DANE: theory's K is one", "SDANE.from_theory",
-         "K = 1 if left == 0 else math.ceil(needed / -math.log(left))", "K = 1"),
     Edit("public: mlolab/S-DANE averages iterates of clients sampled earlier", "SDANE.server",
          "self.centre(state) + mean.dy",
          "state.x + (replies.count / state.N) * (self.centre(state) + mean.dy - state.x)"),
@@ -89,7 +82,17 @@ SDANE = [
          "half * half + state.A / self.lam", "half * half"),
 ]  # fmt: skip
 
+STEPS = [
+    Edit("SVRP: theory's gamma without the 2", "svrp", "mu / (2 * delta**2)", "mu / delta**2"),
+    Edit("SVRP: theory's gamma with delta instead of its square", "svrp",
+         "mu / (2 * delta**2)", "mu / (2 * delta)"),
+    Edit("S-DANE: theory's lam is too small", "s_dane", "2 * delta", "0.2 * delta"),
+    Edit("S-DANE: theory's steps do not solve", "_steps_to",
+         "math.ceil(math.log(factor) / math.log1p(-mu / L))", "1"),
+]  # fmt: skip
+
 TABLES = {
+    "methods/steps.py": STEPS,
     "methods/prox.py": PROX,
     "methods/svrp.py": SVRP,
     "methods/saber.py": SABER,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpage.theory.planner import Costs, Row
     from fedpage.theory.tables import Setting
 
-_CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
+_CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2", "delta")
 _LEAST_NEEDED = ("gradients a client", "clients", "needs", "bytes down")
 """The columns that a narrow terminal does not show, the first one first."""
 _LEGEND = """\
@@ -26,6 +26,7 @@ bound: proved with explicit constants for the mean over rounds, as far as the co
 order: a complexity up to constants; it shows growth and promises no number.
 no result: the paper has a dash here.
 BV: bounded variance of rows (sigma). BGD: bounded dissimilarity of clients (G, B).
+similar (delta): bounded dissimilarity of the clients' Hessians.
 S = N: every client takes part in every round."""
 
 
@@ -66,6 +67,7 @@ class ConstantsConfig:
     B: float | None = setting(None, "Dissimilarity of clients, relative (default 1).")
     D0: float | None = setting(None, "f(x0) - f* (default 1).")
     R2: float | None = setting(None, "|x0 - x*|^2 (default 1).")
+    delta: float | None = setting(None, "Dissimilarity of the clients' Hessians (default 1).")
 
 
 @with_config_options
@@ -142,7 +144,7 @@ def _estimate(config: ProblemConfig) -> tuple[dict[str, float], dict[str, int]]:
     c = estimate(build_problem(config))
     constants = {
         "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2,
-        "average": c.L.average,
+        "delta": c.delta, "average": c.L.average,
     }  # fmt: skip
     return constants, {"M": max(1, round(c.M)), "d": c.d, "convex": c.convex}
 

@@ -22,6 +22,7 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
+from fedpage.methods import steps
 from fedpage.methods.registry import register
 
 
@@ -232,12 +233,8 @@ class SDANE(DANE):
         L = problem.smoothness()
         delta = L.average if delta is None else delta
         validate.positive(cls.name, "delta", delta)
-        lam = 2 * delta
-        largest = L.client + lam
-        left = max(0.0, 1 - (mu + lam) / largest)  # error after a local step
-        needed = math.log(1 + 2 * largest / lam)
-        K = 1 if left == 0 else math.ceil(needed / -math.log(left))
-        return cls(K=K, lam=lam, eta_l=1 / L.client, mu=mu)
+        lam, eta_l, K = steps.s_dane(L.client, delta, mu)
+        return cls(K=K, lam=lam, eta_l=eta_l, mu=mu)
 
     @property
     def effective_step(self) -> float:

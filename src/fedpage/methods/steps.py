@@ -1,4 +1,4 @@
-"""Step sizes of the nonconvex theorems, as functions of constants.
+"""Step sizes of theorems, as functions of constants.
 
 `fedpage.theory` adds the rounds that the theorems guarantee.
 """
@@ -116,3 +116,38 @@ def marina(
     if joint:
         V = S * (L.average**2 + rows)
     return 1 / (L.whole + math.sqrt((1 - p) * V / (p * S)))
+
+
+def svrp(L: float, mu: float, delta: float) -> tuple[float | None, float, int]:
+    """Return gamma = mu/(2 delta^2), eta_l and K of SVRP (docs/methods/svrp.md).
+
+    After K steps the error of a subproblem is at most s/16 of that at the start, where
+    s = gamma mu/(1 + gamma mu). Where delta = 0, gamma is infinite: None.
+
+    >>> svrp(L=8.0, mu=0.5, delta=0.5)
+    (1.0, 0.1111111111111111, 22)
+    """
+    gamma = mu / (2 * delta**2) if delta**2 > 0 else None
+    prox = 0.0 if gamma is None else 1 / gamma
+    K = _steps_to(mu / (mu + prox) / 16, mu + prox, L + prox)
+    return gamma, 1 / (L + prox), K
+
+
+def s_dane(L: float, delta: float, mu: float = 0.0) -> tuple[float, float, int]:
+    """Return lam = 2 delta, eta_l and K of S-DANE (docs/methods/s-dane.md).
+
+    After K steps a subproblem's gradient at y is at most lam |y - z|/2.
+
+    >>> s_dane(L=8.0, delta=0.5)
+    (1.0, 0.125, 25)
+    """
+    lam = 2 * delta
+    K = _steps_to(lam / (lam + 2 * (L + lam)), mu + lam, L + lam)
+    return lam, 1 / L, K
+
+
+def _steps_to(factor: float, mu: float, L: float) -> int:
+    """Return the steps 1/L of gradient descent that reduce an error by this factor."""
+    if mu >= L:
+        return 1
+    return max(1, math.ceil(math.log(factor) / math.log1p(-mu / L)))

@@ -5,7 +5,6 @@ Khaled, Jin, "Faster Federated Optimization under Second-order Similarity" (2023
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Self
@@ -20,6 +19,7 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
+from fedpage.methods import steps
 from fedpage.methods.prox import ProximalSteps
 from fedpage.methods.registry import register
 
@@ -109,13 +109,7 @@ class SVRP(ProximalSteps):
         L = problem.smoothness()
         delta = L.average if delta is None else delta
         validate.at_least_zero(cls.name, "delta", delta)
-        # equal clients need no proximal term: gamma is infinite
-        gamma = mu / (2 * delta**2) if delta**2 > 0 else None
-        prox = 0.0 if gamma is None else 1 / gamma
-        s = mu / (mu + prox)
-        left = max(0.0, 1 - (mu + prox) / (L.client + prox))  # error after a local step
-        K = 1 if left == 0 else math.ceil(math.log(16 / s) / -math.log(left))
-        eta_l = 1 / (L.client + prox)
+        gamma, eta_l, K = steps.svrp(L.client, mu, delta)
         return cls(S=S, K=K, gamma=gamma, eta_l=eta_l, p=S / problem.N)
 
     def init(self, x0: Vector, N: int) -> State:

@@ -2,6 +2,7 @@
 
 from fedpage.theory.constants import (
     Constants,
+    dissimilarity,
     estimate,
     heterogeneity,
     local_smoothness,
@@ -28,6 +29,7 @@ __all__ = [
     "convex_case",
     "convex_fedpage",
     "convex_page",
+    "dissimilarity",
     "estimate",
     "fedavg_steps",
     "heterogeneity",

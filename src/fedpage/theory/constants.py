@@ -14,8 +14,22 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.random import RoundDraws
-from fedpage.core.types import Batch, HasConvexity, Ints, Problem, Smoothness, Vector
+from fedpage.core.random import RoundDraws, uniforms
+from fedpage.core.types import (
+    Batch,
+    HasConvexity,
+    Ints,
+    Oracle,
+    Problem,
+    Smoothness,
+    Vector,
+    dtype_of,
+)
+from fedpage.problems.base import power_of_two
+from fedpage.problems.quadratic import Quadratic
+
+_DENSE = 3e7
+"""N d^3 up to which all second derivatives of all clients are computed: a tenth of a second."""
 
 
 class Constants(NamedTuple):
@@ -35,6 +49,8 @@ class Constants(NamedTuple):
     """The constant part of the dissimilarity: mean_i |grad f_i|^2 <= G^2 + B^2 |grad f|^2."""
     B: float
     """The relative part of the dissimilarity."""
+    delta: float
+    """Second-order dissimilarity: mean_i |(H_i - H) u|^2 <= delta^2 |u|^2, H_i the Hessians."""
     D0: float
     """f(x0) - f*, with f* from the reference solver."""
     R2: float
@@ -145,6 +161,105 @@ def heterogeneity(problem: Problem, points: list[Vector]) -> tuple[float, float]
     return math.sqrt(G2), math.sqrt(B2)
 
 
+def dissimilarity(
+    problem: Problem, points: list[Vector], *, iterations: int = 100, tolerance: float = 1e-4
+) -> float:
+    """Compute delta, the average second-order dissimilarity of the clients.
+
+    It is the smallest delta with mean_i |grad h_i(x) - grad h_i(y)|^2 <= delta^2 |x - y|^2 for all
+    x and y, where h_i = f_i - f (Khaled and Jin 2023, Assumption 1; also that of S-DANE). With
+    Hessians: delta^2 is the supremum over x of the largest eigenvalue of mean_i (H_i(x) - H(x))^2.
+
+    The Hessians of a quadratic are constant, so its delta is exact. Otherwise the largest value at
+    the given points is returned, an estimate that is never above delta but for rounding: from
+    differences of gradients in all directions where N d^3 is small, else from power iterations.
+    The average smoothness is an upper bound.
+
+    Args:
+        problem: The problem.
+        points: (d,) each; x0 and x* are a good choice.
+        iterations: The most power iterations at a point.
+        tolerance: Stop them when the estimate changes by less than this factor.
+
+    Returns:
+        delta; inf where the gradients overflow.
+
+    >>> import fedpage as fp
+    >>> A = np.array([[[1.0]], [[2.0]], [[6.0]]])  # deviations -2, -1 and 3
+    >>> round(dissimilarity(fp.Quadratic(A, np.zeros((3, 1, 1))), []) ** 2, 9)
+    4.666666667
+    """
+    if isinstance(problem, Quadratic):
+        unit = power_of_two(problem.A)
+        A = problem._scale[:, None, None] * (problem.A / unit)
+        deviations = A - A.mean(axis=0)
+        squares = np.einsum("nij,njk->ik", deviations, deviations) / problem.N
+        return unit * math.sqrt(max(float(np.linalg.eigvalsh(squares)[-1]), 0.0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        if problem.N * problem.d**3 <= _DENSE:
+            each = [_dense_dissimilarity(problem, x) for x in points]
+        else:
+            each = [_power_dissimilarity(problem, x, iterations, tolerance) for x in points]
+    largest = max(each, default=0.0)
+    return largest if all(map(math.isfinite, each)) else math.inf
+
+
+def _difference(problem: Problem, x: Vector) -> float:
+    """Choose the step of central differences of gradients."""
+    return float(np.finfo(dtype_of(problem)).eps) ** (1 / 3) * (1.0 + float(np.linalg.norm(x)))
+
+
+def _chunks(problem: Problem, most: int) -> Iterator[Oracle]:
+    """Yield oracles of at most so many clients, which together are all of them."""
+    for first in range(0, problem.N, most):
+        clients = np.arange(first, min(first + most, problem.N), dtype=np.int64)
+        yield problem.oracle(clients, RoundDraws(0, 0))
+
+
+def _dense_dissimilarity(problem: Problem, x: Vector) -> float:
+    """Compute the root of the largest eigenvalue of mean_i (H_i - H)^2 at x."""
+    d, h = problem.d, _difference(problem, x)
+    directions = h * np.eye(d, dtype=x.dtype)
+    H = np.array([problem.grad(x + e) - problem.grad(x - e) for e in directions])
+    squares = np.zeros((d, d))
+    for oracle in _chunks(problem, max(1, (1 << 22) // (d * d))):
+        rows = oracle.batch(None)
+        deviations = [oracle.grad(x + e, rows) - oracle.grad(x - e, rows) for e in directions]
+        D = (np.stack(deviations, axis=1) - H) / (2 * h)  # (n, d, d): rows H_i e - H e
+        flat = D.transpose(0, 2, 1).reshape(-1, d)
+        squares += flat.T @ flat
+    if not np.isfinite(squares).all():
+        return math.inf
+    return math.sqrt(max(float(np.linalg.eigvalsh(squares / problem.N)[-1]), 0.0))
+
+
+def _power_dissimilarity(problem: Problem, x: Vector, iterations: int, tolerance: float) -> float:
+    """Estimate it by power iterations: the mean of (H_i - H)^2 v is that of H_i (H_i - H) v."""
+    h = _difference(problem, x)
+    v = uniforms(0, 30, size=problem.d).astype(x.dtype) - 0.5
+    top = 0.0
+    for _ in range(iterations):
+        v = v / np.linalg.norm(v)
+        e = h * v
+        Hv = (problem.grad(x + e) - problem.grad(x - e)) / (2 * h)
+        total, square = np.zeros(problem.d), 0.0
+        for oracle in _chunks(problem, 1024):
+            rows = oracle.batch(None)
+            u = (oracle.grad(x + e, rows) - oracle.grad(x - e, rows)) / (2 * h) - Hv
+            sizes = np.linalg.norm(u, axis=1, keepdims=True)
+            square += float((sizes**2).sum())
+            steps = h * u / np.where(sizes > 0, sizes, 1.0)
+            change = oracle.grad(x + steps, rows) - oracle.grad(x - steps, rows)
+            total += (sizes * change / (2 * h)).sum(axis=0)
+        size = math.sqrt(square / problem.N) if math.isfinite(square) else math.inf
+        if size == math.inf or not total.any():
+            return size
+        if abs(size - top) <= tolerance * size:
+            return max(size, top)
+        top, v = max(size, top), total
+    return top
+
+
 def local_smoothness(
     problem: Problem, x: Vector, *, iterations: int = 100, tolerance: float = 1e-6
 ) -> float:
@@ -212,6 +327,7 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
         sigma2=sigma2,
         G=G,
         B=B,
+        delta=dissimilarity(problem, [best.x, start]),
         D0=max(problem.loss(start) - best.loss, 0.0),
         R2=float(((start - best.x) ** 2).sum()),
         convex=isinstance(problem, HasConvexity) and bool(problem.convex),

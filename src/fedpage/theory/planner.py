@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from fedpage.core.errors import InputError
-from fedpage.methods import fedavg, fedpage, scaffold, slocalsvrg, vrlsgd
+from fedpage.methods import fedavg, fedpage, scaffold, sdane, slocalsvrg, vrlsgd
+from fedpage.methods.steps import s_dane
 from fedpage.theory.steps import convex_fedpage, convex_page, nonconvex_fedpage, nonconvex_page
 from fedpage.theory.tables import TABLE, Entry, Setting
 
@@ -195,7 +196,8 @@ def plan(
         average_L: The average smoothness of the clients (Assumption 2), for PAGE.
 
     Returns:
-        A row for each method and analysis: bounds for FedPAGE and PAGE, orders for the others.
+        A row for each method and analysis: bounds for FedPAGE and PAGE, in the convex case for
+        S-DANE too, and orders for the others.
 
     Raises:
         InputError: A number is out of range.
@@ -204,6 +206,8 @@ def plan(
     if isinstance(d, bool) or d < 1:
         raise InputError(f"d must be a whole number of at least 1, not {d!r}")
     rows = [_bound(setting, d, convex, costs, K, average_L) for K in dict.fromkeys((setting.K, 1))]
+    if convex and setting.delta > 0:
+        rows += _similarity_bounds(setting, d, costs)
     for entry in TABLE:
         if entry.source == "minibatches, as printed":
             continue  # the row "from b2" uses b2 as the theorem gives it
@@ -247,6 +251,26 @@ def _bound(s: Setting, d: int, convex: bool, costs: Costs, K: int, average_L: fl
     rounds = max(1.0, math.ceil(tuned.rounds))
     gradients = rounds * each.clients * each.gradients / s.N
     return _row(label, rounds, each, d, costs, gradients=gradients, steps=steps)
+
+
+def _similarity_bounds(s: Setting, d: int, costs: Costs) -> list[Row]:
+    """Compute the rows of S-DANE and its acceleration, whose steps take two rounds."""
+    lam, eta_l, K = s_dane(s.L, s.delta)
+    pairs = {
+        "S-DANE": lam * s.R2 / (2 * s.epsilon),
+        "Acc-S-DANE": math.sqrt(2 * lam * s.R2 / s.epsilon),
+    }
+    down = sum(_count_vectors(sdane.Centre, sdane.Subproblem)) / 2
+    up = sum(_count_vectors(sdane.Gradient, sdane.Solution)) / 2
+    each = Round(s.N, down, up, (K + 3) * s.M / 2)
+    rows = []
+    for method, steps in pairs.items():
+        label = (method, "Jiang et al. 2024, all rows", "f_i convex, similar (delta), S = N", BOUND)
+        rounds = 2.0 * max(1, math.ceil(steps))
+        sizes = {"lam": lam, "eta_l": eta_l, "K": float(K)}
+        gradients = rounds * each.gradients
+        rows.append(_row(label, rounds, each, d, costs, gradients=gradients, steps=sizes))
+    return rows
 
 
 def _row(

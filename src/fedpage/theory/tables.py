@@ -51,6 +51,7 @@ class Setting:
         L: Smoothness of the rows.
         D0: f(x0) - f*.
         R2: |x0 - x*|^2.
+        delta: Second-order dissimilarity of the clients, which the tables do not use.
 
     Raises:
         InputError: A number is out of range.
@@ -67,6 +68,7 @@ class Setting:
     L: float = 1.0
     D0: float = 1.0
     R2: float = 1.0
+    delta: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("N", "S", "K", "M", "epsilon", "L", "D0", "R2"):
@@ -74,7 +76,7 @@ class Setting:
             if not math.isfinite(value) or value <= 0:
                 raise InputError(f"{name} must be a finite number above 0, not {value!r}")
             check_range(name, value)
-        for name in ("sigma", "G", "B"):
+        for name in ("sigma", "G", "B", "delta"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise InputError(f"{name} must be a finite number of at least 0, not {value!r}")
