@@ -11,7 +11,7 @@ and the simulator and a federation use the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -151,6 +151,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         }
         self.up: Codec = getattr(method, "up", IDENTITY)
         self.down: Codec = getattr(method, "down", IDENTITY)
+        self._exact: Collection[type] = getattr(method, "exact_messages", ())
         self.d, self.dtype = d, dtype
         self._fields = {
             message: self._find_fields(method, message, layout)
@@ -198,8 +199,11 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return self._measure(self.messages[message], self.down, self._rounded(message))
 
     def _rounded(self, message: type) -> set[int]:
-        """Return the places of the message's fields that pass through `down`: its vectors."""
-        if self.down == IDENTITY:
+        """Return the places of the message's fields that pass through `down`: its vectors.
+
+        A method may list message types that pass as they are in `exact_messages`.
+        """
+        if self.down == IDENTITY or message in self._exact:
             return set()
         sizes = self.messages[message].sizes
         return {i for i, size in enumerate(sizes) if size == self.d}

@@ -1,0 +1,589 @@
+"""Laws of EF21 and its variants, SAG, DASHA and SCALLION: replays, reductions, invariants, steps.
+
+The replays use nothing of fedpage: only lists, loops and the formulas of the papers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from plain import X0, D, M, N, add, chance, grad, mean, some_rows
+from support import ScriptedDraws, quadratic, uneven
+
+import fedpage as fp
+from fedpage.codecs import Identity, Keys, as_codec
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import Batch
+from fedpage.engine.simulation import Simulation
+from fedpage.methods.cofig import DIANA
+from fedpage.methods.dasha import DASHA, DASHAPP, dasha_step
+from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG, ef21_step
+from fedpage.methods.ef21_bc import EF21BC, ef21_bc_step
+from fedpage.methods.scallion import SCALLION
+
+ZERO = [0.0] * D
+EVERY = list(range(M))
+
+
+@dataclass(frozen=True)
+class FirstTwice(Identity):
+    """Send twice the even entries: a codec with omega = 1 that plain Python can follow."""
+
+    @property
+    def is_cast(self) -> bool:
+        return False
+
+    def omega(self, d: int) -> float:
+        return 1.0
+
+    def transform(self, v: np.ndarray, keys: Keys, gain: float) -> np.ndarray:
+        return v * np.where(np.arange(v.shape[1]) % 2 == 0, 2.0, 0.0)
+
+
+def first_twice(v: list[float]) -> list[float]:
+    return [2 * a if k % 2 == 0 else 0.0 for k, a in enumerate(v)]
+
+
+def top(v: list[float], k: int) -> list[float]:
+    kept = sorted(range(len(v)), key=lambda j: (-abs(v[j]), j))[:k]
+    return [a if j in kept else 0.0 for j, a in enumerate(v)]
+
+
+class NoRandomness(ScriptedDraws):
+    """Draws that refuse keys: deterministic codecs must not ask for any."""
+
+    def client_keys(self, clients: np.ndarray, field: int) -> np.ndarray:
+        raise AssertionError("a deterministic codec asked for randomness")
+
+    def shared_key(self, field: int) -> np.uint64:
+        raise AssertionError("a deterministic codec asked for randomness")
+
+
+def gradients_of(problem: Any, x: np.ndarray) -> np.ndarray:
+    """Return all clients' gradients at x, (N, d)."""
+    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
+    return oracle.grad(x, Batch(None, problem.sizes))
+
+
+# Replays
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4])
+def test_ef21_pp(objective, check, beta):
+    S, b, eta = 2, 2, 0.3
+    x, v, table, script, expected = X0, ZERO, [ZERO] * N, [], []
+    for r in range(9):
+        clients = sorted(chance.sample(range(N), S))
+        batches = {i: [some_rows(b)] for i in clients}
+        table = list(table)
+        for i in clients:
+            change = add((1, grad(objective, i, batches[i][0], x)), (-1, table[i]))
+            table[i] = add((1, table[i]), (1, top(change, 1)))
+        v = add((beta, v), (1, mean(table)))
+        x = add((1, x), (-eta, v))
+        script.append(NoRandomness(r, False, clients, batches))
+        expected.append(x)
+    run = check(EF21PP(S=S, b=b, eta=eta, beta=beta, up="topk:1"), script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().g, table, rtol=0, atol=1e-10)
+    assert run.costs.floats_up == 9 * S
+    assert run.costs.bits_up == 9 * S * (64 + 2)  # TopK's index is sent too
+
+
+def test_sag(objective, check):
+    """Keep a table of the last gradients, and move along its mean."""
+    S, eta = 2, 0.3
+    x, table, script, expected = X0, [ZERO] * N, [], []
+    for r in range(9):
+        clients = sorted(chance.sample(range(N), S))
+        table = [grad(objective, i, EVERY, x) if i in clients else table[i] for i in range(N)]
+        x = add((1, x), (-eta, mean(table)))
+        script.append(NoRandomness(r, False, clients, {}))
+        expected.append(x)
+    check(SAG(S=S, eta=eta), script, expected)
+    check(EF21PP(S=S, eta=eta), script, expected)
+
+
+def test_ef21_sgdm(objective, check):
+    b, eta, m = 2, 0.4, 0.3
+    x, table, momenta, script, expected = X0, [ZERO] * N, [ZERO] * N, [], []
+    for r in range(9):
+        batches = {i: [some_rows(b)] for i in range(N)}
+        momenta = [
+            add((1 - m, momenta[i]), (m, grad(objective, i, batches[i][0], x))) for i in range(N)
+        ]
+        table = [
+            add((1, g), (1, top(add((1, v), (-1, g)), 1)))
+            for g, v in zip(table, momenta, strict=True)
+        ]
+        x = add((1, x), (-eta, mean(table)))
+        script.append(NoRandomness(r, False, [], batches))
+        expected.append(x)
+    run = check(EF21SGDM(b=b, eta=eta, m=m, up="topk:1"), script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().g, table, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().v, momenta, rtol=0, atol=1e-10)
+
+
+def test_ef21_bc(objective, check):
+    """Both ends keep an estimate of what they send; everyone moves x by the server's estimate."""
+    b, eta = 2, 0.3
+    x, w, table, script, expected = X0, ZERO, [ZERO] * N, [], []
+    for r in range(9):
+        batches = {i: [some_rows(b)] for i in range(N)}
+        changes = [
+            top(add((1, grad(objective, i, batches[i][0], x)), (-1, table[i])), 1) for i in range(N)
+        ]
+        table = [add((1, g), (1, c)) for g, c in zip(table, changes, strict=True)]
+        w = add((1, w), (1, top(add((1, mean(table)), (-1, w)), 2)))
+        before, x = x, add((1, x), (-eta, w))
+        script.append(NoRandomness(r, False, [], batches))
+        expected.append(x)
+    run = check(EF21BC(b=b, eta=eta, up="topk:1", down="topk:2"), script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().g, table, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().x, [before] * N, rtol=0, atol=1e-10)
+    # the start is sent as it is, then two numbers and their places
+    assert run.costs.bits_down == N * (64 * D + 8 * (2 * 64 + D))
+
+
+@pytest.mark.parametrize("S", [2, N])
+def test_dasha(objective, check, S):
+    eta, omega, q = 0.1, 1.0, S / N
+    a, b = q / (2 * omega + 1), q / (2 - q)
+    x, x_prev, hs, gs, script, expected = X0, X0, [ZERO] * N, [ZERO] * N, [], []
+    for r in range(9):
+        clients = sorted(chance.sample(range(N), S))
+        hs, gs = list(hs), list(gs)
+        for i in clients:
+            new, old = grad(objective, i, EVERY, x), grad(objective, i, EVERY, x_prev)
+            k = add((1, new), (-1, old), (-b, hs[i]), (b, old))
+            sent = first_twice(add((1 / q, k), (-a / q, gs[i]), (a / q, hs[i])))
+            hs[i], gs[i] = add((1, hs[i]), (1 / q, k)), add((1, gs[i]), (1, sent))
+        x, x_prev = add((1, x), (-eta, mean(gs))), x
+        script.append(ScriptedDraws(r, False, clients, {}))
+        expected.append(x)
+    method = DASHA(eta=eta, up=FirstTwice()) if S == N else DASHAPP(S=S, eta=eta, up=FirstTwice())
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().h, hs, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().g, gs, rtol=0, atol=1e-10)
+    assert run.costs.floats_down == 9 * S * (2 * D + 1)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("a", [None, 0.7])
+def test_scallion(objective, check, a, unbiased):
+    S, K, b, eta_l, eta_g = 2, 3, 2, 0.1, 1.3
+    scale = 0.5 if a is None else a  # 1/(1 + omega)
+    x, c, table, script, expected = X0, ZERO, [ZERO] * N, [], []
+    for r in range(8):
+        clients = sorted(chance.sample(range(N), S))
+        batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
+        changes, table = [], list(table)
+        for i in clients:
+            y = x
+            for rows in batches[i]:
+                y = add(
+                    (1, y), (-eta_l, grad(objective, i, rows, y)), (eta_l, table[i]), (-eta_l, c)
+                )
+            direction = add((1 / (K * eta_l), x), (-1 / (K * eta_l), y))
+            changes.append(first_twice(add((scale, direction), (-scale, c))))
+            table[i] = add((1, table[i]), (1, changes[-1]))
+        move = add((1 / scale if unbiased else 1.0, mean(changes)), (1, c))
+        x, c = add((1, x), (-eta_g * K * eta_l, move)), mean(table)
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    method = SCALLION(
+        S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, a=a, unbiased=unbiased, up=FirstTwice()
+    )
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.client_states.get_all().c, table, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.state.c, c, rtol=0, atol=1e-10)
+
+
+# Reductions
+
+
+def same_x(problem: Any, one: Any, other: Any, atol: float = 1e-12, rounds: int = 30) -> None:
+    first = fp.simulate(problem, one, rounds=rounds, seed=4, record_every=0)
+    second = fp.simulate(problem, other, rounds=rounds, seed=4, record_every=0)
+    np.testing.assert_allclose(first.x, second.x, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        EF21PP(S=12, eta=0.2),
+        EF21SGDM(eta=0.2, b=None, m=1.0),
+        EF21BC(eta=0.2),
+        DASHA(eta=0.2),
+        DASHAPP(S=12, eta=0.2),
+        SCALLION(S=12, K=1, eta_l=0.2, b=None),
+    ],
+    ids=lambda method: method.name,
+)
+def test_all_clients_without_a_codec_are_gradient_descent(method):
+    problem = uneven("logistic-nonconvex")
+    same_x(problem, method, EF21(eta=0.2))
+    x = np.zeros(problem.d)
+    for _ in range(30):
+        x = x - 0.2 * problem.grad(x)
+    history = fp.simulate(problem, method, rounds=30, seed=1, record_every=0)
+    np.testing.assert_allclose(history.x, x, rtol=0, atol=1e-12)
+
+
+def test_ef21_sgdm_with_m_one_is_ef21_also_with_minibatches_and_a_codec():
+    problem = uneven("robust")
+    options = {"eta": 0.2, "b": 2, "up": "scaled(randk:0.3)"}
+    same_x(problem, EF21SGDM(m=1.0, **options), EF21(**options), atol=0.0)
+
+
+@pytest.mark.parametrize("K", [1, 4])
+def test_scallion_without_a_codec_is_scaffold(K):
+    problem = uneven("logistic-nonconvex")
+    options = {"S": 3, "K": K, "b": 2, "eta_l": 0.05, "eta_g": 1.2}
+    same_x(problem, SCALLION(a=1.0, **options), fp.SCAFFOLD(**options))
+    same_x(problem, SCALLION(unbiased=True, **options), fp.SCAFFOLD(**options))
+    sent = fp.simulate(problem, SCALLION(**options), rounds=5, seed=0).last("bytes_up")
+    assert sent == 5 * 3 * 8 * problem.d
+
+
+def test_scallion_with_one_step_of_all_clients_is_ef21_with_a_scaled_codec():
+    problem = uneven("robust")
+    scallion = SCALLION(S=12, K=1, b=None, eta_l=0.1, up="randk:0.25")
+    same_x(problem, scallion, EF21(eta=0.1, up="scaled(randk:0.25)"))
+
+
+def test_unbiased_scallion_with_one_step_of_all_clients_is_diana():
+    """DIANA: u_i = C(grad f_i(x) - h_i), x -= eta (h + mean u), h_i += a u_i, h += a mean u."""
+    problem, eta, a = quadratic(), 0.1, 0.5
+    run = Simulation(
+        problem, SCALLION(S=8, K=1, b=None, eta_l=eta, unbiased=True, up=FirstTwice()), seed=0
+    )
+    x, table = np.zeros(problem.d), np.zeros((problem.N, problem.d))
+    for _ in range(30):
+        change = gradients_of(problem, x)
+        u = (change - table) * [2.0, 0.0, 2.0, 0.0]
+        x = x - eta * (table.mean(axis=0) + u.mean(axis=0))
+        table = table + a * u
+        run.step()
+        np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
+
+
+def test_unbiased_scallion_is_the_diana_of_this_library():
+    problem = uneven("logistic-nonconvex")
+    scallion = SCALLION(S=12, K=1, b=None, eta_l=0.02, unbiased=True, up="randk:0.5")
+    same_x(problem, scallion, DIANA(eta=0.02, up="randk:0.5"))
+
+
+# Invariants
+
+WITH_CODECS = [
+    EF21(eta=0.05, up="topk:0.1"),
+    EF21PP(S=4, eta=0.02, b=2, up="scaled(randk:0.1)"),
+    EF21SGDM(eta=0.05, b=2, up="topk:0.1"),
+    SAG(S=4, eta=0.02, up="float32", down="float32"),
+    EF21BC(eta=0.05, up="topk:0.1", down="topk:0.3"),
+    DASHAPP(S=4, eta=0.01, up="randk:0.2"),
+    DASHA(eta=0.01, up="natural"),
+    SCALLION(S=4, K=3, eta_l=0.01, up="randk:0.2"),
+    SCALLION(S=4, K=3, eta_l=0.01, up="natural", unbiased=True),
+]
+
+
+@pytest.mark.parametrize("faults", [None, fp.Faults(dropout=0.2, lost=0.1, nan=0.1, late=0.1)])
+@pytest.mark.parametrize("method", WITH_CODECS, ids=lambda method: f"{method.name} {method.up}")
+def test_the_server_keeps_the_mean_of_the_clients_vectors(method, faults):
+    problem = uneven("robust")
+    policy = fp.Policy(retries=0, full_retries=99)  # EF21-BC needs everyone
+    run = Simulation(problem, method, seed=2, faults=faults, policy=policy)
+    name = "c" if isinstance(method, SCALLION) else "g"
+    for _ in range(25):
+        run.step()
+        table = getattr(run.client_states.get_all(), name)
+        np.testing.assert_allclose(getattr(run.state, name), table.mean(axis=0), rtol=0, atol=1e-12)
+    assert np.linalg.norm(getattr(run.state, name)) > 1e-3
+
+
+def test_dashas_h_is_the_gradient_where_all_clients_take_part():
+    problem = quadratic()
+    run = Simulation(problem, DASHA(eta=0.05, up="randk:1"), seed=0)
+    for _ in range(10):
+        x = run.x
+        run.step()
+        gradients = gradients_of(problem, x)
+        np.testing.assert_allclose(run.client_states.get_all().h, gradients, rtol=0, atol=1e-12)
+
+
+def test_clients_of_ef21_bc_have_the_servers_model_to_the_bit():
+    problem = uneven("robust")
+    x0 = np.linspace(-1, 1, problem.d)
+    method = EF21BC(eta=0.1, up="topk:0.1", down="topk:0.2")
+    run = Simulation(problem, method, seed=2, x0=x0, faults=fp.Faults(dropout=0.2))
+    for _ in range(15):
+        x = run.x
+        run.step()
+        assert all(own.tobytes() == x.tobytes() for own in run.client_states.get_all().x)
+
+
+def test_what_ef21_loses_in_a_round_it_sends_later():
+    """With x fixed, g_i reaches the gradient after d/k rounds of TopK."""
+    problem = quadratic()
+    run = Simulation(problem, EF21(eta=1e-300, up="topk:1"), seed=0, x0=np.ones(problem.d))
+    for _ in range(problem.d):
+        run.step()
+    np.testing.assert_allclose(run.state.g, problem.grad(np.ones(problem.d)), rtol=0, atol=1e-12)
+
+
+def test_moving_along_the_participants_mean_has_a_floor():
+    """FL_PyTorch's EF21-PP: without a codec it moves along the sampled clients' gradients."""
+
+    @dataclass(frozen=True)
+    class Participants(EF21PP):
+        def client(self, message: Any, oracle: Any, client_state: Any) -> Any:
+            return type(self).messages[type(message)](oracle.grad(message.x, oracle.batch(None))), (
+                client_state
+            )
+
+        def server(self, state: Any, replies: Any) -> Any:
+            return state._replace(x=state.x - self.eta * replies.mean.c)
+
+    problem = quadratic()
+    wrong = fp.simulate(problem, Participants(S=2, eta=0.05), rounds=800, seed=0, record_every=0)
+    right = fp.simulate(problem, EF21PP(S=2, eta=0.05), rounds=800, seed=0, record_every=0)
+    assert np.linalg.norm(wrong.x - problem.x_star) > 0.1
+    assert np.linalg.norm(right.x - problem.x_star) < 1e-9
+
+
+# Codecs that are refused, and why
+
+
+def test_ef21_refuses_codecs_that_are_not_contractive():
+    with pytest.raises(fp.InputError, match=r"EF21: up=randk:2 .*; use scaled\(randk:2\)"):
+        EF21(up="randk:2")
+    for method in (DASHA, SCALLION):
+        with pytest.raises(fp.InputError, match="topk:2 is biased"):
+            method(up="topk:2")
+    with pytest.raises(fp.InputError, match=r"EF21-BC: down=scaled\(randk:2\) is random"):
+        EF21BC(down="scaled(randk:2)")
+    with pytest.raises(fp.InputError, match=r"SAG: up=topk:2 .*use EF21-PP \(ef21-pp\)"):
+        SAG(up="topk:2")
+
+
+def test_ef21_with_an_unscaled_randk_diverges():
+    @dataclass(frozen=True)
+    class Unscaled(EF21):
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "up", as_codec(self.up))
+
+    problem = quadratic()
+    wrong = Simulation(problem, Unscaled(eta=0.05, up="randk:1"), seed=0)
+    right = Simulation(problem, EF21(eta=0.05, up="scaled(randk:1)"), seed=0)
+    for _ in range(60):
+        wrong.step()
+        right.step()
+    start = np.linalg.norm(problem.x_star)
+    assert np.linalg.norm(wrong.x - problem.x_star) > 1e3 * start
+    assert np.linalg.norm(right.x - problem.x_star) < start
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (EF21, {"beta": 1.0}, "EF21: beta must be below 1"),
+        (EF21, {"eta": 0.0}, "EF21: eta must be a finite number above 0"),
+        (EF21PP, {"S": 0}, "EF21-PP: S must be a whole number"),
+        (EF21SGDM, {"m": 0.0}, r"EF21-SGDM: m must be in \(0, 1\]"),
+        (DASHAPP, {"S": 0}, "DASHA-PP: S must be a whole number"),
+        (SCALLION, {"a": 1.5}, r"SCALLION: a must be in \(0, 1\]"),
+        (SCALLION, {"unbiased": 1}, "SCALLION: unbiased must be True or False"),
+    ],
+)
+def test_impossible_hyper_parameters_are_refused(method, options, words):
+    with pytest.raises(fp.InputError, match=words):
+        method(**options)
+
+
+def test_more_sampled_than_clients_is_refused():
+    methods: list[Any] = [EF21PP(S=9), DASHAPP(S=9), SCALLION(S=9)]
+    for method in methods:
+        with pytest.raises(fp.InputError, match=f"{method.name}: cannot sample S=9 of N=8"):
+            Simulation(quadratic(), method, seed=0)
+
+
+# Noise of minibatches
+
+
+def floor(method: Any) -> float:
+    """Return the mean distance to x* over the last half of a run with one row a client."""
+    problem = fp.Quadratic.random(8, 5, 20, seed=3, spread=1.0, noise=2.0)
+    run = Simulation(problem, method, seed=3)
+    distances = []
+    for r in range(600):
+        run.step()
+        if r >= 300:
+            distances.append(float(np.linalg.norm(run.x - problem.x_star)))
+    return float(np.mean(distances))
+
+
+def test_momentum_removes_the_large_error_of_ef21_with_minibatches():
+    sgd = floor(EF21(eta=0.05, b=1))  # without a codec it is SGD
+    ef21 = floor(EF21(eta=0.05, b=1, up="topk:1"))
+    momentum = floor(EF21SGDM(eta=0.05, b=1, m=0.1, up="topk:1"))
+    assert ef21 > 3 * sgd  # 1.49 and 0.40
+    assert momentum < 1.3 * sgd
+
+
+# Step sizes
+
+
+def test_theorem_1_of_ef21_by_hand():
+    assert ef21_step(L=2.0, L_average=3.0, alpha=1.0) == 0.5
+    # alpha = 7/16: theta = 1/4, beta = 9/4, sqrt(beta/theta) = 3
+    assert ef21_step(L=1.0, L_average=2.0, alpha=7 / 16) == pytest.approx(1 / 7, rel=1e-14)
+    problem = quadratic()
+    L = problem.smoothness()
+    topk = EF21.from_theory(problem, up="topk:1")  # alpha = 1/4
+    wanted = 1 / (L.whole + L.average * math.sqrt(0.75) / (1 - math.sqrt(0.75)))
+    assert topk.eta == pytest.approx(wanted, rel=1e-14)
+    assert EF21.from_theory(problem).eta == pytest.approx(1 / L.whole, rel=1e-14)
+    sgdm = EF21SGDM.from_theory(problem, up="topk:1", m=0.2)
+    assert sgdm.eta == pytest.approx(min(0.25 / (20 * L.average), 0.2 / (7 * L.whole)), rel=1e-14)
+
+
+@pytest.mark.parametrize(("S", "k"), [(1, 1), (2, 4), (4, 2), (8, 1)])
+def test_the_step_of_ef21_pp_is_the_largest_of_theorem_7(S, k):
+    problem = quadratic()
+    L, q, alpha = problem.smoothness(), S / 8, k / 4
+    s, rho = (np.geomspace(1e-4, 10, 400)[shape] for shape in np.ix_(range(400), range(400)))
+    theta, beta = 1 - (1 + s) * (1 - alpha), (1 + 1 / s) * (1 - alpha)
+    inner = theta * q - rho * (1 - q)
+    with np.errstate(divide="ignore"):
+        ratio = (beta * q + (1 + 1 / rho) * (1 - q)) / np.where(inner > 0, inner, 0.0)
+    eta = 1 / (L.whole + L.average * math.sqrt(ratio.min()))
+    method = EF21PP.from_theory(problem, S=S, up=f"topk:{k}")
+    assert eta <= method.eta * (1 + 1e-12)
+    assert eta == pytest.approx(method.eta, rel=1e-3)
+
+
+def test_ef21_keeps_the_promise_of_theorem_1():
+    """f(x) - f* + eta/(2 theta) mean |g_i - grad f_i(x)|^2 falls by eta/2 |grad f(x)|^2."""
+    problem = uneven("logistic-nonconvex")
+    method = EF21.from_theory(problem, up="topk:12")
+    theta = 1 - math.sqrt(1 - 12 / problem.d)
+    run = Simulation(problem, method, seed=0)
+
+    previous = math.inf
+    for _ in range(40):
+        x = run.x
+        run.step()  # g_i is now that of x
+        error = run.client_states.get_all().g - gradients_of(problem, x)
+        now = problem.loss(x) + method.eta / (2 * theta) * (error**2).sum(axis=1).mean()
+        assert now <= previous + 1e-12
+        previous = now - method.eta / 2 * float(problem.grad(x) @ problem.grad(x))
+
+
+def test_ef21_bc_keeps_the_promise_of_its_step():
+    """The potential of docs/methods/ef21.md falls by eta/2 |grad f(x)|^2 in every round."""
+    # u = 9 (alpha = 7/16), v = 1 (alpha = 3/4): 18 + 16 + 144 = 178
+    by_hand = ef21_bc_step(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
+    assert by_hand == pytest.approx(1 / (1 + 2 * math.sqrt(178)), rel=1e-14)
+    problem = uneven("logistic-nonconvex")
+    method = EF21BC.from_theory(problem, up="topk:12", down="topk:40")
+    L, alphas = problem.smoothness(), (12 / problem.d, 40 / problem.d)
+    assert method.eta == pytest.approx(ef21_bc_step(L.whole, L.average, *alphas), rel=1e-14)
+    theta_up, theta_down = (1 - math.sqrt(1 - alpha) for alpha in alphas)
+    v = (1 - alphas[1]) / theta_down**2
+    run = Simulation(problem, method, seed=0)
+    previous = math.inf
+    for _ in range(40):
+        x = run.x
+        run.step()
+        own = run.client_states.get_all().g - gradients_of(problem, x)
+        G, Q = (own**2).sum(axis=1).mean(), ((run.state.w - run.state.g) ** 2).sum()
+        weighed = (2 + 16 * v) / theta_up * G + 2 / theta_down * Q
+        now = problem.loss(x) + method.eta / 2 * weighed
+        assert now <= previous + 1e-12
+        previous = now - method.eta / 2 * float(problem.grad(x) @ problem.grad(x))
+
+
+def test_the_steps_of_dasha_by_hand():
+    # omega = 1, N = 12: 16 * 3/12 = 4
+    assert dasha_step(L=2.0, L_average=3.0, N=12, S=12, omega=1.0) == 1 / 8
+    # S = 3, omega = 1/2: (48 + 16 * 9/11) * 16/12
+    wanted = 1 / (1 + 2 * math.sqrt((48 + 144 / 11) * 16 / 12))
+    assert dasha_step(L=1.0, L_average=2.0, N=12, S=3, omega=0.5) == pytest.approx(
+        wanted, rel=1e-14
+    )
+    problem = quadratic()
+    L = problem.smoothness()
+    assert DASHA.from_theory(problem).eta == pytest.approx(1 / L.whole, rel=1e-14)
+    made = DASHAPP.from_theory(problem, S=2, up="randk:1")
+    assert made.eta == dasha_step(L.whole, L.average, 8, 2, 3.0)
+    assert (made.S, str(made.up)) == (2, "randk:1")
+
+
+@pytest.mark.parametrize("S", [2, 8])
+def test_dasha_keeps_the_promise_of_its_theorem(S):
+    """From exact h_i and g_i, the mean of |grad f|^2 is at most 2 (f(x0) - f*)/(eta T)."""
+    problem, rounds, seeds = quadratic(), 60, 8
+    method = DASHA if S == 8 else DASHAPP
+    options = {} if S == 8 else {"S": S}
+    made = method.from_theory(problem, up="randk:1", **options)
+    squares = []
+    for seed in range(seeds):
+        run = Simulation(problem, made, seed=seed)
+        gradients = gradients_of(problem, run.x)
+        run.client_states.put(np.arange(8), run.method.client_state(gradients, gradients))
+        run.state = run.state._replace(g=gradients.mean(axis=0))
+        for _ in range(rounds):
+            squares.append(float(problem.grad(run.x) @ problem.grad(run.x)))
+            run.step()
+    start = problem.loss(np.zeros(problem.d)) - problem.loss(problem.x_star)
+    assert np.mean(squares) <= 2 * start / (made.eta * rounds)
+
+
+@pytest.mark.parametrize("S", [1, 2, 5, 8])
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_proof_of_dashas_step(S, k):
+    """The expected potential of docs/methods/dasha.md falls, for random states, at this step.
+
+    The expectation is exact: over all subsets of clients, and by the variance of RandK.
+    """
+    N, d, omega = 8, 4, 4 / k - 1
+    rng = np.random.default_rng(10 * S + k)
+    q, share = S / N, (N - S) / (N - 1)
+    a, b = q / (2 * omega + 1), q / (2 - q)
+    problem = quadratic()
+    L = problem.smoothness()
+    eta = dasha_step(L.whole, L.average, N, S, omega)
+    e, h_error, moved = (rng.normal(size=(N, d)) for _ in range(3))  # g-h, h-grad, change of grad
+    kk = moved - b * h_error
+    target = kk / q - (a / q) * e
+    lost = omega * (target**2).sum(axis=1)  # E|C(target) - target|^2
+    G = H = D_ = M_ = 0.0
+    subsets = list(itertools.combinations(range(N), S))
+    for chosen in subsets:
+        z = np.isin(np.arange(N), chosen)[:, None]
+        e_new = e + z * (target - kk / q)
+        h_new = h_error + z * kk / q - moved
+        noise = (z[:, 0] * lost).sum()
+        G += ((e_new.mean(axis=0) ** 2).sum() + noise / N**2) / len(subsets)
+        H += ((e_new**2).sum() + noise) / N**2 / len(subsets)
+        D_ += (h_new.mean(axis=0) ** 2).sum() / len(subsets)
+        M_ += (h_new**2).sum() / N**2 / len(subsets)
+
+    def weigh(G: float, H: float, D_: float, M_: float) -> float:
+        at_m = 4 * share / q + 16 * omega * b / (q * a)
+        return 2 / a * G + 2 * (2 * omega + 1) / q * H + 2 / b * D_ + at_m * M_
+
+    def squares(v: np.ndarray) -> tuple[float, float]:
+        return float((v.mean(axis=0) ** 2).sum()), float((v**2).sum()) / N**2
+
+    before, after = weigh(*squares(e), *squares(h_error)), weigh(G, H, D_, M_)
+    error = float(((e + h_error).mean(axis=0) ** 2).sum())  # |g - grad f|^2
+    # mean |moved|^2 <= L_average^2 |x' - x|^2, which the step must pay for
+    paid = (1 / eta - L.whole) / eta / L.average**2 * float((moved**2).sum()) / N
+    assert after + error <= before + paid
