@@ -91,9 +91,9 @@ def test_methods_lists_what_each_sends_and_explains_one(run):
     assert "Karimireddy" in out
     lines = [line.split("  ") for line in out.splitlines()]
     (page,) = [[cell.strip() for cell in line if cell] for line in lines if line[0] == "fedpage"]
-    assert page[1:3] == ["1 / 1, 2 / 1", "-"]  # leak_free, with 3 / 2, is not a default
+    assert page[1:3] == ["1/1, 2/1", "-"]  # leak_free, with 3/2, is not a default
     (svrg,) = [[c.strip() for c in line if c] for line in lines if line[0] == "s-local-svrg"]
-    assert svrg[1:3] == ["1 / 1, 2 / 1", "w, h"]
+    assert svrg[1:3] == ["1/1, 2/1", "w, h"]
     _, out, _ = run("methods", "fedpage")
     assert "eta_g/(100 K)" in out
     assert "x, x_prev, g → move, g" in out

@@ -50,10 +50,10 @@ def _title(page: str) -> str:
 
 def mistakes() -> dict[str, list[str]]:
     """Return the mistakes of public code that are mutants, by the file they are put into."""
-    from mutant_tables import tables
+    from mutant_tables import load_tables
 
     found: dict[str, list[str]] = {}
-    for module in tables():
+    for module in load_tables():
         for file, edits in module.TABLES.items():
             names = [edit.name for edit in edits if edit.name.startswith(PUBLIC)]
             found.setdefault(file, []).extend(name.removeprefix(PUBLIC) for name in names)
@@ -64,9 +64,14 @@ def mistakes_list() -> str:
     """Return the list of docs/mistakes.md: a heading for each file, a line for each mistake."""
     parts = []
     for file, names in mistakes().items():
-        lines = [fill(f"- {name}.", 100, subsequent_indent="  ") for name in names]
+        lines = [fill(f"- {_sentence(name)}.", 100, subsequent_indent="  ") for name in names]
         parts.append("\n".join([f"### {_subject(file)}", "", *lines]))
     return "".join(f"\n{part}\n" for part in parts) + "\n"
+
+
+def _sentence(name: str) -> str:
+    """Begin with a capital, but not in the name of a project."""
+    return name[0].upper() + name[1:] if name.startswith(("a ", "an ", "the ")) else name
 
 
 def _subject(file: str) -> str:

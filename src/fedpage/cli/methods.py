@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpage.methods import MethodEntry
 
 _LEGEND = """\
-down / up: vectors that a called client receives and sends back, for each kind of message. keep:
+down/up: vectors that a called client receives and sends back, for each kind of message. keep:
 what a client stores between rounds. codecs: what --up takes (see `fedpage codecs`).
 
 `fedpage methods NAME` explains a method."""
@@ -29,7 +29,7 @@ alpha of the squared length arrives.
 
 Use one as --up natural or --down float32. Two in a row: randk:12+natural. Shortened, so that it is
 contractive: scaled(randk:12)."""
-_HEADINGS = ("name", "down / up", "keep", "codecs", "assumes", "paper")
+_HEADINGS = ("name", "down/up", "keep", "codecs", "assumes", "paper")
 _WIDEST = 100
 """The widest text, so that a line is read easily."""
 _ROOM_FOR_PAPERS = 120
@@ -132,7 +132,7 @@ def _explain(name: str, entry: MethodEntry) -> None:
         meaning = describe.first_sentence(each.message)
         rare = "" if each.message in usual else " (not with the defaults)"
         rows.append((each.vectors, f"{each.down.names} → {each.up.names}", meaning + rare))
-    _print_section(screen, "Messages: vectors down / up, fields sent → sent back", rows)
+    _print_section(screen, "Messages: vectors down/up, fields sent → sent back", rows)
 
     state = entry.cls.client_state
     stored = "Nothing." if state is None else f"{describe.first_sentence(state)}."  # type: ignore[arg-type]

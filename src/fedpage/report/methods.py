@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedpage.codecs.wire import Compressible
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names, layout_of
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import Replies
+from fedpage.core.types import AnyMethod, Replies
 from fedpage.methods.registry import GROUPS, METHODS, MethodEntry
 
+_PROBES = ("randk:1", "topk:1")
+"""Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
 _ROUNDS = 64
 """Rounds in which every message of a method's defaults has occurred."""
 _CLIENTS = 40
@@ -62,8 +65,8 @@ class Exchange(NamedTuple):
 
     @property
     def vectors(self) -> str:
-        """Vectors down and up, such as "2 / 1"."""
-        return f"{len(self.down.vectors)} / {len(self.up.vectors)}"
+        """Vectors down and up, such as "2/1"."""
+        return f"{len(self.down.vectors)}/{len(self.up.vectors)}"
 
 
 def parts_of(type_: type) -> Parts:
@@ -83,9 +86,10 @@ def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
         entry: The method.
         every: Include messages that only occur with other hyper-parameters than the defaults.
     """
-    cls = entry.cls
-    compressible = getattr(cls, "compressible", {}) if has_codec(entry, "up") else {}
-    messages: dict[type, type] = dict(cls.messages)  # type: ignore[call-overload]
+    messages: dict[type, type] = dict(entry.cls.messages)  # type: ignore[call-overload]
+    compressible: Compressible = {}
+    if has_codec(entry, "up"):
+        compressible = getattr(entry(), "compressible", {})
     used = messages if every else _used_messages(entry, messages)
     return [
         Exchange(
@@ -97,25 +101,38 @@ def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
 
 
 def _used_messages(entry: MethodEntry, messages: dict[type, type]) -> list[type]:
-    """Find the messages that the defaults send, in a run with made-up replies."""
+    """Find the messages that the defaults send, without a codec and with one."""
     seen: set[type] = set()
     try:
-        method = entry()
-        state = method.init(np.zeros(2), _CLIENTS)
-        with np.errstate(all="ignore"):
-            for round in range(_ROUNDS):
-                call = method.call(state, RoundDraws(0, round))
-                seen.add(type(call.message))
-                layout = layout_of(messages[type(call.message)], 2, np.dtype(np.float64))
-                mean = layout.build(_REPLIES[size] for size in layout.sizes)
-                state = method.server(state, Replies(mean, len(call.clients)))
+        for method in _usual_variants(entry):
+            seen |= _replay(method, messages)
     except (ArithmeticError, InputError, LookupError, TypeError, ValueError):
         return list(messages)  # its defaults do not run as they are
     return [message for message in messages if message in seen]
 
 
+def _usual_variants(entry: MethodEntry) -> list[AnyMethod]:
+    codecs = [codec for codec in _PROBES if has_codec(entry, "up") and _accepts(entry, codec)]
+    return [entry(), *(entry(up=codec) for codec in codecs)]
+
+
+def _replay(method: AnyMethod, messages: dict[type, type]) -> set[type]:
+    """Collect the messages of a run with made-up replies."""
+    seen: set[type] = set()
+    state = method.init(np.zeros(2), _CLIENTS)
+    with np.errstate(all="ignore"):
+        for round in range(_ROUNDS):
+            call = method.call(state, RoundDraws(0, round))
+            seen.add(type(call.message))
+            reply = messages[type(call.message)]
+            sizes = layout_of(reply, 2, np.dtype(np.float64)).sizes
+            mean = reply(*(_REPLIES[size] for size in sizes))
+            state = method.server(state, Replies(mean, len(call.clients)))
+    return seen
+
+
 def traffic(entry: MethodEntry) -> str:
-    """Return the vectors down and up of each message, such as "1 / 1, 2 / 1"."""
+    """Return the vectors down and up of each message, such as "1/1, 2/1"."""
     return ", ".join(dict.fromkeys(each.vectors for each in exchanges(entry)))
 
 
@@ -129,9 +146,10 @@ def codecs_of(entry: MethodEntry) -> str:
     """Say which codecs a method takes for its replies: "any", "unbiased", ... or "-"."""
     if not has_codec(entry, "up"):
         return "-"
-    if _accepts(entry, "randk:1"):
-        return "any" if _accepts(entry, "topk:1") else "unbiased"
-    return "contractive" if _accepts(entry, "topk:1") else "casts"
+    unbiased, contractive = (_accepts(entry, codec) for codec in _PROBES)
+    if unbiased:
+        return "any" if contractive else "unbiased"
+    return "contractive" if contractive else "casts"
 
 
 def _accepts(entry: MethodEntry, codec: str) -> bool:
@@ -199,7 +217,10 @@ def by_group() -> dict[str, dict[str, MethodEntry]]:
 
 def markdown() -> str:
     """Write the table of the documentation: a heading and a table for each group."""
-    head = "| method | paper | vectors down / up | sent → sent back | clients keep | codecs | assumes |"
+    headings = (
+        "method", "paper", "vectors down/up", "sent → sent back", "clients keep", "codecs",
+        "assumes",
+    )  # fmt: skip
     parts = []
     for title, entries in by_group().items():
         lines = [f"### {title}", "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
