@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from mutant_tables import tables
+from mutant_tables import load_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(edit.name, file, edit.function, edit.old, edit.new, getattr(module, "LAWS", ""))
-    for module in tables()
+    for module in load_tables()
     for file, edits in module.TABLES.items()
     for edit in edits
 ]

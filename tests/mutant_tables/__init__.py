@@ -11,7 +11,7 @@ import pkgutil
 from types import ModuleType
 
 
-def tables() -> list[ModuleType]:
+def load_tables() -> list[ModuleType]:
     """Import every module of this package that has `TABLES`."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import fedpage as fp
+from fedpage.codecs import CODECS
 from fedpage.runs import build
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -83,15 +85,35 @@ def test_demo(run, tmp_path):
     assert (tmp_path / "demo-report" / "report.html").exists()
 
 
-def test_methods_lists_papers_and_client_states(run):
+def test_methods_lists_what_each_sends_and_explains_one(run):
     _, out, _ = run("methods")
     assert all(name in out for name in fp.METHODS)
-    assert "control variate" in out
     assert "Karimireddy" in out
+    lines = [line.split("  ") for line in out.splitlines()]
+    (page,) = [[cell.strip() for cell in line if cell] for line in lines if line[0] == "fedpage"]
+    assert page[1:3] == ["1/1, 2/1", "-"]  # leak_free, with 3/2, is not a default
+    (svrg,) = [[c.strip() for c in line if c] for line in lines if line[0] == "s-local-svrg"]
+    assert svrg[1:3] == ["1/1, 2/1", "w, h"]
     _, out, _ = run("methods", "fedpage")
     assert "eta_g/(100 K)" in out
+    assert "x, x_prev, g → move, g" in out
+    assert out.count("not with the defaults") == 1
+    _, out, _ = run("methods", "SCAFFOLD-full")
+    assert "control variate" in out
+    assert "Fixed by this name: b = None, b0 = None." in out
+    assert "methods/scaffold.md" in out
+    assert run("methods", "fedavg", "--markdown")[0] == 2
     _, out, _ = run("methods", f"{EXAMPLES / 'own_method.py'}@MomentumSGD")
     assert "@MomentumSGD" in out.replace("\n", "").replace(" ", "").replace("│", "")
+
+
+def test_codecs_lists_classes_and_bits(run):
+    _, out, _ = run("codecs", "--d", "100")
+    lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line.strip()}
+    assert set(CODECS) <= {re.split(r"[:(]", name)[0] for name in lines} | {"chain"}
+    assert lines["none"].startswith("none exact 6,400 1 ")
+    assert lines["natural"].startswith("natural unbiased, omega = 0.125 1,200 0.188 ")
+    assert lines["randk:0.1"].startswith("randk:0.1 unbiased, omega = 9 640 0.1 ")
 
 
 def test_help_cuts_no_sentence_off(run):

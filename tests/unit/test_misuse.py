@@ -18,9 +18,9 @@ COMPARE = ("compare", *SMALL)
 TUNE = ("tune", "fedpage", *SMALL)
 PLAN = ("plan", "--epsilon", "0.1")
 REPRODUCE = ("reproduce", "comparison/a9a-robust")
-EVERY = (RUN, COMPARE, ("demo",), ("methods",), PLAN, TUNE, REPRODUCE, ("data", "list"),
-("data", "fetch", "a9a"),
-         ("data", "verify", "a9a"), ("data", "path"))  # fmt: skip
+EVERY = (RUN, COMPARE, ("demo",), ("methods",), ("codecs",), PLAN, TUNE, REPRODUCE,
+         ("data", "list"), ("data", "fetch", "a9a"), ("data", "verify", "a9a"),
+         ("data", "path"))  # fmt: skip
 
 
 @pytest.fixture

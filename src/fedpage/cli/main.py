@@ -14,7 +14,7 @@ from fedpage.cli.compare import compare
 from fedpage.cli.data import app as data
 from fedpage.cli.demo import demo
 from fedpage.cli.deploy import app as deploy
-from fedpage.cli.methods import methods
+from fedpage.cli.methods import codecs, methods
 from fedpage.cli.options import Command
 from fedpage.cli.plan import plan
 from fedpage.cli.reproduce import reproduce
@@ -37,6 +37,7 @@ app.command(cls=Command)(compare)
 app.command(cls=Command)(resume)
 app.command(cls=Command)(demo)
 app.command(cls=Command)(methods)
+app.command(cls=Command)(codecs)
 app.command(cls=Command)(plan)
 app.command(cls=Command, context_settings=_hyper_parameters)(tune)
 app.command(cls=Command)(reproduce)

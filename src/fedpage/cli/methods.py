@@ -1,50 +1,190 @@
-"""`fedpage methods`: list the methods."""
+"""`fedpage methods` and `fedpage codecs`: list what there is, and explain it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.output import console
+from fedpage.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedpage.methods import MethodEntry
+
+_LEGEND = """\
+down/up: vectors that a called client receives and sends back, for each kind of message. keep:
+what a client stores between rounds. codecs: what --up takes (see `fedpage codecs`).
+
+`fedpage methods NAME` explains a method."""
+_CODECS = """\
+Bits are those of a vector of {d:,} float64 numbers, before each vector is filled up to whole bytes.
+unbiased: the mean is exact, and omega is the relative variance. contractive: at least the part
+alpha of the squared length arrives.
+
+Use one as --up natural or --down float32. Two in a row: randk:12+natural. Shortened, so that it is
+contractive: scaled(randk:12)."""
+_HEADINGS = ("name", "down/up", "keep", "codecs", "assumes", "paper")
+_WIDEST = 100
+"""The widest text, so that a line is read easily."""
+_ROOM_FOR_PAPERS = 120
+"""The width from which the list names the papers."""
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show only this method.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Explain this method.")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table of the documentation.")
+    ] = False,
 ) -> None:
     """List the methods, or explain one.
 
-    The list has their hyper-parameters, papers and what their clients store.
+    The list has what each method sends, what its clients keep, and what it assumes.
     """
-    from rich.table import Table
-
-    from fedpage.methods import METHODS
+    from fedpage.report import methods as describe
     from fedpage.runs.build import find_method
 
-    chosen = dict(METHODS) if name is None else {_spell(name): find_method(name)}
-    table = Table(show_lines=True)
-    for heading in ("name", "hyper-parameters (defaults)", "paper", "clients store"):
-        table.add_column(heading, overflow="fold")
-    for key, entry in chosen.items():
-        hyper = entry.hyper_parameters.items()
-        defaults = ", ".join(f"{field}={_format(default)}" for field, default in hyper)
-        state = entry.cls.client_state
-        stored = "nothing" if state is None else str(state.__doc__).rstrip(".")
-        table.add_row(key, defaults, entry.cls.paper, stored)
-    console().print(table)
-    if name is not None:
-        print((chosen[_spell(name)].cls.__doc__ or "").strip())
+    if markdown and name is not None:
+        raise InputError("--markdown prints the table of all methods; leave out the name")
+    if markdown:
+        print(describe.markdown(), end="")
+    elif name is not None:
+        _explain(name if "@" in name else name.lower(), find_method(name))
     else:
-        print(
-            "None stands for a default that depends on other values, or for a minibatch of all "
-            "rows.\n`fedpage methods NAME` explains a method."
-        )
+        _print_list()
 
 
-def _spell(name: str) -> str:
-    """Spell a method as `--methods` lists it; file.py@Class stays as it is."""
-    return name if "@" in name else name.lower()
+def _print_list() -> None:
+    from fedpage.report import methods as describe
+
+    groups = {
+        title: [
+            (
+                name, describe.traffic(entry), describe.kept(entry), describe.codecs_of(entry),
+                entry.assumes or "-", entry.cls.paper,
+            )
+            for name, entry in entries.items()
+        ]
+        for title, entries in describe.by_group().items()
+    }  # fmt: skip
+    screen = console()
+    rows = [row for group in groups.values() for row in group]
+    widths = _fit([*rows, _HEADINGS], screen.width)
+    table = _table(*widths)
+    table.add_row(*_HEADINGS[: len(widths)], style="bold")
+    screen.print(table)
+    for title, group in groups.items():
+        screen.print(f"\n{title}", style="bold")
+        table = _table(*widths)
+        for row in group:
+            table.add_row(*row[: len(widths)])
+        screen.print(table)
+    print()
+    _print_text(screen, _LEGEND)
 
 
-def _format(default: object) -> str:
-    return f"{default:g}" if isinstance(default, float) else str(default)
+def _fit(rows: Sequence[tuple[str, ...]], screen: int) -> list[int]:
+    """Choose the widths of the columns; a narrow screen has no papers and wraps "assumes"."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    if screen < _ROOM_FOR_PAPERS:
+        widths = widths[:-1]
+    others = sum(widths) - widths[4] + 2 * len(widths)
+    widths[4] = max(20, min(widths[4], screen - others))
+    return widths
+
+
+def _table(*widths: int) -> Table:
+    """Return a table without lines, two spaces between columns of given widths."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for width in widths:
+        table.add_column(width=width, overflow="fold")
+    return table
+
+
+def _explain(name: str, entry: MethodEntry) -> None:
+    from fedpage.methods.registry import GROUPS
+    from fedpage.report import methods as describe
+
+    screen = console()
+    screen.print(f"{entry.label}, {entry.cls.paper}", style="bold", markup=False)
+    assumes = f"; assumes: {entry.assumes}" if entry.assumes else ""
+    _print_text(screen, f"{name}; group: {GROUPS[entry.group]}{assumes}")
+    print()
+    _print_text(screen, describe.purpose(entry))
+
+    meanings, defaults = describe.explain_fields(entry), describe.defaults(entry)
+    rows = [(field, default, meanings.get(field, "")) for field, default in defaults.items()]
+    _print_section(screen, "Hyper-parameters, and their defaults", rows)
+    fixed = ", ".join(f"{field} = {value}" for field, value in entry.preset.items())
+    if fixed:
+        _print_text(screen, f"Fixed by this name: {fixed}.")
+
+    usual = {each.message for each in describe.exchanges(entry)}
+    rows = []
+    for each in describe.exchanges(entry, every=True):
+        meaning = describe.first_sentence(each.message)
+        rare = "" if each.message in usual else " (not with the defaults)"
+        rows.append((each.vectors, f"{each.down.names} → {each.up.names}", meaning + rare))
+    _print_section(screen, "Messages: vectors down/up, fields sent → sent back", rows)
+
+    state = entry.cls.client_state
+    stored = "Nothing." if state is None else f"{describe.first_sentence(state)}."  # type: ignore[arg-type]
+    _print_section(screen, "A client keeps", [(stored,)])
+    if describe.has_codec(entry, "up"):
+        passing = {
+            field for each in describe.exchanges(entry, every=True) for field in each.compressed
+        }
+        kind = describe.codecs_of(entry)
+        which = "casts such as float32" if kind == "casts" else f"{kind} codecs"
+        text = f"--up takes {which} for {', '.join(sorted(passing)) or 'replies'}."
+        _print_section(screen, "Codecs", [(text,)])
+    if entry.page:
+        print(f"\nIn the documentation: methods/{entry.page}.md")
+
+
+def _print_section(screen: Console, title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a title and rows of cells below it; the last cell is wrapped."""
+    if not rows:
+        return
+    screen.print(f"\n{title}", style="bold", markup=False)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    rest = min(screen.width, _WIDEST) - sum(widths) - 2 * len(rows[0])
+    table = _table(0, *widths, max(20, rest))
+    for row in rows:
+        table.add_row("", *row)
+    screen.print(table, markup=False)
+
+
+def _print_text(screen: Console, text: str) -> None:
+    """Print paragraphs at a width that is read easily."""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    screen.print(
+        "\n\n".join(paragraphs), markup=False, width=min(screen.width, _WIDEST), highlight=False
+    )
+
+
+def codecs(
+    d: Annotated[int, typer.Option("--d", help="Parameters of the model.", min=1)] = 1000,
+) -> None:
+    """List the codecs, with what each does to a vector and its size in bits."""
+    from fedpage.report import codecs as describe
+
+    screen = console()
+    rows = describe.rows(d)
+    headings = ("codec", "class", "bits", "of float64", "")
+    widths = [max(len(row[i]) for row in (*rows, headings)) for i in range(4)]
+    rest = min(screen.width, _WIDEST) - sum(widths) - 2 * len(widths)
+    table = _table(*widths, max(20, rest))
+    table.add_row(*headings, style="bold")
+    for row in rows:
+        table.add_row(*row)
+    screen.print(table)
+    print()
+    _print_text(screen, _CODECS.format(d=d))

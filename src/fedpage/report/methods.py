@@ -1,0 +1,247 @@
+"""Describe methods: what each sends, what its clients keep, and what it assumes.
+
+All of it is derived from the registry, the declared messages and the docstrings. The command
+`fedpage methods` and the table of docs/methods.md show it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import MISSING, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpage.codecs.wire import Compressible
+from fedpage.core.errors import InputError
+from fedpage.core.messages import field_names, layout_of
+from fedpage.core.random import RoundDraws
+from fedpage.core.types import AnyMethod, Replies
+from fedpage.methods.registry import GROUPS, METHODS, MethodEntry
+
+_PROBES = ("randk:1", "topk:1")
+"""Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
+_ROUNDS = 64
+"""Rounds in which every message of a method's defaults has occurred."""
+_CLIENTS = 40
+_REPLIES = {2: np.ones(2), 1: np.full(1, 100.0)}
+"""Replies of a vector of two and of a number, such as a client's rows."""
+
+
+class Parts(NamedTuple):
+    """The fields of a message, reply or client state."""
+
+    vectors: tuple[str, ...]
+    numbers: tuple[str, ...]
+    """Fields that hold one number."""
+
+    @property
+    def names(self) -> str:
+        """All fields, such as "x, c"."""
+        return ", ".join((*self.vectors, *self.numbers))
+
+    @property
+    def size(self) -> str:
+        """How much it is, such as "2 vectors and a number"."""
+        words = [_count(len(self.vectors), "vector"), _count(len(self.numbers), "number")]
+        return " and ".join(word for word in words if word) or "nothing"
+
+
+class Exchange(NamedTuple):
+    """A message and the reply to it.
+
+    Attributes:
+        message: The type of the message.
+        down: What a called client receives.
+        up: What it sends.
+        compressed: The fields of the reply that pass through the codec `up`.
+    """
+
+    message: type
+    down: Parts
+    up: Parts
+    compressed: tuple[str, ...]
+
+    @property
+    def vectors(self) -> str:
+        """Vectors down and up, such as "2/1"."""
+        return f"{len(self.down.vectors)}/{len(self.up.vectors)}"
+
+
+def parts_of(type_: type) -> Parts:
+    """Return the fields of a NamedTuple of vectors and numbers."""
+    sizes = layout_of(type_, 2, np.dtype(np.float64)).sizes
+    pairs = list(zip(field_names(type_), sizes, strict=True))
+    return Parts(
+        tuple(name for name, size in pairs if size == 2),
+        tuple(name for name, size in pairs if size == 1),
+    )
+
+
+def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
+    """List what a method exchanges with its clients.
+
+    Args:
+        entry: The method.
+        every: Include messages that only occur with other hyper-parameters than the defaults.
+    """
+    messages: dict[type, type] = dict(entry.cls.messages)  # type: ignore[call-overload]
+    compressible: Compressible = {}
+    if has_codec(entry, "up"):
+        compressible = getattr(entry(), "compressible", {})
+    used = messages if every else _used_messages(entry, messages)
+    return [
+        Exchange(
+            message, parts_of(message), parts_of(messages[message]),
+            tuple(compressible.get(message, ())),
+        )
+        for message in used
+    ]  # fmt: skip
+
+
+def _used_messages(entry: MethodEntry, messages: dict[type, type]) -> list[type]:
+    """Find the messages that the defaults send, without a codec and with one."""
+    seen: set[type] = set()
+    try:
+        for method in _usual_variants(entry):
+            seen |= _replay(method, messages)
+    except (ArithmeticError, InputError, LookupError, TypeError, ValueError):
+        return list(messages)  # its defaults do not run as they are
+    return [message for message in messages if message in seen]
+
+
+def _usual_variants(entry: MethodEntry) -> list[AnyMethod]:
+    codecs = [codec for codec in _PROBES if has_codec(entry, "up") and _accepts(entry, codec)]
+    return [entry(), *(entry(up=codec) for codec in codecs)]
+
+
+def _replay(method: AnyMethod, messages: dict[type, type]) -> set[type]:
+    """Collect the messages of a run with made-up replies."""
+    seen: set[type] = set()
+    state = method.init(np.zeros(2), _CLIENTS)
+    with np.errstate(all="ignore"):
+        for round in range(_ROUNDS):
+            call = method.call(state, RoundDraws(0, round))
+            seen.add(type(call.message))
+            reply = messages[type(call.message)]
+            sizes = layout_of(reply, 2, np.dtype(np.float64)).sizes
+            mean = reply(*(_REPLIES[size] for size in sizes))
+            state = method.server(state, Replies(mean, len(call.clients)))
+    return seen
+
+
+def traffic(entry: MethodEntry) -> str:
+    """Return the vectors down and up of each message, such as "1/1, 2/1"."""
+    return ", ".join(dict.fromkeys(each.vectors for each in exchanges(entry)))
+
+
+def has_codec(entry: MethodEntry, field: str) -> bool:
+    """Return whether a method takes a codec as `up` or `down`."""
+    names = {each.name for each in fields(entry.cls)}
+    return field in names and field not in entry.preset
+
+
+def codecs_of(entry: MethodEntry) -> str:
+    """Say which codecs a method takes for its replies: "any", "unbiased", ... or "-"."""
+    if not has_codec(entry, "up"):
+        return "-"
+    unbiased, contractive = (_accepts(entry, codec) for codec in _PROBES)
+    if unbiased:
+        return "any" if contractive else "unbiased"
+    return "contractive" if contractive else "casts"
+
+
+def _accepts(entry: MethodEntry, codec: str) -> bool:
+    try:
+        entry(up=codec)
+    except InputError:
+        return False
+    return True
+
+
+def kept(entry: MethodEntry) -> str:
+    """Return the vectors that a client keeps between rounds, such as "delta, y", or "-"."""
+    state = entry.cls.client_state
+    return "-" if state is None else parts_of(state).names  # type: ignore[arg-type]
+
+
+def first_sentence(documented: type | None) -> str:
+    """Return the first sentence of a docstring, without its full stop; "" if there is none."""
+    text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+    return re.split(r"\.(?:\s|$)", text)[0]
+
+
+def explain_fields(entry: MethodEntry) -> dict[str, str]:
+    """Return what each hyper-parameter means, from the docstrings of the class and its bases."""
+    found: dict[str, str] = {}
+    for cls in entry.cls.__mro__:
+        arguments = (inspect.getdoc(cls) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE):
+            found.setdefault(name, " ".join(text.split()))
+    return found
+
+
+def purpose(entry: MethodEntry) -> str:
+    """Return the docstring of a method without its arguments."""
+    return (inspect.getdoc(entry.cls) or "").partition("\nArgs:\n")[0].strip()
+
+
+def defaults(entry: MethodEntry) -> dict[str, str]:
+    """Return the defaults of the hyper-parameters that can be set, as words."""
+    unset = {each.name for each in fields(entry.cls) if each.default is MISSING}
+    return {
+        name: "required" if name in unset else _word(value)
+        for name, value in entry.hyper_parameters.items()
+    }
+
+
+def _word(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 0:
+        return ""
+    return f"a {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def by_group() -> dict[str, dict[str, MethodEntry]]:
+    """Return the registered methods by the title of their group, in the order of `GROUPS`."""
+    groups = {
+        title: {name: entry for name, entry in METHODS.items() if entry.group == group}
+        for group, title in GROUPS.items()
+    }
+    return {title: entries for title, entries in groups.items() if entries}
+
+
+def markdown() -> str:
+    """Write the table of the documentation: a heading and a table for each group."""
+    headings = (
+        "method", "paper", "vectors down/up", "sent → sent back", "clients keep", "codecs",
+        "assumes",
+    )  # fmt: skip
+    parts = []
+    for title, entries in by_group().items():
+        lines = [f"### {title}", "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+        lines += [_markdown_row(name, entry) for name, entry in entries.items()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_row(name: str, entry: MethodEntry) -> str:
+    pairs = dict.fromkeys((each.down.names, each.up.names) for each in exchanges(entry))
+    sent = "; ".join(f"`{down or 'nothing'}` → `{up or 'nothing'}`" for down, up in pairs)
+    state = entry.cls.client_state
+    keeps = "nothing" if state is None else _small(first_sentence(state))  # type: ignore[arg-type]
+    cells = (
+        f"[{entry.label}](methods/{entry.page}.md), `{name}`", entry.cls.paper, traffic(entry),
+        sent, keeps, codecs_of(entry), entry.assumes or "-",
+    )  # fmt: skip
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _small(text: str) -> str:
+    """Begin with a small letter, unless the first word is a symbol such as Delta_i."""
+    first = text.split(" ")[0]
+    return text if not first.isalpha() or first.isupper() else text[0].lower() + text[1:]
