@@ -110,7 +110,7 @@ def tune(
         _write_report(report, objective, tuned, run, out / "grid.png", command)
 
 
-def _widened_command(context: typer.Context, grid: Mapping[str, Sequence[float]]) -> str:
+def _widened_command(context: typer.Context, grid: Mapping[str, Sequence[object]]) -> str:
     """Return the command line that was given, with another grid; finished runs are reused."""
     import shlex
 
@@ -126,7 +126,8 @@ def _widened_command(context: typer.Context, grid: Mapping[str, Sequence[float]]
         words += [] if isinstance(value, bool) else [str(value)]
     words += context.args
     for name, values in grid.items():
-        words += ["--search", f"{name}={','.join(f'{value:g}' for value in values)}"]
+        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+        words += ["--search", f"{name}={','.join(texts)}"]
     return shlex.join(words)
 
 

@@ -311,6 +311,15 @@ class Codec:
         """Return how many numbers each row is sent as, (n,)."""
         return np.full(len(keys.own), self.floats(d), np.int64)
 
+    @classmethod
+    def from_text(cls, text: str) -> Codec:
+        """Return the codec that a text describes, as the command line gives it.
+
+        Raises:
+            InputError: There is no such codec.
+        """
+        return as_codec(text)
+
     def __str__(self) -> str:
         values = [getattr(self, field.name) for field in fields(self)]
         return self.label + "".join(f":{value!r}" for value in values if value is not None)

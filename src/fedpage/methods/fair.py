@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedpage.core.types import AnyMethod
 from fedpage.methods.fedpage import FedPAGE
+from fedpage.methods.marina import PPMARINA
 from fedpage.methods.page import PAGE
 from fedpage.methods.prox import ProximalSteps
 from fedpage.methods.registry import MethodEntry
@@ -34,8 +35,13 @@ def match_terms(
     """Return a method on the paper's equal terms, at an effective step.
 
     FedPAGE samples S clients, and calls all clients with probability S/N: fewer than 2S
-    clients a round on average. So do SVRP and SABER. Methods without full rounds
-    sample 2S.
+    clients a round on average. So do PP-MARINA, SVRP and SABER. Methods without full
+    rounds sample 2S.
+
+    With codecs these terms are not equal: a called client no longer sends a vector, and
+    PP-MARINA calls S (1 + 1/(1+omega)) clients on average. Compare compressed methods
+    by the bytes to a target, each with tuned steps (`tune(cost="bytes")`), and not by
+    rounds.
 
     Args:
         entry: The method.
@@ -51,9 +57,9 @@ def match_terms(
     if issubclass(entry.cls, Scaffnew):  # K steps on average
         options["p"] = 1 / K
     if defaults.get("S") is not None:  # None: all clients take part
-        full_rounds = issubclass(entry.cls, FedPAGE | ProximalSteps)
+        full_rounds = issubclass(entry.cls, FedPAGE | PPMARINA | ProximalSteps)
         options["S"] = min(S if full_rounds else 2 * S, N)
-    if defaults.get("b") is not None:
+    if "K" in defaults and defaults.get("b") is not None:
         points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients per row
         options["b"] = fair_batch(M, points * K)
     return entry(**options).with_step(step)

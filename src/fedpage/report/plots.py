@@ -73,7 +73,7 @@ class Searched(Protocol):
         ...
 
     @property
-    def points(self) -> Sequence[tuple[Mapping[str, float], float]]:
+    def points(self) -> Sequence[tuple[Mapping[str, float | str], float]]:
         """Each candidate's searched values and its cost (inf: not reached), best first."""
         ...
 
@@ -375,6 +375,12 @@ def _format_tick(value: float, _: float | None = None) -> str:
     return f"{value:,.4g}"
 
 
+def _sorted_values(found: Searched, name: str) -> list[float | str]:
+    """Return the searched values of a hyper-parameter: numbers in order, then words."""
+    values = {point[name] for point, _ in found.points}
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
 def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
     """Draw the costs of a search over the first two searched hyper-parameters.
 
@@ -394,10 +400,10 @@ def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
 
     best = found.points[0][0]
     names = list(best)[:2]
-    columns = sorted({values[names[0]] for values, _ in found.points})
-    rows = sorted({values[names[1]] for values, _ in found.points}) if len(names) > 1 else [0.0]
+    columns = _sorted_values(found, names[0])
+    rows = _sorted_values(found, names[1]) if len(names) > 1 else [0.0]
 
-    def cell(values: Mapping[str, float]) -> tuple[int, int]:
+    def cell(values: Mapping[str, float | str]) -> tuple[int, int]:
         row = rows.index(values[names[1]]) if len(names) > 1 else 0
         return row, columns.index(values[names[0]])
 
@@ -419,8 +425,9 @@ def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
         ax.plot(column, row, marker="x", color="#888888", markersize=6)
     row, column = cell(best)
     ax.plot(column, row, marker="*", color="#D55E00", markersize=13)
-    ax.set_xticks(range(len(columns)), [f"{value:.3g}" for value in columns], rotation=45)
-    ax.set_yticks(range(len(rows)), [f"{v:.3g}" for v in rows] if len(names) > 1 else [""])
+    texts = [[v if isinstance(v, str) else f"{v:.3g}" for v in axis] for axis in (columns, rows)]
+    ax.set_xticks(range(len(columns)), texts[0], rotation=45)
+    ax.set_yticks(range(len(rows)), texts[1] if len(names) > 1 else [""])
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     labels = [_HYPER_PARAMETERS.get(name, name) for name in names]

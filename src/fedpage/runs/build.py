@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
@@ -33,15 +34,23 @@ from fedpage.runs.config import (
 def split_settings(text: str) -> tuple[str, dict[str, str]]:
     """Split `name:key=value:key=value` into the name and its settings.
 
+    A value may be a codec with a number of its own, such as up=randk:0.1.
+
     Raises:
         InputError: a part after the name is not key=value.
 
     >>> split_settings("census:skew=1:rows=500")
     ('census', {'skew': '1', 'rows': '500'})
+    >>> split_settings("fedpage:up=randk:0.1:K=5")
+    ('fedpage', {'up': 'randk:0.1', 'K': '5'})
     """
     name, *parts = text.split(":")
-    settings = {}
+    settings: dict[str, str] = {}
+    key = ""
     for part in parts:
+        if key and "=" not in part and part[:1].isdigit():
+            settings[key] += f":{part}"  # a codec's number
+            continue
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
             raise InputError(f"{text!r}: expected name:key=value, found {part!r}")
@@ -238,12 +247,19 @@ def build_theory_method(
     from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
 
     method: Any = build_default_method(entry, given, problem)
-    chosen = {"eta_g", "eta_l", "p"} & set(given)
+    chosen = {"eta", "eta_g", "eta_l", "p"} & set(given)
     if chosen:
         raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
     if issubclass(entry.cls, FedPAGE):
+        if not method.up.is_cast:
+            raise InputError(
+                f"--steps theory: the theorems of {entry.label} do not cover up={method.up}; "
+                "that of pp-marina does"
+            )
         tuned = entry.cls.from_theory(problem, S=method.S, K=method.K)
         return dataclasses.replace(method, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
+    if hasattr(entry.cls, "from_theory"):
+        return _apply_theorem(entry, method, given, problem)
     method.init(np.zeros(problem.d), problem.N)
     terms: dict[str, Any] = {
         "L": problem.smoothness().row,
@@ -257,6 +273,27 @@ def build_theory_method(
         _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
         return _at_step(method, fedavg_steps(**terms, K=method.K, B=B).effective_step)
     raise InputError(f"--steps theory: the paper gives no step sizes for {entry.label}; give eta_l")
+
+
+def _apply_theorem(
+    entry: MethodEntry, method: Any, given: Mapping[str, HyperParameter], problem: LinearModel
+) -> AnyMethod:
+    """Return what the method's own `from_theory` makes of its hyper-parameters."""
+    own: Any = entry.cls
+    known = dataclass_fields(entry.cls)
+    options, missing = {}, []
+    for name, parameter in list(signature(own.from_theory).parameters.items())[1:]:
+        if name in known and name not in ("p", *entry.preset):
+            options[name] = getattr(method, name)
+        elif parameter.default is Parameter.empty:
+            missing.append(name)
+    if missing:
+        raise InputError(
+            f"--steps theory: {entry.label} needs {', '.join(missing)}; "
+            f"call {entry.cls.__name__}.from_theory in Python"
+        )
+    tuned: AnyMethod = dataclasses.replace(own.from_theory(problem, **options), **given)
+    return tuned
 
 
 def _at_step(method: AnyMethod, step: float) -> AnyMethod:
@@ -305,5 +342,5 @@ def command_line(name: str, method: AnyMethod, options: Mapping[str, str]) -> st
         value = getattr(method, key)
         if value != field.default:
             text = "all" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-            words.append(f"--{key.replace('_', '-')} {text}")
+            words.append(f"--{key.replace('_', '-')} {shlex.quote(str(text))}")
     return " ".join(words)

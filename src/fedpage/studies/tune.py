@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class Tuning:
         return f"{self.cost} to {describe_column(self.column).label} {self.target:g}"
 
     @property
-    def points(self) -> list[tuple[dict[str, float], float]]:
+    def points(self) -> list[tuple[dict[str, float | str], float]]:
         """Each candidate's searched values and its cost, best first."""
         return [
             ({name: coordinate(candidate, name) for name in self.grid}, score.cost)
@@ -149,7 +149,7 @@ class Tuning:
         return "Report this number."
 
 
-def coordinate(method: Candidate, name: str) -> float:
+def coordinate(method: Candidate, name: str) -> float | str:
     """Return a candidate's value of a searched hyper-parameter.
 
     Args:
@@ -157,15 +157,17 @@ def coordinate(method: Candidate, name: str) -> float:
         name: A field of the method, "step" or "rho".
 
     Returns:
-        The value to six digits; inf for None.
+        The value to six digits; inf for None; text for what is no number, such as a codec.
     """
     if name == "step":
-        value: float | None = method.effective_step
+        value: Any = method.effective_step
     elif name == "rho":
         value = method.K * method.local_step / method.eta_g
     else:
         value = getattr(method, name)
-    return math.inf if value is None else float(f"{value:.6g}")
+    if value is None:
+        return math.inf
+    return float(f"{value:.6g}") if isinstance(value, (int, float)) else str(value)
 
 
 def find_edges(method: Candidate, candidates: Sequence[Candidate], grid: Grid) -> tuple[Edge, ...]:
@@ -183,9 +185,9 @@ def find_edges(method: Candidate, candidates: Sequence[Candidate], grid: Grid) -
     for name in grid:
         if name not in _STEPS:
             continue
-        reached = {coordinate(candidate, name) for candidate in candidates}
+        reached = {float(coordinate(candidate, name)) for candidate in candidates}
         values = sorted(value for value in reached if 0 < value < math.inf)
-        value = coordinate(method, name)
+        value = float(coordinate(method, name))
         if len(values) < 2 or value not in (values[0], values[-1]):
             continue
         is_upper = value == values[-1]
