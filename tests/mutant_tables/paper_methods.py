@@ -50,10 +50,10 @@ VRLSGD = [
          "delta + (x - client_state.y) / (self.K * self.eta_l)", "delta + 0.0 * client_state.y"),
     Edit("VRL-SGD: update has the wrong sign", "VRLSGD.client",
          "x - client_state.y", "client_state.y - x"),
-    Edit("VRL-SGD: the last y is not stored", "VRLSGD.client",
-         "ClientState(delta, x + dy)", "ClientState(delta, client_state.y)"),
+    Edit("VRL-SGD: the last y is not stored", "VRLSGD.keep",
+         "ClientState(client_state.delta, message.x + sent.dy)", "client_state"),
     Edit("VRL-SGD: the old correction is stored", "VRLSGD.client",
-         "ClientState(delta, x + dy)", "ClientState(client_state.delta, x + dy)"),
+         "ClientState(delta, client_state.y)", "client_state"),
 ]  # fmt: skip
 
 SLOCALSVRG = [

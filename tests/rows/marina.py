@@ -45,9 +45,7 @@ ROWS = {
     "PP-MARINA+natural": Row(_marina(fp.PPMARINA, "natural", S=_sampled, b=_rows), descent=None),
     "MARINA+randk": Row(_marina(fp.MARINA, "randk:0.5"), descent=None),
     "VR-MARINA+natural": Row(_marina(fp.VRMARINA, "natural", b=_rows), descent=None),
-    "FedAvg+natural": Row(
-        _with("FedAvg", up="natural"), descent=None, reaches=False, rests=False
-    ),
+    "FedAvg+natural": Row(_with("FedAvg", up="natural"), descent=None, reaches=False, rests=False),
     "FedAvg+float32": Row(
         _with("FedAvg", up="float32", down="float32"), descent=None, reaches=False, rests=False
     ),
@@ -57,7 +55,5 @@ ROWS = {
     "VRL-SGD+float32": Row(
         _with("VRL-SGD", up="float32"), descent=None, rest=UNCOMPRESSED["VRL-SGD"].rest
     ),
-    "S-Local-SVRG+float32": Row(
-        _with("S-Local-SVRG", up="float32"), descent=None, rests=False
-    ),
+    "S-Local-SVRG+float32": Row(_with("S-Local-SVRG", up="float32"), descent=None, rests=False),
 }

@@ -11,7 +11,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
+from fedpage.codecs import IDENTITY, Chain, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
@@ -138,6 +138,10 @@ class PPMARINA:
         if p is None:
             p = full_probability(S, N, up, problem.d, dtype_of(problem))
         omega = up.omega(problem.d) or 0.0  # a cast counts as exact
+        if up.needs_ranks:  # PermK, whose own variance `joint` stands for
+            omega = (
+                (up.second.omega(problem.d) or 0.0) if isinstance(up, Chain) else 0.0
+            )
         eta_g = steps.marina(L, N, S, p, omega, b, variant, joint=up.needs_ranks)
         return replace(method, eta_g=eta_g, p=p)
 

@@ -96,7 +96,7 @@ def marina(
         b: Rows in the minibatch of a difference; None: all rows.
         variant: "refined" or "printed".
         joint: The codec is PermK: clients send disjoint blocks, so that V is
-            S (Lbar^2 + Lrow^2/b), whatever omega.
+            S (1 + omega) (Lbar^2 + Lrow^2/b), with omega of a codec that follows.
 
     >>> L = Smoothness(row=4.0, client=2.0, average=2.0, whole=1.0)
     >>> [round(marina(L, 100, S, 0.1, 9.0), 4) for S in (10, 100)]
@@ -114,7 +114,7 @@ def marina(
         raise InputError("MARINA has no theorem for minibatches at sampled clients")
     V = (omega + (N - S) / max(1, N - 1)) * L.average**2 + (1 + omega) * rows
     if joint:
-        V = S * (L.average**2 + rows)
+        V = S * (1 + omega) * (L.average**2 + rows)
     return 1 / (L.whole + math.sqrt((1 - p) * V / (p * S)))
 
 

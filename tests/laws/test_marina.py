@@ -1,0 +1,513 @@
+"""MARINA's family, FedPAGE with codecs, and local methods whose replies are cast.
+
+The replays are plain Python: lists, loops and the formulas of the paper. Only the codec is the
+library's, used as a function of a vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from plain import X0, M, N, add, chance, grad, mean, problem_of, some_rows
+from support import Replay, ScriptedDraws, Unfused, quadratic, uneven
+
+import fedpage as fp
+from fedpage.codecs import Codec, Keys, as_codec
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulation import Simulation
+from fedpage.methods import steps
+
+ALL_ROWS = list(range(M))
+
+
+def compress(codec: Codec, round: int, client: int, v: list[float], field: int = 0) -> list[float]:
+    """Return C(v) with the random numbers of a client in a round of a script."""
+    draws = RoundDraws(0, round)
+    keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
+    return [float(value) for value in codec.apply(np.array([v]), keys)[0]]
+
+
+def descend(problem: Any, step: float, rounds: int) -> np.ndarray:
+    x = np.zeros(problem.d)
+    for _ in range(rounds):
+        x = x - step * problem.grad(x)
+    return x
+
+
+# 1. Replays
+
+
+@pytest.mark.parametrize("up", ["natural", "randk:1", "randk:2", "none"])
+@pytest.mark.parametrize("S", [2, N])
+def test_fedpage_with_one_local_step_and_a_codec_is_pp_marina(objective, S, up):
+    """Compare PP-MARINA, FedPAGE and PAGE with Algorithm 4 of the paper on the same draws."""
+    eta, b, codec = 0.3, 2, as_codec(up)
+    x, x_prev, g, script, expected = X0, X0, X0, [], []
+    for r in range(12):
+        coin = r in (0, 5, 6)
+        clients = sorted(chance.sample(range(N), S))
+        batches = {i: [some_rows(b)] for i in clients}
+        if coin:
+            g = mean([grad(objective, i, ALL_ROWS, x) for i in range(N)])
+        else:
+            differences = []
+            for i in clients:
+                (rows,) = batches[i]
+                change = add(
+                    (1, grad(objective, i, rows, x)), (-1, grad(objective, i, rows, x_prev))
+                )
+                differences.append(compress(codec, r, i, change))
+            g = add((1, g), (1, mean(differences)))
+        x, x_prev = add((1, x), (-eta, g)), x
+        script.append(ScriptedDraws(r, coin, clients, batches))
+        expected.append(x)
+    problem = problem_of(objective)
+    same = {"S": S, "p": 0.3, "eta_g": eta, "up": up}
+    for case in (problem, Unfused(problem)):
+        runs = [
+            Replay(case, method, x0=np.array(X0), script=script)
+            for method in (
+                fp.PPMARINA(**same, b=b),
+                fp.FedPAGE(**same, K=1, b2=b),
+                fp.PAGE(**same, b2=b),
+                *([fp.VRMARINA(p=0.3, eta_g=eta, up=up, b=b)] if S == N else []),
+            )
+        ]
+        for x in expected:
+            for run in runs:
+                run.step()
+                np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
+        assert len({run.x.tobytes() for run in runs}) == 1
+        assert len({(run.costs.bits_up, run.costs.bytes_down) for run in runs}) == 1
+
+
+@pytest.mark.parametrize("up", ["natural", "randk:2", "float32", "none"])
+@pytest.mark.parametrize("kind", ["quadratic", "robust", "logistic-nonconvex"])
+def test_pp_marina_has_the_bits_of_fedpage(kind, up):
+    problem = quadratic(noise=1.0) if kind == "quadratic" else uneven(kind)
+    for b in (None, 2):
+        same: dict[str, Any] = {"S": 3, "eta_g": 0.1, "p": 0.3, "up": up, "down": "float32"}
+        page = fp.simulate(problem, fp.FedPAGE(K=1, b2=b, **same), rounds=40, seed=1)
+        assert page.same(fp.simulate(problem, fp.PPMARINA(b=b, **same), rounds=40, seed=1))
+    marina = fp.simulate(problem, fp.MARINA(p=0.3, up=up), rounds=20, seed=1)
+    assert marina.same(fp.simulate(problem, fp.PPMARINA(S=None, p=0.3, up=up), rounds=20, seed=1))
+    small = fp.VRMARINA(p=0.3, up=up, b=2)
+    everyone = fp.FedPAGE(S=problem.N, K=1, p=0.3, up=up, b2=2)
+    one, other = (fp.simulate(problem, m, rounds=20, seed=1) for m in (small, everyone))
+    assert one.same(other)
+
+
+def test_fedpage_with_local_steps_sends_what_g_changes_by(objective, check):
+    """K = 3, leak-free or not: only the differences to the g of the message are compressed."""
+    S, K, b2, b3, eta_g, eta_l, codec = 2, 3, 3, 1, 0.3, 0.2, as_codec("randk:2")
+    for leak_free in (False, True):
+        x, x_prev, g, script, expected = X0, X0, X0, [], []
+        for r in range(9):
+            coin = r in (0, 4)
+            clients = sorted(chance.sample(range(N), S))
+            batches = {i: [some_rows(b2)] + [some_rows(b3) for _ in range(K - 1)] for i in clients}
+            if coin:
+                g = mean([grad(objective, i, ALL_ROWS, x) for i in range(N)])
+                move = g
+            else:
+                moves, firsts = [], []
+                for i in clients:
+                    y, before, estimate, estimates = x, x_prev, g, []
+                    for rows in batches[i]:
+                        change = add(
+                            (1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, before))
+                        )
+                        estimate = add((1, estimate), (1, change))
+                        estimates.append(estimate)
+                        y, before = add((1, y), (-eta_l, estimate)), y
+                    change = add((1, mean(estimates)), (-1, g))
+                    moves.append(add((1, g), (1, compress(codec, r, i, change, field=0))))
+                    change = add((1, estimates[0]), (-1, g))
+                    firsts.append(add((1, g), (1, compress(codec, r, i, change, field=1))))
+                move = mean(moves)
+                g = mean(firsts) if leak_free else move
+            x, x_prev = add((1, x), (-eta_g, move)), x
+            script.append(ScriptedDraws(r, coin, clients, batches))
+            expected.append(x)
+        method = fp.FedPAGE(
+            S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=leak_free, up=codec
+        )
+        run = check(method, script, expected)
+        np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("up", ["natural", "randk:1"])
+def test_fedprox_compresses_its_moves(objective, check, up):
+    S, K, b, eta_l, eta_g, mu, codec = 2, 3, 2, 0.15, 1.2, 0.6, as_codec(up)
+    x, script, expected = X0, [], []
+    for r in range(6):
+        clients = sorted(chance.sample(range(N), S))
+        batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
+        moves = []
+        for i in clients:
+            y = x
+            for rows in batches[i]:
+                step = add((1, grad(objective, i, rows, y)), (mu, y), (-mu, x))
+                y = add((1, y), (-eta_l, step))
+            moves.append(compress(codec, r, i, add((1, y), (-1, x))))
+        x = add((1, x), (eta_g, mean(moves)))
+        script.append(ScriptedDraws(r, False, clients, batches))
+        expected.append(x)
+    check(fp.FedProx(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, mu=mu, up=up), script, expected)
+
+
+# 2. Reductions
+
+
+@pytest.mark.parametrize("cls", [fp.FedPAGE, fp.PAGE, fp.PPMARINA, fp.MARINA, fp.VRMARINA])
+@pytest.mark.parametrize("up", ["natural", "randk:0.3"])
+def test_only_full_rounds_are_gradient_descent_for_any_codec(cls, up):
+    sampled = {} if cls in (fp.MARINA, fp.VRMARINA) else {"S": 3}
+    method = cls(p=1.0, eta_g=0.05, up=up, **sampled)
+    for problem in (quadratic(noise=1.0), uneven("logistic-nonconvex")):
+        history = fp.simulate(problem, method, rounds=15, seed=1)
+        np.testing.assert_allclose(history.x, descend(problem, 0.05, 15), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.4, 1.0])
+def test_all_clients_without_a_codec_are_gradient_descent_for_any_p(p):
+    for problem in (quadratic(noise=1.0), uneven("robust")):
+        for method in (fp.MARINA(p=p, eta_g=0.05), fp.PPMARINA(S=problem.N, p=p, eta_g=0.05)):
+            history = fp.simulate(problem, method, rounds=25, seed=1)
+            np.testing.assert_allclose(history.x, descend(problem, 0.05, 25), rtol=0, atol=1e-11)
+
+
+def equal_clients(d: int) -> fp.Quadratic:
+    """Return a problem whose clients all have the same function."""
+    one = fp.Quadratic.random(1, 3, d, seed=5, noise=1.0)
+    return fp.Quadratic(np.repeat(one.A, 4, axis=0), np.repeat(one.b, 4, axis=0))
+
+
+@pytest.mark.parametrize("d", [4, 7])
+def test_blocks_of_equal_clients_are_gradient_descent(d):
+    problem = equal_clients(d)
+    for method in (
+        fp.MARINA(p=0.2, eta_g=0.05, up="permk"),
+        fp.FedPAGE(S=4, K=1, p=0.2, eta_g=0.05, up="permk"),
+        fp.FedPAGE(S=3, K=1, p=0.2, eta_g=0.05, up="permk"),
+    ):
+        history = fp.simulate(problem, method, rounds=30, seed=1)
+        np.testing.assert_allclose(history.x, descend(problem, 0.05, 30), rtol=0, atol=1e-11)
+    noisy = fp.simulate(problem, fp.MARINA(p=0.2, eta_g=0.05, up="randk:1"), rounds=30, seed=1)
+    assert np.linalg.norm(noisy.x - descend(problem, 0.05, 30)) > 1e-3
+
+
+def test_a_codec_that_changes_nothing_keeps_every_bit():
+    problem = uneven("robust")
+    for name in ("fedpage", "page", "fedavg", "fedprox", "vrl-sgd", "s-local-svrg"):
+        method = fp.METHODS[name]()
+        if name in ("fedpage", "page", "fedavg", "fedprox"):
+            method = dataclasses.replace(method, S=3)
+        coded = dataclasses.replace(method, up="none", down="none")
+        assert coded == method
+        assert fp.simulate(problem, coded, rounds=15, seed=1).same(
+            fp.simulate(problem, method, rounds=15, seed=1)
+        )
+
+
+# 3. Expectation and variance, over all coins, subsets and masks
+
+
+@dataclass(frozen=True)
+class Mask(Codec):
+    """RandK(1) whose masks are given: client number i of the called keeps coordinate masks[i]."""
+
+    masks: tuple[int, ...] = ()
+
+    def omega(self, d: int) -> float:
+        return d - 1.0
+
+    def bits(self, d: int, dtype: Any) -> int:
+        return 64
+
+    def apply(self, v: np.ndarray, keys: Keys) -> np.ndarray:
+        kept = np.zeros_like(v)
+        rows = np.arange(len(v))
+        kept[rows, list(self.masks)] = v.shape[1] * v[rows, list(self.masks)]
+        return kept
+
+
+DIM, SAMPLED = 4, 2
+
+
+def every_mask_and_subset(problem: Any) -> list[tuple[Mask, list[int]]]:
+    masks = itertools.product(range(DIM), repeat=SAMPLED)
+    subsets = list(itertools.combinations(range(problem.N), SAMPLED))
+    return [(Mask(mask), list(chosen)) for mask in masks for chosen in subsets]
+
+
+@pytest.fixture(scope="module")
+def small() -> fp.Quadratic:
+    return fp.Quadratic.random(4, 3, DIM, seed=3, spread=3.0)
+
+
+def next_state(problem: Any, method: Any, coin: bool, clients: list[int], start: Any) -> Any:
+    run = Replay(problem, method, script=[None, ScriptedDraws(1, coin, clients, {})])
+    run.state = run.state._replace(**start)
+    run.costs.round = 1
+    run.step()
+    return run.state
+
+
+ESTIMATORS = {
+    "PP-MARINA": lambda up: fp.PPMARINA(S=SAMPLED, eta_g=0.1, p=0.3, up=up),
+    "PAGE": lambda up: fp.PAGE(S=SAMPLED, eta_g=0.1, p=0.3, up=up),
+    "leak-free": lambda up: fp.FedPAGE(
+        S=SAMPLED, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b3=None, leak_free=True, up=up
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_bias_contracts_by_exactly_one_minus_p(name, small):
+    """E[g] - grad f(x) = (1-p) (g_prev - grad f(x_prev)), whatever an unbiased codec does."""
+    p, make = 0.3, ESTIMATORS[name]
+    x_prev, g = np.linspace(-1, 1, DIM), np.linspace(2, 0, DIM)
+    x = x_prev - 0.1 * g
+    start = {"x": x, "x_prev": x_prev, "g": g}
+    cases = every_mask_and_subset(small)
+    sampled = [next_state(small, make(mask), False, chosen, start).g for mask, chosen in cases]
+    full = next_state(small, make(cases[0][0]), True, [], start).g
+    left = p * full + (1 - p) * np.mean(sampled, axis=0) - small.grad(x)
+    np.testing.assert_allclose(left, (1 - p) * (g - small.grad(x_prev)), rtol=0, atol=1e-12)
+    assert np.std(sampled, axis=0).min() > 0.01
+
+
+def test_the_variance_without_replacement(small):
+    """A mean of S differences D_i has variance omega/S mean|D|^2 + (N-S)/(S(N-1)) Var(D).
+
+    Var(D) = mean |D_i|^2 - |mean D|^2. So MARINA's 1 + omega becomes omega + (N-S)/(N-1).
+    """
+    x_prev, g = np.linspace(-1, 1, DIM), np.linspace(2, 0, DIM)
+    x = x_prev - 0.1 * g
+    start = {"x": x, "x_prev": x_prev, "g": g}
+    make, n, s = ESTIMATORS["PP-MARINA"], small.N, SAMPLED
+    found = np.array(
+        [
+            next_state(small, make(mask), False, chosen, start).g
+            for mask, chosen in every_mask_and_subset(small)
+        ]
+    )
+    D_i = small.A @ (x - x_prev)
+    second, of_mean = (D_i**2).sum(axis=1).mean(), (D_i.mean(axis=0) ** 2).sum()
+    omega = DIM - 1
+    expected = omega / s * second + (n - s) / (s * (n - 1)) * (second - of_mean)
+    variance = ((found - found.mean(axis=0)) ** 2).sum(axis=1).mean()
+    assert variance == pytest.approx(expected, rel=1e-12)
+    bound = (omega + (n - s) / (n - 1)) / s * small.smoothness().average ** 2
+    assert variance <= bound * ((x - x_prev) ** 2).sum()
+    assert bound < (1 + omega) / s * small.smoothness().average ** 2
+
+
+def test_randk_in_the_estimator_is_unbiased():
+    """A RandK without its factor d/k converges as well; only its mean shows the mistake."""
+    v, n = np.array([3.0, -1.0, 0.5, 2.0]), 20_000
+    draws = RoundDraws(1, 1)
+    keys = Keys(draws.client_keys(np.arange(n), 0), draws.shared_key(0))
+    sent = as_codec("randk:1").apply(np.tile(v, (n, 1)), keys)
+    np.testing.assert_array_less(np.abs(sent.mean(axis=0) - v), 4 * sent.std(axis=0) / np.sqrt(n))
+
+
+# 4. Theorems
+
+
+def test_the_steps_of_the_theorems():
+    L = fp.Smoothness(row=5.0, client=3.0, average=2.0, whole=1.5)
+    p, omega = 0.1, 4.0
+    printed = steps.marina(L, 50, 50, p, omega, variant="printed")  # Theorem 2.1
+    assert printed == pytest.approx(1 / (2.0 * (1 + np.sqrt(0.9 * 4 / (0.1 * 50)))))
+    printed = steps.marina(L, 50, 10, p, omega, variant="printed")  # Theorem 4.1
+    assert printed == pytest.approx(1 / (2.0 * (1 + np.sqrt(0.9 * 5 / (0.1 * 10)))))
+    row = 4 * 4.0 + 5 * 25.0 / 3
+    for variant in ("printed", "refined"):  # Theorem 3.1
+        found = steps.marina(L, 50, 50, p, omega, 3, variant)
+        assert found == pytest.approx(1 / (1.5 + np.sqrt(0.9 / (0.1 * 50) * row)))
+    refined = steps.marina(L, 50, 10, p, omega)
+    assert refined == pytest.approx(1 / (1.5 + 2 * np.sqrt(0.9 * (4 + 40 / 49) / (0.1 * 10))))
+    assert steps.marina(L, 50, 10, p, 0.0, variant="printed") == pytest.approx(
+        steps.page_nonconvex(2.0, 50, 10, p)  # without a codec it is PAGE's corrected step
+    )
+    assert steps.marina(L, 1, 1, p, 0.0) == pytest.approx(1 / 1.5)
+    for bad in ({"variant": "both"}, {"variant": "printed", "b": 2}):
+        with pytest.raises(fp.InputError, match=r"variant must be|no theorem for minibatches"):
+            steps.marina(L, 50, 10, p, omega, **bad)
+
+
+CASES = {
+    "MARINA": lambda q, up: fp.MARINA.from_theory(q, up=up),
+    "PP-MARINA": lambda q, up: fp.PPMARINA.from_theory(q, S=2, up=up),
+    "VR-MARINA": lambda q, up: fp.VRMARINA.from_theory(q, b=1, up=up),
+}
+
+
+@pytest.mark.parametrize("up", ["randk:1", "natural", "permk", "permk+natural"])
+@pytest.mark.parametrize("name", CASES)
+def test_runs_keep_the_bound_of_the_theorems(name, up):
+    """The mean of |grad f(x)|^2 over T rounds is at most 2 (f(x0) - f*)/(eta T)."""
+    problem = fp.Quadratic.random(4, 3, 6, seed=3, spread=3.0, noise=1.0)
+    method = CASES[name](problem, up)
+    T, seeds = 120, 5
+    gap = problem.loss(np.zeros(problem.d)) - problem.loss(problem.x_star)
+    found = []
+    for seed in range(seeds):
+        run = Simulation(problem, method, seed=seed)
+        total = 0.0
+        for _ in range(T):
+            total += float((problem.grad(run.x) ** 2).sum())
+            run.step()
+        found.append(total / T)
+    assert np.mean(found) <= 2 * gap / (method.effective_step * T)
+    if up == "randk:1":
+        b, S = (1 if name == "VR-MARINA" else None), (2 if name == "PP-MARINA" else 4)
+        assert method.eta_g == steps.marina(problem.smoothness(), 4, S, method.p, 5.0, b)
+    assert method.p == pytest.approx(default_p(name, up))
+
+
+def default_p(name: str, up: str) -> float:
+    S = 2 if name == "PP-MARINA" else 4
+    share = {"randk:1": 1 / 6, "natural": 12 / 64, "permk": 1 / S, "permk+natural": 1 / S}
+    return share[up] * S / 4
+
+
+# 5. What is sent
+
+
+@pytest.mark.parametrize("method", [fp.PPMARINA, fp.FedPAGE])
+def test_full_rounds_are_uncompressed_except_by_a_cast(method):
+    problem = uneven("robust")
+    d, n = problem.d, problem.N
+    for up, sampled, full in (
+        ("none", 64 * d, 64 * d),
+        ("natural", 12 * d, 64 * d),
+        ("randk:5", 5 * 64, 64 * d),
+        ("float32", 32 * d, 32 * d),
+    ):
+        history = fp.simulate(problem, method(S=3, p=0.4, up=up), rounds=12, seed=1, record_every=1)
+        sent = np.diff(history["bits_up"])
+        is_full = np.diff(history["full_rounds"]) > 0
+        assert set(sent[is_full]) == {n * full}
+        assert set(sent[~is_full]) == {3 * sampled}
+
+
+class Coins(ScriptedDraws):
+    """Draws that keep the probabilities of their coins."""
+
+    def __init__(self) -> None:
+        super().__init__(1, False, [0, 1, 2], {})
+        self.seen: list[float] = []
+
+    def coin(self, p: float) -> bool:
+        self.seen.append(p)
+        return False
+
+
+def test_by_default_full_and_sampled_rounds_send_equally_many_bits():
+    """N p times a full reply is S times a sampled one, on average."""
+    x, n = np.zeros(40), 12
+    shares = {
+        "none": 1, "float32": 1, "natural": 12 / 64, "randk:5": 5 / 40, "bernoulli:0.25": 0.25,
+        "permk": 1 / 3,
+    }  # fmt: skip
+    for up, share in shares.items():
+        for method in (fp.PPMARINA(S=3, up=up), fp.FedPAGE(S=3, up=up)):
+            draws = Coins()
+            method.call(method.init(x, n), draws)
+            assert draws.seen == [pytest.approx(3 / n * share)]
+    assert as_codec("randk:5").omega(40) == pytest.approx(1 / shares["randk:5"] - 1)
+
+
+@pytest.mark.parametrize("up", ["float32", "bfloat16"])
+def test_vrl_sgds_corrections_sum_to_zero_after_casts(up):
+    problem = uneven("logistic-nonconvex")
+    method = fp.VRLSGD(K=4, eta_l=0.05, b=2, up=up)
+    run, exact = (
+        Simulation(problem, method, seed=3),
+        Simulation(problem, dataclasses.replace(method, up="none"), seed=3),
+    )
+    for _ in range(30):
+        run.step()
+        exact.step()
+        assert np.abs(run.client_states.get_all().delta.sum(axis=0)).max() < 1e-10
+    assert np.linalg.norm(run.client_states.get_all().delta) > 0.1
+    assert not np.array_equal(run.x, exact.x)
+    assert run.costs.bytes_up < exact.costs.bytes_up
+
+
+def test_vrl_sgds_corrections_do_not_drift_after_rounded_messages():
+    """With `down` they sum to N (rounded x - x)/(K eta_l), which does not grow with the rounds."""
+    problem = uneven("logistic-nonconvex")
+    method = fp.VRLSGD(K=4, eta_l=0.05, b=2, down="float32")
+    run = Simulation(problem, method, seed=3)
+    for r in range(60):
+        x = run.x
+        run.step()
+        off = run.client_states.get_all().delta.sum(axis=0)
+        if r > 0:
+            rounded = x.astype(np.float32).astype(float) - x
+            np.testing.assert_allclose(off, problem.N * rounded / 0.2, rtol=0, atol=1e-10)
+
+
+def test_s_local_svrgs_clients_share_a_rounded_reference_point():
+    problem = quadratic(noise=1.0)
+    method = fp.SLocalSVRG(K=3, eta_l=0.05, b=2, q=0.4, up="float32", down="float32")
+    run = Simulation(problem, method, seed=3)
+    for _ in range(20):
+        x = run.x
+        run.step()
+        w = run.client_states.get_all().w
+        assert np.array_equal(w, w.astype(np.float32))
+        if not run.state.stepped:  # the round was a refresh, at the rounded x
+            assert np.array_equal(w, np.tile(x.astype(np.float32), (problem.N, 1)))
+            replies = problem.A @ w[0] - problem.b.mean(axis=1)
+            h = replies.astype(np.float32).astype(float).mean(axis=0)
+            np.testing.assert_allclose(run.state.h, h, rtol=0, atol=1e-14)
+
+
+def test_casts_leave_a_small_floor():
+    problem = quadratic()
+    floors = {}
+    for up in ("none", "float32", "bfloat16"):
+        method = fp.FedPAGE(S=3, K=1, eta_g=0.1, p=0.3, up=up)
+        history = fp.simulate(problem, method, rounds=1500, seed=1, record_every=0)
+        floors[up] = np.linalg.norm(history.x - problem.x_star)
+    assert floors["none"] < 1e-12
+    assert 1e-10 < floors["float32"] < 1e-6
+    assert 1e-6 < floors["bfloat16"] < 0.1
+
+
+# 6. What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: fp.FedPAGE(up="topk:2"), "FedPAGE: up=topk:2 is biased, which this method"),
+        (lambda: fp.FedPAGE(up="scaled(randk:2)"), "FedPAGE: up=.* is biased"),
+        (lambda: fp.FedAvg(up="sign"), "FedAvg: up=sign is biased"),
+        (lambda: fp.FedAvg(down="natural"), "FedAvg: down=natural would change more"),
+        (lambda: fp.VRLSGD(up="natural"), "VRL-SGD: up=natural would .*; use SCALLION"),
+        (lambda: fp.SLocalSVRG(up="randk:2"), "S-Local-SVRG: up=randk:2 .*; use VR-MARINA"),
+        (lambda: fp.MARINA(S=3), "MARINA: calls all clients; with S .* it is PP-MARINA"),
+        (lambda: fp.MARINA(b=3), "MARINA: uses all rows; with minibatches it is VR-MARINA"),
+        (lambda: fp.VRMARINA(S=3), "VR-MARINA: calls all clients"),
+        (lambda: fp.PPMARINA(S=0), "PP-MARINA: S must be a whole number"),
+        (lambda: fp.PPMARINA(p=0.0), "PP-MARINA: p must be in"),
+        (lambda: fp.PPMARINA(eta_g=-1.0), "PP-MARINA: eta_g must be"),
+        (lambda: fp.PPMARINA(up="natral"), "unknown codec 'natral': did you mean 'natural'"),
+        (lambda: fp.PPMARINA.from_theory(quadratic(), S=99), "PP-MARINA: cannot sample S=99"),
+    ],
+)
+def test_nonsense_is_refused_in_a_line(make, says):
+    with pytest.raises(fp.InputError, match=says) as caught:
+        make()
+    assert "\n" not in str(caught.value)
