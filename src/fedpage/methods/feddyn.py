@@ -5,9 +5,11 @@ Acar et al., "Federated Learning Based on Dynamic Regularization" (2021).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
@@ -65,18 +67,24 @@ class FedDyn:
         eta_l: The local step size; None: 1/(2 alpha), which is 1/(L + alpha) where
             alpha = L. Local steps are stable below 2/(L + alpha).
         b: Rows in a minibatch; None: all rows.
+        up: The codec of replies, a cast.
+        down: The codec of messages, a cast.
     """
 
     name: ClassVar[str] = "FedDyn"
     paper: ClassVar[str] = "Acar et al. 2021"
     messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {Model: {"dy": None}}
 
     S: int = 20
     K: int = 10
     alpha: float = 10.0
     eta_l: float | None = None
     b: int | None = 4
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -86,6 +94,7 @@ class FedDyn:
         if self.eta_l is not None:
             validate.positive(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
+        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @property
     def effective_step(self) -> float:
@@ -129,15 +138,20 @@ class FedDyn:
     def client(
         self, message: Model, oracle: Oracle, client_state: ClientState
     ) -> tuple[Reply, ClientState]:
-        """Take K steps y -= eta_l (grad_I(y) + alpha (a_i + y - x)), then move a_i."""
+        """Take K steps y -= eta_l (grad_I(y) + alpha (a_i + y - x))."""
         alpha = self.alpha
         eta = 0.5 / alpha if self.eta_l is None else self.eta_l
         shift = alpha * client_state.a
         direction = local_sgd(
             oracle, message.x, K=self.K, eta=eta, b=self.b, shift=shift, mu=alpha
         )
-        dy = -(self.K * eta) * direction
-        return Reply(dy), ClientState(client_state.a + dy)
+        return Reply(-(self.K * eta) * direction), client_state
+
+    def keep(
+        self, message: Model, sent: Reply, client_state: ClientState
+    ) -> ClientState:
+        """Add the move that was sent to a_i, so that a is the mean of all a_i."""
+        return ClientState(client_state.a + sent.dy)
 
     def server(self, state: State, replies: Replies[Reply]) -> State:
         """Set a += (S/N) mean(dy) and x += mean(dy) + a."""
