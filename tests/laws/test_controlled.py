@@ -37,6 +37,7 @@ class TwoVectors(fp.SCAFFOLD):
     """Option II as the paper writes it: clients send y_K - x and c_i+ - c_i."""
 
     messages: ClassVar = {Controlled: scaffold.ReplyI}
+    compressible: ClassVar = {}
 
     def client(self, message: Controlled, oracle: Oracle, client_state: ClientState):
         x, c = message
@@ -44,7 +45,7 @@ class TwoVectors(fp.SCAFFOLD):
         for _ in range(self.K):
             y = y - self.eta_l * (oracle.grad(y, oracle.batch(self.b)) - client_state.c + c)
         c_new = client_state.c - c + (x - y) / (self.K * self.eta_l)
-        return scaffold.ReplyI(y - x, c_new - client_state.c), ClientState(c_new)
+        return scaffold.ReplyI(y - x, c_new - client_state.c), client_state
 
     def server(self, state: State, replies: Replies) -> State:
         return State(
@@ -171,7 +172,7 @@ def test_the_server_keeps_the_mean_of_client_states_where_replies_are_lost(name)
 
 
 def test_feddyn(objective, check):
-    S, K, b, alpha, eta = 2, 3, 2, 1.7, 0.2
+    S, K, b, mu, eta = 2, 3, 2, 1.7, 0.2
     x, a, own, script, expected = X0, ZERO, [ZERO] * N, [], []
     for r in range(8):
         clients = sorted(chance.sample(range(N), S))
@@ -180,7 +181,7 @@ def test_feddyn(objective, check):
         for i in clients:
             y = x
             for rows in batches[i]:
-                regulariser = add((alpha, y), (-alpha, x), (alpha, own[i]))
+                regulariser = add((mu, y), (-mu, x), (mu, own[i]))
                 y = add((1, y), (-eta, grad(objective, i, rows, y)), (-eta, regulariser))
             moves.append(add((1, y), (-1, x)))
             new = add((1, own[i]), (1, moves[-1]))
@@ -189,14 +190,14 @@ def test_feddyn(objective, check):
         x = add((1, x), (1, mean(moves)), (1, a))
         script.append(ScriptedDraws(r, False, clients, batches))
         expected.append(x)
-    run = check(fp.FedDyn(S=S, K=K, b=b, alpha=alpha, eta_l=eta), script, expected)
+    run = check(fp.FedDyn(S=S, K=K, b=b, mu=mu, eta_l=eta), script, expected)
     np.testing.assert_allclose(run.state.a, a, rtol=0, atol=1e-10)
     np.testing.assert_allclose(run.client_states.get_all().a, own, rtol=0, atol=1e-10)
 
 
 def test_feddyns_a_is_the_mean_of_the_clients_a():
     problem = uneven("logistic-nonconvex")
-    run = Simulation(problem, fp.FedDyn(S=3, K=4, alpha=4.0, b=2), seed=6)
+    run = Simulation(problem, fp.FedDyn(S=3, K=4, mu=4.0, b=2), seed=6)
     for _ in range(40):
         run.step()
         own = run.client_states.get_all().a
@@ -207,7 +208,7 @@ def test_feddyns_a_is_the_mean_of_the_clients_a():
 @pytest.mark.parametrize("K", [1, 3, 10])
 def test_feddyn_reaches_the_optimum_for_any_number_of_local_steps(K):
     problem = quadratic()
-    method = fp.FedDyn(S=3, K=K, b=None, alpha=8.0)
+    method = fp.FedDyn(S=3, K=K, b=None, mu=8.0)
     run = Simulation(problem, method, seed=0)
     for _ in range(700):
         run.step()
@@ -217,9 +218,9 @@ def test_feddyn_reaches_the_optimum_for_any_number_of_local_steps(K):
 
 
 def test_feddyns_a_is_a_gradient_where_clients_solve_their_problems():
-    """With exact local solutions y_i, -alpha a_i is client i's gradient at y_i."""
-    problem, alpha, S = quadratic(), 3.0, 3
-    run = Simulation(problem, fp.FedDyn(S=S, K=400, b=None, alpha=alpha), seed=1)
+    """With exact local solutions y_i, -mu a_i is client i's gradient at y_i."""
+    problem, mu, S = quadratic(), 3.0, 3
+    run = Simulation(problem, fp.FedDyn(S=S, K=400, b=None, mu=mu), seed=1)
     for r in range(4):
         x, before = run.x, run.client_states.get_all().a.copy()
         clients = RoundDraws(1, r).clients(problem.N, S)
@@ -228,31 +229,31 @@ def test_feddyns_a_is_a_gradient_where_clients_solve_their_problems():
         ends = x + after - before
         for i in clients:
             gradient = client_gradients(problem, ends[i])[i]
-            np.testing.assert_allclose(-alpha * after[i], gradient, rtol=0, atol=1e-9)
+            np.testing.assert_allclose(-mu * after[i], gradient, rtol=0, atol=1e-9)
 
 
 def test_feddyns_first_move_is_twice_a_gradient_step():
     """With K = 1 and all clients its first move is 2 eta_l grad f: it is not gradient descent."""
     problem = quadratic()
-    run = Simulation(problem, fp.FedDyn(S=8, K=1, b=None, alpha=5.0, eta_l=0.03), seed=1)
+    run = Simulation(problem, fp.FedDyn(S=8, K=1, b=None, mu=5.0, eta_l=0.03), seed=1)
     run.step()
     start = np.zeros(problem.d)
     np.testing.assert_allclose(run.x, -0.06 * problem.grad(start), rtol=0, atol=1e-14)
 
 
-def test_feddyns_step_is_one_over_alpha_and_the_local_step_follows_it():
+def test_feddyns_step_is_one_over_mu_and_the_local_step_follows_it():
     problem = quadratic()
-    method = fp.FedDyn(alpha=4.0, eta_l=0.1).with_step(0.5)
-    assert (method.alpha, method.eta_l) == (2.0, pytest.approx(0.2))
-    assert fp.FedDyn(alpha=4.0).with_step(0.5).eta_l is None
+    method = fp.FedDyn(mu=4.0, eta_l=0.1).with_step(0.5)
+    assert (method.mu, method.eta_l) == (2.0, pytest.approx(0.2))
+    assert fp.FedDyn(mu=4.0).with_step(0.5).eta_l is None
     default, given = (
-        fp.simulate(problem, fp.FedDyn(S=3, K=4, alpha=4.0, eta_l=eta_l), rounds=5, seed=0)
+        fp.simulate(problem, fp.FedDyn(S=3, K=4, mu=4.0, eta_l=eta_l), rounds=5, seed=0)
         for eta_l in (None, 0.125)
     )
     assert default.x.tobytes() == given.x.tobytes()
     tuned = fp.FedDyn.from_theory(problem, S=2, K=5)
     L = problem.smoothness().client
-    assert (tuned.alpha, tuned.eta_l) == (L, 1 / (2 * L))
+    assert (tuned.mu, tuned.eta_l) == (L, 1 / (2 * L))
 
 
 # Scaffnew
@@ -382,3 +383,39 @@ def test_scaffnew_refuses_numbers_of_steps_that_are_never_drawn():
         fp.Scaffnew(p=1e-7)
     with pytest.raises(fp.InputError, match="mu must be at most L"):
         fp.Scaffnew.from_theory(problem, mu=1e9)
+
+
+# Casts
+
+
+CASTABLE = {
+    "option I": fp.SCAFFOLD(S=4, K=3, eta_l=0.05, b=2, option="I", up="float32"),
+    "option II": fp.SCAFFOLD(S=4, K=3, eta_l=0.05, b=2, up="float32"),
+    "FedDyn": fp.FedDyn(S=4, K=3, b=2, up="float32"),
+    "Scaffnew": fp.Scaffnew(p=0.3, eta=0.05, b=2, up="float32"),
+}
+
+
+@pytest.mark.parametrize("name", CASTABLE)
+def test_clients_keep_what_was_sent_so_that_casts_break_no_invariant(name):
+    """Without `keep` the gap would be the rounding of float32, about 1e-8."""
+    problem, method = uneven("robust"), CASTABLE[name]
+    run, plain = Simulation(problem, method, seed=1), dataclasses.replace(method, up="none")
+    exact = Simulation(problem, plain, seed=1)
+    for _ in range(25):
+        run.step()
+        exact.step()
+    own = run.client_states.get_all()[0].sum(axis=0)
+    wanted = {"FedDyn": "a", "Scaffnew": None}.get(name, "c")
+    of_server = 0.0 if wanted is None else problem.N * getattr(run.state, wanted)
+    assert np.abs(own - of_server).max() < 1e-12
+    assert 0 < np.abs(run.x - exact.x).max() < 1e-4
+    assert 2 * run.costs.bytes_up == exact.costs.bytes_up
+
+
+@pytest.mark.parametrize("kind", [fp.SCAFFOLD, fp.FedDyn, fp.Scaffnew])
+def test_codecs_that_are_no_casts_are_refused_with_a_pointer_to_scallion(kind):
+    for codec in ("natural", "randk:0.5"):
+        with pytest.raises(fp.InputError, match=f"up={codec} .*; use SCALLION"):
+            kind(up=codec)
+    assert kind(up="float32", down="float32").down == kind(down="float32").down

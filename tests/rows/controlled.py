@@ -15,11 +15,11 @@ def _rest_momentum(run: Any, gradients: np.ndarray) -> None:
 
 
 def _feddyn(s: Setting) -> fp.FedDyn:
-    return fp.FedDyn(**s.local, alpha=1.0, eta_l=0.1).with_step(s.step)
+    return fp.FedDyn(**s.local, mu=1.0, eta_l=0.1).with_step(s.step)
 
 
 def _rest_feddyn(run: Any, gradients: np.ndarray) -> None:
-    state = run.method.client_state(-gradients / run.method.alpha)
+    state = run.method.client_state(-gradients / run.method.mu)
     run.client_states.put(np.arange(run.N), state)
 
 

@@ -5,9 +5,11 @@ Acar et al., "Federated Learning Based on Dynamic Regularization" (2021).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
@@ -27,7 +29,7 @@ class State(NamedTuple):
 
     x: Vector
     a: Vector
-    """The paper's -h/alpha."""
+    """The paper's -h/alpha, with alpha = mu."""
     N: int
 
 
@@ -44,7 +46,7 @@ class Reply(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """a_i, the sum of the client's moves: -1/alpha times its gradient in the paper."""
+    """a_i, the sum of the client's moves: -1/mu times the paper's gradient."""
 
     a: Vector
 
@@ -52,61 +54,69 @@ class ClientState(NamedTuple):
 @register("feddyn", group="local", assumes="clients that keep a state")
 @dataclass(frozen=True)
 class FedDyn:
-    """FedDyn: S clients minimise f_i(y) + alpha <a_i, y> + (alpha/2)|y - x|^2.
+    """FedDyn: S clients minimise f_i(y) + mu <a_i, y> + (mu/2)|y - x|^2.
 
-    Each takes K steps y -= eta_l (grad_I(y) + alpha (a_i + y - x)) and then adds its
-    move to a_i, so that -alpha a_i approaches its gradient at the optimum. The
-    effective step is 1/alpha. With K = 1 it is not gradient descent.
+    Each takes K steps y -= eta_l (grad_I(y) + mu (a_i + y - x)) and then adds its
+    move to a_i, so that -mu a_i approaches its gradient at the optimum. The
+    effective step is 1/mu. With K = 1 it is not gradient descent.
 
     Args:
         S: Sampled clients.
         K: Local steps.
-        alpha: The weight of the regulariser; about the smoothness L of the clients.
-        eta_l: The local step size; None: 1/(2 alpha), which is 1/(L + alpha) where
-            alpha = L. Local steps are stable below 2/(L + alpha).
+        mu: The weight of the regulariser, the paper's alpha (which names a problem's
+            regulariser here); about the smoothness L of the clients.
+        eta_l: The local step size; None: 1/(2 mu), which is 1/(L + mu) where
+            mu = L. Local steps are stable below 2/(L + mu).
         b: Rows in a minibatch; None: all rows.
+        up: The codec of replies, a cast.
+        down: The codec of messages, a cast.
     """
 
     name: ClassVar[str] = "FedDyn"
     paper: ClassVar[str] = "Acar et al. 2021"
     messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {Model: {"dy": None}}
 
     S: int = 20
     K: int = 10
-    alpha: float = 10.0
+    mu: float = 10.0
     eta_l: float | None = None
     b: int | None = 4
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "alpha", self.alpha)
+        validate.positive(self.name, "mu", self.mu)
         if self.eta_l is not None:
             validate.positive(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
+        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @property
     def effective_step(self) -> float:
-        """The effective step, 1/alpha."""
-        return 1.0 / self.alpha
+        """The effective step, 1/mu."""
+        return 1.0 / self.mu
 
     def with_step(self, step: float) -> Self:
         """Return the same method with another effective step.
 
-        A local step that was given keeps its ratio to 1/alpha.
+        A local step that was given keeps its ratio to 1/mu.
         """
-        eta_l = None if self.eta_l is None else self.eta_l * (step * self.alpha)
-        return replace(self, alpha=1.0 / step, eta_l=eta_l)
+        eta_l = None if self.eta_l is None else self.eta_l * (step * self.mu)
+        return replace(self, mu=1.0 / step, eta_l=eta_l)
 
     @classmethod
     def from_theory(cls, problem: Problem, *, S: int, K: int = 10) -> Self:
-        """Return the method with alpha = L and eta_l = 1/(L + alpha), L = max L_i.
+        """Return the method with mu = L and eta_l = 1/(L + mu), L = max L_i.
 
-        The order of alpha is that of the convex theorem. Its constant is a choice.
+        The order of mu is that of the convex theorem. Its constant is a choice.
         With this eta_l a local step is the gradient step of a client's objective,
-        whose gradient is (L + alpha)-Lipschitz.
+        whose gradient is (L + mu)-Lipschitz.
 
         Args:
             problem: The problem.
@@ -115,7 +125,7 @@ class FedDyn:
         """
         L = problem.smoothness().client
         validate.positive(cls.name, "the problem's smoothness", L)
-        return cls(S=S, K=K, alpha=L, eta_l=1.0 / (L + L), b=None)
+        return cls(S=S, K=K, mu=L, eta_l=1.0 / (L + L), b=None)
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with a = 0, as all a_i."""
@@ -129,15 +139,19 @@ class FedDyn:
     def client(
         self, message: Model, oracle: Oracle, client_state: ClientState
     ) -> tuple[Reply, ClientState]:
-        """Take K steps y -= eta_l (grad_I(y) + alpha (a_i + y - x)), then move a_i."""
-        alpha = self.alpha
-        eta = 0.5 / alpha if self.eta_l is None else self.eta_l
-        shift = alpha * client_state.a
+        """Take K steps y -= eta_l (grad_I(y) + mu (a_i + y - x))."""
+        eta = 0.5 / self.mu if self.eta_l is None else self.eta_l
+        shift = self.mu * client_state.a
         direction = local_sgd(
-            oracle, message.x, K=self.K, eta=eta, b=self.b, shift=shift, mu=alpha
+            oracle, message.x, K=self.K, eta=eta, b=self.b, shift=shift, mu=self.mu
         )
-        dy = -(self.K * eta) * direction
-        return Reply(dy), ClientState(client_state.a + dy)
+        return Reply(-(self.K * eta) * direction), client_state
+
+    def keep(
+        self, message: Model, sent: Reply, client_state: ClientState
+    ) -> ClientState:
+        """Add the move that was sent to a_i, so that a is the mean of all a_i."""
+        return ClientState(client_state.a + sent.dy)
 
     def server(self, state: State, replies: Replies[Reply]) -> State:
         """Set a += (S/N) mean(dy) and x += mean(dy) + a."""

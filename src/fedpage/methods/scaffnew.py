@@ -6,9 +6,11 @@ Lead to Communication Acceleration! Finally!" (2022), Algorithm 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
@@ -77,16 +79,26 @@ class Scaffnew:
         p: Probability of communication after a local step; 1/p steps on average.
         eta: The step size.
         b: Rows in a minibatch; None: all rows, as in the paper.
+        up: The codec of replies, a cast.
+        down: The codec of messages, a cast. The h_i then sum to zero up to the last
+            rounding of x, times p/eta.
     """
 
     name: ClassVar[str] = "Scaffnew"
     paper: ClassVar[str] = "Mishchenko et al. 2022"
     messages: ClassVar[MessageTypes] = {Begin: Reply, Continue: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {
+        Begin: {"dy": None},
+        Continue: {"dy": None},
+    }
 
     p: float = 0.1
     eta: float = 0.01
     b: int | None = None
+    _: KW_ONLY
+    up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -95,6 +107,7 @@ class Scaffnew:
             raise InputError(f"{self.name}: p must be at least 1e-6, not {self.p!r}")
         validate.positive(self.name, "eta", self.eta)
         validate.batch(self.name, "b", self.b)
+        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @property
     def effective_step(self) -> float:
@@ -145,8 +158,13 @@ class Scaffnew:
         if isinstance(message, Continue):  # line 11; x is the mean of the last y_K
             h = h + (x - client_state.y) / (self.eta / self.p)
         direction = local_sgd(oracle, x, K=K, eta=self.eta, b=self.b, shift=-h)
-        dy = -(K * self.eta) * direction
-        return Reply(dy), ClientState(h, x + dy)
+        return Reply(-(K * self.eta) * direction), ClientState(h, client_state.y)
+
+    def keep(
+        self, message: Begin | Continue, sent: Reply, client_state: ClientState
+    ) -> ClientState:
+        """Keep y_K as it was sent, so that the h_i sum to zero after any cast."""
+        return ClientState(client_state.h, message.x + sent.dy)
 
     def _steps(self, message: Begin | Continue) -> int:
         """Return K, which never exceeds 37/p when drawn: u has 53 bits."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
@@ -90,12 +92,18 @@ class SCAFFOLD(LocalSGD):
             gradient at x over b0 rows; clients then send two vectors.
         b0: Rows for option "I"; None: all rows.
         beta: The server's momentum (heavy ball), not part of the paper; 0: none.
+        up: The codec of replies, a cast; SCALLION compresses more.
+        down: The codec of messages, a cast.
     """
 
     name: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     messages: ClassVar[MessageTypes] = {Controlled: Reply, ControlledI: ReplyI}
     client_state: ClassVar[type[ClientState]] = ClientState
+    compressible: ClassVar[Compressible] = {
+        Controlled: {"v": None},
+        ControlledI: {"dy": None, "dc": None},
+    }
 
     option: Literal["I", "II"] = "II"
     b0: int | None = None
@@ -111,8 +119,12 @@ class SCAFFOLD(LocalSGD):
         validate.at_least_zero(self.name, "beta", self.beta)
         if not self.beta < 1.0:
             raise InputError(f"{self.name}: beta must be below 1, not {self.beta!r}")
+        self._check_codecs()
         if type(self) is SCAFFOLD and self.b is None and self.b0 is None:
             object.__setattr__(self, "name", "SCAFFOLD-Full")
+
+    def _check_codecs(self) -> None:
+        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @classmethod
     def full(cls, **hyper_parameters: HyperParameter) -> Self:
@@ -144,18 +156,27 @@ class SCAFFOLD(LocalSGD):
         oracle: Oracle,
         client_state: ClientState,
     ) -> tuple[Reply | ReplyI, ClientState]:
-        """Take K steps y -= eta_l (grad_I(y) - c_i + c), then renew c_i."""
+        """Take K steps y -= eta_l (grad_I(y) - c_i + c); send the change of c_i."""
         x, c = message
         direction = local_sgd(
             oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=c - client_state.c
         )
         if isinstance(message, Controlled):
             # c_i - c + (x - y_K)/(K eta_l): the fraction is the mean direction
-            v = direction - c
-            return Reply(v), ClientState(client_state.c + v)
+            return Reply(direction - c), client_state
         c_new = oracle.grad(x, oracle.batch(self.b0))
         dy = -(self.K * self.eta_l) * direction
-        return ReplyI(dy, c_new - client_state.c), ClientState(c_new)
+        return ReplyI(dy, c_new - client_state.c), client_state
+
+    def keep(
+        self,
+        message: Controlled | ControlledI,
+        sent: Reply | ReplyI,
+        client_state: ClientState,
+    ) -> ClientState:
+        """Renew c_i by the change that was sent, so that c is the mean of all c_i."""
+        change = sent.v if isinstance(sent, Reply) else sent.dc
+        return ClientState(client_state.c + change)
 
     def server(self, state: State, replies: Replies[Reply | ReplyI]) -> State:
         """Set x += eta_g mean(y_K - x) and c += (S/N) mean(c_i+ - c_i)."""
