@@ -1,6 +1,15 @@
 """Compression of messages, as values: a codec says what a vector becomes and what it costs."""
 
-from fedpage.codecs.base import CODECS, IDENTITY, Codec, Identity, Keys, as_codec, register_codec
+from fedpage.codecs.base import (
+    CODECS,
+    IDENTITY,
+    NO_KEYS,
+    Codec,
+    Identity,
+    Keys,
+    as_codec,
+    register_codec,
+)
 from fedpage.codecs.casts import BFloat16, Float16, Float32
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.codecs.quantise import Dither, Natural, ScaledSign
@@ -10,6 +19,7 @@ from fedpage.codecs.wire import Compressible, check
 __all__ = [
     "CODECS",
     "IDENTITY",
+    "NO_KEYS",
     "BFloat16",
     "Bernoulli",
     "Chain",

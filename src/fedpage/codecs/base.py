@@ -73,6 +73,10 @@ class Keys(NamedTuple):
         return Keys(fold_each(self.own, np.uint64(word)), self.shared, self.ranks, self.called)
 
 
+NO_KEYS = Keys(np.empty(0, dtype=np.uint64), np.uint64(0))
+"""The keys of codecs that draw nothing."""
+
+
 class Field(NamedTuple):
     """A part of a row's payload: `count` symbols of `width` bits each."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.codecs.base import IDENTITY, Codec, Keys, as_codec
+from fedpage.codecs.base import IDENTITY, NO_KEYS, Codec, Keys, as_codec
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of, reply_layouts
 from fedpage.core.types import (
@@ -235,7 +235,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def _keys(self, draws: Draws, clients: Ints, field: _Field, ranks: Ranks | None) -> Keys:
         if not self.up.is_random:
-            return Keys(np.empty(0, dtype=np.uint64), np.uint64(0))
+            return NO_KEYS
         own, shared = draws.client_keys(clients, field.place), draws.shared_key(field.place)
         return Keys(own, shared) if ranks is None else Keys(own, shared, *ranks)
 
@@ -247,7 +247,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         build: Callable[..., MessageT] = type(message)
         return build(
             *(
-                self.down.apply(part[None], _NO_KEYS)[0] if i in rounded else part
+                self.down.apply(part[None], NO_KEYS)[0] if i in rounded else part
                 for i, part in enumerate(message)
             )
         )
@@ -326,7 +326,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         rounded = self._rounded(type(message))
         names = self.messages[type(message)].fields
         return {
-            name: self.down.encode(part[None], _NO_KEYS) if i in rounded else part
+            name: self.down.encode(part[None], NO_KEYS) if i in rounded else part
             for i, (name, part) in enumerate(zip(names, message, strict=True))
         }
 
@@ -334,7 +334,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return a message from the arrays that were received, in the order of its fields."""
         layout, rounded = self.messages[message], self._rounded(message)
         return layout.build(
-            self.down.decode(part, self.d, layout.dtypes[i], _NO_KEYS)[0] if i in rounded else part
+            self.down.decode(part, self.d, layout.dtypes[i], NO_KEYS)[0] if i in rounded else part
             for i, part in enumerate(parts)
         )
 
@@ -388,6 +388,3 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 change = message[field.reference] + change
             decoded[field.place] = change
         return layout.build(decoded)
-
-
-_NO_KEYS = Keys(np.empty(0, dtype=np.uint64), np.uint64(0))
