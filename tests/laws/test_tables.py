@@ -367,7 +367,7 @@ def gradients(problem: fp.Quadratic, x: np.ndarray) -> np.ndarray:
 
 def observe(problem: fp.Quadratic, method: Any, see: Any) -> np.ndarray:
     """Return the mean over seeds of see(run) before every round."""
-    seen = []
+    seen: list[list[Any]] = []
     for seed in range(SEEDS):
         run = Simulation(problem, method, seed=seed)
         seen.append([])
