@@ -338,9 +338,10 @@ def test_methods_from_theory():
     assert fp.DIANA.from_theory(problem, up="randk:3") == fp.DIANA(
         eta=table_steps.diana_nonconvex(Lmax, N, omega), up="randk:3"
     )
-    assert fp.DIANA.from_theory(problem, up="randk:3", mu=0.1) == fp.DIANA(
-        eta=table_steps.diana_strongly_convex(Lmax, 0.1, N, omega, 1 / (1 + omega)), up="randk:3"
-    )
+    for mu in (0.1, 5.0):  # the step is limited by L, or by a/mu
+        step = table_steps.diana_strongly_convex(Lmax, mu, N, omega, 1 / (1 + omega))
+        assert fp.DIANA.from_theory(problem, up="randk:3", mu=mu).eta == step
+    assert step == pytest.approx(0.1 / (1 + omega))
     assert fp.ZeroSARAH.from_theory(problem, S=4, lam=0.5) == fp.ZeroSARAH(
         S=4, eta=table_steps.zerosarah_nonconvex(Lbar, N, 4, 0.5), lam=0.5
     )
@@ -367,7 +368,7 @@ def gradients(problem: fp.Quadratic, x: np.ndarray) -> np.ndarray:
 
 def observe(problem: fp.Quadratic, method: Any, see: Any) -> np.ndarray:
     """Return the mean over seeds of see(run) before every round."""
-    seen = []
+    seen: list[list[Any]] = []
     for seed in range(SEEDS):
         run = Simulation(problem, method, seed=seed)
         seen.append([])

@@ -114,7 +114,7 @@ FRECON = [
 ]  # fmt: skip
 
 STEPS = [
-    Edit("COFIG's step: N instead of N^(2/3)", "cofig_nonconvex", "N ** (2 / 3)", "N"),
+    Edit("COFIG's step: N instead of N^(2/3)", "cofig_nonconvex", "math.pow(N, 2 / 3)", "N"),
     Edit("COFIG's convex step: 4 instead of 8", "cofig_convex", "8 * W / S", "4 * W / S"),
     Edit("DIANA's step: omega + 1", "diana_nonconvex", "omega + 2", "omega + 1"),
     Edit("DIANA's strongly convex step: omega, not omega/N", "diana_strongly_convex",
@@ -124,7 +124,7 @@ STEPS = [
     Edit("FRECON's step: without 1 + omega", "frecon_nonconvex",
          "(1 + omega) * math.sqrt(10 * N) / S", "math.sqrt(10 * N) / S"),
     Edit("public: FL_PyTorch writes (1+w)**3.0/2.0 for COFIG's power 3/2", "cofig_nonconvex",
-         "W ** 1.5", "(W ** 3.0 / 2.0)"),
+         "math.pow(W, 1.5)", "(W ** 3.0 / 2.0)"),
     Edit("public: FL_PyTorch leaves L out of COFIG's convex step", "cofig_convex",
          "S / (W * math.sqrt(N) * L)", "S / (W * math.sqrt(N))"),
 ]  # fmt: skip

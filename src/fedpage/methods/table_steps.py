@@ -24,8 +24,8 @@ def cofig_nonconvex(L: float, N: int, S: int, omega: float = 0.0) -> float:
     W = 1 + omega
     return min(
         1 / (2 * L),
-        S / (5 * L * W * N ** (2 / 3)),
-        S / (5 * L * W**1.5 * math.sqrt(N)),
+        S / (5 * L * W * math.pow(N, 2 / 3)),
+        S / (5 * L * math.pow(W, 1.5) * math.sqrt(N)),
     )
 
 
@@ -77,8 +77,8 @@ def diana_strongly_convex(
 def zerosarah_nonconvex(L: float, N: int, S: int, lam: float | None = None) -> float:
     """Return ZeroSARAH's step 1/(L (1 + sqrt(M))), M = 2/(lam S) + 8 lam N^2/S^3.
 
-    L^2 = mean L_i^2. At lam = S/(2N), the default, it is 1/(L (1 + sqrt(8N)/S)). Derived
-    again for this library: the mean of |grad f(x^r)|^2 over R rounds is at most
+    L^2 = mean L_i^2. At lam = S/(2N), the default, it is 1/(L (1 + sqrt(8N)/S)).
+    Derived again for this library: the mean of |grad f(x^r)|^2 over R rounds is at most
     2 (f(x0) - f* + eta E/(2 lam) + 2 eta lam N Y/S^2)/(eta R), where E is the squared
     error of v and Y that of the table after round 0.
 
