@@ -96,6 +96,11 @@ def width_of(dtype: DTypeLike) -> int:
     return 8 * kind.itemsize
 
 
+def as_rows(v: Vector) -> Vector:
+    """Return v as a block of memory, for which alone the kernels are compiled."""
+    return v if v.flags.c_contiguous and v.flags.writeable else np.array(v, order="C")
+
+
 def bits_of(v: Vector) -> Symbols:
     """Return the bit patterns of floats."""
     v = np.ascontiguousarray(v)
@@ -136,7 +141,7 @@ def read_rows(payload: Payload, n: int, layout: list[Field], name: str) -> list[
     """
     size = row_bytes(layout)
     check_length(payload, n * size, name)
-    rows = np.ascontiguousarray(payload).reshape(n, size)
+    rows = np.array(payload, order="C").reshape(n, size)  # what is received may be read-only
     starts = np.arange(n, dtype=np.int64) * (8 * size)
     parts = []
     at = 0
@@ -262,7 +267,7 @@ class Codec:
         Returns:
             The vectors after encoding and decoding, of the same shape and type.
         """
-        return self.transform(v, keys, self.gain(v.shape[1], keys))
+        return self.transform(as_rows(v), keys, self.gain(v.shape[1], keys))
 
     def encode(self, v: Vector, keys: Keys) -> Payload:
         """Return the bytes to send: the rows' payloads one after the other, in whole bytes each.
@@ -271,6 +276,10 @@ class Codec:
             v: A vector for each client, (n, d), float64 or float32.
             keys: Their keys.
         """
+        return self.encode_rows(as_rows(v), keys)
+
+    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
+        """Encode rows that are one block of memory."""
         return write_rows(self.symbols(v, keys), self.layout(v.shape[1], v.dtype))
 
     def decode(self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys) -> Vector:

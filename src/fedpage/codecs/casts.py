@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedpage.codecs import kernels
 from fedpage.codecs.base import Codec, Field, Keys, Symbols, register_codec, times, width_of
-from fedpage.core.types import Vector
+from fedpage.core.types import AnyArray, Vector
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Float32(Cast):
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
     ) -> Vector:
         """Return the numbers with these bits."""
-        return times(parts[0].astype(np.uint32).view(np.float32).astype(dtype), gain)
+        return times(_to_dtype(parts[0].astype(np.uint32).view(np.float32), dtype), gain)
 
     def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
         """Return the rounded numbers."""
@@ -94,7 +94,7 @@ class Float16(_Short):
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
     ) -> Vector:
         """Return the numbers with these bits."""
-        return times(parts[0].astype(np.uint16).view(np.float16).astype(dtype), gain)
+        return times(_to_dtype(parts[0].astype(np.uint16).view(np.float16), dtype), gain)
 
 
 @register_codec("bfloat16")
@@ -110,10 +110,16 @@ class BFloat16(_Short):
     ) -> Vector:
         """Return the numbers with these bits."""
         bits = parts[0].astype(np.uint32) << np.uint32(16)
-        return times(bits.view(np.float32).astype(dtype), gain)
+        return times(_to_dtype(bits.view(np.float32), dtype), gain)
 
 
 def _to_float32(v: Vector) -> NDArray[np.float32]:
     """Round to nearest even; what is too large becomes infinite."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(v, np.float32)
+
+
+def _to_dtype(short: AnyArray, dtype: DTypeLike) -> Vector:
+    """Return the same numbers in another type; what is received may be any NaN."""
+    with np.errstate(invalid="ignore"):
+        return short.astype(dtype)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numpy.typing import DTypeLike
 
 from fedpage.codecs.base import Codec, Keys, Payload, as_codec, register_codec
+from fedpage.codecs.casts import Cast
 from fedpage.codecs.quantise import Dither, Natural, ScaledSign
 from fedpage.codecs.sparse import Sparsifier
 from fedpage.core.errors import InputError
@@ -43,7 +44,7 @@ class Chain(Codec):
             raise InputError(
                 f"codec '{first}+{second}': the first must be randk, permk, topk or bernoulli"
             )
-        if not (isinstance(second, (Natural, Dither, ScaledSign)) or second.is_cast):
+        if not isinstance(second, (Natural, Dither, ScaledSign, Cast)):
             raise InputError(
                 f"codec '{first}+{second}': the second must be natural, dither, sign or a cast"
             )
@@ -110,7 +111,7 @@ class Chain(Codec):
         """Return what the receiver sees."""
         return self.sparsifier.transform_by(v, keys, gain, self.second)
 
-    def encode(self, v: Vector, keys: Keys) -> Payload:
+    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
         """Return the bytes to send."""
         return self.sparsifier.encode_by(v, keys, self.second)
 
@@ -191,9 +192,9 @@ class Scaled(Codec):
         """Return what the receiver sees."""
         return self.codec.transform(v, keys, gain)
 
-    def encode(self, v: Vector, keys: Keys) -> Payload:
+    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
         """Return the bytes to send: those of the codec."""
-        return self.codec.encode(v, keys)
+        return self.codec.encode_rows(v, keys)
 
     def decode_with(
         self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float

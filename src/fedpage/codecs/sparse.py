@@ -115,7 +115,7 @@ class Sparsifier(Codec):
         """Return the kept numbers times the gain."""
         return self.transform_by(v, keys, gain, IDENTITY)
 
-    def encode(self, v: Vector, keys: Keys) -> Payload:
+    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
         """Return the bytes to send."""
         return self.encode_by(v, keys, IDENTITY)
 
@@ -166,11 +166,9 @@ class Sparsifier(Codec):
         d = v.shape[1]
         sent = []
         for rows, count, positions in self.choose(v, keys):
-            layout = self.index_layout(d) + second.layout(count, v.dtype)
-            symbols = self.index_symbols(positions, d)
-            symbols += second.symbols(
-                _take(v, rows, positions), _keys_of_second(keys, rows, second)
-            )
+            layout = second.layout(count, v.dtype) + self.index_layout(d)
+            symbols = second.symbols(_take(v, rows, positions), _keys_of_second(keys, rows, second))
+            symbols += self.index_symbols(positions, d)
             sent.append((rows, write_rows(symbols, layout), row_bytes(layout)))
         if len(sent) == 1 and sent[0][0] is None:
             return sent[0][1]
@@ -192,19 +190,20 @@ class Sparsifier(Codec):
         """Return the vectors that were sent."""
         index, name = self.index_layout(d), str(self)
         sizes = -(-self.sizes_of(d, dtype, keys, second) // 8)
-        n = self.count_rows(payload, row_bytes(index + second.layout(self.kept(d), dtype)), keys)
-        if not self.has_fixed_size:
+        if self.is_random or second.is_random:
+            n = len(keys.own)
             check_length(payload, int(sizes.sum()), name)
+        else:
+            n = self.count_rows(payload, -(-self.bits_of(d, dtype, second) // 8), keys)
         out: Vector = np.zeros((n, d), dtype)
         for part in self.parts(d, keys):
             rows, count, _ = part
-            layout = index + second.layout(count, dtype)
+            layout = second.layout(count, dtype) + index
             own = payload if rows is None else payload[_bytes_of(rows, sizes, row_bytes(layout))]
             symbols = read_rows(own, n if rows is None else len(rows), layout, name)
-            positions = self.read_positions(symbols[: len(index)], part, d)
-            seen = second.values(
-                symbols[len(index) :], count, dtype, _keys_of_second(keys, rows, second), 1.0
-            )
+            positions = self.read_positions(symbols[len(layout) - len(index) :], part, d)
+            second_keys = _keys_of_second(keys, rows, second)
+            seen = second.values(symbols, count, dtype, second_keys, 1.0)
             _put(seen, rows, positions, gain, out)
         return out
 
