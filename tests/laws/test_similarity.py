@@ -353,6 +353,23 @@ def test_a_failed_refresh_keeps_the_reference_point():
         assert problem.loss(run.x) < problem.loss(np.zeros(4))
 
 
+@pytest.mark.parametrize("cls", [SVRP, SABER, *DANES])
+def test_casts_halve_the_uplink_and_leave_a_small_floor(cls):
+    problem = quadratic()
+    options = {"lam": 2.0, "eta_l": 0.4} if issubclass(cls, DANE) else {"S": 3, "eta_l": 0.05}
+    runs = [
+        fp.simulate(problem, cls(**options, up=up), rounds=400, seed=0, record_every=0)
+        for up in ("none", "float32")
+    ]
+    assert runs[1].last("bytes_up") == runs[0].last("bytes_up") / 2
+    assert runs[1].last("bytes_down") == runs[0].last("bytes_down")
+    exact, rounded = (np.abs(run.x - problem.x_star).max() for run in runs)
+    assert exact < 1e-9
+    assert 1e-12 < rounded < 1e-6
+    with pytest.raises(fp.InputError, match="up=natural would change more than the last digits"):
+        cls(up="natural")
+
+
 # 4. Theorems
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
 from fedpage.methods.prox import ProximalSteps
@@ -95,6 +96,11 @@ class SABER(ProximalSteps):
         RecursiveSteps: MoveAndEstimator,
     }
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        FullGradient: {"v": None},
+        FreshSteps: {"dy": None},
+        RecursiveSteps: {"dy": None, "v": "v"},
+    }
 
     def init(self, x0: Vector, N: int) -> State:
         """Return the start; x_prev and v are never used, because round 0 is full."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.types import (
     Call,
@@ -80,6 +81,10 @@ class SVRP(ProximalSteps):
     paper: ClassVar[str] = "Khaled, Jin 2023"
     messages: ClassVar[MessageTypes] = {Refresh: Gradient, ProximalPoint: Move}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        Refresh: {"h": None},
+        ProximalPoint: {"dy": None},
+    }
 
     @classmethod
     def from_theory(
