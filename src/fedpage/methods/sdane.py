@@ -150,7 +150,7 @@ class DANE:
         return State(x=x0, v=x0, G=0.0 * x0, A=0.0, N=N, solving=False)
 
     def centre(self, state: State) -> Vector:
-        """Return z, where the local steps start and the proximal term has its centre."""
+        """Return z, the start of the local steps and centre of the proximal term."""
         return state.v
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
@@ -226,12 +226,12 @@ class SDANE(DANE):
     ) -> Self:
         """Return the method for all clients with lam = 2 delta and enough local steps.
 
-        Proved for mu-strongly convex f_i (mu = 0: convex): two rounds of S-DANE contract
-        |v - x*|^2 by 1/(1 + mu/lam), and after R such pairs the accelerated method has
-        f(x) - f* <= |x0 - x*|^2/(2 A_R), where A_R >= R^2/(4 lam) and
+        Proved for mu-strongly convex f_i (mu = 0: convex): two rounds of S-DANE
+        contract |v - x*|^2 by 1/(1 + mu/lam), and after R such pairs the accelerated
+        method has f(x) - f* <= |x0 - x*|^2/(2 A_R), where A_R >= R^2/(4 lam) and
         A_R >= (1 + sqrt(mu/lam)/2)^(2R - 2)/lam. K is such that the gradient of every
-        subproblem at y_K is at most lam |y_K - z|/2, the paper's criterion; the proof on
-        the method's page then needs lam >= 4 delta/3.
+        subproblem at y_K is at most lam |y_K - z|/2, the paper's criterion; the proof
+        on the method's page then needs lam >= 4 delta/3.
 
         Args:
             problem: The problem.

@@ -141,7 +141,7 @@ class SVRP(ProximalSteps):
     def client(
         self, message: Refresh | ProximalPoint, oracle: Oracle, client_state: None
     ) -> tuple[Gradient | Move, None]:
-        """Compute the gradient at w, or a proximal step corrected by h - grad f_i(w)."""
+        """Compute the gradient at w, or a proximal step with shift h - grad f_i(w)."""
         if isinstance(message, Refresh):
             return Gradient(oracle.grad(message.x, oracle.batch(None))), None
         x, w, h = message
