@@ -13,7 +13,8 @@ import fedpage as fp
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.random import RoundDraws
 from fedpage.engine.simulation import Simulation
-from fedpage.methods import saber, sdane, svrp
+from fedpage.methods import icgm, saber, sdane, svrp
+from fedpage.methods.icgm import ICGM
 from fedpage.methods.saber import SABER
 from fedpage.methods.sdane import DANE, SDANE, AccSDANE
 from fedpage.methods.svrp import SVRP
@@ -150,6 +151,37 @@ def test_dane_and_s_dane(objective, check, cls, S):
         assert pytest.approx(A / B, rel=1e-12) == run.state.A
 
 
+@pytest.mark.parametrize("beta", [None, 0.3])
+def test_i_cgm_rg_saga(objective, check, beta):
+    """The reference has the local step of equation (8), with L_1 = 1/eta_l."""
+    S, lam, L1, delegate = 2, 1.5, 4.0, 3
+    x, x_prev, script, expected = X0, None, [], []
+    b = [grad(objective, i, ROWS, x) for i in range(N)]
+    g, weight = mean(b), S / N if beta is None else beta
+    for r in range(11):
+        clients, K = sorted(chance.sample(range(N), S)), chance.randint(1, 4)
+        if r % 2 == 1:
+            at_x, y = grad(objective, delegate, ROWS, x), x
+            for _ in range(K):
+                terms = ((L1, y), (lam, x), (1, at_x), (-1, g))
+                at_y = grad(objective, delegate, ROWS, y)
+                y = add(*((f / (lam + L1), u) for f, u in (*terms, (-1, at_y))))
+            x, x_prev = y, x
+        elif r > 0:
+            old, h = [b[i] for i in clients], mean(b)
+            for i in clients:
+                b[i] = grad(objective, i, ROWS, x_prev)
+            saga = add((1, mean([b[i] for i in clients])), (-1, mean(old)), (1, h))
+            change = mean([add((1, grad(objective, i, ROWS, x)), (-1, b[i])) for i in clients])
+            g = add((1, change), (1 - weight, g), (weight, saga))
+        script.append(PairedDraws(r, False, clients, {}, K))
+        expected.append(x)
+    method = ICGM(S=S, lam=lam, eta_l=1 / L1, p=0.5, beta=beta, delegate=delegate)
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.client_states.get_all().b, b, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("K", [1, 4])
 def test_local_sgd_takes_the_local_steps_of_s_dane(K):
     """Compare with y = (y/eta - grad f(y) + grad f(z) - G + lam z)/(1/eta + lam)."""
@@ -246,6 +278,10 @@ def test_the_effective_step_is_the_move_along_a_constant_gradient(K):
         np.testing.assert_allclose(run.x, method.effective_step * b[0, 0], rtol=1e-12)
         other = method.with_step(3 * method.effective_step)
         assert other.effective_step == pytest.approx(3 * method.effective_step, rel=1e-12)
+    method = ICGM(S=4, lam=3.0, eta_l=0.1, p=0.25)  # on average over the number of steps
+    r = 1 - method.gradient_step * method.lam
+    moves = [0.25 * 0.75 ** (k - 1) * (1 - r**k) / method.lam for k in range(1, 400)]
+    assert method.effective_step == pytest.approx(math.fsum(moves), rel=1e-12)
     for cls in (SDANE, AccSDANE):  # v moves by 1/lam
         run = Simulation(problem, cls(K=K, lam=3.0, eta_l=0.1), seed=0)
         run.step()
@@ -267,6 +303,51 @@ def test_svrps_h_is_the_gradient_at_w_and_full_gradients_come_with_probability_p
         if run.costs.round < 60:
             np.testing.assert_allclose(run.state.h, problem.grad(run.state.w), rtol=0, atol=1e-13)
     assert refreshed / 400 == pytest.approx(0.2, abs=0.05)  # a cycle: a refresh, 1/p rounds
+
+
+@pytest.mark.parametrize("up", ["none", "float32"])
+@pytest.mark.parametrize("faults", [None, fp.Faults(dropout=0.4)])
+def test_i_cgms_h_is_the_mean_of_the_clients_gradients(up, faults):
+    problem, method = uneven("robust"), ICGM(S=4, lam=5.0, eta_l=0.1, up=up)
+    run = Simulation(problem, method, seed=3, faults=faults, policy=fp.Policy(retries=0))
+    for _ in range(40):
+        run.step()
+        b = run.client_states.get_all().b
+        np.testing.assert_allclose(run.state.h, b.mean(axis=0), rtol=0, atol=1e-12)
+
+
+def test_i_cgms_estimator_is_frecons():
+    """With the identity codec FRECON keeps the same g and h for the same x and x_prev."""
+    from fedpage.methods.frecon import FRECON
+    from fedpage.methods.frecon import TwoPoints as FreconTwoPoints
+
+    problem, rng = uneven("logistic-nonconvex"), np.random.default_rng(5)
+    x, x_prev, g = rng.normal(size=(3, problem.d)) / 3
+    b = rng.normal(size=(problem.N, problem.d))
+    clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
+    ours, theirs = ICGM(S=3, beta=0.2), FRECON(S=3, lam=0.2, a=1.0)
+    states = icgm.ClientState(b[clients]), theirs.client_state(b[clients])
+    one, _ = ours.client(icgm.TwoPoints(x, x_prev), problem.oracle(clients, draws), states[0])
+    two, _ = theirs.client(FreconTwoPoints(x, x_prev), problem.oracle(clients, draws), states[1])
+    h = b.mean(axis=0)
+    state = icgm.State(x, x_prev, g, h, problem.N, moved=True)
+    mean_one = fp.core.types.Replies(type(one)(*(part.mean(axis=0) for part in one)), 3)
+    mean_two = fp.core.types.Replies(type(two)(*(part.mean(axis=0) for part in two)), 3)
+    after = ours.server(state, mean_one)
+    frecon = theirs.server(type(theirs.init(x, problem.N))(x, x_prev, g, h, problem.N), mean_two)
+    np.testing.assert_allclose(after.g, frecon.g, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(after.h, frecon.h, rtol=0, atol=1e-13)
+
+
+def test_other_clients_replace_a_lost_delegate():
+    problem = quadratic()
+    method = ICGM(S=3, lam=4.0, eta_l=0.4, p=0.3, delegate=6)
+    faults = fp.Faults(gone=(6,), gone_from=1)
+    run = Simulation(problem, method, seed=1, faults=faults)
+    for _ in range(30):
+        run.step()
+    assert run.costs.fallbacks == 15
+    assert problem.loss(run.x) < problem.loss(np.zeros(4))
 
 
 def test_sabers_estimator_changes_by_the_change_of_the_gradient_on_average():
@@ -302,8 +383,9 @@ def test_both_rounds_of_a_step_call_the_same_clients(cls):
         (SABER(S=2, p=1.0), [(8, 1, 1), (2, 2, 1), (8, 1, 1)]),
         (DANE(S=2), [(2, 1, 1), (2, 2, 1)]),
         (SDANE(), [(8, 1, 1), (8, 2, 2)]),
+        (ICGM(S=2), [(8, 1, 1), (1, 2.25, 1), (2, 2, 2)]),  # d = 4, and the number of steps
     ],
-    ids=["SVRP", "SVRP-refresh", "SABER", "SABER-full", "DANE", "S-DANE"],
+    ids=["SVRP", "SVRP-refresh", "SABER", "SABER-full", "DANE", "S-DANE", "I-CGM"],
 )
 def test_the_vectors_of_each_round(method, vectors):
     history = fp.simulate(quadratic(), method, rounds=len(vectors), seed=0, record_every=1)
@@ -315,7 +397,9 @@ def test_the_vectors_of_each_round(method, vectors):
 
 @pytest.mark.parametrize("rounds", [5, 6])
 @pytest.mark.parametrize(
-    "method", [SVRP(S=3), SABER(S=3), DANE(S=3), AccSDANE(S=3, mu=0.1)], ids=lambda m: m.name
+    "method",
+    [SVRP(S=3), SABER(S=3), DANE(S=3), AccSDANE(S=3, mu=0.1), ICGM(S=3)],
+    ids=lambda m: m.name,
 )
 def test_a_run_resumes_between_the_rounds_of_a_step(method, rounds):
     problem = quadratic()
@@ -351,6 +435,23 @@ def test_a_failed_refresh_keeps_the_reference_point():
             np.testing.assert_allclose(run.state.h, problem.grad(run.state.w), atol=1e-13)
             assert not run.state.w.any()
         assert problem.loss(run.x) < problem.loss(np.zeros(4))
+
+
+@pytest.mark.parametrize("cls", [SVRP, SABER, *DANES])
+def test_casts_halve_the_uplink_and_leave_a_small_floor(cls):
+    problem = quadratic()
+    options = {"lam": 2.0, "eta_l": 0.4} if issubclass(cls, DANE) else {"S": 3, "eta_l": 0.05}
+    runs = [
+        fp.simulate(problem, cls(**options, up=up), rounds=400, seed=0, record_every=0)
+        for up in ("none", "float32")
+    ]
+    assert runs[1].last("bytes_up") == runs[0].last("bytes_up") / 2
+    assert runs[1].last("bytes_down") == runs[0].last("bytes_down")
+    exact, rounded = (np.abs(run.x - problem.x_star).max() for run in runs)
+    assert exact < 1e-9
+    assert 1e-12 < rounded < 1e-6
+    with pytest.raises(fp.InputError, match="up=natural would change more than the last digits"):
+        cls(up="natural")
 
 
 # 4. Theorems
@@ -449,6 +550,23 @@ def test_accelerated_s_dane_stays_below_its_bound(strongly):
     assert gap > 0 or strongly
 
 
+def test_i_cgm_has_the_steps_of_its_theorem_and_stays_below_its_bound():
+    problem, delta, _ = curved(0.45)
+    delta1 = np.linalg.norm(problem.A[0] - problem.A.mean(axis=0), ord=2)
+    S, L1 = 2, problem.smoothness().client
+    delta_S = delta * math.sqrt(8 / (9 * 2))
+    method = ICGM.from_theory(problem, S=S, delta=delta, delta1=delta1)
+    lam = 3 * delta1 + 113 * math.sqrt(5) * delta_S
+    assert method.lam == pytest.approx(lam)
+    assert method.beta == pytest.approx(1 / (112 * 5))
+    assert method.p == pytest.approx((lam - delta1) / (8 * (L1 + lam)))
+    gap = problem.loss(np.zeros(4)) - problem.loss(problem.x_star)
+    for T in (10, 60):
+        history = fp.simulate(problem, method, rounds=2 * T, seed=0, record_every=1)
+        mean_square = (history["grad_norm"][2::2] ** 2).mean()
+        assert mean_square <= 256 * (delta1 + 38 * math.sqrt(5) * delta_S) * gap / T
+
+
 def test_dane_diverges_where_lam_is_far_below_the_dissimilarity():
     """Curvatures 10 and 0.1: without lam a step multiplies the error by 1 - 5.05^2."""
     problem = fp.Quadratic(np.array([[[10.0]], [[0.1]]]), np.array([[[1.0]], [[0.5]]]))
@@ -478,6 +596,13 @@ def test_dane_diverges_where_lam_is_far_below_the_dissimilarity():
         (lambda: SVRP.from_theory(quadratic(), mu=0.0), "mu must be"),
         (lambda: SVRP.from_theory(quadratic(), mu=0.5, S=9), "cannot sample S=9"),
         (lambda: SDANE.from_theory(quadratic(), delta=0.0), "delta must be"),
+        (lambda: ICGM(p=1e-9), "p must be at least 1e-6"),
+        (lambda: ICGM(beta=0.0), "beta must be"),
+        (
+            lambda: ICGM(S=2, delegate=8).init(np.zeros(4), 8),
+            "delegate 8 is not one of the clients 0 to 7",
+        ),
+        (lambda: ICGM.from_theory(quadratic(), S=9), "cannot sample S=9"),
     ],
 )
 def test_impossible_values_are_refused(make, words):

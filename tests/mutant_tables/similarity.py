@@ -1,4 +1,4 @@
-"""Mutants of SVRP, SABER, DANE and S-DANE."""
+"""Mutants of SVRP, SABER, DANE, S-DANE and I-CGM-RG-SAGA."""
 
 from __future__ import annotations
 
@@ -82,10 +82,37 @@ SDANE = [
          "half * half + state.A / self.lam", "half * half"),
 ]  # fmt: skip
 
+ICGM = [
+    Edit("I-CGM: correction has the wrong sign", "ICGM.client", "message.g - g", "g - message.g"),
+    Edit("I-CGM: the own gradient is left out", "ICGM.client", "message.g - g", "message.g"),
+    Edit("I-CGM: no proximal term", "ICGM.client", "mu=self.lam", "mu=0.0"),
+    Edit("I-CGM: one step whatever K", "ICGM.client", "K=K", "K=1"),
+    Edit("I-CGM: SAGA's estimate without h", "ICGM.server",
+         "mean.drift + state.h", "mean.drift"),
+    Edit("I-CGM: SAGA's estimate has the new h", "ICGM.server",
+         "mean.drift + state.h", "state.h + (replies.count / state.N) * mean.drift"),
+    Edit("I-CGM: the change is left out", "ICGM.server",
+         "mean.change + (1 - beta) * state.g + beta * saga", "(1 - beta) * state.g + beta * saga"),
+    Edit("I-CGM: g is not damped", "ICGM.server", "(1 - beta) * state.g", "state.g"),
+    Edit("I-CGM: h moves by the mean, not by count/N of it", "ICGM.server",
+         "(replies.count / state.N) * mean.drift", "mean.drift"),
+    Edit("I-CGM: h moves by S/N, whoever answered", "ICGM.server",
+         "(replies.count / state.N) * mean.drift", "(self.S / state.N) * mean.drift"),
+    Edit("I-CGM: h is not set at the start", "ICGM.server", "h=mean.g", "h=state.h"),
+    Edit("I-CGM: b_i is the gradient at x", "ICGM.keep",
+         "client_state.b + sent.drift", "client_state.b + sent.drift + sent.change"),
+    Edit("I-CGM: b_i never changes", "ICGM.keep", "client_state.b + sent.drift", "client_state.b"),
+    Edit("I-CGM: x_prev is stale", "ICGM.server", "x_prev=state.x", "x_prev=state.x_prev"),
+    Edit("I-CGM: client 0 whoever is the delegate", "ICGM.call",
+         "everyone[self.delegate : self.delegate + 1]", "everyone[:1]"),
+    Edit("I-CGM: a lost delegate ends the run", "ICGM.call", "fallback=others", "fallback=None"),
+]  # fmt: skip
+
 STEPS = [
     Edit("SVRP: theory's gamma without the 2", "svrp", "mu / (2 * delta**2)", "mu / delta**2"),
     Edit("SVRP: theory's gamma with delta instead of its square", "svrp",
          "mu / (2 * delta**2)", "mu / (2 * delta)"),
+    Edit("I-CGM: theory's lam without the factor 113", "icgm", "113", "1"),
     Edit("S-DANE: theory's lam is too small", "s_dane", "2 * delta", "0.2 * delta"),
     Edit("S-DANE: theory's steps do not solve", "_steps_to",
          "math.ceil(math.log(factor) / math.log1p(-mu / L))", "1"),
@@ -97,4 +124,5 @@ TABLES = {
     "methods/svrp.py": SVRP,
     "methods/saber.py": SABER,
     "methods/sdane.py": SDANE,
+    "methods/icgm.py": ICGM,
 }

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
@@ -27,6 +29,7 @@ class ProximalSteps:
         eta_l: The local step size, at most gamma; 1/(L + 1/gamma) is a safe choice.
         p: Probability of a full gradient; None: S/N.
         b: Rows in the minibatches of local steps; None: all rows.
+        up: The codec of the replies, a cast: gradients do not vanish at the optimum.
     """
 
     name: ClassVar[str] = "proximal steps"
@@ -37,6 +40,7 @@ class ProximalSteps:
     eta_l: float = 0.01
     p: float | None = None
     b: int | None = None
+    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -53,6 +57,7 @@ class ProximalSteps:
         if self.p is not None:
             validate.probability(self.name, "p", self.p)
         validate.batch(self.name, "b", self.b)
+        codecs.check(self, "cast")
 
     @property
     def effective_step(self) -> float:
@@ -76,7 +81,7 @@ class ProximalSteps:
         return self.S / N if self.p is None else self.p
 
     def solve(self, oracle: Oracle, x: Vector, shift: Vector) -> Vector:
-        """Take y -= eta_l (grad_I(y) + shift + (y - x)/gamma) K times; return y_K - x."""
+        """Take K steps y -= eta_l (grad_I(y) + shift + (y - x)/gamma); return y_K - x."""
         direction = local_sgd(
             oracle, x, K=self.K, eta=self.eta_l, b=self.b,
             shift=shift, mu=0.0 if self.gamma is None else 1 / self.gamma,

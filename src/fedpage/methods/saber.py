@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
 from fedpage.methods.prox import ProximalSteps
@@ -82,9 +83,9 @@ class SABER(ProximalSteps):
 
     The subproblem is f_i(y) + (v_i - grad f_i(x)).y + |y - x|^2/(2 gamma). With
     probability p a full round sets v = grad f(x) first; otherwise
-    v_i = v + grad f_i(x) - grad f_i(x_prev). Its analysis has exact solutions and S = 1:
-    of the order of delta sqrt(N)/epsilon^2 rounds, without L. It gives no step size
-    that could be checked here, so there is no `from_theory`.
+    v_i = v + grad f_i(x) - grad f_i(x_prev). Its analysis has exact solutions and
+    S = 1: of the order of delta sqrt(N)/epsilon^2 rounds, without L. It gives no step
+    size that could be checked here, so there is no `from_theory`.
     """
 
     name: ClassVar[str] = "SABER"
@@ -95,6 +96,11 @@ class SABER(ProximalSteps):
         RecursiveSteps: MoveAndEstimator,
     }
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        FullGradient: {"v": None},
+        FreshSteps: {"dy": None},
+        RecursiveSteps: {"dy": None, "v": "v"},
+    }
 
     def init(self, x0: Vector, N: int) -> State:
         """Return the start; x_prev and v are never used, because round 0 is full."""
@@ -136,7 +142,7 @@ class SABER(ProximalSteps):
         return MoveAndEstimator(dy, v), None
 
     def server(self, state: State, replies: Replies[_Reply]) -> State:
-        """Set x to the mean of the y_K, and v to the mean of the gradients or the v_i."""
+        """Set x to the mean of the y_K, and v to that of the gradients or the v_i."""
         mean = replies.mean
         if isinstance(mean, Gradient):
             return state._replace(v=mean.v, fresh=True)

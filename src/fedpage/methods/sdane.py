@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage import codecs
+from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
@@ -97,18 +99,24 @@ class DANE:
             the dissimilarity delta.
         eta_l: The local step size; 1/L is a safe choice.
         b: Rows in the minibatches of local steps; None: all rows.
+        up: The codec of the replies, a cast: gradients do not vanish at the optimum.
     """
 
     name: ClassVar[str] = "DANE"
     paper: ClassVar[str] = "Shamir, Srebro, Zhang 2014"
     messages: ClassVar[MessageTypes] = {Centre: Gradient, Subproblem: Move}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        Centre: {"g": None},
+        Subproblem: {"dy": None},
+    }
 
     S: int | None = None
     K: int = 10
     lam: float = 10.0
     eta_l: float = 0.01
     b: int | None = None
+    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
@@ -117,6 +125,7 @@ class DANE:
         validate.positive(self.name, "lam", self.lam)
         validate.positive(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
+        codecs.check(self, "cast")
 
     @property
     def gradient_step(self) -> float:
@@ -141,7 +150,7 @@ class DANE:
         return State(x=x0, v=x0, G=0.0 * x0, A=0.0, N=N, solving=False)
 
     def centre(self, state: State) -> Vector:
-        """Return z, where the local steps start and the proximal term has its centre."""
+        """Return z, the start of the local steps and centre of the proximal term."""
         return state.v
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
@@ -200,6 +209,10 @@ class SDANE(DANE):
     name: ClassVar[str] = "S-DANE"
     paper: ClassVar[str] = "Jiang, Rodomanov, Stich 2024"
     messages: ClassVar[MessageTypes] = {Centre: Gradient, Subproblem: Solution}
+    compressible: ClassVar[Compressible] = {
+        Centre: {"g": None},
+        Subproblem: {"dy": None, "g": None},
+    }
 
     mu: float = 0.0
 
@@ -213,12 +226,12 @@ class SDANE(DANE):
     ) -> Self:
         """Return the method for all clients with lam = 2 delta and enough local steps.
 
-        Proved for mu-strongly convex f_i (mu = 0: convex): two rounds of S-DANE contract
-        |v - x*|^2 by 1/(1 + mu/lam), and after R such pairs the accelerated method has
-        f(x) - f* <= |x0 - x*|^2/(2 A_R), where A_R >= R^2/(4 lam) and
+        Proved for mu-strongly convex f_i (mu = 0: convex): two rounds of S-DANE
+        contract |v - x*|^2 by 1/(1 + mu/lam), and after R such pairs the accelerated
+        method has f(x) - f* <= |x0 - x*|^2/(2 A_R), where A_R >= R^2/(4 lam) and
         A_R >= (1 + sqrt(mu/lam)/2)^(2R - 2)/lam. K is such that the gradient of every
-        subproblem at y_K is at most lam |y_K - z|/2, the paper's criterion; the proof on
-        the method's page then needs lam >= 4 delta/3.
+        subproblem at y_K is at most lam |y_K - z|/2, the paper's criterion; the proof
+        on the method's page then needs lam >= 4 delta/3.
 
         Args:
             problem: The problem.

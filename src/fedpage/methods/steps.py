@@ -146,6 +146,22 @@ def s_dane(L: float, delta: float, mu: float = 0.0) -> tuple[float, float, int]:
     return lam, 1 / L, K
 
 
+def icgm(
+    L: float, delta: float, delta1: float, N: int, S: int
+) -> tuple[float, float, float]:
+    """Return lam, beta and p of I-CGM-RG-SAGA (Theorem 6.1).
+
+    lam = 3 delta1 + 113 sqrt(N/S) delta_S, beta = S/(112 N), p = (lam - delta1)/(8 (L +
+    lam)), where delta_S = delta sqrt((N-S)/((N-1) S)).
+
+    >>> icgm(L=8.0, delta=0.1, delta1=0.2, N=1, S=1)[0]
+    0.6000000000000001
+    """
+    delta_S = delta * math.sqrt((N - S) / (max(N - 1, 1) * S))
+    lam = 3 * delta1 + 113 * math.sqrt(N / S) * delta_S
+    return lam, S / (112 * N), (lam - delta1) / (8 * (L + lam))
+
+
 def _steps_to(factor: float, mu: float, L: float) -> int:
     """Return the steps 1/L of gradient descent that reduce an error by this factor."""
     if mu >= L:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.types import (
     Call,
@@ -80,6 +81,10 @@ class SVRP(ProximalSteps):
     paper: ClassVar[str] = "Khaled, Jin 2023"
     messages: ClassVar[MessageTypes] = {Refresh: Gradient, ProximalPoint: Move}
     client_state: ClassVar[None] = None
+    compressible: ClassVar[Compressible] = {
+        Refresh: {"h": None},
+        ProximalPoint: {"dy": None},
+    }
 
     @classmethod
     def from_theory(
@@ -136,7 +141,7 @@ class SVRP(ProximalSteps):
     def client(
         self, message: Refresh | ProximalPoint, oracle: Oracle, client_state: None
     ) -> tuple[Gradient | Move, None]:
-        """Compute the gradient at w, or a proximal step corrected by h - grad f_i(w)."""
+        """Compute the gradient at w, or a proximal step with shift h - grad f_i(w)."""
         if isinstance(message, Refresh):
             return Gradient(oracle.grad(message.x, oracle.batch(None))), None
         x, w, h = message
