@@ -289,8 +289,8 @@ class EF21SGDM(EF21):
     ) -> Self:
         """Return the method with eta = min(alpha/(20 L_average), m/(7 L)).
 
-        The noise of minibatches then leaves an error of order m; the paper's m depends
-        on the number of rounds.
+        The paper's m depends on the noise and on the number of rounds. The constants
+        20 and 7 were derived again for this library (docs/methods/ef21.md).
 
         Args:
             problem: The problem, whose L and average L_i the step depends on.
