@@ -165,7 +165,7 @@ METHODS = {
     "SAGA": {"S": 5}, "ZeroSARAH": {"S": 5}, "COFIG": {"S": 5}, "DIANA": {}, "FRECON": {"S": 5},
     "DASHA-PP": {"S": 5}, "EF21": {}, "EF21-PP": {"S": 5}, "MARINA": {}, "PP-MARINA": {"S": 5},
     "SVRP": {"S": 5, "K": 2}, "SABER": {"S": 1, "K": 2}, "S-DANE": {"K": 2},
-    "Acc-S-DANE": {"K": 2},
+    "Acc-S-DANE": {"K": 2}, "Scaffnew": {},
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_a_plans_rounds_are_those_of_real_runs(name):
         "natural" if "up" in entry.hyper_parameters and name not in ("SAGA", "ZeroSARAH") else None
     )
     method = entry(**METHODS[name], **({"up": codec} if codec else {})).with_step(1e-3)
-    problem = fp.Quadratic.random(20, 3, 6, seed=1)
+    problem = fp.Quadratic.random(20, 3, 40, seed=1)
     setting = Setting(N=20, S=5, K=2, M=3, epsilon=0.1, mu=0.01, delta=0.1)
     rows = [
         row
