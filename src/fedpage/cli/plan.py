@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fedpage.cli.common import parse_cost
 from fedpage.cli.options import with_config_options
 from fedpage.cli.output import console
 from fedpage.core.errors import InputError
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
     from fedpage.theory.planner import Costs, Row
     from fedpage.theory.tables import Setting
 
-_CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2", "delta")
+_CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
+_OPTIONAL = ("mu", "delta")
+"""Constants without a default; the analyses that need them are left out where they are unknown."""
 _LEAST_NEEDED = ("gradients a client", "clients", "needs", "bytes down")
 """The columns that a narrow terminal does not show, the first one first."""
 _LEGEND = """\
 bound: proved with explicit constants for the mean over rounds, as far as the constants hold.
 order: a complexity up to constants; it shows growth and promises no number.
+unverified: taken from code or from a summary, without a look at its proof.
 no result: the paper has a dash here.
 BV: bounded variance of rows (sigma). BGD: bounded dissimilarity of clients (G, B).
-similar (delta): bounded dissimilarity of the clients' Hessians.
-S = N: every client takes part in every round."""
+delta: bounded dissimilarity of the clients' Hessians. mu: strong convexity.
+S = N: every client takes part in every round. C: the codec of replies (--up). Rounds are exchanges
+of messages."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class ConstantsConfig:
     B: float | None = setting(None, "Dissimilarity of clients, relative (default 1).")
     D0: float | None = setting(None, "f(x0) - f* (default 1).")
     R2: float | None = setting(None, "|x0 - x*|^2 (default 1).")
-    delta: float | None = setting(None, "Dissimilarity of the clients' Hessians (default 1).")
+    mu: float | None = setting(None, "Strong convexity (default: unknown).")
+    delta: float | None = setting(None, "Dissimilarity of clients' Hessians (default: unknown).")
 
 
 @with_config_options
@@ -93,14 +99,22 @@ def plan(
     convex: Annotated[
         bool, typer.Option("--convex", help="The objective is convex (with --data: known).")
     ] = False,
+    up: Annotated[
+        str, typer.Option("--up", help="Codec of replies, for methods that have a theorem for it.")
+    ] = "none",
+    cost: Annotated[
+        str, typer.Option("--cost", help="Show this cost too: bits, bits_up, up+0.1*down, ...")
+    ] = "bytes",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Estimate rounds and bytes of each method by theory."""
+    from fedpage.codecs import as_codec
     from fedpage.theory import Setting
     from fedpage.theory import planner as planning
 
-    costs = link.costs()
-    given = {name: getattr(constants, name) for name in _CONSTANTS}
+    costs, codec, cost = link.costs(), as_codec(up), parse_cost(cost)
+    planning.Row("", "", "", "no result").cost(cost)  # refuses a cost that plans do not have
+    given = {name: getattr(constants, name) for name in (*_CONSTANTS, *_OPTIONAL)}
     base: dict[str, float] = dict.fromkeys(_CONSTANTS, 1.0)
     origin = dict.fromkeys(_CONSTANTS, "default")
     average: float | None = None
@@ -108,7 +122,7 @@ def plan(
         base, about = _estimate(problem)
         average, convex = base.pop("average"), bool(about["convex"])
         rows, parameters = rows or about["M"], parameters or about["d"]
-        origin = dict.fromkeys(_CONSTANTS, "estimated") | {"L": "computed"}
+        origin = dict.fromkeys(base, "estimated") | {"L": "computed"}
     values = base | {name: value for name, value in given.items() if value is not None}
     origin |= {name: "given" for name, value in given.items() if value is not None}
     for name in ("L", "D0", "R2"):
@@ -125,15 +139,22 @@ def plan(
             convex=convex,
             costs=costs,
             average_L=average if origin["L"] == "computed" else None,
+            up=codec,
         )
     except (ZeroDivisionError, OverflowError):
         raise InputError(
             "these numbers are too small or too large to compute with; choose others"
         ) from None
     if as_json:
-        _print_json(terms, d, convex, origin, table)
+        _print_json(terms, d, convex, origin, table, str(codec))
     else:
-        _print_plan(terms, d, convex, origin, table, costs.given)
+        text = f"N={terms.N:,} clients, S={terms.S}, M={terms.M:g} rows, K={terms.K}, d={d:,}"
+        aim = "convex: gap f - f*" if convex else "nonconvex: gradient norm"
+        coded = "" if str(codec) == "none" else f"; replies through {codec} where proved"
+        print(f"{text}; {aim} <= {epsilon:g}{coded}")
+        known = (f"{name}={getattr(terms, name):.3g} ({how})" for name, how in origin.items())
+        print(f"constants: {', '.join(known)}")
+        _print_plan(table, costs.given, cost)
 
 
 def _estimate(config: ProblemConfig) -> tuple[dict[str, float], dict[str, int]]:
@@ -144,42 +165,38 @@ def _estimate(config: ProblemConfig) -> tuple[dict[str, float], dict[str, int]]:
     c = estimate(build_problem(config))
     constants = {
         "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2,
-        "delta": c.delta, "average": c.L.average,
+        "average": c.L.average,
     }  # fmt: skip
+    constants |= {"delta": c.delta} if math.isfinite(c.delta) else {}
     return constants, {"M": max(1, round(c.M)), "d": c.d, "convex": c.convex}
 
 
 def _print_json(
-    setting: Setting, d: int, convex: bool, origin: dict[str, str], table: list[Row]
+    setting: Setting, d: int, convex: bool, origin: dict[str, str], table: list[Row], up: str
 ) -> None:
     import dataclasses
     import json
 
     plan = {
-        "setting": {**dataclasses.asdict(setting), "d": d, "convex": convex},
+        "setting": {**dataclasses.asdict(setting), "d": d, "convex": convex, "up": up},
         "origin": origin,
         "methods": [dataclasses.asdict(row) for row in table],
     }
     print(json.dumps(plan, indent=2, ensure_ascii=False))
 
 
-def _print_plan(
-    setting: Setting, d: int, convex: bool, origin: dict[str, str], table: list[Row], timed: bool
-) -> None:
+def _print_plan(table: list[Row], timed: bool, cost: str) -> None:
     from rich.table import Table
 
-    from fedpage.report.summary import format_bytes, format_duration
+    from fedpage.core.columns import Cost
+    from fedpage.report.summary import IN_TABLE, format_bytes, format_cost, format_duration
 
-    aim = "convex: gap f - f*" if convex else "nonconvex: gradient norm"
-    print(
-        f"N={setting.N:,} clients, S={setting.S}, M={setting.M:g} rows, K={setting.K}, d={d:,}; "
-        f"{aim} <= {setting.epsilon:g}"
-    )
-    known = (f"{name}={getattr(setting, name):.3g} ({how})" for name, how in origin.items())
-    print(f"constants: {', '.join(known)}")
+    compared = Cost.parse(cost)
+    extra = [] if cost in IN_TABLE else [compared.short_name]
     words = ("method", "analysis", "kind", "needs")
     numeric = ["rounds", "clients", "bytes up", "bytes down", "gradients a client"]
     numeric += ["time, estimated"] if timed else []
+    numeric += extra
     headings = (*words[:3], *numeric, words[3])
     cells = []
     for row in table:
@@ -192,6 +209,10 @@ def _print_plan(
                 f"{row.gradients_per_client:.3g}",
             ]  # fmt: skip
             numbers += [format_duration(row.seconds)] if timed and row.seconds is not None else []
+            paid = row.cost(compared)
+            if extra:
+                shown_unit = compared.column.unit
+                numbers.append("-" if paid is None else format_cost(paid, shown_unit))
         cells.append((row.method, row.source, row.kind, *numbers, row.assumption))
     columns = {heading: [cell[i] for cell in cells] for i, heading in enumerate(headings)}
     screen = console()

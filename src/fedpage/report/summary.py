@@ -56,10 +56,10 @@ class SummaryRow:
             f"{self.value:.3g}",
             f"{self.loss:.5g}",
             _format_count(self.rounds),
-            _format_cost(self.cost, self.unit),
+            format_cost(self.cost, self.unit),
             format_bytes(self.total_bytes),
-            _format_cost(self.bytes_up, "B"),
-            _format_cost(self.bytes_down, "B"),
+            format_cost(self.bytes_up, "B"),
+            format_cost(self.bytes_down, "B"),
             _format_count(self.clients),
             f"{self.clients_per_round:.1f}",
             f"{self.seconds:.2f}",
@@ -180,8 +180,12 @@ def _format_count(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "not reached"
 
 
-def _format_cost(value: float, unit: str) -> str:
-    """Format a cost that stands beside others; "-" if the target was not reached."""
+def format_cost(value: float, unit: str) -> str:
+    """Format a cost that stands beside others, by its unit; infinity is "-".
+
+    >>> format_cost(1_500_000, "bit"), format_cost(12.0, "")
+    ('1.5 Mbit', '12')
+    """
     if not math.isfinite(value):
         return "-"
     return format_bytes(value, unit) if unit in ("B", "bit") else f"{value:,.4g}"

@@ -1,15 +1,15 @@
-"""Evaluate Tables 1 and 2 of the paper: rounds and gradients to epsilon, up to constants.
+"""Evaluate Tables 1 and 2 of the paper, and later analyses: rounds to epsilon, up to constants.
 
 The paper prints the terms with L, f(x0) - f* and |x0 - x*| set to 1. Here each term has the factor
 that makes it a pure number (`Setting.L`, `D0` and `R2`). With these at their default of 1 the terms
-are those of the printed tables.
+are those of the printed tables. `RIVALS` has the methods that came before and after the paper's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedpage.core.errors import InputError
 
@@ -51,7 +51,10 @@ class Setting:
         L: Smoothness of the rows.
         D0: f(x0) - f*.
         R2: |x0 - x*|^2.
-        delta: Second-order dissimilarity of the clients, which the tables do not use.
+        omega: Variance of an unbiased codec; 0: none.
+        alpha: Contraction of a biased codec; 1: none.
+        mu: Strong convexity of every f_i; None: not known, or 0.
+        delta: Dissimilarity of the clients' Hessians; None: not known.
 
     Raises:
         InputError: A number is out of range.
@@ -68,7 +71,10 @@ class Setting:
     L: float = 1.0
     D0: float = 1.0
     R2: float = 1.0
-    delta: float = 1.0
+    omega: float = 0.0
+    alpha: float = 1.0
+    mu: float | None = None
+    delta: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("N", "S", "K", "M", "epsilon", "L", "D0", "R2"):
@@ -76,13 +82,30 @@ class Setting:
             if not math.isfinite(value) or value <= 0:
                 raise InputError(f"{name} must be a finite number above 0, not {value!r}")
             check_range(name, value)
-        for name in ("sigma", "G", "B", "delta"):
+        for name in ("sigma", "G", "B"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise InputError(f"{name} must be a finite number of at least 0, not {value!r}")
             check_range(name, max(value, 1.0))
         if self.S > self.N:
             raise InputError(f"S must be at most N={self.N}, not {self.S}")
+        self._check_optional()
+
+    def _check_optional(self) -> None:
+        if not (math.isfinite(self.omega) and self.omega >= 0):
+            raise InputError(f"omega must be a finite number of at least 0, not {self.omega!r}")
+        check_range("omega", max(self.omega, 1.0))
+        if not 0 < self.alpha <= 1:
+            raise InputError(f"alpha must be above 0 and at most 1, not {self.alpha!r}")
+        check_range("alpha", self.alpha)
+        if self.mu is not None:
+            if not 0 < self.mu <= self.L:
+                raise InputError(f"mu must be above 0 and at most L={self.L:g}, not {self.mu!r}")
+            check_range("mu", self.mu)
+        if self.delta is not None:
+            if not (math.isfinite(self.delta) and self.delta >= 0):
+                raise InputError(f"delta must be a finite number of at least 0, not {self.delta!r}")
+            check_range("delta", max(self.delta, 1.0))
 
     @property
     def scaled_gap(self) -> float:
@@ -101,12 +124,16 @@ class Entry:
         method: The method's name.
         source: The paper of the analysis.
         assumption: What it assumes. BV: bounded variance of rows within a client (sigma).
-            (G,B)-BGD: bounded gradient dissimilarity of clients.
+            (G,B)-BGD: bounded gradient dissimilarity of clients. C: the codec of replies.
         convex: Rounds for a convex f; None where the paper has a dash, as in the next three.
         nonconvex: Rounds for a nonconvex f.
         convex_gradients: Gradients per client for a convex f.
         nonconvex_gradients: Gradients per client for a nonconvex f.
         all_clients: Whether the analysis needs S = N.
+        convex_needs: Fields of `Setting` without which `convex` cannot be evaluated.
+        nonconvex_needs: The same of `nonconvex`.
+        codec: The codecs that the analysis allows for: "unbiased", "contractive", or "" for none.
+        unverified: Which of "convex" and "nonconvex" were not checked against a proof or a paper.
     """
 
     method: str
@@ -117,6 +144,10 @@ class Entry:
     convex_gradients: Formula | None
     nonconvex_gradients: Formula | None
     all_clients: bool = False
+    convex_needs: tuple[str, ...] = ()
+    nonconvex_needs: tuple[str, ...] = ()
+    codec: str = ""
+    unverified: tuple[str, ...] = ()
 
 
 def convex_case(N: int, S: int) -> tuple[str, float]:
@@ -293,3 +324,175 @@ paper prints it, and as its b2 gives it."""
 def _scale(s: Setting, convex: bool = False) -> float:
     """Return the factor that makes two terms pure numbers, whose units do not match as printed."""
     return s.L**2 * s.R2 if convex else s.L * s.D0
+
+
+# Methods that are not in the paper's tables. Rounds are exchanges: a method that calls its clients
+# twice in an iteration counts two.
+
+
+def _nonconvex(s: Setting, factor: float) -> float:
+    """Return gradient descent's L D0/epsilon^2 times a factor."""
+    return s.scaled_gap / s.epsilon**2 * factor
+
+
+def _convex(s: Setting, factor: float) -> float:
+    """Return gradient descent's L R2/epsilon times a factor."""
+    return s.L * s.R2 / s.epsilon * factor
+
+
+def _linear(s: Setting, factor: float) -> float:
+    """Return the rounds of a linear rate: a factor times log(D0/epsilon)."""
+    return factor * math.log(max(math.e, s.D0 / s.epsilon))
+
+
+def _known(value: float | None) -> float:
+    """Return a constant that the entry's needs guarantee."""
+    assert value is not None
+    return value
+
+
+def _condition(s: Setting) -> float:
+    return s.L / _known(s.mu)
+
+
+def _cofig_nonconvex(s: Setting) -> float:
+    W = 1 + s.omega
+    return _nonconvex(s, 1 + (W**1.5 * math.sqrt(s.N) + W * s.N ** (2 / 3)) / s.S)
+
+
+def _cofig_convex(s: Setting) -> float:
+    return _convex(s, 1 + (1 + s.omega) * (1 + math.sqrt(s.N)) / s.S)
+
+
+def _dasha(s: Setting) -> float:
+    variance = s.omega * (2 * s.omega + 1) + (s.N - s.S) / max(1, s.N - 1)
+    return _nonconvex(s, 1 + math.sqrt(s.N * variance) / s.S)
+
+
+def _svrp(s: Setting) -> float:
+    ratio = _known(s.delta) / _known(s.mu)
+    return _linear(s, (1 + s.S / s.N) * (s.N / s.S + ratio**2))
+
+
+def _saber_nonconvex(s: Setting) -> float:
+    return _known(s.delta) * s.D0 * math.sqrt(s.N) / s.epsilon**2 * (1 + 1 / s.N)
+
+
+def _saber_convex(s: Setting) -> float:
+    ratio = _known(s.delta) / _known(s.mu)
+    return _linear(s, (1 + 1 / s.N) * (math.sqrt(s.N) * ratio + s.N))
+
+
+def _rival(
+    method: str,
+    source: str,
+    assumption: str,
+    *,
+    convex: Formula | None = None,
+    nonconvex: Formula | None = None,
+    all_clients: bool = False,
+    convex_needs: tuple[str, ...] = (),
+    nonconvex_needs: tuple[str, ...] = (),
+    codec: str = "",
+    unverified: tuple[str, ...] = (),
+) -> Entry:
+    return Entry(
+        method, source, assumption, convex, nonconvex, None, None, all_clients, convex_needs,
+        nonconvex_needs, codec, unverified,
+    )  # fmt: skip
+
+
+RIVALS: tuple[Entry, ...] = (
+    _rival(
+        "SAGA",
+        "as COFIG, no codec",
+        "smooth",
+        convex=lambda s: _cofig_convex(replace(s, omega=0.0)),
+        nonconvex=lambda s: _cofig_nonconvex(replace(s, omega=0.0)),
+        unverified=("nonconvex",),
+    ),
+    _rival(
+        "ZeroSARAH",
+        "Li, Hanzely, Richtárik 2021",
+        "smooth",
+        nonconvex=lambda s: _nonconvex(s, 1 + math.sqrt(s.N) / s.S),
+    ),
+    _rival(
+        "COFIG",
+        "Zhao et al. 2021, COFIG",
+        "smooth, unbiased C",
+        convex=_cofig_convex,
+        nonconvex=_cofig_nonconvex,
+        codec="unbiased",
+        unverified=("nonconvex",),
+    ),
+    _rival(
+        "DIANA",
+        "Horváth et al. 2019",
+        "smooth, unbiased C, S = N",
+        convex=lambda s: _linear(s, 1 + s.omega + _condition(s) * (1 + s.omega / s.N)),
+        nonconvex=lambda s: _nonconvex(s, (1 + s.omega) * math.sqrt(1 + s.omega / s.N)),
+        all_clients=True,
+        convex_needs=("mu",),
+        codec="unbiased",
+    ),
+    _rival(
+        "FRECON",
+        "Zhao et al. 2021, COFIG",
+        "smooth, unbiased C",
+        nonconvex=lambda s: _nonconvex(s, 1 + (1 + s.omega) * math.sqrt(s.N) / s.S),
+        codec="unbiased",
+    ),
+    _rival(
+        "DASHA-PP",
+        "Tyurin, Richtárik 2023",
+        "smooth, unbiased C",
+        nonconvex=_dasha,
+        codec="unbiased",
+    ),
+    _rival(
+        "EF21",
+        "Richtárik et al. 2021",
+        "smooth, contractive C, S = N",
+        convex=lambda s: _linear(s, (1 + _condition(s)) / s.alpha),
+        nonconvex=lambda s: _nonconvex(s, 1 / s.alpha),
+        all_clients=True,
+        convex_needs=("mu",),
+        codec="contractive",
+        unverified=("convex",),
+    ),
+    _rival(
+        "EF21-PP",
+        "Fatkhullin et al. 2021",
+        "smooth, contractive C",
+        nonconvex=lambda s: _nonconvex(s, s.N / (s.S * s.alpha)),
+        codec="contractive",
+    ),
+    _rival(
+        "Scaffnew",
+        "Mishchenko et al. 2022",
+        "smooth, S = N",
+        convex=lambda s: _linear(s, math.sqrt(_condition(s))),
+        all_clients=True,
+        convex_needs=("mu",),
+    ),
+    _rival(
+        "SVRP",
+        "Khaled, Jin 2023",
+        "exact solves",
+        convex=_svrp,
+        convex_needs=("mu", "delta"),
+    ),
+    _rival(
+        "SABER",
+        "Mishchenko et al. 2023",
+        "exact solves, S = 1",
+        convex=_saber_convex,
+        nonconvex=_saber_nonconvex,
+        convex_needs=("mu", "delta"),
+        nonconvex_needs=("delta",),
+        unverified=("convex", "nonconvex"),
+    ),
+)
+"""Analyses of methods that the paper's tables do not have. The theorems of MARINA and S-DANE,
+which have explicit constants, are evaluated by `fedpage.theory.planner`."""
