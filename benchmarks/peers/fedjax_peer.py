@@ -1,5 +1,6 @@
-"""Run FedJAX's fed_avg and fed_prox on its jit backend, with its shuffle_repeat_batch.
+"""Run FedJAX's fed_avg, fed_prox, mime and mime_lite on its jit backend.
 
+Minibatches are those of its shuffle_repeat_batch. Server optimisers are its own, which wrap optax.
 FedJAX has no SCAFFOLD.
 """
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import Clients, Clock, NotInLibrary, main, versions
-from fedjax.algorithms import fed_avg, fed_prox
+from fedjax.algorithms import fed_avg, fed_prox, mime, mime_lite
 
 
 def losses(clients: Clients) -> Any:
@@ -29,6 +30,20 @@ def losses(clients: Clients) -> Any:
         return jax.nn.softplus(-batch["y"] * margins) + 0.5 * clients.alpha * x @ x
 
     return per_row
+
+
+def build_optimiser(job: dict[str, Any]) -> Any:
+    """Return the server's optimiser."""
+    optimisers, method = fedjax.optimizers, job["method"]
+    if method in ("fedavgm", "fednesterov"):
+        return optimisers.sgd(job["eta_g"], job["beta"], nesterov=method == "fednesterov")
+    if method == "fedadam":
+        return optimisers.adam(job["eta_g"], job["beta1"], job["beta2"], job["tau"])
+    if method == "fedyogi":
+        return optimisers.yogi(job["eta_g"], job["beta1"], job["beta2"], job["tau"])
+    if method == "fedadagrad":
+        return optimisers.adagrad(job["eta_g"], job["tau"] ** 2, job["tau"])
+    return optimisers.sgd(1.0)
 
 
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
@@ -50,9 +65,14 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     per_row, local, server = (
         losses(clients),
         fedjax.optimizers.sgd(job["eta"]),
-        fedjax.optimizers.sgd(1.0),
+        build_optimiser(job),
     )
-    if job["method"] == "fedprox":
+    if job["method"] in ("mime", "mimelite"):
+        build = mime.mime if job["method"] == "mime" else mime_lite.mime_lite
+        base = fedjax.optimizers.sgd(job["eta"], job["beta"])
+        grads = fedjax.PaddedBatchHParams(batch_size=len(sets[0]))
+        algorithm = build(per_row, base, batches, grads, job["eta_g"])
+    elif job["method"] == "fedprox":
         algorithm = fed_prox.fed_prox(per_row, local, server, batches, job["mu"])
     else:
         grad = jax.grad(lambda params, batch, rng: jnp.mean(per_row(params, batch, rng)))

@@ -1,4 +1,4 @@
-"""Run Flower's strategies FedAvg and FedProx in its simulation (on ray), with clients in numpy.
+"""Run Flower's strategies in its simulation (on ray), with clients in numpy.
 
 Flower has no strategy for SCAFFOLD. `Scaffold` below is written as users write it: the strategy
 stores c, and clients store c_i in the state of their context. Flower samples the clients, and the
@@ -20,11 +20,11 @@ os.environ |= {
 }  # fmt: skip
 
 import numpy as np
-from common import Clients, Clock, main, slope, versions
+from common import Clients, Clock, NotInLibrary, main, slope, versions
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg, FedProx
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from flwr.simulation import run_simulation
 
 client_app = ClientApp()
@@ -98,6 +98,24 @@ class Scaffold(FedAvg):
         return arrays, metrics
 
 
+def build_strategy(job: dict[str, Any], common: dict[str, Any]) -> Any:
+    """Return the strategy of the package for the job's method."""
+    method = job["method"]
+    if method == "fedprox":
+        return FedProx(**common, proximal_mu=job["mu"])
+    if method == "fedavgm":
+        return FedAvgM(**common, server_learning_rate=job["eta_g"], server_momentum=job["beta"])
+    if method == "fedadagrad":
+        return FedAdagrad(**common, eta=job["eta_g"], tau=job["tau"])
+    if method in ("fedadam", "fedyogi"):
+        decays = {"beta_1": job["beta1"], "beta_2": job["beta2"]}
+        kind = FedAdam if method == "fedadam" else FedYogi
+        return kind(**common, eta=job["eta_g"], tau=job["tau"], **decays)
+    if method != "fedavg":
+        raise NotInLibrary("has none")
+    return FedAvg(**common)
+
+
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     S, N, called = job["S"], clients.N, []
 
@@ -115,11 +133,7 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
         strategy: Any = Scaffold(**common)
         strategy.c, strategy.share, start["c"] = zero, S / N, Array(zero)
     else:
-        strategy = (
-            FedProx(**common, proximal_mu=job["mu"])
-            if job["method"] == "fedprox"
-            else FedAvg(**common)
-        )
+        strategy = build_strategy(job, common)
     settings = {
         "data": job["data"],
         "K": job["K"],

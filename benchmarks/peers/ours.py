@@ -25,8 +25,19 @@ def build_problem(clients: Clients) -> Any:
     return fp.RobustRegression(data, clients=clients.N)
 
 
+SERVERS = {
+    "fedavgm": ("eta_g", "beta"), "fednesterov": ("eta_g", "beta"),
+    "fedadagrad": ("eta_g", "tau"), "fedadam": ("eta_g", "beta1", "beta2", "tau"),
+    "fedyogi": ("eta_g", "beta1", "beta2", "tau"),
+    "mime": ("eta_g", "beta"), "mimelite": ("eta_g", "beta"),
+}  # fmt: skip
+
+
 def build_method(job: dict[str, Any]) -> Any:
     common = {"S": job["S"], "K": job["K"], "eta_l": job["eta"], "b": job["b"]}
+    if job["method"] in SERVERS:
+        more = {name: job[name] for name in SERVERS[job["method"]]}
+        return fp.METHODS[job["method"]](**common, **more)
     if job["method"] == "scaffold":
         return fp.SCAFFOLD(**common, option=job.get("option", "II"))
     return fp.FedProx(**common, mu=job["mu"]) if job["method"] == "fedprox" else fp.FedAvg(**common)
@@ -34,14 +45,16 @@ def build_method(job: dict[str, Any]) -> Any:
 
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     simulation = fp.Simulation(build_problem(clients), build_method(job), seed=job["seed"])
+    exchanges = 2 if job["method"] == "mime" else 1  # each is a round of fedpage's
     clock.loaded()
     for _ in range(job["rounds"]):
-        simulation.step()
+        for _ in range(exchanges):
+            simulation.step()
         clock.tick(lambda: simulation.x)
     results: dict[str, Any] = {"versions": versions("numpy", "numba"), "label": fp.__version__}
     if job.get("report_clients"):
         results["called"] = [
-            RoundDraws(job["seed"], r).clients(clients.N, job["S"]).tolist()
+            RoundDraws(job["seed"], exchanges * r).clients(clients.N, job["S"]).tolist()
             for r in range(job["rounds"])
         ]
     return results

@@ -1,5 +1,7 @@
 """Run pfl-research's FederatedAveraging, FedProx and SCAFFOLD on its simulated backend.
 
+Server optimisers are those of torch, which pfl takes as the central optimiser of averaging.
+
 Four details make pfl do the same work as the other peers:
 - Minibatches are consecutive slices of a user's data set, so `user` draws K b rows per round.
 - SCAFFOLD refuses local_num_steps. One epoch over K b rows in batches of b is K steps.
@@ -18,7 +20,7 @@ os.environ.setdefault("PFL_PYTORCH_DEVICE", "cpu")
 
 import numpy as np
 import torch
-from common import Clients, Clock, main, versions
+from common import Clients, Clock, NotInLibrary, main, versions
 from losses_torch import Model, tensors
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
@@ -89,6 +91,24 @@ def build_algorithm(job: dict[str, Any], N: int) -> tuple[Any, Any]:
     return FederatedAveraging(), NNAlgorithmParams(**common)
 
 
+def build_optimiser(job: dict[str, Any], parameters: Any) -> torch.optim.Optimizer:
+    """Return the central optimiser: pfl takes any of torch, and has none of its own."""
+    method = job["method"]
+    if method in ("mime", "mimelite", "fedyogi"):
+        raise NotInLibrary("has none" if method != "fedyogi" else "has none (nor has torch)")
+    if method in ("fedavgm", "fednesterov"):
+        nesterov = method == "fednesterov"
+        return torch.optim.SGD(parameters, job["eta_g"], job["beta"], nesterov=nesterov)
+    if method == "fedadam":
+        betas = (job["beta1"], job["beta2"])
+        return torch.optim.Adam(parameters, job["eta_g"], betas, eps=job["tau"])
+    if method == "fedadagrad":
+        return torch.optim.Adagrad(
+            parameters, job["eta_g"], initial_accumulator_value=job["tau"] ** 2, eps=job["tau"]
+        )
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     torch.set_num_threads(1)
     np.random.seed(job["seed"])  # noqa: NPY002
@@ -105,7 +125,7 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     order = iter([i for called in job["schedule"] for i in called])
     users = FederatedDataset(user, lambda: next(order))
     module = Model(clients, dtype)
-    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    model = PyTorchModel(module, torch.optim.SGD, build_optimiser(job, module.parameters()))
     algorithm, params = build_algorithm(job, clients.N)
     steps = NNTrainHyperParams(
         local_batch_size=b, local_num_epochs=K if b is None else 1, local_learning_rate=job["eta"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -55,6 +56,38 @@ VARIANTS = [
     ("flower_sim", "fedprox", {"variant": "snippet"}, "term as its docstring's code"),
 ]
 
+# the server's steps are such that no method amplifies rounding errors
+SERVER = {
+    "K": 5, "eta": 0.1, "rounds": 60, "eta_g": 0.05, "beta": 0.6, "beta1": 0.9, "beta2": 0.99,
+    "tau": 0.01,
+}  # fmt: skip
+SERVER_METHODS = (
+    "fedavgm", "fednesterov", "fedadagrad", "fedadam", "fedyogi", "mimelite", "mime",
+)  # fmt: skip
+ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
+SERVER_PEERS = ("ours", "pfl_peer", "fedjax_peer", "flower_sim")
+# (peer, method): what it does unlike the paper, and this as a reading of benchmarks/peers/plain.py
+READINGS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("flower_sim", "fedadagrad"): ("v starts at 0", {"v0": 0.0}),
+    ("flower_sim", "fedyogi"): ("v starts at 0", {"v0": 0.0}),
+    ("flower_sim", "fedadam"): (
+        "v starts at 0; corrects Adam's bias with t + 1 for t",
+        {"v0": 0.0, "correction": "flower"},
+    ),
+    ("pfl_peer", "fedadam"): (
+        "v starts at 0; corrects Adam's bias", {"v0": 0.0, "correction": "adam"},
+    ),
+    ("fedjax_peer", "fedadam"): (
+        "v starts at 0; corrects Adam's bias", {"v0": 0.0, "correction": "adam"},
+    ),
+    ("fedjax_peer", "fedyogi"): (
+        "m and v start at 1e-6; corrects Adam's bias",
+        {"v0": 1e-6, "m0": -1e-6, "correction": "adam"},
+    ),
+    ("fedjax_peer", "fedadagrad"): ("divides by sqrt(v + tau)", {"inside": True}),
+    ("fedjax_peer", "mime"): ("momentum is g + beta m", {"summed": True}),
+    ("fedjax_peer", "mimelite"): ("momentum is g + beta m", {"summed": True}),
+}  # fmt: skip
 
 ONE_THREAD = {
     **dict.fromkeys(
@@ -273,6 +306,45 @@ def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def servers(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
+    """Compare the peers' server optimisers and Mime with the papers and with their readings."""
+    problem, rows = plain.quadratic(), []
+    path = home / "quadratic.npz"
+    problem.save(path)
+    for method, S in itertools.product(SERVER_METHODS, (problem.N, problem.N // 2)):
+        for peer in SERVER_PEERS:
+            row = {"peer": peer, "method": method, "variant": "", "S": S, "N": problem.N}
+            rows.append(row)
+            job = {
+                **SERVER, "S": S, "b": None, "method": method, "data": str(path),
+                "eta_g": SERVER["eta_g"] if method in ADAPTIVE else 1.0,
+                "dtype": "float64", "seed": 0, "check": 1, "report_clients": True,
+                "schedule": schedule(problem.N, S, SERVER["rounds"], 0),
+            }  # fmt: skip
+            answer = try_job(row, pythons, job, home)
+            if answer is not None:
+                row |= measure_reading(problem, job, answer, peer)
+                print(row, flush=True)
+    return rows
+
+
+def measure_reading(
+    problem: Clients, job: dict[str, Any], answer: dict[str, Any], peer: str
+) -> dict[str, Any]:
+    """Return distances to the paper's first and last x, and to the last of the peer's reading."""
+    what, reading = READINGS.get((peer, job["method"]), ("", {}))
+    called = answer["called"]
+    wanted, own = (plain.reference(problem, job, called, **r) for r in ({}, reading))
+    first = plain.reference(problem, job, called[:1])
+    return {
+        "first": float(np.abs(np.array(answer["x_check"]) - first).max()),
+        "to_reference": float(np.abs(np.array(answer["x"]) - wanted).max()),
+        "to_reading": float(np.abs(np.array(answer["x"]) - own).max()) if reading else None,
+        "reading": what,
+        "label": answer["label"],
+    }
+
+
 def measure_distances(
     problem: Clients, job: dict[str, Any], answer: dict[str, Any], star: np.ndarray
 ) -> dict[str, Any]:
@@ -319,14 +391,15 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python of the environments")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument(
-        "--only", choices=("speed", "exact"), help="only one of the two comparisons"
+        "--only", choices=("speed", "exact", "servers"), help="only one of the comparisons"
     )
     parser.add_argument("--into", type=Path, help="a Markdown file with markers for the tables")
     options = parser.parse_args()
     home = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
     pythons: dict[str, Any] = {}
-    for peer, (environment, _, _) in PEERS.items():
+    for peer in SERVER_PEERS if options.only == "servers" else PEERS:
+        environment, *_ = PEERS[peer]
         try:
             pythons[peer] = interpreter(home, environment, options.python)
         except PeerFailed as reason:
@@ -334,22 +407,29 @@ def main() -> None:
             print(f"{peer}: {reason}", flush=True)
     file = home / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if options.only and file.exists() else {}
-    results |= {"machine": machine(), "cases": CASES, "exact_settings": EXACT}
+    results |= {
+        "machine": machine(),
+        "cases": CASES,
+        "exact_settings": EXACT,
+        "server_settings": SERVER,
+    }
 
     def write(**more: Any) -> None:
         results.update(more)
         file.write_text(json.dumps(replace_non_finite(results), indent=1) + "\n")
-        page = tables.page(json.loads(file.read_text()))
+        written = json.loads(file.read_text())
+        page = tables.page(written) + "\n" + tables.server_page(written)
         (home / "peers.md").write_text(page)
         print(page)
         if options.into:
-            options.into.write_text(
-                tables.insert(options.into.read_text(encoding="utf-8"), page), encoding="utf-8"
-            )
+            text = tables.insert_all(options.into.read_text(encoding="utf-8"), written)
+            options.into.write_text(text, encoding="utf-8")
 
-    if options.only != "speed":
+    if options.only in (None, "exact"):
         write(exact=exact(pythons, home))
-    if options.only != "exact":
+    if options.only in (None, "servers"):
+        write(servers=servers(pythons, home))
+    if options.only in (None, "speed"):
         speed(pythons, home, options.repetitions, write)
 
 

@@ -9,8 +9,13 @@ NAMES = {
     "ours": "fedpage", "numpy_loop": "numpy loop", "torch_loop": "PyTorch loop", "pfl_peer": "pfl",
     "fedjax_peer": "FedJAX", "flower_sim": "Flower simulation",
 }  # fmt: skip
-METHODS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedprox": "FedProx"}
+METHODS = {
+    "fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedprox": "FedProx", "fedavgm": "FedAvgM",
+    "fednesterov": "FedNesterov", "fedadagrad": "FedAdagrad", "fedadam": "FedAdam",
+    "fedyogi": "FedYogi", "mime": "Mime", "mimelite": "MimeLite",
+}  # fmt: skip
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+SERVERS_BEGIN, SERVERS_END = "<!-- servers: begin -->", "<!-- servers: end -->"
 TOLERANCE = 1e-6  # a larger distance to the reference is no rounding error of float32
 
 
@@ -173,6 +178,42 @@ def exact_table(results: dict[str, Any], problem: str) -> str:
     return table(head, rows)
 
 
+def server_table(results: dict[str, Any]) -> str:
+    """Return a row for each method and peer, with distances where all and half are called."""
+    found = {(r["method"], r["peer"], r["S"] == r["N"]): r for r in results["servers"]}
+    rows = []
+    for (method, peer, all_called), row in found.items():
+        if not all_called:
+            continue
+        cells = [METHODS[method], NAMES[peer]]
+        if "label" not in row:
+            rows.append([*cells, *failure_cells(row, 5)])
+            continue
+        half = found[(method, peer, False)]
+        cells.append(row["reading"] or "nothing")
+        for key in ("to_reference", "to_reading"):
+            for entry in (row, half):
+                value = entry.get(key)
+                if key == "to_reading" and not row["reading"]:
+                    cells.append("")
+                elif "label" not in entry:
+                    cells.append(failure_cells(entry, 1)[0])
+                else:
+                    far = value is not None and TOLERANCE < value <= 1e6
+                    cells.append(f"**{distance(value)}**" if far else distance(value))
+        rows.append(cells)
+    head = [
+        "method",
+        "peer",
+        "unlike the paper",
+        "to the paper's x: all called",
+        "half called",
+        "with that taken into account: all called",
+        "half called",
+    ]
+    return table(head, rows)
+
+
 def versions(results: dict[str, Any]) -> str:
     seen: dict[str, str] = {}
     for row in results["speed"]:
@@ -205,10 +246,24 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def insert(text: str, tables: str) -> str:
+def server_page(results: dict[str, Any]) -> str:
+    """Return the Markdown of the server optimisers; "" if they were not compared."""
+    return server_table(results) if "servers" in results else ""
+
+
+def insert(text: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
     """Return the text with the tables between its markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the file has no markers {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{tables.strip()}\n\n{END}{after}"
+    before, found, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not found or not last:
+        raise ValueError(f"the file has no markers {begin} and {end}")
+    return f"{before}{begin}\n\n{tables.strip()}\n\n{end}{after}"
+
+
+def insert_all(text: str, results: dict[str, Any]) -> str:
+    """Return the text with the tables of all comparisons that were run."""
+    if "speed" in results or "exact" in results:
+        text = insert(text, page(results))
+    if "servers" in results:
+        text = insert(text, server_page(results), SERVERS_BEGIN, SERVERS_END)
+    return text

@@ -394,8 +394,8 @@ def test_both_exchanges_call_the_same_clients_and_count_as_rounds(name):
     assert run.costs.floats_up == 4 * problem.d * 12
 
 
-@pytest.mark.parametrize("name", ["FedExP", "Mime", "MimeLite", "MimeMVR"])
-def test_replies_pass_through_codecs(name):
+@pytest.mark.parametrize("name", [*SERVERS, "FedExP", "Mime", "MimeLite", "MimeMVR"])
+def test_replies_pass_through_unbiased_codecs_only(name):
     problem = uneven("robust")
     plain, coded = (
         fp.simulate(problem, getattr(fp, name)(S=4, K=2, eta_l=0.05, b=2, up=up), rounds=6, seed=1)
@@ -406,6 +406,8 @@ def test_replies_pass_through_codecs(name):
     assert plain.last("bits_up") == replies * (vectors * problem.d + numbers) * 64
     assert coded.last("bits_up") == replies * (vectors * problem.d * 12 + numbers * 64)
     assert 0 < np.linalg.norm(coded.x - plain.x) < np.linalg.norm(plain.x)
+    with pytest.raises(fp.InputError, match=f"{name}: up=topk:2 is biased"):
+        getattr(fp, name)(up="topk:2")
 
 
 def test_clients_of_an_earlier_round_are_those_that_it_drew():

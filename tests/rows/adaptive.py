@@ -24,6 +24,7 @@ ROWS = {
     "FedAdagrad": _biased("FedAdagrad", eta_l=0.02, tau=0.05),
     "FedAdam": _biased("FedAdam", eta_l=0.02, tau=0.05, beta2=0.9),
     "FedYogi": _biased("FedYogi", eta_l=0.02, tau=0.05, beta2=0.9),
+    "FedAdam-natural": _biased("FedAdam", eta_l=0.02, tau=0.05, up="natural"),
     "FedExP": _biased("FedExP"),
     "FedExP-averaged": _biased("FedExP", averaged=True),
     "MimeLite": _biased("MimeLite", eta_g=1.5, beta=0.6),

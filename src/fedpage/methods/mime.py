@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
+from fedpage.codecs import Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd, local_svrg
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
@@ -106,7 +106,6 @@ class MimeLite(LocalSGD):
 
     Args:
         beta: The momentum, in [0, 1).
-        up: The codec of replies, which must be unbiased.
     """
 
     name: ClassVar[str] = "MimeLite"
@@ -116,7 +115,6 @@ class MimeLite(LocalSGD):
     compressible: ClassVar[Compressible] = {Steps: {"dy": None, "g": None}}
 
     beta: float = 0.9
-    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +161,6 @@ class Mime(LocalSGD):
 
     Args:
         beta: The momentum, in [0, 1).
-        up: The codec of replies, which must be unbiased.
     """
 
     name: ClassVar[str] = "Mime"
@@ -176,7 +173,6 @@ class Mime(LocalSGD):
     }
 
     beta: float = 0.9
-    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,7 +226,6 @@ class MimeMVR(LocalSGD):
 
     Args:
         a: The weight of the new gradients, in (0, 1].
-        up: The codec of replies, which must be unbiased.
     """
 
     name: ClassVar[str] = "MimeMVR"
@@ -244,7 +239,6 @@ class MimeMVR(LocalSGD):
     }
 
     a: float = 0.1
-    up: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         super().__post_init__()
