@@ -17,8 +17,8 @@ import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch, Draws, Oracle, Replies, Vector
 from fedpage.engine.simulation import Simulation
-from fedpage.methods import scaffold
-from fedpage.methods.scaffold import ClientState, Controlled, State
+from fedpage.methods import scaffnew
+from fedpage.methods.scaffold import ClientState, Controlled, ControlledI, Reply, ReplyI, State
 
 ZERO = [0.0] * D
 
@@ -36,24 +36,23 @@ def client_gradients(problem, x):
 class TwoVectors(fp.SCAFFOLD):
     """Option II as the paper writes it: clients send y_K - x and c_i+ - c_i."""
 
-    messages: ClassVar = {Controlled: scaffold.ReplyI}
+    messages: ClassVar = {Controlled: ReplyI}
     compressible: ClassVar = {}
 
-    def client(self, message: Controlled, oracle: Oracle, client_state: ClientState):
+    def client(
+        self, message: Controlled | ControlledI, oracle: Oracle, client_state: ClientState
+    ) -> tuple[Reply | ReplyI, ClientState]:
         x, c = message
         y = x
         for _ in range(self.K):
             y = y - self.eta_l * (oracle.grad(y, oracle.batch(self.b)) - client_state.c + c)
         c_new = client_state.c - c + (x - y) / (self.K * self.eta_l)
-        return scaffold.ReplyI(y - x, c_new - client_state.c), client_state
+        return ReplyI(y - x, c_new - client_state.c), client_state
 
-    def server(self, state: State, replies: Replies) -> State:
-        return State(
-            x=state.x + self.eta_g * replies.mean.dy,
-            c=state.c + replies.count / state.N * replies.mean.dc,
-            m=state.m,
-            N=state.N,
-        )
+    def server(self, state: State, replies: Replies[Reply | ReplyI]) -> State:
+        assert isinstance(replies.mean, ReplyI)
+        c = state.c + replies.count / state.N * replies.mean.dc
+        return state._replace(x=state.x + self.eta_g * replies.mean.dy, c=c)
 
 
 @pytest.mark.parametrize("kind", ["robust", "logistic-nonconvex", "quadratic"])
@@ -376,7 +375,7 @@ def test_scaffnew_refuses_numbers_of_steps_that_are_never_drawn():
     oracle = problem.oracle(np.arange(N), RoundDraws(0, 0))
     state = method.client_state(np.zeros((N, D)), np.zeros((N, D)))
     for K in (0.0, 76.0, 1.5, np.nan, np.inf):
-        message = fp.methods.scaffnew.Begin(np.array(X0), np.array([K]))
+        message = scaffnew.Begin(np.array(X0), np.array([K]))
         with pytest.raises(fp.InputError, match=r"local steps, which p=0\.5 never gives"):
             method.client(message, oracle, state)
     with pytest.raises(fp.InputError, match="p must be at least 1e-6"):
