@@ -269,7 +269,7 @@ def test_a_killed_server_resumes_with_equal_bits(federate, simulated, method):
         if info.round == 4:
             raise Killed
 
-    changes = {"method": method, "hyper": HYPER[method], "record-every": 1}
+    changes = {"method": method, "hyper": small(method), "record-every": 1}
     with pytest.raises(Killed):
         federate(callbacks=[fp.FunctionCallback(on_round_end=die)], **changes)
     again = federate(**changes)
