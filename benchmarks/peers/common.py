@@ -159,13 +159,28 @@ def versions(*names: str) -> dict[str, str]:
     return {"python": sys.version.split()[0], **{name: version(name) for name in names}}
 
 
-def main(run: Callable[[dict[str, Any], Clients, Clock], dict[str, Any]]) -> None:
-    """Run the job in the file argv[1] and print its results; `run` returns versions and more."""
+Run = Callable[[dict[str, Any], Clients, Clock], dict[str, Any]]
+
+
+def main(run: Run) -> None:
+    """Run the job in the file argv[1], or its `batch` of jobs, and print the results.
+
+    Args:
+        run: The peer, which returns versions and more.
+    """
     job = json.loads(Path(sys.argv[1]).read_text())
+    if "batch" in job:
+        answers = [answer(run, {**one, "spawned": job["spawned"]}) for one in job["batch"]]
+        print(json.dumps({"batch": answers}), flush=True)
+    else:
+        print(json.dumps(answer(run, job)), flush=True)
+
+
+def answer(run: Run, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a job, or why the library cannot do it."""
     clock = Clock(job["check"], job["rounds"], job["spawned"])
     try:
         results = run(job, Clients.load(job["data"]), clock)
     except NotInLibrary as error:
-        print(json.dumps({"none": str(error)}), flush=True)
-        return
-    print(json.dumps({**results, **clock.results}), flush=True)
+        return {"none": str(error)}
+    return {**results, **clock.results}

@@ -116,6 +116,56 @@ def build_strategy(job: dict[str, Any], common: dict[str, Any]) -> Any:
     return FedAvg(**common)
 
 
+class Nodes:
+    """A grid of which a strategy asks nothing but the numbers of its nodes, which start at 1."""
+
+    def __init__(self, N: int) -> None:
+        self.N = N
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(1, self.N + 1))
+
+
+def drive(
+    strategy: Any, arrays: ArrayRecord, settings: dict[str, Any], rounds: int, N: int, clock: Clock
+) -> None:
+    """Run a strategy's own rounds and the client app in this process, without ray.
+
+    Flower has no public way to do this: it knows the sender of a message only in a running app.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    contexts = [
+        Context(1, i + 1, {"partition-id": i}, state=RecordDict(), run_config={}) for i in range(N)
+    ]
+    for server_round in range(1, rounds + 1):
+        config = ConfigRecord(settings | {"server-round": server_round})
+        messages = strategy.configure_train(server_round, arrays, config, Nodes(N))
+        replies = [client_app(sent, contexts[sent.metadata.dst_node_id - 1]) for sent in messages]
+        arrays, _ = strategy.aggregate_train(server_round, replies)
+        clock.tick(lambda: arrays["x"].numpy().copy())  # noqa: B023
+
+
+def simulate(
+    strategy: Any, arrays: ArrayRecord, settings: dict[str, Any], rounds: int, N: int, clock: Clock
+) -> None:
+    """Run a strategy in Flower's simulation."""
+    server_app = ServerApp()
+
+    def tick(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round:
+            clock.tick(lambda: arrays["x"].numpy().copy())
+
+    @server_app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        config = ConfigRecord(settings)
+        strategy.start(grid, arrays, rounds, train_config=config, evaluate_fn=tick)
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server_app, client_app, N, backend_config=resources)
+
+
 def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
     S, N, called = job["S"], clients.N, []
 
@@ -142,29 +192,11 @@ def run(job: dict[str, Any], clients: Clients, clock: Clock) -> dict[str, Any]:
         "seed": job["seed"],
     }
     settings["snippet"] = job.get("variant") == "snippet"
-    server_app = ServerApp()
-
-    def tick(server_round: int, arrays: ArrayRecord) -> None:
-        if server_round:
-            clock.tick(lambda: arrays["x"].numpy().copy())
-
-    @server_app.main()
-    def serve(grid: Grid, context: Context) -> None:
-        strategy.start(
-            grid,
-            ArrayRecord(start),
-            job["rounds"],
-            train_config=ConfigRecord(settings),
-            evaluate_fn=tick,
-        )
-
     clock.loaded()
-    run_simulation(
-        server_app,
-        client_app,
-        N,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )
+    if job.get("in_process"):
+        drive(strategy, ArrayRecord(start), settings, job["rounds"], N, clock)
+    else:
+        simulate(strategy, ArrayRecord(start), settings, job["rounds"], N, clock)
     if any(len(round_) != S for round_ in called) or len(called) != job["rounds"]:
         raise RuntimeError(
             "Flower lost replies: " + json.dumps([len(round_) for round_ in called][:20])

@@ -307,24 +307,32 @@ def exact(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
 
 
 def servers(pythons: dict[str, Any], home: Path) -> list[dict[str, Any]]:
-    """Compare the peers' server optimisers and Mime with the papers and with their readings."""
+    """Compare the peers' server optimisers and Mime with the papers and with their readings.
+
+    The jobs of a peer share a process. Flower's strategies run without ray.
+    """
     problem, rows = plain.quadratic(), []
     path = home / "quadratic.npz"
     problem.save(path)
-    for method, S in itertools.product(SERVER_METHODS, (problem.N, problem.N // 2)):
-        for peer in SERVER_PEERS:
-            row = {"peer": peer, "method": method, "variant": "", "S": S, "N": problem.N}
-            rows.append(row)
-            job = {
-                **SERVER, "S": S, "b": None, "method": method, "data": str(path),
-                "eta_g": SERVER["eta_g"] if method in ADAPTIVE else 1.0,
-                "dtype": "float64", "seed": 0, "check": 1, "report_clients": True,
-                "schedule": schedule(problem.N, S, SERVER["rounds"], 0),
-            }  # fmt: skip
-            answer = try_job(row, pythons, job, home)
+    jobs = [
+        {
+            **SERVER, "method": method, "S": S, "b": None, "data": str(path),
+            "eta_g": SERVER["eta_g"] if method in ADAPTIVE else 1.0,
+            "dtype": "float64", "seed": 0, "check": 1, "report_clients": True, "in_process": True,
+            "schedule": schedule(problem.N, S, SERVER["rounds"], 0),
+        }
+        for method, S in itertools.product(SERVER_METHODS, (problem.N, problem.N // 2))
+    ]  # fmt: skip
+    for peer in SERVER_PEERS:
+        common: dict[str, Any] = {"peer": peer}
+        answer = try_job(common, pythons, {"batch": jobs}, home)
+        for number, job in enumerate(jobs):
+            row = {**common, "method": job["method"], "S": job["S"], "N": problem.N}
             if answer is not None:
-                row |= measure_reading(problem, job, answer, peer)
-                print(row, flush=True)
+                own = answer["batch"][number]
+                row |= own if "none" in own else measure_reading(problem, job, own, peer)
+            rows.append(row)
+            print(row, flush=True)
     return rows
 
 

@@ -182,10 +182,12 @@ def server_table(results: dict[str, Any]) -> str:
     """Return a row for each method and peer, with distances where all and half are called."""
     found = {(r["method"], r["peer"], r["S"] == r["N"]): r for r in results["servers"]}
     rows = []
-    for (method, peer, all_called), row in found.items():
+    order = sorted(found, key=lambda key: list(METHODS).index(key[0]))
+    for method, peer, all_called in order:
+        row = found[(method, peer, all_called)]
         if not all_called:
             continue
-        cells = [METHODS[method], NAMES[peer]]
+        cells = [METHODS[method], NAMES[peer].removesuffix(" simulation")]
         if "label" not in row:
             rows.append([*cells, *failure_cells(row, 5)])
             continue

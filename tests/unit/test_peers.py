@@ -133,6 +133,93 @@ def test_fedpage_and_the_numpy_loop_agree_with_the_reference(peers, run_job, kin
         assert answer["timed"] == 39
 
 
+SERVER_METHODS = (
+    "fedavgm", "fednesterov", "fedadagrad", "fedadam", "fedyogi", "mimelite", "mime",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("S", [10, 5])
+@pytest.mark.parametrize("method", SERVER_METHODS)
+def test_fedpages_servers_agree_with_the_reference(peers, run_job, method, S):
+    problem = peers.plain.quadratic()
+    settings = peers.run.SERVER | {"eta_g": 0.2, "rounds": 20}
+    job, answer = run_job("ours", problem, method=method, S=S, **settings)
+    found = peers.run.measure_reading(problem, job, answer, "ours")
+    assert found["first"] < 1e-14
+    assert found["to_reference"] < 1e-13
+    assert found["to_reading"] is None
+    assert found["reading"] == ""
+
+
+def test_the_references_of_servers_reduce_to_fedavg(peers):
+    problem, called = peers.plain.quadratic(), peers.run.schedule(10, 5, 20, 0)
+    job = peers.run.SERVER | {"eta_g": 1.0, "beta": 0.0}
+    wanted = peers.plain.fedprox(problem, called, job["K"], job["eta"], 0.0)
+    for method in ("fedavgm", "fednesterov", "mimelite"):
+        x = peers.plain.reference(problem, job | {"method": method}, called)
+        np.testing.assert_allclose(x, wanted, atol=1e-14)
+
+
+def test_readings_differ_from_the_papers_and_a_shorter_step_makes_up_for_summed_momentum(peers):
+    problem, called = peers.plain.quadratic(), peers.run.schedule(10, 5, 20, 0)
+    for (_, method), (_, reading) in peers.run.READINGS.items():
+        job = peers.run.SERVER | {"method": method}
+        paper = peers.plain.reference(problem, job, called)
+        other = peers.plain.reference(problem, job, called, **reading)
+        assert np.abs(paper - other).max() > 1e-6
+    for method in ("mime", "mimelite"):
+        job = peers.run.SERVER | {"method": method, "eta_g": 1.0}
+        shorter = job | {"eta": job["eta"] * (1 - job["beta"])}
+        paper = peers.plain.reference(problem, job, called)
+        summed = peers.plain.reference(problem, shorter, called, summed=True)
+        np.testing.assert_allclose(summed, paper, atol=1e-14)
+
+
+def test_jobs_of_a_batch_share_a_process(peers, tmp_path, monkeypatch, capsys):
+    problem = peers.plain.quadratic()
+    problem.save(tmp_path / "data.npz")
+    one = peers.run.SERVER | {
+        "method": "fedavgm", "S": 10, "b": None, "seed": 0, "check": 1, "rounds": 3,
+        "data": str(tmp_path / "data.npz"),
+    }  # fmt: skip
+    (tmp_path / "job.json").write_text(json.dumps({"batch": [one, one], "spawned": time.time()}))
+    monkeypatch.setattr(sys, "argv", ["ours", str(tmp_path / "job.json")])
+    peers.common.main(peers.ours.run)
+    first, second = json.loads(capsys.readouterr().out)["batch"]
+    assert first["x"] == second["x"]
+
+
+def server_rows():
+    close = {"label": "1", "first": 0.0, "to_reading": None, "reading": ""}
+    far = close | {"reading": "v starts at 0", "to_reading": 1e-16, "to_reference": 0.02}
+    rows = []
+    for S in (10, 5):
+        for peer, more in (
+            ("ours", close | {"to_reference": 1e-16}),
+            ("fedjax_peer", {"none": "has none"}),
+            ("pfl_peer", {"failed": "could not be installed: x"}),
+            ("flower_sim", far),
+        ):
+            rows.append({"peer": peer, "method": "fedadam", "S": S, "N": 10, **more})
+    return rows
+
+
+def test_the_table_of_servers_shows_what_is_unlike_the_paper(peers):
+    lines = peers.tables.server_page({"servers": server_rows()}).splitlines()
+    assert "| FedAdam | fedpage | nothing | 1.0e-16 | 1.0e-16 |  |  |" in lines
+    assert (
+        "| FedAdam | Flower | v starts at 0 | **2.0e-02** | **2.0e-02** | 1.0e-16 | 1.0e-16 |"
+        in lines
+    )
+    assert "| FedAdam | FedJAX | has none |  |  |  |  |" in lines
+    assert "| FedAdam | pfl | failed: could not be installed: x |  |  |  |  |" in lines
+    assert peers.tables.server_page({}) == ""
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    only = peers.tables.insert_all(text, {"servers": server_rows()})
+    assert "could not be installed: x" in only.split(peers.tables.END)[1]
+    assert only.split(peers.tables.END)[0] == text.split(peers.tables.END)[0]
+
+
 def test_sparse_and_dense_rows_agree(peers, run_job, tmp_path):
     rng = np.random.default_rng(0)
     indices = np.concatenate([np.sort(rng.choice(9, 3, replace=False)) for _ in range(40)]).astype(
