@@ -406,6 +406,10 @@ def test_replies_pass_through_unbiased_codecs_only(name):
     assert plain.last("bits_up") == replies * (vectors * problem.d + numbers) * 64
     assert coded.last("bits_up") == replies * (vectors * problem.d * 12 + numbers * 64)
     assert 0 < np.linalg.norm(coded.x - plain.x) < np.linalg.norm(plain.x)
+    cast = getattr(fp, name)(S=4, K=2, eta_l=0.05, b=2, down="float32")
+    short = fp.simulate(problem, cast, rounds=6, seed=1)
+    assert 2 * short.last("bits_down") == plain.last("bits_down")
+    np.testing.assert_allclose(short.x, plain.x, rtol=0, atol=1e-6)
     with pytest.raises(fp.InputError, match=f"{name}: up=topk:2 is biased"):
         getattr(fp, name)(up="topk:2")
 

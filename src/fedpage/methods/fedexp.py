@@ -62,6 +62,7 @@ class FedExP:
             iterates, as in the paper's figures. The iterates do not change.
         up: The codec of dy, which must be unbiased. |dy|^2 is measured before it, so
             that its noise makes eta_g smaller on average.
+        down: The codec of messages, a cast.
     """
 
     name: ClassVar[str] = "FedExP"
@@ -77,6 +78,7 @@ class FedExP:
     eps: float = 1e-3
     averaged: bool = False
     up: Codec = IDENTITY
+    down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
