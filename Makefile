@@ -58,7 +58,7 @@ bench: $(TESTS) ## speed; BEFORE=DIR compares with the fedpage in DIR/src
 	$(BIN)/python benchmarks/speed.py $(if $(BEFORE),--before $(BEFORE))
 
 bench-codecs: $(TESTS) ## cost of codecs, against the local steps they follow
-	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/codec_costs.py
 
 bench-torch: ## speed of torch models
 	$(MAKE) EXTRAS=torch $(VENV)/.extras-torch

@@ -70,7 +70,7 @@ SPARSE = [
     Edit("TopK: positions are believed", "TopK.read_positions",
          "(symbols >= d).any() or (symbols[:, 1:] <= symbols[:, :-1]).any()", "False"),
     Edit("TopK: a bitmap is believed", "TopK.read_positions",
-         "(symbols.sum(axis=1) != part.count).any()", "(symbols.sum(axis=1) < part.count).any()"),
+         "(symbols.sum(axis=1) != part.kept).any()", "(symbols.sum(axis=1) < part.kept).any()"),
     Edit("TopK: a list although a bitmap is shorter", "TopK.sends_list",
          "self.kept(d) * _position_bits(d) <= d", "True"),
     Edit("TopK: positions in floor(log2 d) bits", "_position_bits",
