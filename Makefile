@@ -13,8 +13,8 @@ XDIST ?= -n 2 --dist worksteal
 NARROW := src/fedpage/methods src/fedpage/core/local_steps.py
 PYTEST := $(BIN)/python -m pytest $(XDIST) $(if $(SLOW),-m "")
 
-.PHONY: help demo test lint types imports tests mutants torture fuzz faults bench bench-torch \
-  bench-peers communication docs flower-demo wheels lock shell clean
+.PHONY: help demo test lint types imports tests mutants torture fuzz faults bench bench-codecs \
+  bench-torch bench-peers communication docs flower-demo wheels lock shell clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -56,6 +56,9 @@ faults: $(TESTS) ## methods under clients that fail
 
 bench: $(TESTS) ## speed; BEFORE=DIR compares with the fedpage in DIR/src
 	$(BIN)/python benchmarks/speed.py $(if $(BEFORE),--before $(BEFORE))
+
+bench-codecs: $(TESTS) ## cost of codecs, against the local steps they follow
+	$(BIN)/python benchmarks/codec_costs.py
 
 bench-torch: ## speed of torch models
 	$(MAKE) EXTRAS=torch $(VENV)/.extras-torch

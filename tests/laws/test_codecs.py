@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,6 +309,15 @@ def test_bits(text, long, short, floats):
     assert codec.floats(123) == floats
 
 
+def test_the_documentation_has_these_bits():
+    text = (Path(__file__).parents[2] / "docs" / "codecs.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \|.*\| (\d+) \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 15
+    for codec, bits in rows:
+        assert as_codec(codec).bits(123, np.float64) == int(bits)
+    assert {as_codec(codec).label for codec, _ in rows} == set(CODECS)
+
+
 def test_shares_of_d():
     for k, d, kept in ((0.1, 123, 12), (0.1, 3, 1), (0.999, 4, 4), (0.5, 7, 4), (3, 3, 3)):
         assert codecs.RandK(k).floats(d) == codecs.TopK(k).floats(d) == kept
@@ -480,6 +491,16 @@ def test_bernoulli_sends_all_or_nothing():
     assert equal(seen, np.where(sends[:, None], v / 0.25, 0.0))
     assert len(codec.encode(v, draw_keys(400))) == 24 * sends.sum()
     assert (codec.numbers(3, draw_keys(400)) == 3 * sends).all()
+
+
+@pytest.mark.parametrize("text", ["bernoulli:0.3", "randk:3"])
+def test_factors_are_exact_in_float32(text):
+    """A factor that is rounded to float32 before it is applied would bias every number."""
+    codec, v = as_codec(text), SEEDS(1).standard_normal((50, 7)).astype(np.float32)
+    seen = codec.apply(v, draw_keys(50))
+    factor = 1 / 0.3 if text == "bernoulli:0.3" else 7 / 3
+    wanted = (v.astype(np.float64) * factor).astype(v.dtype)
+    assert (seen == np.where(seen != 0, wanted, 0)).all()
 
 
 def nearest(x, digits, least):

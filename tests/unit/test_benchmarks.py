@@ -20,7 +20,7 @@ def bench(monkeypatch):
     """Import a module of benchmarks/ by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("c_loop", "rounds"):
+    for name in ("c_loop", "rounds", "codec_costs"):
         sys.modules.pop(name, None)
 
 
@@ -79,3 +79,12 @@ def test_a_worker_times_rounds_of_a_tree(bench):
     worker.close()
     with pytest.raises(SystemExit, match="no src/fedpage there"):
         rounds.Worker(ROOT / "tests")
+
+
+def test_costs_of_codecs_are_ratios_to_the_local_steps(bench, problem, capsys):
+    costs = bench("codec_costs")
+    ratios = costs.measure(problem, 4, repetitions=1, window=1)
+    assert set(ratios) == set(costs.TEXTS)
+    assert all(ratio > 0 for ratio in ratios.values())
+    assert "n = 4, d = 123: local steps" in capsys.readouterr().out
+    assert costs.wide_data(500).features == 500

@@ -21,6 +21,7 @@ import typer
 
 import fedpage as fp
 from fedpage.cli import main
+from fedpage.codecs import CODECS
 from fedpage.core.metrics import METRICS
 from fedpage.core.random import RoundDraws
 from fedpage.core.registry import Registry
@@ -43,7 +44,7 @@ def blocks(name: str, language: str = "python") -> list[str]:
 @pytest.fixture(autouse=True)
 def keep_registries():
     """Remove the entries that a snippet registers, so that other tests do not see them."""
-    registries: list[Registry] = [PARTITIONS, DATASETS, METRICS, METHODS]
+    registries: list[Registry] = [PARTITIONS, DATASETS, METRICS, METHODS, CODECS]
     before = [set(registry) for registry in registries]
     yield
     for registry, names in zip(registries, before, strict=True):

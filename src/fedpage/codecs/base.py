@@ -22,7 +22,7 @@ from fedpage.core import validate
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, fold_each
 from fedpage.core.registry import Registry
-from fedpage.core.types import DType, Ints, Vector
+from fedpage.core.types import Ints, Vector
 
 C = TypeVar("C", bound="type[Codec]")
 Payload = NDArray[np.uint8]
@@ -78,9 +78,9 @@ NO_KEYS = Keys(np.empty(0, dtype=np.uint64), np.uint64(0))
 
 
 class Field(NamedTuple):
-    """A part of a row's payload: `count` symbols of `width` bits each."""
+    """A part of a row's payload: `number` symbols of `width` bits each."""
 
-    count: int
+    number: int
     width: int
 
 
@@ -107,11 +107,11 @@ def bits_of(v: Vector) -> Symbols:
     return v.view(np.uint64) if v.itemsize == 8 else v.view(np.uint32).astype(np.uint64)
 
 
-def floats_of(symbols: Symbols, dtype: DType) -> Vector:
+def floats_of(symbols: Symbols, dtype: DTypeLike) -> Vector:
     """Return the floats that have these bit patterns."""
     if np.dtype(dtype).itemsize == 8:
         return symbols.view(np.float64)
-    return symbols.astype(np.uint32).view(np.float32)  # type: ignore[return-value]
+    return symbols.astype(np.uint32).view(np.float32)
 
 
 def write_rows(parts: list[Symbols], layout: list[Field]) -> Payload:
@@ -383,7 +383,7 @@ class Identity(Codec):
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
     ) -> Vector:
         """Return the numbers with these bits."""
-        return times(floats_of(parts[0], np.dtype(dtype)), gain)
+        return times(floats_of(parts[0], dtype), gain)
 
     def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
         """Return v itself."""

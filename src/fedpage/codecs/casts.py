@@ -122,4 +122,4 @@ def _to_float32(v: Vector) -> NDArray[np.float32]:
 def _to_dtype(short: AnyArray, dtype: DTypeLike) -> Vector:
     """Return the same numbers in another type; what is received may be any NaN."""
     with np.errstate(invalid="ignore"):
-        return short.astype(dtype)  # type: ignore[no-any-return]
+        return short.astype(dtype)

@@ -63,7 +63,7 @@ class Natural(Codec):
         if width_of(dtype) == 64:
             v: Vector = (parts[0] << np.uint64(52)).view(np.float64)
         else:
-            v = (parts[0].astype(np.uint32, copy=False) << np.uint32(23)).view(np.float32)  # type: ignore[assignment]
+            v = (parts[0].astype(np.uint32, copy=False) << np.uint32(23)).view(np.float32)
         return times(v, gain)
 
 
@@ -111,7 +111,7 @@ class Dither(Codec):
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
     ) -> Vector:
         """Return the levels times the norm."""
-        norm = floats_of(parts[0], np.dtype(dtype))[:, 0]
+        norm = floats_of(parts[0], dtype)[:, 0]
         if (norm < 0.0).any():
             raise InputError(f"{self}: a norm is negative")
         if (parts[1] >= np.uint64(2 * self.s + 2)).any():
@@ -159,7 +159,7 @@ class ScaledSign(Codec):
         self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
     ) -> Vector:
         """Return the signs times the mean absolute value."""
-        scale = floats_of(parts[0], np.dtype(dtype))[:, 0]
+        scale = floats_of(parts[0], dtype)[:, 0]
         if (scale < 0.0).any():
             raise InputError(f"{self}: a mean absolute value is negative")
         out = np.empty((len(scale), d), dtype)

@@ -45,10 +45,10 @@ class Part(NamedTuple):
 
     rows: Ints | None
     """(m,) row numbers; None: all rows."""
-    count: int
+    kept: int
     """How many numbers each of these rows keeps."""
     positions: Positions | None
-    """(m, count) where they are; None: everywhere, or the payload says where."""
+    """(m, kept) where they are; None: everywhere, or the payload says where."""
 
 
 @dataclass(frozen=True)
@@ -440,9 +440,9 @@ class TopK(Sparsifier):
             if (symbols >= d).any() or (symbols[:, 1:] <= symbols[:, :-1]).any():
                 raise InputError(f"{self}: positions must be ascending and below {d}")
             return symbols.astype(np.uint32)
-        if (symbols.sum(axis=1) != part.count).any():
-            raise InputError(f"{self}: the bitmap does not have {part.count} ones")
-        positions: Positions = kernels.ones(symbols, part.count)
+        if (symbols.sum(axis=1) != part.kept).any():
+            raise InputError(f"{self}: the bitmap does not have {part.kept} ones")
+        positions: Positions = kernels.ones(symbols, part.kept)
         return positions
 
 
