@@ -12,6 +12,7 @@ from support import ScriptedDraws, quadratic, uneven
 import fedpage as fp
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.random import RoundDraws
+from fedpage.core.types import AnyMethod, Vector
 from fedpage.engine.simulation import Simulation
 from fedpage.methods import icgm, saber, sdane, svrp
 from fedpage.methods.icgm import ICGM
@@ -216,12 +217,13 @@ def test_exact_solutions_of_equal_clients_are_proximal_point_steps(cls):
     else:
         method = cls(K=200, gamma=gamma, eta_l=0.3, S=3, p=1e-9)
     run = Simulation(problem, method, seed=0, x0=np.ones(4))
-    x, (A, b) = np.ones(4), problem._whole
+    x: Vector = np.ones(4)
+    A, b = problem._whole
     for r in range(8):
         run.step()
         # two rounds of DANE make a step; SVRP and SABER begin with a full gradient
         if (r % 2 == 1) if issubclass(cls, DANE) else r > 0:
-            x = np.linalg.solve(np.eye(4) + gamma * A, x + gamma * b)
+            x = np.asarray(np.linalg.solve(np.eye(4) + gamma * A, x + gamma * b), np.float64)
             if cls is AccSDANE:  # it extrapolates after its first step
                 np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10)
                 break
@@ -266,22 +268,23 @@ def test_s_dane_with_one_local_step_is_an_extragradient_step():
 def test_the_effective_step_is_the_move_along_a_constant_gradient(K):
     b = np.repeat(np.array([[[1.0, -2.0, 0.5]]]), 4, axis=0)
     problem = fp.Quadratic(np.zeros((4, 3, 3)), b)
-    for method in (
+    methods: list[AnyMethod] = [
         SVRP(S=2, K=K, gamma=0.3, eta_l=0.1),
         SVRP(S=2, K=K, gamma=None, eta_l=0.1),
         SABER(S=2, K=K, gamma=0.1, eta_l=0.1),
         DANE(K=K, lam=3.0, eta_l=0.1),
-    ):
+    ]
+    for method in methods:
         run = Simulation(problem, method, seed=0)
         run.step()
         run.step()
         np.testing.assert_allclose(run.x, method.effective_step * b[0, 0], rtol=1e-12)
         other = method.with_step(3 * method.effective_step)
         assert other.effective_step == pytest.approx(3 * method.effective_step, rel=1e-12)
-    method = ICGM(S=4, lam=3.0, eta_l=0.1, p=0.25)  # on average over the number of steps
-    r = 1 - method.gradient_step * method.lam
-    moves = [0.25 * 0.75 ** (k - 1) * (1 - r**k) / method.lam for k in range(1, 400)]
-    assert method.effective_step == pytest.approx(math.fsum(moves), rel=1e-12)
+    cgm = ICGM(S=4, lam=3.0, eta_l=0.1, p=0.25)  # on average over the number of steps
+    r = 1 - cgm.gradient_step * cgm.lam
+    moves = [0.25 * 0.75 ** (k - 1) * (1 - r**k) / cgm.lam for k in range(1, 400)]
+    assert cgm.effective_step == pytest.approx(math.fsum(moves), rel=1e-12)
     for cls in (SDANE, AccSDANE):  # v moves by 1/lam
         run = Simulation(problem, cls(K=K, lam=3.0, eta_l=0.1), seed=0)
         run.step()
@@ -423,15 +426,15 @@ def test_accelerated_s_dane_never_overflows():
 def test_a_failed_refresh_keeps_the_reference_point():
     """A client leaves: rounds of local steps replace refreshes, and h stays grad f(w)."""
     problem = quadratic()
-    for cls in (SVRP, SABER):
-        run = Simulation(
-            problem, cls(S=3, K=2, p=0.5), seed=1, faults=fp.Faults(gone=(6,), gone_from=1)
-        )
+    methods: list[AnyMethod] = [SVRP(S=3, K=2, p=0.5), SABER(S=3, K=2, p=0.5)]
+    for method in methods:
+        faults = fp.Faults(gone=(6,), gone_from=1)
+        run = Simulation(problem, method, seed=1, faults=faults)
         for _ in range(20):
             run.step()
         assert run.costs.fallbacks > 3
         assert run.costs.full_rounds == 1
-        if cls is SVRP:
+        if isinstance(method, SVRP):
             np.testing.assert_allclose(run.state.h, problem.grad(run.state.w), atol=1e-13)
             assert not run.state.w.any()
         assert problem.loss(run.x) < problem.loss(np.zeros(4))

@@ -285,6 +285,8 @@ def _apply_theorem(
     for name, parameter in list(signature(own.from_theory).parameters.items())[1:]:
         if name in known and name not in ("p", *entry.preset):
             options[name] = getattr(method, name)
+        elif name == "mu" and problem.convex and problem.reg == "l2" and problem.alpha > 0:
+            options[name] = problem.alpha * float(problem._scale.min())  # of every client
         elif parameter.default is Parameter.empty:
             missing.append(name)
     if missing:

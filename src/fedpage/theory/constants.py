@@ -206,7 +206,8 @@ def dissimilarity(
 
 def _difference(problem: Problem, x: Vector) -> float:
     """Choose the step of central differences of gradients."""
-    return float(np.finfo(dtype_of(problem)).eps) ** (1 / 3) * (1.0 + float(np.linalg.norm(x)))
+    root: float = float(np.finfo(dtype_of(problem)).eps) ** (1 / 3)
+    return root * (1.0 + float(np.linalg.norm(x)))
 
 
 def _chunks(problem: Problem, most: int) -> Iterator[Oracle]:
