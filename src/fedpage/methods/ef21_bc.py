@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
-import numpy as np
-
 from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible, Keys
+from fedpage.codecs import IDENTITY, Codec, Compressible
+from fedpage.codecs.wire import as_received
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.types import (
@@ -64,9 +63,6 @@ class ClientState(NamedTuple):
     g: Vector
     x: Vector
     w: Vector
-
-
-_NO_KEYS = Keys(np.zeros(1, np.uint64), np.uint64(0))
 
 
 def ef21_bc_step(
@@ -174,7 +170,7 @@ class EF21BC:
         """Set g += mean c_i, w += C(g - w) and x -= eta w."""
         g = state.g + (replies.count / state.N) * replies.mean.c
         b = g - state.w
-        w = state.w + self.down.apply(b[None], _NO_KEYS)[0]  # as clients will
+        w = state.w + as_received(self.down, b)  # as clients will
         return State(x=state.x - self.eta * w, g=g, w=w, b=b, N=state.N)
 
     @classmethod
