@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         MessageT,
         Method,
         ReplyT,
-        Scalar,
         StateT,
         Vector,
     )
@@ -95,11 +94,6 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
     sizes = tuple(1 if name in scalars else d for name in names)
     dtypes = tuple(np.dtype(np.float64 if name in scalars else dtype) for name in names)
     return Layout(type_, sizes, dtypes)
-
-
-def as_scalar(value: float) -> Scalar:
-    """Return a number as a message's field of type `Scalar`, (1,)."""
-    return np.array([value], dtype=np.float64)
 
 
 def field_names(type_: type) -> tuple[str, ...]:
