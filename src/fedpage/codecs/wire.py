@@ -129,6 +129,11 @@ def _find_fault(codec: Codec, kind: Kind) -> str:
     return ""
 
 
+def as_received(down: Codec, v: Vector) -> Vector:
+    """Return a vector (d,) of a message as clients see it after a codec without randomness."""
+    return down.apply(v[None], NO_KEYS)[0]
+
+
 class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     """Pass a method's messages and replies through its codecs, and measure them.
 
@@ -247,7 +252,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         build: Callable[..., MessageT] = type(message)
         return build(
             *(
-                self.down.apply(part[None], NO_KEYS)[0] if i in rounded else part
+                as_received(self.down, part) if i in rounded else part
                 for i, part in enumerate(message)
             )
         )

@@ -12,11 +12,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
-import numpy as np
-
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
+from fedpage.core.messages import as_scalar
 from fedpage.core.types import (
     Call,
     Draws,
@@ -134,7 +133,7 @@ class DASHA:
     def call(self, state: State, draws: Draws) -> Call[Difference]:
         """Send the last two models."""
         S, N = self.participants(state.N), state.N
-        q = np.array([S / N])
+        q = as_scalar(S / N)
         return Call(draws.clients(N, S), Difference(state.x, state.x_prev, q))
 
     def client(

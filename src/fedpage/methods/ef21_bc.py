@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
-from fedpage.codecs import IDENTITY, NO_KEYS, Codec, Compressible
+from fedpage.codecs import IDENTITY, Codec, Compressible
+from fedpage.codecs.wire import as_received
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.types import (
@@ -169,7 +170,7 @@ class EF21BC:
         """Set g += mean c_i, w += C(g - w) and x -= eta w."""
         g = state.g + (replies.count / state.N) * replies.mean.c
         b = g - state.w
-        w = state.w + self.down.apply(b[None], NO_KEYS)[0]  # as clients will
+        w = state.w + as_received(self.down, b)  # as clients will
         return State(x=state.x - self.eta * w, g=g, w=w, b=b, N=state.N)
 
     @classmethod
