@@ -12,7 +12,7 @@ from fedpage.core.columns import AXES, COLUMNS, DERIVED, Cost, describe_column, 
 from fedpage.core.errors import InputError
 from fedpage.engine.stopping import Stop
 from fedpage.report import page, plots, summary
-from fedpage.runs.history import History
+from fedpage.runs.history import History, by_method
 from fedpage.studies import tune as tuning
 from fedpage.theory.planner import Costs
 
@@ -213,3 +213,15 @@ def test_compare_and_tune_on_the_command_line(run, tmp_path):
     assert code == 0, err
     assert "up+0.1*down to gradient norm 0.08" in out
     assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "t.html").read_text()
+
+
+def test_labels_name_the_codecs():
+    def run(name: str, **method: object) -> History:
+        return History({"method": {"name": name, **method}, "seed": 0})
+
+    runs = [
+        run("EF21", up="topk:12", down="none"), run("COFIG", up="none", eta=0.1),
+        run("COFIG", up="natural", eta=0.1), run("SAGA", up="none", down="float32"),
+    ]  # fmt: skip
+    labels = ["EF21 (up=topk:12)", "COFIG (up=none)", "COFIG (up=natural)", "SAGA (down=float32)"]
+    assert list(by_method(runs)) == labels

@@ -237,8 +237,9 @@ def test_the_table_of_methods_is_that_of_the_command_line_and_complete(run):
     assert code == 0
     assert table in text
     for name, entry in fp.METHODS.items():
-        row = f"| [{entry.label}](methods/{entry.page}.md), `{name}` | {entry.cls.paper} |"
-        assert table.count(row) == 1
+        assert table.count(f"`{name}`") == 1
+        if not entry.preset:
+            assert f"| [{entry.label}](methods/{entry.page}.md) `{name}`" in table
         assert (ROOT / "docs" / "methods" / f"{entry.page}.md").is_file(), name
 
 

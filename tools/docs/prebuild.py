@@ -32,8 +32,8 @@ PAGES_OF_FILES = {
     "README.md": "index.md",
 }
 """The page of the site that stands for a file outside docs/."""
-WIDE_PAGES = "methods/"
-"""Pages without a table of contents, to leave width for code beside the mathematics."""
+WIDE_PAGES = ("methods/", "methods.md")
+"""Pages without a table of contents, to leave width for tables and code beside mathematics."""
 
 
 def write(folder: Path) -> list[Path]:

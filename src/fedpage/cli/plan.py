@@ -151,9 +151,10 @@ def plan(
         text = f"N={terms.N:,} clients, S={terms.S}, M={terms.M:g} rows, K={terms.K}, d={d:,}"
         aim = "convex: gap f - f*" if convex else "nonconvex: gradient norm"
         coded = "" if str(codec) == "none" else f"; replies through {codec} where proved"
-        print(f"{text}; {aim} <= {epsilon:g}{coded}")
+        screen = console()
+        screen.print(f"{text}; {aim} <= {epsilon:g}{coded}", markup=False)
         known = (f"{name}={getattr(terms, name):.3g} ({how})" for name, how in origin.items())
-        print(f"constants: {', '.join(known)}")
+        screen.print(f"constants: {', '.join(known)}", markup=False)
         _print_plan(table, costs.given, cost)
 
 

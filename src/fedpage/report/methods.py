@@ -217,26 +217,30 @@ def by_group() -> dict[str, dict[str, MethodEntry]]:
 
 def markdown() -> str:
     """Write the table of the documentation: a heading and a table for each group."""
-    headings = (
-        "method", "paper", "vectors down/up", "sent → sent back", "clients keep", "codecs",
-        "assumes",
-    )  # fmt: skip
+    headings = ("method", "paper", "sent → sent back", "clients keep", "codecs", "assumes")
     parts = []
     for title, entries in by_group().items():
         lines = [f"### {title}", "", f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-        lines += [_markdown_row(name, entry) for name, entry in entries.items()]
+        for name, entry in entries.items():
+            if not entry.preset:
+                presets = [other for other, e in entries.items() if e.preset and e.cls is entry.cls]
+                lines.append(_markdown_row([name, *presets], entry))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_row(name: str, entry: MethodEntry) -> str:
-    pairs = dict.fromkeys((each.down.names, each.up.names) for each in exchanges(entry))
-    sent = "; ".join(f"`{down or 'nothing'}` → `{up or 'nothing'}`" for down, up in pairs)
+def _markdown_row(names: list[str], entry: MethodEntry) -> str:
+    pairs = {(each.down.names, each.up.names): each.vectors for each in exchanges(entry)}
+    sent = "; ".join(
+        f"`{down or 'nothing'}` → `{up or 'nothing'}` ({vectors})"
+        for (down, up), vectors in pairs.items()
+    )
     state = entry.cls.client_state
     keeps = "nothing" if state is None else _small(first_sentence(state))  # type: ignore[arg-type]
+    words = ", ".join(f"`{name}`" for name in names)
     cells = (
-        f"[{entry.label}](methods/{entry.page}.md), `{name}`", entry.cls.paper, traffic(entry),
-        sent, keeps, codecs_of(entry), entry.assumes or "-",
+        f"[{entry.label}](methods/{entry.page}.md) {words}", entry.cls.paper, sent, keeps,
+        codecs_of(entry), entry.assumes or "-",
     )  # fmt: skip
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

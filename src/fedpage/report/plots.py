@@ -238,9 +238,11 @@ def _draw_panel(
     ax.set_xlabel(describe_column(x).label)
     unit = describe_column(x).unit
     if unit in ("B", "bit"):
-        from matplotlib.ticker import EngFormatter
+        from matplotlib.ticker import EngFormatter, MaxNLocator
 
         ax.xaxis.set_major_formatter(EngFormatter(unit=unit))
+        if unit == "bit":
+            ax.xaxis.set_major_locator(MaxNLocator(4))  # the labels are long
     ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
 
 

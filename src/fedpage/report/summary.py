@@ -199,11 +199,11 @@ def format_bytes(value: float, unit: str = "B") -> str:
     """
     if not math.isfinite(value):
         return "not reached"
-    for prefix in ("", "k", "M", "G"):
-        if value < 1000:
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if value < 999.5:
             return f"{value:.3g} {prefix}{unit}"
         value /= 1000
-    return f"{value:.3g} T{unit}"
+    return f"{value:.3g} E{unit}"
 
 
 def format_duration(seconds: float) -> str:

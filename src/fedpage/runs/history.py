@@ -506,8 +506,9 @@ def _table(history: History, name: str) -> Mapping[str, object]:
 def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
     """Group runs by method, hyper-parameters and problem, under labels that differ.
 
-    The label is the method's name. Where several groups share it, the hyper-parameters that differ
-    follow, then the problem's differences, and a number where nothing else helps.
+    The label is the method's name and its codecs. Where several groups share the name, the
+    hyper-parameters that differ follow, then the problem's differences, and a number where nothing
+    else helps.
     """
     groups: dict[str, list[History]] = {}
     for history in histories:
@@ -517,6 +518,7 @@ def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
     for runs in groups.values():
         twins = [other[0] for other in groups.values() if other[0].label == runs[0].label]
         parts = _differences(runs[0], twins, "method") + _differences(runs[0], twins, "problem")
+        parts = list(dict.fromkeys([*parts, *_codecs(runs[0])]))
         label = plain = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
         number = 1
         while label in labelled:
@@ -547,6 +549,13 @@ def _differences(run: History, twins: list[History], what: str) -> list[str]:
         for name in names
     )
     return [f"{name}={about[name] if ambiguous else _short(about[name])}" for name in names]
+
+
+def _codecs(run: History) -> list[str]:
+    """List the codecs of a run's messages, such as "up=natural"."""
+    about = _table(run, "method")
+    codecs = ((name, about.get(name)) for name in ("up", "down"))
+    return [f"{name}={value}" for name, value in codecs if value not in (None, "none")]
 
 
 def _short(value: object) -> str:
