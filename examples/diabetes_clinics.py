@@ -32,7 +32,7 @@ problem = fp.TorchProblem(
 )
 runs = {
     fp.FedAvg(S=5, K=10, eta_l=0.02, b=None): 200,
-    fp.SCAFFOLD(S=5, K=10, eta_l=0.02, b=None): 100,
+    fp.SCAFFOLD(S=5, K=10, eta_l=0.02, b=None): 133,  # sends two vectors down, one up
     fp.FedPAGE(S=5, K=10, eta_g=0.2, p=0.2, b3=None): 100,
 }
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")

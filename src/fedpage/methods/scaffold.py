@@ -119,12 +119,9 @@ class SCAFFOLD(LocalSGD):
         validate.at_least_zero(self.name, "beta", self.beta)
         if not self.beta < 1.0:
             raise InputError(f"{self.name}: beta must be below 1, not {self.beta!r}")
-        self._check_codecs()
+        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
         if type(self) is SCAFFOLD and self.b is None and self.b0 is None:
             object.__setattr__(self, "name", "SCAFFOLD-Full")
-
-    def _check_codecs(self) -> None:
-        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @classmethod
     def full(cls, **hyper_parameters: HyperParameter) -> Self:
