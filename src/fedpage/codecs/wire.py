@@ -131,7 +131,8 @@ def _find_fault(codec: Codec, kind: Kind) -> str:
 
 def as_received(down: Codec, v: Vector) -> Vector:
     """Return a vector (d,) of a message as clients see it after a codec without randomness."""
-    return down.apply(v[None], NO_KEYS)[0]
+    received: Vector = down.apply(v[None], NO_KEYS)[0]
+    return received
 
 
 class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):

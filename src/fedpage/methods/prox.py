@@ -81,7 +81,7 @@ class ProximalSteps:
         return self.S / N if self.p is None else self.p
 
     def solve(self, oracle: Oracle, x: Vector, shift: Vector) -> Vector:
-        """Take K steps y -= eta_l (grad_I(y) + shift + (y - x)/gamma); return y_K - x."""
+        """Return y_K - x of K steps y -= eta_l (grad_I(y) + shift + (y - x)/gamma)."""
         direction = local_sgd(
             oracle, x, K=self.K, eta=self.eta_l, b=self.b,
             shift=shift, mu=0.0 if self.gamma is None else 1 / self.gamma,

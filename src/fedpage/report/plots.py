@@ -403,7 +403,7 @@ def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
     best = found.points[0][0]
     names = list(best)[:2]
     columns = _sorted_values(found, names[0])
-    rows = _sorted_values(found, names[1]) if len(names) > 1 else [0.0]
+    rows: list[float | str] = _sorted_values(found, names[1]) if len(names) > 1 else [0.0]
 
     def cell(values: Mapping[str, float | str]) -> tuple[int, int]:
         row = rows.index(values[names[1]]) if len(names) > 1 else 0
