@@ -64,7 +64,7 @@ def run_snippets(name: str, real) -> dict:
                 real(data)
         code = re.sub(r"\brounds=\d{4,}", "rounds=100", code)
         try:
-            exec(compile(code, f"{name}, snippet {number}", "exec"), names)
+            exec(compile(code, f"{name}, snippet {number}", "exec", dont_inherit=True), names)
         except ImportError as error:
             missing = (error.name or str(error)).partition(".")[0]
             pytest.skip(f"{name} needs an extra: {missing}")
