@@ -326,6 +326,14 @@ def test_scaffnew_takes_one_over_p_steps_on_average_and_counts_the_number_it_sen
     assert run.costs.bytes_up == rounds * problem.N * 8 * problem.d
 
 
+def test_the_number_of_steps_is_never_rounded_even_where_a_model_is_one_number():
+    problem = fp.Quadratic.random(3, 2, 1, seed=0)
+    method = fp.Scaffnew(p=0.05, eta=0.01, down="bfloat16")
+    run = Replay(problem, method, script=[ScriptedDraws(0, False, [], {}, steps=333)])
+    run.step()
+    assert run.costs.evaluations == 3 * 333
+
+
 @pytest.mark.parametrize("p", [1.0, 0.5, 0.2, None])
 def test_scaffnew_contracts_by_its_theorem(p):
     """Check Theorem 3.6 for a round, exactly: the expectation is a sum over the number of steps.

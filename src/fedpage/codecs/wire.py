@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY, NO_KEYS, Codec, Keys, as_codec
 from fedpage.core.errors import InputError
-from fedpage.core.messages import Layout, layout_of, reply_layouts
+from fedpage.core.messages import Layout, layout_of, reply_layouts, scalar_fields
 from fedpage.core.types import (
     AnyArray,
     ClientStateT,
@@ -211,8 +211,9 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """
         if self.down == IDENTITY or message in self._exact:
             return set()
-        sizes = self.messages[message].sizes
-        return {i for i, size in enumerate(sizes) if size == self.d}
+        numbers = scalar_fields(message)
+        names = self.messages[message].fields
+        return {i for i, name in enumerate(names) if name not in numbers}
 
     def _measure(self, layout: Layout[Any], codec: Codec, coded: set[int]) -> Size:
         floats = bits = nbytes = 0

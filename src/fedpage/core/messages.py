@@ -90,7 +90,7 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
         d: The number of parameters.
         dtype: The type of the model's numbers.
     """
-    scalars, names = _scalar_fields(type_), field_names(type_)
+    scalars, names = scalar_fields(type_), field_names(type_)
     sizes = tuple(1 if name in scalars else d for name in names)
     dtypes = tuple(np.dtype(np.float64 if name in scalars else dtype) for name in names)
     return Layout(type_, sizes, dtypes)
@@ -105,7 +105,8 @@ def field_names(type_: type) -> tuple[str, ...]:
 
 
 @cache
-def _scalar_fields(type_: type) -> frozenset[str]:
+def scalar_fields(type_: type) -> frozenset[str]:
+    """Return the names of the fields that hold one number, whatever d is."""
     try:
         hints = get_type_hints(type_, include_extras=True)
     except NameError:  # a type that was defined within a function, with postponed annotations
