@@ -214,9 +214,15 @@ def test_a_method_has_one_colour_everywhere():
     variants = assign_styles(["FedPAGE-1", "FedPAGE-10", "FedPAGE-20"]).values()
     assert len({(style.colour, style.dash) for style in variants}) == 3
     assert len({style.marker for style in variants}) == 1
-    for name in [entry.label for entry in fp.METHODS.values()]:
-        styled = assign_styles([name])[name]
-        assert styled.colour in {colour for colour, _ in METHOD_STYLES.values()}, name
+    names = [*METHOD_STYLES, *(f"other {number}" for number in range(20))]
+    every = assign_styles(names)
+    assert len({(s.colour, s.marker, s.dash) for s in every.values()}) == len(every)
+    assert all(every[name].colour == METHOD_STYLES[name][0] for name in METHOD_STYLES)
+    pair = assign_styles(["COFIG (up=none)", "SAGA", "COFIG (up=natural)"])
+    assert pair["COFIG (up=none)"].marker == pair["COFIG (up=natural)"].marker
+    assert pair["COFIG (up=none)"].dash != pair["COFIG (up=natural)"].dash
+    assert pair["COFIG (up=none)"].colour == assign_styles(["COFIG"])["COFIG"].colour
+    assert pair["SAGA"].marker != pair["COFIG (up=none)"].marker
 
 
 def test_pages_of_the_commands(run, tmp_path):

@@ -210,6 +210,7 @@ def test_the_command_line_has_codecs_costs_and_constants(run):
     assert rows["COFIG"]["bits_up"] == pytest.approx(rows["COFIG"]["clients"] * bits)
     for more, what in (
         (("--up", "foo"), "unknown codec 'foo'"),
+        (("--up", "bernoulli:0.1"), "a plan needs a codec of which every vector has the same size"),
         (("--cost", "floats_up"), "a plan has no floats_up"),
         (("--cost", "up+dwn"), "did you mean 'down'?"),
         (("--mu", "2"), "mu must be above 0 and at most L=1"),

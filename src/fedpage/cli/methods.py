@@ -23,9 +23,9 @@ what a client stores between rounds. codecs: what --up takes (see `fedpage codec
 
 `fedpage methods NAME` explains a method."""
 _CODECS = """\
-Bits are those of a vector of {d:,} float64 numbers, before each vector is filled up to whole bytes.
-unbiased: the mean is exact, and omega is the relative variance. contractive: at least the part
-alpha of the squared length arrives.
+Bits are those of a vector of {d:,} float64 numbers, before it is filled up to whole bytes. share:
+their share of 64 bits a number. omega: the codec is unbiased, and this is its relative variance.
+alpha: it is contractive, and at least this part of the squared length arrives.
 
 Use one as --up natural or --down float32. Two in a row: randk:12+natural. Shortened, so that it is
 contractive: scaled(randk:12)."""
@@ -178,7 +178,7 @@ def codecs(
 
     screen = console()
     rows = describe.rows(d)
-    headings = ("codec", "class", "bits", "of float64", "")
+    headings = ("codec", "constant", "bits", "share", "")
     widths = [max(len(row[i]) for row in (*rows, headings)) for i in range(4)]
     rest = min(screen.width, _WIDEST) - sum(widths) - 2 * len(widths)
     table = _table(*widths, max(20, rest))

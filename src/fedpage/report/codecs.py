@@ -11,7 +11,7 @@ from fedpage.core.errors import InputError
 from fedpage.report.methods import first_sentence
 
 _COMPOSED = {"scaled": "scaled(randk:0.1)", "chain": "randk:0.1+natural"}
-_ARGUMENTS = {"k": "0.1", "q": "0.1", "s": "4"}
+_ARGUMENTS = {"k": "0.1", "n": "10", "q": "0.1", "s": "4"}
 """Values for examples, by the name of a codec's argument."""
 
 
@@ -33,22 +33,23 @@ def rows(d: int) -> list[tuple[str, str, str, str, str]]:
         d: The length of the vector.
 
     Returns:
-        Its spelling, its class, its bits, their share of float64's, and what it does.
+        Its spelling, its constant, its bits, their share of float64's, and what it does.
     """
     found = []
     for name, cls in CODECS.items():
         codec, full = example(name), 64 * d
         try:
             bits = codec.bits(d, np.dtype(np.float64))
-            size = (f"{bits:,}", f"{bits / full:.3g}")
+            most = "" if codec.has_fixed_size else "<= "
+            size = (f"{most}{bits:,}", f"{most}{bits / full:.2g}")
         except InputError:  # it does not fit so few numbers
             size = ("-", "-")
-        found.append((str(codec), describe_class(codec, d), *size, first_sentence(cls)))
+        found.append((str(codec), describe_constant(codec, d), *size, first_sentence(cls)))
     return found
 
 
-def describe_class(codec: Codec, d: int) -> str:
-    """Return the class of a codec with its constant, such as "unbiased, omega = 9"."""
+def describe_constant(codec: Codec, d: int) -> str:
+    """Return omega of an unbiased codec, such as "omega = 9", or alpha of a contractive one."""
     try:
         omega, alpha = codec.omega(d), codec.alpha(d)
     except InputError:
@@ -56,5 +57,5 @@ def describe_class(codec: Codec, d: int) -> str:
     if codec.is_cast:
         return "rounding" if str(codec) != "none" else "exact"
     if omega is not None:
-        return f"unbiased, omega = {omega:.3g}"
-    return "biased" if alpha is None else f"contractive, alpha = {alpha:.3g}"
+        return f"omega = {omega:.3g}"
+    return "biased" if alpha is None else f"alpha = {alpha:.3g}"

@@ -291,12 +291,17 @@ def plan(
         the others. Analyses that need a constant which the setting does not have are left out.
 
     Raises:
-        InputError: A number is out of range.
+        InputError: A number is out of range, or the codec's size varies.
     """
     costs = costs or Costs()
     if isinstance(d, bool) or d < 1:
         raise InputError(f"d must be a whole number of at least 1, not {d!r}")
     codec = as_codec(up)
+    if not codec.has_fixed_size:
+        raise InputError(
+            f"a plan needs a codec of which every vector has the same size, not {codec}; "
+            "use randk, topk, natural, dither or a cast"
+        )
     rows = [_bound(setting, d, convex, costs, K, average_L) for K in dict.fromkeys((setting.K, 1))]
     rows += _plan_marina(setting, d, convex, costs, average_L, codec)
     if convex and setting.delta:
