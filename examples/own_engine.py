@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import fedpage as fp
-from fedpage.core.messages import reply_layouts
+from fedpage.codecs.wire import Wire
 from fedpage.core.random import RoundDraws
 from fedpage.engine.base import Engine, mean_evaluations
 from fedpage.engine.loop import Run
@@ -23,12 +23,15 @@ class Client:
         self.number, self.problem, self.method, self.seed = number, problem, method, seed
         state = method.client_state
         self.state = state and state(*[np.zeros((1, problem.d)) for _ in state._fields])
+        self.wire = Wire(method, problem.d, np.dtype(float))
 
     def work(self, message, round):
         """Compute the reply and the next state, and count gradients and evaluations."""
         draws = RoundDraws(self.seed, round)  # random numbers are functions of seed and round
-        oracle = self.problem.oracle(np.array([self.number]), draws)
+        self_only = np.array([self.number])
+        oracle = self.problem.oracle(self_only, draws)
         reply, state = self.method.client(message, oracle, self.state)
+        reply, state = self.wire.finish(message, reply, state, self_only, draws)  # the codec
         return reply, state, oracle.gradients, oracle.evaluations
 
     def evaluate(self, x):
@@ -42,7 +45,7 @@ class ThreadTransport:
 
     def __init__(self, clients, method, d):
         self.clients, self.pool = clients, ThreadPoolExecutor(4)
-        self.layouts = reply_layouts(method, d, np.dtype(float))
+        self.layouts = Wire(method, d, np.dtype(float)).replies
 
     def request(self, call, draws, attempt):
         futures = [

@@ -25,6 +25,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "core.local_steps", "methods.registry", "methods.fair", "engine.check_method",
         ],
     ),
+    "codecs": (
+        "Codecs", "Compression of replies and messages, as values.",
+        ["codecs", "codecs.base", "codecs.wire"],
+    ),
     "problems": (
         "Problems", "The objectives: what is minimised.",
         [

@@ -43,6 +43,8 @@ Compressible: TypeAlias = Mapping[type, Mapping[str, str | None]]
 The value is the name of the message's field of which the reply's field is a change, or None where
 the reply's field is itself a change: {LocalSteps: {"g": "g"}} sends C(reply.g - message.g).
 """
+Keep: TypeAlias = Callable[[Any, Any, Any], Any]
+"""`Method.keep`: what clients keep once they know what was sent."""
 Kind: TypeAlias = Literal["any", "unbiased", "contractive", "cast"]
 """Which codecs a method may use: all, unbiased ones, contractive ones, or those that only round."""
 
@@ -159,6 +161,9 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.down: Codec = getattr(method, "down", IDENTITY)
         self._exact: Collection[type] = getattr(method, "exact_messages", ())
         self.d, self.dtype = d, dtype
+        self._keep: Keep | None = getattr(method, "keep", None)
+        self.has_keep = self._keep is not None
+        """Whether clients keep a state that depends on what was sent."""
         self._fields = {
             message: self._find_fields(method, message, layout)
             for message, layout in self.replies.items()
@@ -288,6 +293,31 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 base = message[field.reference]
                 parts[field.place] = base + self.up.apply(parts[field.place] - base, keys)
         return self.replies[type(message)].build(parts)
+
+    def finish(
+        self,
+        message: MessageT,
+        replies: ReplyT,
+        client_states: ClientStateT,
+        clients: Ints,
+        draws: Draws,
+        ranks: Ranks | None = None,
+    ) -> tuple[ReplyT, ClientStateT]:
+        """Return replies as the server will see them, and what clients keep after sending them.
+
+        Args:
+            message: The message as these clients received it.
+            replies: What `Method.client` returned.
+            client_states: What else it returned.
+            clients: The clients, (n,).
+            draws: The round's random numbers.
+            ranks: The clients' places among the called, where `needs_ranks`.
+        """
+        if self.is_active:
+            replies = self.apply(message, replies, clients, draws, ranks)
+        if self._keep is not None:
+            client_states = self._keep(message, replies, client_states)
+        return replies, client_states
 
     def message_shapes(self, message: type) -> Shapes:
         """Return the size and type of each array of a message as it is sent."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,6 @@ from fedpage.engine.faults import (
 )
 from fedpage.engine.policy import Policy
 from fedpage.engine.transport import Chunk, Rejection
-
-Keep: TypeAlias = Callable[[Any, Any, Any], Any]
-"""`Method.keep`: what clients keep once they know what was sent."""
 
 
 class LateReply(NamedTuple):
@@ -86,7 +83,6 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         dtype = dtype_of(problem)
         self._wire = Wire(method, problem.d, dtype)
         self._layouts = self._wire.replies
-        self._keep: Keep | None = getattr(method, "keep", None)
         self._state_layout: Layout[Fields] | None = None
         if method.client_state is not None:
             self._state_layout = layout_of(method.client_state, problem.d, dtype)
@@ -137,15 +133,13 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             layout = self._layouts[type(message)]
         except (KeyError, TypeError, ValueError):
             raise InputError(self._describe_fault(message, result)) from None
-        if not layout.matches(replies, n):
+        kept = self._state_layout
+        if not layout.matches(replies, n) or (kept is not None and not kept.matches(states, n)):
             raise InputError(self._describe_fault(message, result, n))
-        size = None
-        if self._wire.is_active:
-            replies = self._wire.apply(message, replies, clients, draws, self._rank(clients, call))
-            size = self._measure(clients, call, draws)
-        if self._keep is not None:
-            states = self._keep(message, replies, states)
-        if self._state_layout is not None and not self._state_layout.matches(states, n):
+        ranks = self._rank(clients, call)
+        replies, states = self._wire.finish(message, replies, states, clients, draws, ranks)
+        size = self._measure(clients, call, draws)
+        if kept is not None and self._wire.has_keep and not kept.matches(states, n):
             raise InputError(self._describe_fault(message, (replies, states), n))
         work = oracle.gradients, oracle.evaluations
         return Chunk(clients, clients, replies, states, *work, n, size=size)

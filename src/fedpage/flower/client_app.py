@@ -120,10 +120,8 @@ def _train(message: Message, context: Context) -> Message:
         reply, client_state = method.client(fields, oracle, client_state)
         ranks = Ranks(np.array([request.rank], dtype=np.int64), request.called)
         sent = wire.encode_reply(fields, reply, _ONLY_CLIENT, draws, ranks)
-        keep = getattr(method, "keep", None)
-        if keep is not None:
-            reply = wire.apply(fields, reply, _ONLY_CLIENT, draws, ranks)
-            client_state = keep(fields, reply, client_state)
+        if store is not None:
+            _, client_state = wire.finish(fields, reply, client_state, _ONLY_CLIENT, draws, ranks)
     if store is not None:
         version = messages.state_version(request.round, message_type)
         store.save(request.state_version, version, client_state)
