@@ -175,10 +175,9 @@ def test_a_plans_rounds_are_those_of_real_runs(name):
     (entry,) = [entry for entry in fp.METHODS.values() if entry.label == name] or [None]
     if entry is None:
         pytest.skip(f"{name} is not in the library")
-    codec = (
-        "natural" if "up" in entry.hyper_parameters and name not in ("SAGA", "ZeroSARAH") else None
-    )
-    method = entry(**METHODS[name], **({"up": codec} if codec else {})).with_step(1e-3)
+    coded = {rival.method for rival in RIVALS if rival.codec} | {"MARINA", "PP-MARINA"}
+    codec = {"up": "natural"} if name in coded else {}
+    method = entry(**METHODS[name], **codec).with_step(1e-3)
     problem = fp.Quadratic.random(20, 3, 40, seed=1)
     setting = Setting(N=20, S=5, K=2, M=3, epsilon=0.1, mu=0.01, delta=0.1)
     rows = [

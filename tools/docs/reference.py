@@ -14,7 +14,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "history": (
         "History", "The record of a run: costs, metrics and provenance.",
-        ["runs.history.History", "runs.history.by_method", "core.columns.COLUMNS"],
+        [
+            "runs.history.History", "runs.history.by_method", "core.columns.COLUMNS",
+            "core.columns.Cost",
+        ],
     ),
     "methods": (
         "Methods",

@@ -61,11 +61,14 @@ def mistakes() -> dict[str, list[str]]:
 
 
 def mistakes_list() -> str:
-    """Return the list of docs/mistakes.md: a heading for each file, a line for each mistake."""
-    parts = []
+    """Return the list of docs/mistakes.md: a heading for each subject, a line for each mistake."""
+    subjects: dict[str, list[str]] = {}
     for file, names in mistakes().items():
+        subjects.setdefault(_subject(file), []).extend(names)
+    parts = []
+    for subject, names in subjects.items():
         lines = [fill(f"- {_sentence(name)}.", 100, subsequent_indent="  ") for name in names]
-        parts.append("\n".join([f"### {_subject(file)}", "", *lines]))
+        parts.append("\n".join([f"### {subject}", "", *lines]))
     return "".join(f"\n{part}\n" for part in parts) + "\n"
 
 
@@ -78,6 +81,10 @@ def _subject(file: str) -> str:
     """Return the names of the methods in a file, with a link to their page, or the file."""
     from fedpage.methods import METHODS
 
+    if file.startswith("codecs/"):
+        return "[Codecs](codecs.md)"
+    if file.endswith("steps.py"):
+        return "Step sizes of theorems"
     module = "fedpage." + file.removesuffix(".py").replace("/", ".")
     entries = [e for e in METHODS.values() if e.cls.__module__ == module and not e.preset]
     names = list(dict.fromkeys(entry.label for entry in entries))
