@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ def test_steps_from_theory(run, tmp_path, name):
     about = fp.History.load(tmp_path / "theory" / "history.jsonl").meta["method"]
     problem = fp.RobustRegression(fp.load("census", rows=300), clients=30)
     options = {"pp-marina": {"S": 4}, "marina": {}, "vr-marina": {"b": 2}}[name]
-    expected = fp.METHODS[name].cls.from_theory(problem, up="natural", **options)
+    cls: Any = fp.METHODS[name].cls
+    expected = cls.from_theory(problem, up="natural", **options)
     assert (about["eta_g"], about["p"]) == (expected.eta_g, expected.p)
     assert (about["up"], about["down"]) == ("natural", "float32")
 
