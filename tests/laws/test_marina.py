@@ -412,17 +412,17 @@ class Coins(ScriptedDraws):
 
 
 def test_by_default_full_and_sampled_rounds_send_equally_many_bits():
-    """N p times a full reply is S times a sampled one, on average."""
+    """N p times a full reply is S times a sampled one; FedPAGE and PAGE have p = S/N."""
     x, n = np.zeros(40), 12
     shares = {
         "none": 1, "float32": 1, "natural": 12 / 64, "randk:5": 5 / 40, "bernoulli:0.25": 0.25,
         "permk": 1 / 3,
     }  # fmt: skip
     for up, share in shares.items():
-        for method in (fp.PPMARINA(S=3, up=up), fp.FedPAGE(S=3, up=up)):
+        for method, p in ((fp.PPMARINA(S=3, up=up), 3 / n * share), (fp.PAGE(S=3, up=up), 3 / n)):
             draws = Coins()
             method.call(method.init(x, n), draws)
-            assert draws.seen == [pytest.approx(3 / n * share)]
+            assert draws.seen == [pytest.approx(p)]
     assert as_codec("randk:5").omega(40) == pytest.approx(1 / shares["randk:5"] - 1)
 
 

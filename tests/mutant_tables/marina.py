@@ -30,7 +30,8 @@ MARINA = [
     Edit("MARINA: compresses full rounds too", "PPMARINA.compressible", "self.up.is_cast", "True"),
     Edit("MARINA: casts leave full rounds alone", "PPMARINA.compressible",
          "self.up.is_cast", "False"),
-    Edit("public: burlachenkok/marina's steps have omega = 0", "PPMARINA.from_theory",
+    Edit("MARINA: p ignores what the codec saves", "full_probability", "S / N * share", "S / N"),
+    Edit("public: burlachenkok/marina takes omega = 0 for dithering", "PPMARINA.from_theory",
          "up.omega(problem.d) or 0.0", "0.0"),
 ]  # fmt: skip
 
@@ -49,8 +50,6 @@ FEDPAGE = [
          "{'move': 'g', 'g': 'g'}", "{'move': 'g'}"),
     Edit("FedPAGE with a codec: compresses full rounds too", "FedPAGE.compressible",
          "self.up.is_cast", "True"),
-    Edit("FedPAGE with a codec: p ignores what the codec saves", "full_probability",
-         "S / N * share", "S / N"),
 ]  # fmt: skip
 
 LOCAL = [

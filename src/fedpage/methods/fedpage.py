@@ -18,7 +18,6 @@ from fedpage.core.local_steps import local_page
 from fedpage.core.types import (
     Call,
     Draws,
-    DType,
     HyperParameter,
     MessageTypes,
     Oracle,
@@ -77,22 +76,6 @@ class Reply(NamedTuple):
     g: Vector
 
 
-def full_probability(S: int, N: int, up: Codec, d: int, dtype: DType) -> float:
-    """Return the p at which full and sampled rounds send equally many bits up.
-
-    It is S/N, times the share of a vector's bits that the codec sends. For RandK this
-    is S/(N (1 + omega)). A cast leaves it at S/N, since it shortens full rounds too.
-    """
-    share, omega = 1.0, up.omega(d)
-    if up.needs_ranks:  # each called client sends a block of its own
-        share = 1 / S
-    elif not up.has_fixed_size and omega is not None:
-        share = 1 / (1 + omega)
-    elif not up.is_cast:
-        share = min(1.0, up.bits(d, dtype) / IDENTITY.bits(d, dtype))
-    return S / N * share
-
-
 _Message = FullGradient | LocalSteps | LeakFreeSteps
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
@@ -116,8 +99,7 @@ class FedPAGE:
         eta_g: The server's step size, which is the effective step.
         eta_l: The local step size; None: eta_g/(100 K), at which local steps do not
             damp g (the method's page says when to raise it).
-        p: Probability of a full round; None: S/N, times the share of a vector's bits
-            that `up` sends, so that full and sampled rounds send equally much.
+        p: Probability of a full round; None: S/N.
         b1: Rows in a full round's minibatch; None: all rows.
         b2: Rows in the minibatch of the first local step; None: all rows.
         b3: Rows in the minibatches of the other local steps; None: all rows.
@@ -260,9 +242,7 @@ class FedPAGE:
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Choose a full or a sampled round (lines 2-4 and 10-11)."""
-        p, x = self.p, state.x
-        if p is None:
-            p = full_probability(self.S, state.N, self.up, len(x), x.dtype)
+        p = self.S / state.N if self.p is None else self.p
         if self.periodic:
             full = draws.round % max(1, round(1 / p)) == 0
         else:

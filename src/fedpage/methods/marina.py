@@ -18,6 +18,7 @@ from fedpage.core.local_steps import local_page
 from fedpage.core.types import (
     Call,
     Draws,
+    DType,
     MessageTypes,
     Oracle,
     Problem,
@@ -26,14 +27,14 @@ from fedpage.core.types import (
     dtype_of,
 )
 from fedpage.methods import steps
-from fedpage.methods.fedpage import FullGradient, Reply, State, full_probability
+from fedpage.methods.fedpage import FullGradient, Reply, State
 from fedpage.methods.registry import register
 
 
 class Difference(NamedTuple):
     """To S clients: g plus the change of your gradient from x_prev to x_prev - eta g.
 
-    The paper sends g and lets clients keep x; these may not have been called before.
+    The paper's clients keep x_prev. Sampled clients may not have it, so it is sent.
     """
 
     x_prev: Vector
@@ -41,6 +42,22 @@ class Difference(NamedTuple):
 
 
 _Message = FullGradient | Difference
+
+
+def full_probability(S: int, N: int, up: Codec, d: int, dtype: DType) -> float:
+    """Return the p at which full and sampled rounds send equally many bits up.
+
+    It is S/N, times the share of a vector's bits that the codec sends. For RandK this
+    is S/(N (1 + omega)). A cast leaves it at S/N, because it shortens full rounds too.
+    """
+    share, omega = 1.0, up.omega(d)
+    if up.needs_ranks:  # each called client sends a block of its own
+        share = 1 / S
+    elif not up.has_fixed_size and omega is not None:
+        share = 1 / (1 + omega)
+    elif not up.is_cast:
+        share = min(1.0, up.bits(d, dtype) / IDENTITY.bits(d, dtype))
+    return S / N * share
 
 
 @register(
@@ -60,7 +77,8 @@ class PPMARINA:
         S: Sampled clients; None: all clients, as in MARINA.
         eta_g: The step size.
         p: Probability of a full round; None: S/N, times the share of a vector's bits
-            that `up` sends, so that full and sampled rounds send equally much.
+            that `up` sends, so that full and sampled rounds send equally much. Where
+            the downlink counts, S/N is often better (the method's page).
         b: Rows in the minibatch of a difference; None: all rows.
         up: The codec of differences, unbiased. Full rounds are not compressed, except
             by a cast.

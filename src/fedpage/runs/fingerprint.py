@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 from fedpage.core.errors import InputError, short_repr
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_OF_CODECS = ("code.up", "code.down")
 
 
 def fingerprint(meta: Mapping[str, object], code: Mapping[str, type]) -> dict[str, object]:
@@ -50,13 +51,15 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         source: The directory's name.
     """
     old, new = _flatten(then), _flatten(now)
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    changed = [key for key in {*old, *new} if old.get(key) != new.get(key)]
+    changed.sort(key=lambda key: (key in _OF_CODECS, key))  # name another codec before its code
     if not changed:
         return
     first = changed[0]
     if first.startswith("code."):
         method = new.get("method.name", "the method")
-        whose = method if first == "code.method" else "the problem"
+        owners = {"code.method": method, **dict.fromkeys(_OF_CODECS, "the codec")}
+        whose = owners.get(first, "the problem")
         raise InputError(
             f"{source}: cannot resume: the code of {whose} has changed since the run began; "
             "begin a new run"

@@ -1,0 +1,162 @@
+"""Codecs on the command line, in run files and in searches: any hyper-parameter's rules apply."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import numpy as np
+import pytest
+from support import quadratic
+
+import fedpage as fp
+from fedpage.runs import build
+from fedpage.runs.config import MethodConfig
+
+SMALL = ("--data", "census:rows=300", "--clients", "30", "--rounds", "20")
+
+
+def test_run_takes_codecs_and_can_be_resumed(run, tmp_path):
+    options = ("--S", "4", "--up", "randk:0.1", "--down", "float32")
+    code, out, err = run("run", "fedpage", *SMALL, *options, "--out", "coded")
+    assert (code, err.count("unexpected")) == (0, 0)
+    assert "FedPAGE" in out
+    written = tomllib.loads((tmp_path / "coded" / "run.toml").read_text())
+    assert written["command"]["method"]["hyper"] == {
+        "S": "4", "up": "randk:0.1", "down": "float32",
+    }  # fmt: skip
+    assert written["fingerprint"]["method"]["up"] == "randk:0.1"
+    history = fp.History.load(tmp_path / "coded" / "history.jsonl")
+    method = fp.FedPAGE(S=4, up="randk:0.1", down="float32")
+    problem = fp.RobustRegression(fp.load("census", rows=300), clients=30)
+    assert history.same(fp.simulate(problem, method, rounds=20, seed=0))
+    assert history.meta["method"]["down"] == "float32"
+    assert run("resume", "coded")[0] == 0
+    assert fp.History.load(tmp_path / "coded" / "history.jsonl").same(history)
+
+
+def test_a_run_does_not_resume_with_another_codec(tmp_path):
+    problem = quadratic()
+    method = fp.PPMARINA(S=3, up="natural")
+    out = tmp_path / "coded"
+    fp.simulate(problem, method, rounds=5, seed=0, out=out)
+    with pytest.raises(fp.InputError, match=r"method\.up was 'natural' and is now 'randk:2'"):
+        fp.simulate(
+            problem, fp.PPMARINA(S=3, up="randk:2"), rounds=5, seed=0, out=out,
+            options=fp.RunOptions(resume=True),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("fedpage", "--up", "natral"), "FedPAGE: up: unknown codec 'natral': did you mean 'nat"),
+        (("fedpage", "--up", "randk"), "randk needs its k, such as randk:"),
+        (("fedpage", "--up", "randk:1.5"), "k must be a whole number, or a share of d"),
+        (("fedpage", "--up", "randk:5000"), "randk:5000: cannot keep 5000 of 123 numbers"),
+        (("fedpage", "--up", "topk:3"), "FedPAGE: up=topk:3 is biased"),
+        (("fedpage", "--down", "natural"), "FedPAGE: down=natural would change more"),
+        (("fedpage", "--upp", "natural"), "did you mean '--up'?"),
+        (("fedpage", "--up"), "option --up needs a value"),
+        (("vrl-sgd", "--up", "natural"), "use SCALLION"),
+        (("marina", "--S", "3"), "with S sampled clients it is PP-MARINA"),
+        (
+            ("fedpage", "--up", "natural", "--steps", "theory"),
+            "the theorems of FedPAGE do not cover up=natural; that of pp-marina does",
+        ),
+        (("pp-marina", "--eta-g", "1", "--steps", "theory"), "--steps theory chooses eta_g"),
+    ],
+)
+def test_a_wrong_codec_is_one_line(run, words, says):
+    code, _, err = run("run", *words, *SMALL, "--out", "never")
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["pp-marina", "marina", "vr-marina"])
+def test_steps_from_theory(run, tmp_path, name):
+    words = ["--up", "natural", "--steps", "theory", "--down", "float32"]
+    words += ["--S", "4"] if name == "pp-marina" else []
+    words += ["--b", "2"] if name == "vr-marina" else []
+    code, out, _ = run("run", name, *SMALL, *words, "--out", "theory")
+    assert code == 0
+    assert "Steps from theory: fedpage run" in out
+    about = fp.History.load(tmp_path / "theory" / "history.jsonl").meta["method"]
+    problem = fp.RobustRegression(fp.load("census", rows=300), clients=30)
+    options = {"pp-marina": {"S": 4}, "marina": {}, "vr-marina": {"b": 2}}[name]
+    cls: Any = fp.METHODS[name].cls
+    expected = cls.from_theory(problem, up="natural", **options)
+    assert (about["eta_g"], about["p"]) == (expected.eta_g, expected.p)
+    assert (about["up"], about["down"]) == ("natural", "float32")
+
+
+def test_compare_takes_codecs(run, tmp_path):
+    methods = "fedpage,fedpage:up=randk:0.1:K=3,fedavg:up=natural:down=float32,pp-marina:up=permk"
+    code, out, _ = run("compare", *SMALL, "--S", "4", "--seeds", "1", "--methods", methods)
+    assert code == 0
+    found = sorted((tmp_path / "runs" / "compare" / "runs").glob("*/history.jsonl"))
+    about = [fp.History.load(path).meta["method"] for path in found]
+    assert {(a["name"], a["up"], a["down"]) for a in about} == {
+        ("FedPAGE", "none", "none"), ("FedPAGE", "randk:0.1", "none"),
+        ("FedAvg", "natural", "float32"), ("PP-MARINA", "permk", "none"),
+    }  # fmt: skip
+    assert {a["name"]: a["S"] for a in about} == {"FedPAGE": 4, "FedAvg": 8, "PP-MARINA": 4}
+    assert "up=randk:0.1" in " ".join(out.split())
+    code, _, err = run("compare", *SMALL, "--methods", "fedavg:up=natral", "--out", "other")
+    assert code == 2
+    assert "did you mean 'natural'?" in err
+
+
+def test_tune_searches_codecs(run, tmp_path):
+    words = ["--search", "up=natural,randk:0.2,none", "--search", "step=0.1,0.2"]
+    words += ["--cost", "bytes", "--target", "0.2", "--seeds", "1", "--fresh", "1", "--S", "3"]
+    code, out, err = run("tune", "pp-marina", *SMALL, *words, "--out", "search")
+    assert code == 0, err
+    assert (tmp_path / "search" / "grid.png").exists()
+    assert "randk:0.2" in out
+    command = " ".join(out[out.index("Run it: ") :].split())
+    assert any(f"--up {codec}" in command for codec in ("natural", "randk:0.2")) or (
+        "--up" not in command
+    )
+    code, _, err = run("tune", "pp-marina", *SMALL, "--search", "up=natural,tok", "--out", "no")
+    assert code == 2
+    assert "unknown codec 'tok'" in err
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "natural", "randk:0.1", "randk:12", "permk", "randk:2+natural", "float32"]
+)
+def test_words_make_the_same_codec_again(text):
+    """The words of run.toml and of Flower's `hyper` give the method that they came from."""
+    method = build.build_method(MethodConfig("fedpage", {"up": text, "S": "3"}))
+    assert method == fp.FedPAGE(S=3, up=text)
+    command = build.command_line("fedpage", method, {})
+    assert command.split()[3:] == ["--S", "3", *([] if text == "none" else ["--up", text])]
+    assert hash(method) == hash(fp.FedPAGE(S=3, up=text))
+
+
+def test_a_command_line_quotes_what_a_shell_would_read():
+    method = fp.METHODS["ef21"](up="scaled(randk:3)")
+    assert "--up 'scaled(randk:3)'" in build.command_line("ef21", method, {})
+
+
+def test_numbers_of_codecs_are_not_settings():
+    split = build.split_settings
+    assert split("fedpage:up=randk:0.1:K=5") == ("fedpage", {"up": "randk:0.1", "K": "5"})
+    assert split("ef21:up=scaled(randk:12):eta=1") == (
+        "ef21", {"up": "scaled(randk:12)", "eta": "1"},
+    )  # fmt: skip
+    for wrong in ("census:500", "census:skew", "fedpage:up=randk:K"):
+        with pytest.raises(fp.InputError, match="expected name:key=value"):
+            split(wrong)
+
+
+def test_checkpoints_and_histories_keep_codecs(tmp_path):
+    problem = quadratic()
+    method = fp.FedPAGE(S=3, K=2, up="natural", down="float32")
+    history = fp.simulate(problem, method, rounds=6, seed=0, out=tmp_path / "run")
+    loaded = fp.History.load(tmp_path / "run" / "history.jsonl")
+    assert loaded.same(history)
+    assert loaded.meta["method"] == history.meta["method"]
+    assert np.array_equal(loaded.x, history.x)
