@@ -196,6 +196,15 @@ def test_a_wrong_declaration_is_refused(declared):
         fp.simulate(quadratic(), Wrong(up="natural"), rounds=1, seed=0)
 
 
+def test_a_codec_without_compressible_fields_is_refused():
+    class Silent(Shifted):
+        compressible: ClassVar[Any] = {}
+
+    fp.simulate(quadratic(), Silent(), rounds=1, seed=0)
+    with pytest.raises(fp.InputError, match="Silent: up=natural, but no reply field is declared"):
+        fp.simulate(quadratic(), Silent(up="natural"), rounds=1, seed=0)
+
+
 def test_keys_are_pure_functions_of_round_client_and_field():
     clients = np.array([3, 9, 4])
     keys = RoundDraws(1, 2).client_keys(clients, 0)

@@ -168,7 +168,12 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             message: self._find_fields(method, message, layout)
             for message, layout in self.replies.items()
         }
-        self.is_active = self.up != IDENTITY and any(self._fields.values())
+        if self.up != IDENTITY and not any(self._fields.values()):
+            raise InputError(
+                f"{type(method).__name__}: up={self.up}, but no reply field is declared in "
+                "`compressible`; declare one, or leave up at none"
+            )
+        self.is_active = self.up != IDENTITY
         """Whether any reply passes through a codec."""
         self.needs_ranks = self.is_active and self.up.needs_ranks
         self.has_fixed_size = not self.is_active or self.up.has_fixed_size

@@ -83,6 +83,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         dtype = dtype_of(problem)
         self._wire = Wire(method, problem.d, dtype)
         self._layouts = self._wire.replies
+        self._is_coded = self._wire.is_active or self._wire.has_keep
         self._state_layout: Layout[Fields] | None = None
         if method.client_state is not None:
             self._state_layout = layout_of(method.client_state, problem.d, dtype)
@@ -136,13 +137,16 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         kept = self._state_layout
         if not layout.matches(replies, n) or (kept is not None and not kept.matches(states, n)):
             raise InputError(self._describe_fault(message, result, n))
-        ranks = self._rank(clients, call)
-        replies, states = self._wire.finish(message, replies, states, clients, draws, ranks)
-        size = self._measure(clients, call, draws)
-        if kept is not None and self._wire.has_keep and not kept.matches(states, n):
-            raise InputError(self._describe_fault(message, (replies, states), n))
-        work = oracle.gradients, oracle.evaluations
-        return Chunk(clients, clients, replies, states, *work, n, size=size)
+        size = None
+        if self._is_coded:
+            ranks = self._rank(clients, call)
+            replies, states = self._wire.finish(message, replies, states, clients, draws, ranks)
+            size = self._measure(clients, call, draws)
+            if kept is not None and not kept.matches(states, n):
+                raise InputError(self._describe_fault(message, (replies, states), n))
+        return Chunk(
+            clients, clients, replies, states, oracle.gradients, oracle.evaluations, n, (), size
+        )
 
     def _rank(self, clients: Ints, call: Call[MessageT]) -> Ranks | None:
         """Return the places of clients among all that are called, if the codec needs them."""

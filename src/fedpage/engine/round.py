@@ -106,8 +106,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.method, self.N, self.transport, self.policy = method, N, transport, policy
         self.costs = Costs()
         self.health = ClientHealth(policy.lost_after)
-        self._wire = Wire(method, d, dtype)
-        self._reply_size, self._message_size = self._wire.reply_size, self._wire.message_size
+        wire = Wire(method, d, dtype)
+        self._needs_all = wire.needs_ranks
+        self._reply_size, self._message_size = wire.reply_size, wire.message_size
 
     def step(self, state: StateT, draws: Draws) -> tuple[StateT, RoundInfo]:
         """Run one round.
@@ -125,7 +126,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs = self.costs
         called, computed = costs.clients, costs.gradients
         call = self.method.call(state, draws)
-        if self._wire.needs_ranks:  # the mean over some of the called clients would be wrong
+        if self._needs_all:  # the mean over some of the called clients would be wrong
             call = call._replace(require_all=True)
         events: tuple[Event, ...] = ()
         opened = None if self.health.misses else self._send(call, draws, 0)
