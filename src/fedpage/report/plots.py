@@ -241,8 +241,7 @@ def _draw_panel(
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
         ax.xaxis.set_major_formatter(EngFormatter(unit=unit))
-        if unit == "bit":
-            ax.xaxis.set_major_locator(MaxNLocator(4))  # the labels are long
+        ax.xaxis.set_major_locator(MaxNLocator(5 if unit == "B" else 4))  # the labels are long
     ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
 
 
