@@ -295,7 +295,7 @@ def main() -> None:
     missing = {
         case.data
         for case in cases
-        if fp.data.registry.find(fp.data.registry.REGISTRY[case.data]) is None
+        if fp.data.registry.find(fp.data.registry.libsvm_file(case.data)) is None
     }
     if missing:
         raise SystemExit(
