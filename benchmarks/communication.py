@@ -255,7 +255,8 @@ def evaluate(
                 f"{new} runs, {spent:.0f} s",
                 flush=True,
             )
-        lines.append(report.Line(name, report.label(chosen[aim]["method"]), costs, chosen))
+        title = report.label(chosen[aim]["method"], build.split_settings(name)[1])
+        lines.append(report.Line(name, title, costs, chosen))
     return lines, done
 
 

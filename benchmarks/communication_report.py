@@ -167,10 +167,9 @@ def short_table(heading: str, lines: Sequence[Line], terms: Any) -> str:
     return "\n".join(rows)
 
 
-def label(method: Any) -> str:
-    """Return a method's name and its codecs, such as "FedPAGE, up=natural"."""
-    codecs = ((way, str(getattr(method, way, "none"))) for way in ("up", "down"))
-    return ", ".join([method.name, *(f"{way}={text}" for way, text in codecs if text != "none")])
+def label(method: Any, settings: Mapping[str, str]) -> str:
+    """Return a method's name and what was set, such as "FedPAGE, up=natural"."""
+    return ", ".join([method.name, *(f"{key}={value}" for key, value in settings.items())])
 
 
 def _winner(found: Mapping[str, Any]) -> str:

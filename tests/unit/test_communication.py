@@ -139,8 +139,9 @@ def test_all_methods_search_the_same_steps(bench, problem):
 
 
 def test_labels_and_paths_tell_codecs(bench):
-    assert bench.report.label(_fair("fedpage")) == "FedPAGE"
-    assert bench.report.label(_fair("ef21-pp:up=topk:12")) == "EF21-PP, up=topk:12"
+    assert bench.report.label(_fair("fedpage"), {}) == "FedPAGE"
+    _, settings = build.split_settings("ef21-pp:up=topk:12:b=2")
+    assert bench.report.label(_fair("ef21-pp"), settings) == "EF21-PP, up=topk:12, b=2"
     assert bench.as_path("ef21-pp:up=topk:12") == "ef21-pp_up_topk_12"
     assert bench.as_path("vrl-sgd") == "vrl-sgd"
 
