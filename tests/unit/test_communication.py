@@ -129,7 +129,7 @@ def test_rare_full_rounds_count_with_their_probability(
 
 def test_all_methods_search_the_same_steps(bench, problem):
     terms = bench.Terms()
-    names = "fedpage fedpage-full page pp-marina scaffold fedavg saga feddyn".split()
+    names = ["fedpage", "fedpage-full", "page", "pp-marina", "scaffold", "fedavg", "saga", "feddyn"]
     grids = {name: bench.grid(_fair(name), problem, terms) for name in names}
     assert len({tuple(values["step"]) for values in grids.values()}) == 1
     second = {name: values.keys() - {"step"} for name, values in grids.items()}
