@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Cost:
     """Bytes down as the library sends them: FedPAGE's local steps need two vectors."""
     down_paper: float
     """Bytes down as the paper sends them: FedPAGE's local steps need three vectors."""
+    total: float
+    """Bytes up and down, as the library sends them."""
     gradients: float
     """Gradients of single rows per called client, summed over rounds."""
     reached: int
@@ -58,10 +60,13 @@ def bytes_down_in_paper(history: fp.History) -> np.ndarray:
 
     The library sends x_prev and g, which give x = x_prev - eta_g g. A client receives one vector in
     a full round and two for local steps, so the bytes sent tell how many clients made local steps.
-    Other methods, and the leak-free FedPAGE, send what their papers send.
+    Other methods, the leak-free FedPAGE, and FedPAGE with a codec for messages, which the paper
+    does not have, are counted as they are sent.
     """
-    down, kind = history["bytes_down"], getattr(fp, history.meta["method"]["class"])
-    if not issubclass(kind, fp.FedPAGE) or history.meta["method"]["leak_free"]:
+    down, method = history["bytes_down"], history.meta["method"]
+    if not issubclass(getattr(fp, method["class"], object), fp.FedPAGE) or method["leak_free"]:
+        return down
+    if method.get("down", "none") != "none":
         return down
     vector = 8 * history.meta["problem"]["d"]
     clients_with_local_steps = down / vector - history["clients"]
@@ -75,14 +80,14 @@ def _middle(values: Iterable[float]) -> float:
 def cost(histories: Sequence[fp.History], target: float) -> Cost:
     """Return the costs at which runs reached a gradient norm, where f(x) <= f(x0)."""
     paid: dict[str, list[float]] = {
-        name: [] for name in ("rounds", "clients", "up", "down", "down_paper", "gradients")
+        name: [] for name in ("rounds", "clients", "up", "down", "down_paper", "total", "gradients")
     }
     for history in histories:
         hit = np.flatnonzero((history["grad_norm"] <= target) & history.progress())
         columns = {
             "rounds": history["round"], "clients": history["clients"], "up": history["bytes_up"],
             "down": history["bytes_down"], "down_paper": bytes_down_in_paper(history),
-            "gradients": history["gradients_per_client"],
+            "total": history["bytes"], "gradients": history["gradients_per_client"],
         }  # fmt: skip
         for name, column in columns.items():
             paid[name].append(float(column[hit[0]]) if len(hit) else math.inf)
@@ -140,13 +145,41 @@ def table(heading: str, lines: Sequence[Line], terms: Any) -> str:
     return "\n".join(rows)
 
 
+def short_table(heading: str, lines: Sequence[Line], terms: Any) -> str:
+    """Return a Markdown table of bytes: one line per method, one number per target in a cell."""
+    targets = [target for _, aims in terms.tuned_for for target in aims]
+    norms = " / ".join(_norm(target).replace(".0", "") for target in targets)
+    heads = ["method", "rounds", "MB up", "MB down", "MB total"]
+    heads += ["gradients per client", f"seeds of {terms.seeds}", "best norm"]
+    rows = [
+        f"**{heading}**, to {norms}:",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" + "|---:" * (len(heads) - 1) + "|",
+    ]
+    for line in lines:
+        costs = [line.costs[target] for target in targets]
+        cells = [line.title, _cells(costs, "rounds")]
+        cells += [_cells(costs, what, 1e6) for what in ("up", "down", "total")]
+        cells += [_cells(costs, "gradients"), " / ".join(str(each.reached) for each in costs)]
+        cells += ["" if costs[-1].reached == terms.seeds else _norm(costs[-1].best)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def label(method: Any, settings: Mapping[str, str]) -> str:
+    """Return a method's name and what was set, such as "FedPAGE, up=natural"."""
+    return ", ".join([method.name, *(f"{key}={value}" for key, value in settings.items())])
+
+
 def _winner(found: Mapping[str, Any]) -> str:
     """Return the winner's step and second parameter; * means that the target was not reached."""
     method = found["method"]
     if isinstance(method, fp.FedPAGE):
         second = f", rho {method.K * method.local_step / method.eta_g:g}" if method.K > 1 else ""
     else:
-        second = f", eta_g {method.eta_g:g}" if hasattr(method, "eta_g") else ""
+        both = hasattr(method, "eta_g") and hasattr(method, "eta_l")
+        second = f", eta_g {method.eta_g:g}" if both else ""
     marks = ("" if found["reached"] else "*") + (" (edge)" if found["edge"] else "")
     return f"{method.effective_step:g}{second}{marks}"
 
@@ -174,7 +207,13 @@ def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
             "case": case.name,
             "target": aim,
             **found,
-            "method": {"name": line.name, **asdict(found["method"])},
+            "method": {
+                "name": line.name,
+                **{
+                    field.name: getattr(found["method"], field.name)
+                    for field in fields(found["method"])
+                },
+            },
         }
         for case, lines in tables.items()
         for line in lines
@@ -185,7 +224,9 @@ def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
 def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
     """Plot the bytes to each target, a panel per problem; bars are the paper's third vector."""
     targets = [target for _, aims in terms.tuned_for for target in aims]
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7.2), layout="constrained", squeeze=False)
+    rows = math.ceil(len(tables) / 2)
+    size = (10, 3.6 * rows)
+    figure, axes = plt.subplots(rows, 2, figsize=size, layout="constrained", squeeze=False)
     for ax, (case, lines) in zip(axes.flat, tables.items(), strict=False):
         for row, line in enumerate(lines):
             for number, target in enumerate(targets):

@@ -153,7 +153,7 @@ def draw(found) -> None:
 if __name__ == "__main__":
     if (
         "a9a" not in sys.argv[1:]
-        and fp.data.registry.find(fp.data.registry.REGISTRY["a9a"]) is None
+        and fp.data.registry.find(fp.data.registry.libsvm_file("a9a")) is None
     ):
         raise SystemExit("a9a is missing: run `fedpage data fetch a9a`")
     draw(print_10_clients())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import sys
@@ -13,8 +14,8 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.types import Call
-from fedpage.methods import fair
 from fedpage.methods.fedpage import LeakFreeSteps, Reply
+from fedpage.runs import build
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 D, N, S = 123, 20, 5
@@ -43,6 +44,7 @@ class AsInPaper(fp.FedPAGE):
     """FedPAGE that sends x, x_prev and g, as in the paper."""
 
     messages: ClassVar = {**fp.FedPAGE.messages, LeakFreeSteps: Reply}
+    compressible: ClassVar = {}
 
     def _call_sampled(self, state, draws):
         return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))
@@ -88,15 +90,66 @@ def test_bytes_in_the_paper_equal_a_run_that_sends_three_vectors(bench, problem)
         assert bench.report.bytes_down_in_paper(other).tolist() == other["bytes_down"].tolist()
 
 
-def test_vectors_per_round_agree_with_runs(bench, problem):
-    for kind in fp.METHODS.values():
-        method = fair.match_terms(kind, N=N, M=10, S=S, K=10, step=0.01)
-        sent = (
-            fp.simulate(problem, method, rounds=400, seed=0, record_every=400).last("bytes")
-            / VECTOR
-            / 400
-        )
-        assert sent == pytest.approx(bench.vectors_per_round(method, N, 10), rel=0.05)
+def test_measured_traffic_is_that_of_a_run(bench, problem):
+    names = "fedpage scaffold s-local-svrg svrp zerosarah cofig:up=natural ef21-pp:up=topk:12"
+    for name in names.split():
+        method = _fair(name)
+        sent = bench.traffic(problem, method)
+        rounds = 1_000
+        run = fp.simulate(problem, method, rounds=rounds, seed=1, record_every=rounds)
+        expected = sent.first + (rounds - 1) * sent.later
+        assert run.last("bytes") == pytest.approx(expected, rel=0.04), name
+        assert sent.rounds(expected) in (rounds, rounds + 1)  # rounding errors
+
+
+def _fair(name):
+    return build.build_fair_method(name, N=N, M=10, S=S, K=10, step=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "up_of_a_difference", "down_of_a_difference"),
+    [
+        ("fedpage", VECTOR, 2 * VECTOR),
+        ("fedpage:up=natural", math.ceil(12 * D / 8), 2 * VECTOR),
+        ("pp-marina:up=natural", math.ceil(12 * D / 8), 2 * VECTOR),
+    ],
+)
+def test_rare_full_rounds_count_with_their_probability(
+    bench, problem, name, up_of_a_difference, down_of_a_difference
+):
+    method = replace(_fair(name), p=1e-3)  # no full round in the short run but its first
+    sent = bench.traffic(problem, method)
+    full, sampled = N * 2 * VECTOR, S * (up_of_a_difference + down_of_a_difference)
+    assert sent.first == full
+    assert sent.later == pytest.approx(1e-3 * full + (1 - 1e-3) * sampled)
+    assert bench.probability_of_full_rounds(_fair("fedpage"), problem) == S / N
+    assert bench.probability_of_full_rounds(_fair("svrp"), problem) == S / N
+    assert bench.probability_of_full_rounds(_fair("saga"), problem) is None
+
+
+def test_all_methods_search_the_same_steps(bench, problem):
+    terms = bench.Terms()
+    names = ["fedpage", "fedpage-full", "page", "pp-marina", "scaffold", "fedavg", "saga", "feddyn"]
+    grids = {name: bench.grid(_fair(name), problem, terms) for name in names}
+    assert len({tuple(values["step"]) for values in grids.values()}) == 1
+    second = {name: values.keys() - {"step"} for name, values in grids.items()}
+    assert second["fedpage"] == second["fedpage-full"] == {"rho"}
+    assert second["scaffold"] == second["fedavg"] == {"eta_g"}
+    assert second["page"] == second["pp-marina"] == second["saga"] == second["feddyn"] == set()
+
+
+def test_labels_and_paths_tell_codecs(bench):
+    assert bench.report.label(_fair("fedpage"), {}) == "FedPAGE"
+    _, settings = build.split_settings("ef21-pp:up=topk:12:b=2")
+    assert bench.report.label(_fair("ef21-pp"), settings) == "EF21-PP, up=topk:12, b=2"
+    assert bench.as_path("ef21-pp:up=topk:12") == "ef21-pp_up_topk_12"
+    assert bench.as_path("vrl-sgd") == "vrl-sgd"
+
+
+def test_a_downlink_codec_is_counted_as_it_is_sent(bench, problem):
+    method = fp.FedPAGE(S=S, K=2, eta_g=0.2, down="float32")
+    history = fp.simulate(problem, method, rounds=20, seed=0, record_every=5)
+    assert bench.report.bytes_down_in_paper(history).tolist() == history["bytes_down"].tolist()
 
 
 def test_a_target_that_is_not_reached_has_a_dash_in_the_table(bench, problem):
@@ -117,6 +170,11 @@ def test_a_target_that_is_not_reached_has_a_dash_in_the_table(bench, problem):
     assert cells[1].split(" / ")[1:] == ["-", "-"]
     assert cells[1].split(" / ")[0] == f"{got[0.2].rounds:.0f}"
     assert cells[-2:] == ["3 / 1 / 0", f"{within[1]:.1e}".replace("e-0", "e-")]
+    short = bench.report.short_table(
+        "t", [bench.report.Line("page", "PAGE", got, {})], terms
+    ).splitlines()[-1]
+    total = f"{(got[0.2].up + got[0.2].down) / 1e6:.2g} / - / -"
+    assert f"| {total} |" in short
 
 
 def test_a_target_counts_only_below_the_first_loss(bench, problem):
@@ -137,14 +195,14 @@ def test_a_benchmark_resumes_and_its_command_line_repeats_the_search(
         multiples=(0.25, 0.5), search=1_000, run=2_000, search_seeds=1, seeds=2, between=200,
         tuned_for=((0.2, (0.2,)), (0.1, (0.1, 1e-9))),
     )  # fmt: skip
-    names, out = ["fedpage", "vrl-sgd"], tmp_path / "out"
+    names, out = ["fedpage:up=natural", "vrl-sgd"], tmp_path / "out"
     lines, done = bench.evaluate(case, names, terms, out)
-    trials = (out / "tuning" / case.name / "fedpage" / "trials.jsonl").read_bytes()
+    trials = (out / "tuning" / case.name / "fedpage_up_natural" / "trials.jsonl").read_bytes()
     # two searches each: candidates, a fresh seed, final runs
     assert done == 2 * (4 + 1 + 2) + 2 * (2 + 1 + 2)
     assert bench.evaluate(case, names, terms, out) == (_without_new_runs(lines), 0)
 
-    torn = out / "runs" / case.name / f"fedpage-0.1-seed{bench.FRESH}.jsonl"
+    torn = out / "runs" / case.name / f"fedpage_up_natural-0.1-seed{bench.FRESH}.jsonl"
     torn.write_bytes(torn.read_bytes()[:-40])
     (out / "runs" / case.name / f"vrl-sgd-0.2-seed{bench.FRESH + 1}.jsonl").unlink()
     monkeypatch.setattr(bench, "tune", _assert_no_new_runs(bench.tune))
@@ -158,7 +216,10 @@ def test_a_benchmark_resumes_and_its_command_line_repeats_the_search(
     code, out_text, err = run(*command[1:])
     assert code == 0, err
     assert "fedpage run fedpage" in out_text
-    assert (out / "tuning" / case.name / "fedpage" / "trials.jsonl").read_bytes() == trials
+    assert "--up natural" in out_text
+    assert (
+        out / "tuning" / case.name / "fedpage_up_natural" / "trials.jsonl"
+    ).read_bytes() == trials
 
 
 def _without_new_runs(lines):
@@ -175,3 +236,29 @@ def _assert_no_new_runs(tune):
         return found
 
     return call
+
+
+def test_the_command_line_chooses_methods_cases_and_steps(bench, tmp_path, monkeypatch, capsys):
+    case = bench.Case("census:rows=200", N, "robust")
+    small = bench.Terms(search=500, run=1_000, between=200, tuned_for=((0.2, (0.2,)),))
+    monkeypatch.setattr(bench, "CASES", (case,))
+    monkeypatch.setattr(bench, "Terms", lambda: small)
+    monkeypatch.setattr(bench.fp.data.registry, "libsvm_file", lambda name: name)
+    monkeypatch.setattr(bench.fp.data.registry, "find", lambda name: tmp_path)
+    monkeypatch.setattr(bench.report, "IMAGE", tmp_path / "not drawn")
+    words = f"--out {tmp_path} --cases {case.name} --methods saga,cofig:up=natural"
+    words += " --steps 1/4,1 --search-seeds 1 --seeds 2"
+    monkeypatch.setattr(sys, "argv", ["communication.py", *words.split()])
+    bench.main()
+    text = capsys.readouterr().out
+    assert "| method | rounds | MB up | MB down | MB total |" in text
+    assert "| COFIG, up=natural |" in text
+    assert (tmp_path / "communication.png").is_file()
+    assert not bench.report.IMAGE.exists()
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    assert [found["method"]["name"] for found in tuned] == ["saga", "cofig:up=natural"]
+    assert tuned[1]["method"]["up"] == "natural"
+
+    monkeypatch.setattr(sys, "argv", ["communication.py", "--cases", "mnist"])
+    with pytest.raises(SystemExit, match=f"unknown case 'mnist'; known are {case.name}"):
+        bench.main()
