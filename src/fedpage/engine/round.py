@@ -124,9 +124,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """
         costs = self.costs
         called, computed = costs.clients, costs.gradients
-        call = self.method.call(state, draws)
-        if self._wire.needs_ranks:  # the mean over some of the called clients would be wrong
-            call = call._replace(require_all=True)
+        call = self._require_ranks(self.method.call(state, draws))
         events: tuple[Event, ...] = ()
         opened = None if self.health.misses else self._send(call, draws, 0)
         chunk = None if opened is None else opened[0]
@@ -144,6 +142,12 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
         state = self.method.server(state, replies)
         return state, RoundInfo(draws.round, replies.count, events)
+
+    def _require_ranks(self, call: Call[MessageT]) -> Call[MessageT]:
+        """Require all clients of a call if the mean of some coded replies would be wrong."""
+        if self._wire.needs_all(type(call.message)):
+            return call._replace(require_all=True)
+        return call
 
     def _send(
         self, call: Call[MessageT], draws: Draws, attempt: int
@@ -183,7 +187,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if replies is None:
                 outcome.add_event("fallback", f"a sampled round replaces a full one; {why}")
                 self.costs.fallbacks += 1
-                call, opened = call.fallback(), None
+                call, opened = self._require_ranks(call.fallback()), None
                 attempt = 2 * (1 + self.policy.full_retries) + self.policy.patience
         if replies is None:
             replies, missing = self._gather(call, draws, attempt, outcome, opened)
@@ -191,6 +195,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self._update_health(outcome)
         if replies is None:
             text = f"round {draws.round} failed: no valid reply from {_names(missing)}"
+            if self._wire.needs_all(type(call.message)):
+                text += f"; up={self._wire.up} needs all called clients"
             raise RoundFailed(text, outcome.events)
         return replies, call, tuple(outcome.events)
 
