@@ -21,7 +21,7 @@ from fedpage.callbacks.checkpointing import Checkpointing, request_interrupt
 from fedpage.engine.loop import Interrupted
 from fedpage.engine.simulate import prepare
 from fedpage.runs import checkpoint, store, toml
-from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.fingerprint import code_digest, method_digest
 from fedpage.runs.store import RunStore
 
 ALL = methods(4, 3, 0.1)
@@ -400,6 +400,21 @@ def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeyp
     read.clear()
     code_digest(fp.LogisticRegression)
     assert {"kernels.py", "glm.py", "base.py"} <= read
+
+
+@pytest.mark.parametrize("up", ["randk:3", "scaled(randk:3)", "topk:3+natural"])
+def test_the_digest_of_a_method_includes_its_codecs(monkeypatch, up):
+    """A codec may contain others, so the code of all of them counts."""
+    method = fp.EF21(up=up) if up != "randk:3" else fp.COFIG(up=up)
+    before = method_digest(method)
+    assert before == method_digest(dataclasses.replace(method))
+    assert before != method_digest(dataclasses.replace(method, up="none"))
+    plain = Path.read_bytes
+    for name in ("sparse.py", "kernels.py", "quantise.py"):
+        monkeypatch.setattr(
+            Path, "read_bytes", lambda self, name=name: plain(self) + b"#" * (self.name == name)
+        )
+        assert method_digest(method) != before
 
 
 def test_only_one_process_writes_at_a_time(tmp_path):

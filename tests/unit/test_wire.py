@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage import codecs
@@ -15,6 +15,8 @@ from fedpage.codecs.wire import Wire
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Call, Vector
 from fedpage.engine.simulation import Simulation
+from fedpage.methods.fedpage import FullGradient
+from fedpage.methods.marina import Difference
 
 
 class State(NamedTuple):
@@ -165,6 +167,47 @@ def test_permk_needs_all_clients_and_keeps_ranks_when_they_are_asked_again():
     faulty = fp.simulate(quadratic(), Shifted(up="permk"), rounds=10, seed=0, options=faults)
     assert faulty.last("missing") > 0
     assert faulty.x.tobytes() == lucky.x.tobytes()
+
+
+def test_the_sampled_round_that_replaces_a_full_one_needs_all_its_clients_with_permk():
+    """PermK's replies over some of the called clients would have a biased mean."""
+    run = Simulation(
+        quadratic(),
+        fp.PPMARINA(S=4, p=0.5, up="permk"),
+        seed=0,
+        faults=fp.Faults(dropout=0.4),
+        policy=fp.Policy(full_retries=0, retries=0, patience=50),
+    )
+    run.step()
+    counts = {run.step().count for _ in range(12)}
+    assert run.costs.fallbacks > 3
+    assert counts <= {4, 8}
+
+
+def test_permk_names_the_client_without_which_a_round_fails():
+    options = fp.RunOptions(faults=fp.Faults(gone=(3,), gone_from=2))
+    history = fp.simulate(
+        uneven(), Shifted(S=12, up="permk:12+natural"), rounds=9, seed=0, options=options
+    )
+    text = "no valid reply from client 3; up=permk:12+natural needs all called clients"
+    assert history.stop_detail == f"round 2 failed: {text}"
+
+
+def test_late_replies_are_counted_as_they_were_sent():
+    """A full round's replies have 64 bits a number, those of differences 12 bits."""
+    method = fp.PPMARINA(S=4, p=0.5, up="natural")
+    run = Simulation(quadratic(), method, seed=0, faults=fp.Faults(late=1.0))
+    gradient = Call(np.arange(8), FullGradient(run.x))
+    difference = Call(np.arange(3), Difference(run.x, run.x))
+    calls = [gradient, difference, gradient]
+    sizes = []
+    for r, call in enumerate(calls):
+        first, *_ = run._transport.request(call, RoundDraws(0, r), 0)
+        sizes.append(None if first.size is None else first.size.bits)
+        restored = Simulation(quadratic(), method, seed=0, faults=fp.Faults(late=1.0))
+        restored.restore(run.snapshot(), "a snapshot")
+        run = restored
+    assert sizes == [None, 8 * 64 * D, 3 * 12 * D]
 
 
 @pytest.mark.parametrize(

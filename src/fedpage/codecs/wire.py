@@ -203,6 +203,10 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             found.append(_Field(index, None if reference is None else sent.index(reference)))
         return tuple(found)
 
+    def needs_all(self, message: type) -> bool:
+        """Return whether only the replies of all called clients have a usable mean."""
+        return self.needs_ranks and bool(self._fields[message])
+
     def _coded(self, message: type) -> set[int]:
         """Return the places of the reply fields that pass through the codec."""
         return {field.place for field in self._fields[message]} if self.is_active else set()

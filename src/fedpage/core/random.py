@@ -362,10 +362,6 @@ class RoundDraws:
         """Return a key that all clients of the round share, for a field of their replies."""
         return _key(self._seed, CODEC_SHARED, self.round, field)
 
-    def at(self, round: int) -> RoundDraws:
-        """Return the random numbers of another round of the same run."""
-        return RoundDraws(self._seed, round)
-
 
 def _key(seed: int, *words: int) -> np.uint64:
     """Return the key of the stream of a seed and some words, the purpose first."""

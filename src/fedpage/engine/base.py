@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeAlias
 
 import numpy as np
 
-from fedpage.codecs.base import IDENTITY
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, check_seed
@@ -26,6 +25,7 @@ from fedpage.engine.policy import Policy
 from fedpage.engine.round import Costs, Round, RoundInfo
 from fedpage.engine.transport import Event, Transport
 from fedpage.runs.checkpoint import Snapshot, state_from_tree, state_to_tree
+from fedpage.runs.fingerprint import method_code
 
 
 class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -68,11 +68,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
     @property
     def code(self) -> dict[str, type]:
         """The classes whose code decides what a round computes, by role."""
-        codecs = {way: getattr(self.method, way, IDENTITY) for way in ("up", "down")}
-        return {
-            "method": type(self.method),
-            **{way: type(codec) for way, codec in codecs.items() if codec != IDENTITY},
-        }
+        return method_code(self.method)
 
     def draws(self) -> Draws:
         """Return the next round's random numbers."""

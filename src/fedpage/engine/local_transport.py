@@ -15,7 +15,6 @@ from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of
-from fedpage.core.random import RoundDraws
 from fedpage.core.types import (
     AnyArray,
     Call,
@@ -50,6 +49,8 @@ class LateReply(NamedTuple):
     round: int
     reply: Fields
     """Fields (d,)."""
+    size: Size
+    """Its size as it was sent."""
 
 
 class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -123,11 +124,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         message = call.message
         oracle = self.problem.oracle(clients, draws)
         states = self.client_states.get(clients)
-        if self.threads > 1:
-            with np.errstate(over="ignore", invalid="ignore"):  # settings do not reach threads
-                result = self.method.client(message, oracle, states)
-        else:
-            result = self.method.client(message, oracle, states)
+        result = self.method.client(message, oracle, states)
         n = len(clients)
         try:
             replies, states = result
@@ -191,9 +188,16 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             for clients in chunks:
                 if len(waiting) > self.threads:
                     yield waiting.popleft().result()
-                waiting.append(pool.submit(self._compute, clients, call, draws))
+                waiting.append(pool.submit(self._compute_on_thread, clients, call, draws))
             while waiting:
                 yield waiting.popleft().result()
+
+    def _compute_on_thread(
+        self, clients: Ints, call: Call[MessageT], draws: Draws
+    ) -> Chunk[ReplyT, ClientStateT]:
+        """Compute a chunk where the main thread's settings of numpy do not reach."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._compute(clients, call, draws)
 
     def _request_unreliable(
         self, sampler: FaultSampler, call: Call[MessageT], draws: Draws, attempt: int
@@ -203,10 +207,9 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         arrived = [late for late in self.late if late.round < now] if self.late else []
         if arrived:
             self.late = [late for late in self.late if late.round >= now]
+            size = Size(*map(sum, zip(*(late.size for late in arrived), strict=True)))
             arrived = sorted(arrived, key=lambda late: late.client)
-            yield self._deliver_late(arrived, call)._replace(
-                size=self._measure_late(arrived, call, draws)
-            )
+            yield self._deliver_late(arrived, call)._replace(size=size)
         requested = self.split(call.clients)
         working: list[Ints] = []
         for clients in requested:
@@ -223,7 +226,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 chunk = chunk._replace(client_states=None)
             outcomes = sampler.sample_outcomes(able, now, attempt)
             if outcomes is not None:
-                self._keep_late(chunk, outcomes, now)
+                self._keep_late(chunk, outcomes, call, draws)
             deliver = self._validate if self.policy.validate else self._deliver_unchecked
             if able is not clients:
                 chunk = chunk._replace(requested=clients)
@@ -232,27 +235,17 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 chunk = chunk._replace(size=self._measure(delivered, call, draws))
             yield deliver(chunk, outcomes)
 
-    def _measure_late(
-        self, arrived: list[LateReply], call: Call[MessageT], draws: Draws
-    ) -> Size | None:
-        """Return the size of late replies, which their own rounds decided."""
-        if self._wire.has_fixed_size:
-            return None
-        total = Size(0, 0, 0)
-        # PermK: nobody remembers their places, which change the size by at most one number
-        ranks = Ranks(np.zeros(1, dtype=np.int64), len(call.clients))
-        for late in arrived:
-            client = np.array([late.client], dtype=np.int64)
-            own_round = draws.at(late.round) if isinstance(draws, RoundDraws) else draws
-            size = self._wire.measure_replies(type(call.message), client, own_round, ranks)
-            total = Size(*(a + b for a, b in zip(total, size, strict=True)))
-        return total
-
     def _keep_late(
-        self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8], now: int
+        self,
+        chunk: Chunk[ReplyT, ClientStateT],
+        outcomes: NDArray[np.int8],
+        call: Call[MessageT],
+        draws: Draws,
     ) -> None:
         for i in np.flatnonzero(outcomes == LATE).tolist():
-            self.late.append(LateReply(int(chunk.clients[i]), now, _row(chunk.replies, i)))
+            client = chunk.clients[i : i + 1]
+            size = self._measure(client, call, draws) or self._wire.reply_size[type(call.message)]
+            self.late.append(LateReply(int(client[0]), draws.round, _row(chunk.replies, i), size))
 
     def _validate(
         self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None

@@ -107,7 +107,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.costs = Costs()
         self.health = ClientHealth(policy.lost_after)
         wire = Wire(method, d, dtype)
-        self._needs_all = wire.needs_ranks
+        self._up = wire.up
+        self._needs_all = {message for message in method.messages if wire.needs_all(message)}
         self._reply_size, self._message_size = wire.reply_size, wire.message_size
 
     def step(self, state: StateT, draws: Draws) -> tuple[StateT, RoundInfo]:
@@ -126,8 +127,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs = self.costs
         called, computed = costs.clients, costs.gradients
         call = self.method.call(state, draws)
-        if self._needs_all:  # the mean over some of the called clients would be wrong
-            call = call._replace(require_all=True)
+        if self._needs_all:
+            call = self._require_all(call)
         events: tuple[Event, ...] = ()
         opened = None if self.health.misses else self._send(call, draws, 0)
         chunk = None if opened is None else opened[0]
@@ -145,6 +146,12 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
         state = self.method.server(state, replies)
         return state, RoundInfo(draws.round, replies.count, events)
+
+    def _require_all(self, call: Call[MessageT]) -> Call[MessageT]:
+        """Require all clients of a call where the mean over some of them would be wrong."""
+        if type(call.message) in self._needs_all:
+            return call._replace(require_all=True)
+        return call
 
     def _send(
         self, call: Call[MessageT], draws: Draws, attempt: int
@@ -184,7 +191,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if replies is None:
                 outcome.add_event("fallback", f"a sampled round replaces a full one; {why}")
                 self.costs.fallbacks += 1
-                call, opened = call.fallback(), None
+                call, opened = self._require_all(call.fallback()), None
                 attempt = 2 * (1 + self.policy.full_retries) + self.policy.patience
         if replies is None:
             replies, missing = self._gather(call, draws, attempt, outcome, opened)
@@ -192,6 +199,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self._update_health(outcome)
         if replies is None:
             text = f"round {draws.round} failed: no valid reply from {_names(missing)}"
+            if type(call.message) in self._needs_all:
+                text += f"; up={self._up} needs all called clients"
             raise RoundFailed(text, outcome.events)
         return replies, call, tuple(outcome.events)
 

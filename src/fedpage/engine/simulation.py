@@ -8,6 +8,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
+from fedpage.codecs.wire import Size
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import mean_metrics
 from fedpage.core.types import (
@@ -152,6 +153,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
                 "round": one.round,
                 "type": type(one.reply).__name__,
                 "parts": list(one.reply),
+                "size": list(one.size),
             }
             for one in self._transport.late
         ]
@@ -189,7 +191,8 @@ def _late_reply(entry: Snapshot) -> LateReply:
     if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
         raise TypeError
     type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
-    return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts))
+    size = Size(*map(int, entry["size"]))
+    return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts), size)
 
 
 def start_of(problem: Problem, x0: object = None) -> Vector:

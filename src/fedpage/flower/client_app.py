@@ -24,7 +24,7 @@ from fedpage.flower.node import (
     load_node_data,
     problem_digest,
 )
-from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.fingerprint import method_digest
 
 Handler = Callable[[Message, Context], Message]
 _MAX_PARAMETERS = 1 << 28
@@ -86,7 +86,7 @@ def _describe(message: Message, context: Context) -> Message:
         digest=node.digest,
         labels=node.labels,
         fedpage=__version__,
-        code=code_digest(type(build_method(config))),
+        code=method_digest(build_method(config)),
         problem=problem_digest(node.problem),
     )
     return Message(messages.encode_header(description), reply_to=message)

@@ -33,7 +33,7 @@ from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed
 from fedpage.flower import messages
 from fedpage.problems.base import client_scale
 from fedpage.runs.checkpoint import Snapshot
-from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.fingerprint import method_digest
 
 _MIN_DESCRIBE_DEADLINE = 180.0
 """Shortest deadline in seconds of a node's first message, which starts its processes."""
@@ -205,7 +205,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         known = {node.node_id for node in self.nodes.values()}
         if not here - known or known <= here:
             return
-        code = code_digest(type(self.method))
+        code = method_digest(self.method)
         for number in sorted(here - known - self._refused):
             try:
                 new = describe_nodes(self.grid, [number], code=code, wait=self.wait)
@@ -431,7 +431,7 @@ def describe_nodes(grid: Grid, ids: Iterable[int], *, code: str, wait: Wait) -> 
     Args:
         grid: Flower's Grid.
         ids: The nodes' ids.
-        code: Digest of the method's code on the server.
+        code: Digest of the code of the method and its codecs on the server.
         wait: How long replies may take.
 
     Returns:
@@ -469,7 +469,7 @@ def describe_nodes(grid: Grid, ids: Iterable[int], *, code: str, wait: Wait) -> 
             )
         if about.code != code:
             raise InputError(
-                f"client {client} has other code of the method than the server; "
+                f"client {client} has other code of the method or its codecs than the server; "
                 "install the same version everywhere"
             )
         both = f"{about.code} {about.problem}"

@@ -28,7 +28,7 @@ from fedpage.engine.stopping import Stop
 from fedpage.flower.config import Value, build_method, parse_app_config
 from fedpage.flower.engine import FlowerEngine, Node, Wait, check_nodes, describe_nodes
 from fedpage.flower.node import NodeProblem, load_own_problem, problem_digest
-from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_run
 from fedpage.runs.store import RunStore
@@ -181,7 +181,7 @@ class FedpageStrategy(Strategy):
         """Return the node of every client; a resumed run may start without some of them."""
         config, N = self.config, self.config.clients
         end = self._wait.clock() + config.wait
-        code = code_digest(type(self.method))
+        code = method_digest(self.method)
         earlier = self._read_earlier_nodes()
         found: dict[int, Node] = {}
         while set(found) != set(range(N)):

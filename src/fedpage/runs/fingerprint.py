@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import AnyMethod
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_CODECS = _PACKAGE / "codecs"
 _OF_CODECS = ("code.up", "code.down")
 
 
@@ -81,15 +84,28 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]
     return flat
 
 
+def method_code(method: AnyMethod) -> dict[str, type]:
+    """Return the classes of a method and of its codecs, by role."""
+    codecs = {way: getattr(method, way, IDENTITY) for way in ("up", "down")}
+    used = {way: type(codec) for way, codec in codecs.items() if codec != IDENTITY}
+    return {"method": type(method), **used}
+
+
+def method_digest(method: AnyMethod) -> str:
+    """Return the SHA-256 of the code of a method and of its codecs."""
+    return digest({role: code_digest(cls) for role, cls in method_code(method).items()})
+
+
 def code_digest(cls: type) -> str:
     """Return the SHA-256 of the source files that a class computes with.
 
     These are the files of the class, of its bases, and of the functions of this package that they
-    use; random numbers and sums belong to every class. A function without a file, such as one
-    typed at a prompt, counts with its compiled code.
+    use; random numbers and sums belong to every class, and all codecs to each of them, because a
+    codec may contain others. A function without a file, such as one typed at a prompt, counts with
+    its compiled code.
 
     Args:
-        cls: The class of a method or of a problem.
+        cls: The class of a method, of a problem or of a codec.
 
     Returns:
         64 hexadecimal digits.
@@ -97,6 +113,8 @@ def code_digest(cls: type) -> str:
     sources = {
         name: (_PACKAGE / name).read_bytes() for name in ("core/random.py", "core/aggregate.py")
     }
+    if issubclass(cls, Codec):
+        sources |= {f"codecs/{path.name}": path.read_bytes() for path in _CODECS.glob("*.py")}
     own_modules = {base.__module__ for base in cls.__mro__}
     seen: set[int] = set()
     stack: list[object] = [*cls.__mro__]
