@@ -171,7 +171,7 @@ def test_permk_needs_all_clients_and_keeps_ranks_when_they_are_asked_again():
     ("change", "message"),
     [
         ({"up": "topk:2"}, "shifted: up=topk:2 is biased, which this method does not correct; use"),
-        ({"down": "natural"}, "shifted: down=natural would change more than the last digits"),
+        ({"down": "natural"}, "shifted: down=natural is no cast"),
         ({"up": "randkk:2"}, "did you mean 'randk'"),
     ],
 )
