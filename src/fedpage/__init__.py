@@ -230,7 +230,7 @@ def _find_method(name: str) -> Any:
         for entry in METHODS.values():
             if entry.cls.__name__ == name:
                 return entry.cls
-        hint = did_you_mean(name, __all__)
+        hint = did_you_mean(name, __dir__())
         raise AttributeError(
             f"module 'fedpage' has no attribute {name!r}{':' if hint else ''}{hint}"
         )
@@ -238,4 +238,6 @@ def _find_method(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    from fedpage.methods import METHODS
+
+    return sorted({*__all__, *(entry.cls.__name__ for entry in METHODS.values())})

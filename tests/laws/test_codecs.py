@@ -393,7 +393,7 @@ def test_permk_needs_its_clients():
         as_codec("permk").apply(v, draw_keys(3)._replace(ranks=None))
     with pytest.raises(InputError, match="needs the number of called clients and each"):
         as_codec("permk").apply(v, draw_keys(3)._replace(called=2))
-    with pytest.raises(InputError, match="permk:4: 3 clients are called, not 4"):
+    with pytest.raises(InputError, match="3 clients are called, not 4; write permk:3"):
         as_codec("permk:4").encode(v, draw_keys(3))
     with pytest.raises(InputError, match="12 clients cannot share 9 numbers"):
         as_codec("permk").apply(v, draw_keys(3, called=12))
@@ -669,7 +669,7 @@ def test_other_ways_to_write_a_codec():
     ("text", "message"),
     [
         ("rnadk:3", "unknown codec 'rnadk': did you mean 'randk'?"),
-        ("randk", "randk needs its k, such as randk:0.5"),
+        ("randk", "randk needs its k, such as randk:0.1"),
         ("natural:3", "natural takes no number"),
         ("randk:x", "'x' is no number"),
         ("randk:0", "k must be a whole number from 1"),

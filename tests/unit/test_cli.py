@@ -282,3 +282,20 @@ def test_build_fair_method_takes_the_papers_terms():
     assert method.effective_step == pytest.approx(0.03)
     method = build.build_fair_method("fedpage:eta_l=0.01", N=10, M=3250, S=1, K=10, step=0.5)
     assert (method.eta_l, method.S) == (0.01, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [("cofig:eta=0.2", "eta", 0.2), ("s-dane:lam=5", "lam", 5.0), ("feddyn:mu=4", "mu", 4.0)],
+)
+def test_a_given_step_size_is_not_overwritten_by_the_equal_step(text, field, value):
+    method: Any = build.build_fair_method(text, N=20, M=10, S=5, K=5, step=0.1)
+    assert getattr(method, field) == value
+    other: Any = build.build_fair_method("cofig:up=natural", N=20, M=10, S=5, K=5, step=0.1)
+    assert other.effective_step == pytest.approx(0.1)
+
+
+def test_completion_knows_every_method():
+    assert {entry.cls.__name__ for entry in fp.METHODS.values()} <= set(dir(fp))
+    with pytest.raises(AttributeError, match="did you mean 'COFIG'"):
+        fp.COFG  # noqa: B018

@@ -55,9 +55,12 @@ def test_a_run_does_not_resume_with_another_codec(tmp_path):
         (("fedpage", "--up", "randk:1.5"), "k must be a whole number, or a share of d"),
         (("fedpage", "--up", "randk:5000"), "randk:5000: cannot keep 5000 of 123 numbers"),
         (("fedpage", "--up", "topk:3"), "FedPAGE: up=topk:3 is biased"),
-        (("fedpage", "--down", "natural"), "FedPAGE: down=natural would change more"),
+        (("fedpage", "--down", "natural"), "FedPAGE: down=natural is no cast"),
         (("fedpage", "--upp", "natural"), "did you mean '--up'?"),
         (("fedpage", "--up"), "option --up needs a value"),
+        (("fedpage", "--up", "natural", "--up", "float32"), "option --up is given twice"),
+        (("fedpage", "--up", "quick"), "known are none, float32"),
+        (("fedpage", "--up", "dither"), "dither needs its s, such as dither:4"),
         (("vrl-sgd", "--up", "natural"), "use SCALLION"),
         (("marina", "--S", "3"), "with S sampled clients it is PP-MARINA"),
         (

@@ -175,7 +175,14 @@ def test_plan_on_the_command_line(run):
         (("tune", "fedpage", "--seeds", "0"), "seeds must be"),
         (("run", "fedpage", "--steps", "magic"), "--steps must be"),
         (("run", "fedpage", "--steps", "theory", "--eta-g", "0.1"), "chooses eta_g; leave it out"),
-        (("run", "vrl-sgd", "--steps", "theory"), "gives no step sizes for VRL-SGD"),
+        (("run", "vrl-sgd", "--steps", "theory"), "step sizes for VRL-SGD; give eta_l, or"),
+        (("run", "fedadam", "--steps", "theory"), "no theorem gives step sizes for FedAdam"),
+        (("run", "fedavgm", "--steps", "theory"), "no theorem gives step sizes for FedAvgM"),
+        (("run", "svrp", "--steps", "theory"), "SVRP needs mu; choose --objective logistic-l2"),
+        (
+            ("run", "svrp", "--objective", "squares-l2", "--gamma", "0.5", "--steps", "theory"),
+            "--steps theory chooses gamma; leave it out",
+        ),
     ],
 )
 def test_bad_input_is_one_line(refused, words, what):

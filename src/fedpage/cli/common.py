@@ -109,7 +109,10 @@ def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[st
             if not words or words[0].startswith("--"):
                 raise InputError(f"option {option} needs a value; see `fedpage methods`")
             value = words.pop(0)
-        found[option[2:].replace("-", "_")] = value
+        name = option[2:].replace("-", "_")
+        if name.lower() in (known.lower() for known in found):
+            raise InputError(f"option {option} is given twice; give it once")
+        found[name] = value
     parse_hyper_parameters(entry, found)
     return found
 

@@ -173,7 +173,7 @@ def _print_text(screen: Console, text: str) -> None:
 def codecs(
     d: Annotated[int, typer.Option("--d", help="Parameters of the model.", min=1)] = 1000,
 ) -> None:
-    """List the codecs, with what each does to a vector and its size in bits."""
+    """List the codecs, with what each sends and its size in bits."""
     from fedpage.report import codecs as describe
 
     screen = console()

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedpage.codecs import kernels
 from fedpage.core import validate
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import RoundDraws, fold_each
 from fedpage.core.registry import Registry
 from fedpage.core.types import Ints, Vector
@@ -451,13 +451,19 @@ def _simple(text: str, whole: str) -> Codec:
         raise InputError(
             f"codec {short_repr(whole)}: write name, name:number, first+second or scaled(codec)"
         )
+    if name not in CODECS:
+        simple = ", ".join(known for known in CODECS if known not in ("scaled", "chain"))
+        hint = did_you_mean(name, CODECS) or f" known are {simple}"
+        raise InputError(f"unknown codec {short_repr(name)}:{hint} (see `fedpage codecs`)")
     cls = CODECS[name]
     number = fields(cls)
     if colon and not number:
         raise InputError(f"codec {short_repr(whole)}: {name} takes no number")
     if not colon and number and number[0].default is MISSING:
+        example = "4" if number[0].name == "s" else "0.1"
         raise InputError(
-            f"codec {short_repr(whole)}: {name} needs its {number[0].name}, such as {name}:0.5"
+            f"codec {short_repr(whole)}: {name} needs its {number[0].name}, such as "
+            f"{name}:{example}"
         )
     return cls(_number(argument, whole)) if colon else cls()  # type: ignore[call-arg]
 

@@ -367,7 +367,10 @@ class PermK(Sparsifier):
         if ranks is None or n < 1 or (len(ranks) and not 0 <= ranks.min() <= ranks.max() < n):
             raise InputError("permk: needs the number of called clients and each client's rank")
         if self.n not in (None, n):
-            raise InputError(f"{self}: {n} clients are called, not {self.n}")
+            raise InputError(
+                f"{self}: {n} clients are called, not {self.n}; write permk:{n}, or permk for any "
+                "number"
+            )
         self._check_clients(n, d)
         return ranks
 

@@ -123,7 +123,7 @@ def _find_fault(codec: Codec, kind: Kind) -> str:
     if codec.is_cast:
         return ""
     if kind == "cast":
-        return "would change more than the last digits, which this method does not correct"
+        return "is no cast, and this method does not correct the error of other codecs"
     if kind == "unbiased" and codec.omega(_MANY) is None:
         return "is biased, which this method does not correct"
     if kind == "contractive" and codec.alpha(_MANY) is None:

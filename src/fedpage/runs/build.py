@@ -137,7 +137,8 @@ def find_method(name: str) -> MethodEntry:
         return _import_method(Path(path), cls)
     hint = did_you_mean(name, METHODS)
     raise InputError(
-        f"unknown method {name!r}:{hint} known are {', '.join(METHODS)}, or file.py@ClassName"
+        f"unknown method {name!r}:{hint} `fedpage methods` lists all; one of your own is "
+        "file.py@ClassName"
     )
 
 
@@ -212,8 +213,17 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     entry = find_method(name)
     given = parse_hyper_parameters(entry, settings)
     method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K", K)), step=step)
+    sizes = _step_sizes(method)
     method = _replace(entry, method, given)
-    return method if {"eta_g", "eta_l"} & given.keys() or not given else method.with_step(step)
+    return method if sizes & given.keys() or not given else method.with_step(step)
+
+
+def _step_sizes(method: AnyMethod) -> set[str]:
+    """Return the hyper-parameters that set the effective step, such as eta_l, lam or gamma."""
+    other = method.with_step(2 * method.effective_step)
+    names = dataclass_fields(type(method))
+    changed = {name for name in names if getattr(other, name) != getattr(method, name)}
+    return changed | {"eta_g", "eta_l"}
 
 
 def build_default_method(
@@ -243,7 +253,7 @@ def build_theory_method(
     Raises:
         InputError: a step size is given too, or there is no theorem for the method.
     """
-    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE, FedProx
+    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE
     from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
 
     method: Any = build_default_method(entry, given, problem)
@@ -269,10 +279,14 @@ def build_theory_method(
     }
     if issubclass(entry.cls, SCAFFOLD):
         return _at_step(method, scaffold_steps(**terms, K=method.K).effective_step)
-    if issubclass(entry.cls, FedAvg) and not issubclass(entry.cls, FedProx):
+    if entry.cls is FedAvg:  # not of its variants: FedProx, momentum, adaptive servers
         _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
         return _at_step(method, fedavg_steps(**terms, K=method.K, B=B).effective_step)
-    raise InputError(f"--steps theory: the paper gives no step sizes for {entry.label}; give eta_l")
+    sizes = sorted(_step_sizes(method) & dataclass_fields(entry.cls).keys())
+    raise InputError(
+        f"--steps theory: no theorem gives step sizes for {entry.label}; "
+        f"give {' and '.join(sizes)}, or use `fedpage tune`"
+    )
 
 
 def _apply_theorem(
@@ -283,19 +297,32 @@ def _apply_theorem(
     known = dataclass_fields(entry.cls)
     options, missing = {}, []
     for name, parameter in list(signature(own.from_theory).parameters.items())[1:]:
-        if name in known and name not in ("p", *entry.preset):
-            options[name] = getattr(method, name)
-        elif name == "mu" and problem.convex and problem.reg == "l2" and problem.alpha > 0:
+        if name == "mu" and name not in given and _is_strongly_convex(problem):
             options[name] = problem.alpha * float(problem._scale.min())  # of every client
+        elif name in known and name not in ("p", *entry.preset):
+            options[name] = getattr(method, name)
         elif parameter.default is Parameter.empty:
             missing.append(name)
     if missing:
+        convex = "choose --objective logistic-l2 or squares-l2, or " if missing == ["mu"] else ""
         raise InputError(
             f"--steps theory: {entry.label} needs {', '.join(missing)}; "
-            f"call {entry.cls.__name__}.from_theory in Python"
+            f"{convex}call {entry.cls.__name__}.from_theory in Python"
         )
-    tuned: AnyMethod = dataclasses.replace(own.from_theory(problem, **options), **given)
-    return tuned
+    tuned: AnyMethod = own.from_theory(problem, **options)
+    chosen = [
+        name
+        for name, value in given.items()
+        if name not in options and getattr(tuned, name) not in (value, known[name].default)
+    ]
+    if chosen:
+        raise InputError(f"--steps theory chooses {', '.join(chosen)}; leave it out")
+    changed: AnyMethod = dataclasses.replace(tuned, **given)
+    return changed
+
+
+def _is_strongly_convex(problem: LinearModel) -> bool:
+    return problem.convex and problem.reg == "l2" and problem.alpha > 0
 
 
 def _at_step(method: AnyMethod, step: float) -> AnyMethod:
