@@ -110,6 +110,11 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
     return fp.LogisticRegression(data, division, reg=reg, weights=weights)
 
 
+def make_method(name: str, S: int, K: int, step: float, full: bool = False) -> Any:
+    """Make a method under the laws at an effective step, with full batches if `full`."""
+    return ROWS[name].make(Setting(S, K, step, full))
+
+
 def methods(S: int, K: int, step: float, full: bool = False) -> dict[str, Any]:
     """Make every method under the laws at an effective step, with full batches if `full`."""
-    return {name: row.make(Setting(S, K, step, full)) for name, row in ROWS.items()}
+    return {name: make_method(name, S, K, step, full) for name in ROWS}
