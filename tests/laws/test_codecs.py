@@ -698,3 +698,19 @@ def test_nonsense_is_refused_in_one_line(text, message):
         as_codec(text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("v", "keys", "says"),
+    [
+        (np.ones(4), Keys.draw(0, 0, np.arange(1)), r"a row for each client, \(n, d\)"),
+        ([[1.0]], Keys.draw(0, 0, np.arange(1)), r"a row for each client, \(n, d\)"),
+        (np.ones((2, 4)), None, "a key for each of the 2 rows"),
+        (np.ones((2, 4)), Keys.draw(0, 0, np.arange(3)), "a key for each of the 2 rows"),
+        (np.ones((2, 4), int), Keys.draw(0, 0, np.arange(2)), "codecs take float64 and float32"),
+    ],
+)
+def test_vectors_and_keys_have_to_fit(v, keys, says):
+    for act in (codecs.RandK(2).apply, codecs.RandK(2).encode):
+        with pytest.raises(InputError, match=says):
+            act(v, keys)

@@ -611,3 +611,9 @@ def test_dane_diverges_where_lam_is_far_below_the_dissimilarity():
 def test_impossible_values_are_refused(make, words):
     with pytest.raises(fp.InputError, match=words):
         make()
+
+
+def test_s_dane_has_no_steps_for_nonconvex_objectives():
+    problem = fp.RobustRegression(fp.load("census", rows=100), clients=5)
+    with pytest.raises(fp.InputError, match="its theorem needs a convex objective"):
+        fp.SDANE.from_theory(problem)

@@ -461,7 +461,7 @@ def test_the_contraction_of_diana(up):
         (lambda: fp.FRECON(up="topk:2"), "FRECON: up=topk:2 is biased.*EF21"),
         (lambda: fp.ZeroSARAH(up="natural"), "ZeroSARAH: up=natural .* or FRECON"),
         (lambda: fp.COFIG(down="natural"), "COFIG: down=natural"),
-        (lambda: fp.SAGA(up="natural"), "with up=natural it is COFIG"),
+        (lambda: fp.SAGA(up="natural"), "only cast.*; with up=natural it is COFIG"),
         (lambda: fp.SAGA(a=0.5), "SAGA: a must be 1, not 0.5; else it is COFIG"),
         (lambda: fp.DIANA(S=3), "DIANA: S must be None, all clients, not 3; with sampled"),
         (lambda: fp.COFIG(a=0.0), r"COFIG: a must be in \(0, 1\], not 0.0"),
@@ -475,3 +475,11 @@ def test_the_contraction_of_diana(up):
 def test_nonsense_is_refused(make, message):
     with pytest.raises(fp.InputError, match=message):
         make()
+
+
+def test_saga_takes_casts_as_cofig_does():
+    problem = fp.Quadratic.random(6, 3, 4, seed=1)
+    saga = fp.simulate(problem, fp.SAGA(S=2, up="float32"), rounds=6, seed=0)
+    cofig = fp.simulate(problem, fp.COFIG(S=2, up="float32"), rounds=6, seed=0)
+    assert saga.x.tobytes() == cofig.x.tobytes()
+    assert saga.last("bits_up") == cofig.last("bits_up") == 6 * 2 * 4 * 32

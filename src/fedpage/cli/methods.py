@@ -29,6 +29,8 @@ alpha: it is contractive, and at least this part of the squared length arrives.
 
 Use one as --up natural or --down float32. Two in a row: randk:12+natural. Shortened, so that it is
 contractive: scaled(randk:12)."""
+_EXAMPLES = {"any": "natural", "unbiased": "natural or randk:0.1", "contractive": "topk:0.1"}
+"""A codec of each class."""
 _HEADINGS = ("name", "down/up", "keep", "codecs", "assumes", "paper")
 _WIDEST = 100
 """The widest text, so that a line is read easily."""
@@ -142,7 +144,9 @@ def _explain(name: str, entry: MethodEntry) -> None:
             field for each in describe.exchanges(entry, every=True) for field in each.compressed
         }
         kind = describe.codecs_of(entry)
-        which = "casts such as float32" if kind == "casts" else f"{kind} codecs"
+        which = "casts such as float32"
+        if kind != "casts":
+            which = f"{kind} codecs, such as {_EXAMPLES[kind]}, and {which},"
         text = f"--up takes {which} for {', '.join(sorted(passing)) or 'replies'}."
         _print_section(screen, "Codecs", [(text,)])
     if entry.page:

@@ -266,7 +266,11 @@ class Codec:
 
         Returns:
             The vectors after encoding and decoding, of the same shape and type.
+
+        Raises:
+            InputError: v has another shape or type, or the keys are not those of its rows.
         """
+        self.check_rows(v, keys)
         return self.transform(as_rows(v), keys, self.gain(v.shape[1], keys))
 
     def encode(self, v: Vector, keys: Keys) -> Payload:
@@ -275,8 +279,26 @@ class Codec:
         Args:
             v: A vector for each client, (n, d), float64 or float32.
             keys: Their keys.
+
+        Raises:
+            InputError: v has another shape or type, or the keys are not those of its rows.
         """
+        self.check_rows(v, keys)
         return self.encode_rows(as_rows(v), keys)
+
+    def check_rows(self, v: Vector, keys: Keys) -> None:
+        """Refuse what is not a row for each client with a key for each row.
+
+        Raises:
+            InputError: It is not.
+        """
+        if not isinstance(v, np.ndarray) or v.ndim != 2:
+            raise InputError(f"{self}: give an array of a row for each client, (n, d): v[None]")
+        width_of(v.dtype)
+        if self.is_random and (not isinstance(keys, Keys) or len(keys.own) != len(v)):
+            raise InputError(
+                f"{self}: give a key for each of the {len(v)} rows: Keys.draw(seed, round, clients)"
+            )
 
     def encode_rows(self, v: Vector, keys: Keys) -> Payload:
         """Encode rows that are one block of memory."""

@@ -187,16 +187,20 @@ class COFIG:
 )
 @dataclass(frozen=True)
 class SAGA(COFIG):
-    """SAGA over clients: COFIG without a codec, so that h_i is the last gradient."""
+    """SAGA over clients: COFIG without a codec, so that h_i is the last gradient.
+
+    Casts such as float32 are allowed, because they only round.
+    """
 
     name: ClassVar[str] = "SAGA"
     paper: ClassVar[str] = "Defazio, Bach, Lacoste-Julien 2014"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.up != IDENTITY:
+        if not self.up.is_cast:
             raise InputError(
-                f"SAGA: its replies are not compressed; with up={self.up} it is COFIG"
+                "SAGA: its replies are only cast, to float32 for example; "
+                f"with up={self.up} it is COFIG"
             )
         if self.a not in (None, 1):
             raise InputError(f"SAGA: a must be 1, not {self.a}; else it is COFIG")

@@ -14,10 +14,12 @@ from typing import ClassVar, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
+from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
     Call,
     Draws,
+    HasConvexity,
     MessageTypes,
     Oracle,
     Problem,
@@ -240,9 +242,13 @@ class SDANE(DANE):
                 which is never below it.
 
         Raises:
-            InputError: A value is impossible.
+            InputError: A value is impossible, or the problem is not convex.
         """
         validate.at_least_zero(cls.name, "mu", mu)
+        if isinstance(problem, HasConvexity) and not problem.convex:
+            raise InputError(
+                f"{cls.name}: its theorem needs a convex objective; give lam"
+            )
         L = problem.smoothness()
         delta = L.average if delta is None else delta
         validate.positive(cls.name, "delta", delta)
