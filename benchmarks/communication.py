@@ -29,8 +29,7 @@ import numpy as np
 import fedpage as fp
 from fedpage.core.types import dtype_of
 from fedpage.engine.simulate import describe_simulation
-from fedpage.methods.fedpage import full_probability
-from fedpage.methods.marina import PPMARINA
+from fedpage.methods.marina import PPMARINA, full_probability
 from fedpage.methods.prox import ProximalSteps
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
@@ -141,6 +140,8 @@ def probability_of_full_rounds(method: Any, problem: Any) -> float | None:
     if method.p is not None:
         return method.p
     S = problem.N if method.S is None else method.S
+    if isinstance(method, fp.FedPAGE):
+        return float(S / problem.N)
     return full_probability(S, problem.N, method.up, problem.d, dtype_of(problem))
 
 

@@ -46,6 +46,7 @@ import numpy as np
 from fedpage.callbacks.base import Callback, RoundEnd
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.cli.common import read_command
+from fedpage.codecs import Codec
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.data import libsvm, registry
@@ -350,7 +351,7 @@ def check_accepted_figure(figure: figures.Figure, table: dict[str, Any]) -> None
             assert 0 < built.effective_step < math.inf
             for entry in fields(built):
                 value = getattr(built, entry.name)
-                assert value is None or type(value) is str or math.isfinite(value)
+                assert value is None or isinstance(value, str | Codec) or math.isfinite(value)
             assert getattr(built, "S", None) is None or panel.clients >= built.S
             if "K" in method:
                 assert method["K"] == built.K

@@ -189,6 +189,8 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self, method: object, message: type, layout: Layout[ReplyT]
     ) -> tuple[_Field, ...]:
         declared: Compressible = getattr(method, "compressible", {})
+        if self.up == IDENTITY:
+            return ()
         found = []
         for name, reference in declared.get(message, {}).items():
             sent = self.messages[message].fields

@@ -68,7 +68,7 @@ def dasha_step(L: float, L_average: float, N: int, S: int, omega: float) -> floa
     >>> dasha_step(L=2.0, L_average=3.0, N=12, S=12, omega=1.0)  # c/N = 4
     0.125
     >>> round(dasha_step(L=2.0, L_average=3.0, N=12, S=6, omega=1.0), 6)
-    0.042077
+    0.042726
     """
     if S == N:
         c = 16 * omega * (2 * omega + 1)
