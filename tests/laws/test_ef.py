@@ -393,7 +393,7 @@ def test_ef21_with_an_unscaled_randk_diverges():
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        (EF21, {"beta": 1.0}, "EF21: beta must be below 1"),
+        (EF21, {"beta": 1.0}, r"EF21: beta must be in \[0, 1\)"),
         (EF21, {"eta": 0.0}, "EF21: eta must be a finite number above 0"),
         (EF21PP, {"S": 0}, "EF21-PP: S must be a whole number"),
         (EF21SGDM, {"m": 0.0}, r"EF21-SGDM: m must be in \(0, 1\]"),
@@ -412,6 +412,14 @@ def test_the_heavy_balls_effective_step_is_that_of_a_constant_gradient():
     assert method.effective_step == pytest.approx(0.4, rel=1e-14)
     assert method.with_step(0.2).eta == pytest.approx(0.05, rel=1e-14)
     assert SCALLION(K=5, eta_l=0.1, eta_g=2.0).effective_step == pytest.approx(1.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("cls", [EF21, EF21SGDM, EF21BC])
+def test_theory_refuses_a_codec_that_is_not_contractive_for_so_few_parameters(cls):
+    """randk:0.6 keeps one of two numbers: omega = 1."""
+    problem = fp.Quadratic.random(3, 2, 2, seed=0)
+    with pytest.raises(fp.InputError, match=r"use scaled\(randk:0.6\)"):
+        cls.from_theory(problem, up="randk:0.6")
 
 
 def test_more_sampled_than_clients_is_refused():

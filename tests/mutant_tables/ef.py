@@ -30,7 +30,7 @@ EF21 = [
          "L_average * math.sqrt(1 - alpha) / theta", "L_average * (1 - alpha) / theta"),
     Edit("EF21-PP: all clients are called", "EF21PP.participants", "self.S", "N"),
     Edit("EF21-PP: step of theory ignores S/N", "EF21PP.from_theory",
-         "_step(problem, method.up, S / problem.N)", "_step(problem, method.up, 1.0)"),
+         "method.theory_step(problem, S / problem.N)", "method.theory_step(problem, 1.0)"),
     Edit("SAG: any codec is allowed", "SAG.__post_init__", "not self.up.is_cast", "False"),
     Edit("EF21-SGDM: v_i keeps the weight of a new gradient", "EF21SGDM.client",
          "(1 - self.m) * client_state.v", "self.m * client_state.v"),

@@ -24,6 +24,7 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
+from fedpage.methods.ef21 import contraction
 from fedpage.methods.registry import register
 
 
@@ -189,10 +190,9 @@ class EF21BC:
             down: The codec of messages.
         """
         method = cls(up=codecs.as_codec(up), down=codecs.as_codec(down))
-        L, alpha_up = problem.smoothness(), method.up.alpha(problem.d)
-        alpha_down = method.down.alpha(problem.d)
-        assert alpha_up is not None  # `codecs.check` ensures both
-        assert alpha_down is not None
+        L = problem.smoothness()
+        alpha_up = contraction(cls.name, method.up, problem.d)
+        alpha_down = contraction(cls.name, method.down, problem.d)
         validate.positive(cls.name, "the problem's smoothness", L.whole)
         return replace(
             method, eta=ef21_bc_step(L.whole, L.average, alpha_up, alpha_down)
