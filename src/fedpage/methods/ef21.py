@@ -11,7 +11,6 @@ Rate for Finite Training Sets" (2012): SAG.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
@@ -28,6 +27,7 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
+from fedpage.methods import table_steps
 from fedpage.methods.registry import register
 
 
@@ -63,21 +63,6 @@ class Momentum(NamedTuple):
 
     g: Vector
     v: Vector
-
-
-def ef21_step(L: float, L_average: float, alpha: float) -> float:
-    """Return eta of EF21's Theorem 1, for a codec with contraction alpha.
-
-    1/(L + L_average sqrt(beta/theta)) with theta = 1 - sqrt(1-alpha) and
-    beta = (1-alpha)/theta.
-
-    >>> ef21_step(L=2.0, L_average=3.0, alpha=1.0)
-    0.5
-    >>> ef21_step(L=2.0, L_average=3.0, alpha=0.75)  # theta = 1/2, beta = 1/2
-    0.2
-    """
-    theta = 1 - math.sqrt(1 - alpha)
-    return 1 / (L + L_average * math.sqrt(1 - alpha) / theta)
 
 
 @register(
@@ -149,7 +134,7 @@ class EF21:
         L = problem.smoothness()
         validate.positive(self.name, "the problem's smoothness", L.whole)
         alpha = contraction(self.name, self.up, problem.d)
-        return ef21_step(L.whole, L.average, share * alpha)
+        return table_steps.ef21_nonconvex(L.whole, L.average, share * alpha)
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with g = 0, as all g_i."""
