@@ -20,10 +20,11 @@ from fedpage.codecs import Identity, Keys, as_codec
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
 from fedpage.engine.simulation import Simulation
+from fedpage.methods import table_steps
 from fedpage.methods.cofig import DIANA
-from fedpage.methods.dasha import DASHA, DASHAPP, dasha_step
-from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG, ef21_step
-from fedpage.methods.ef21_bc import EF21BC, ef21_bc_step
+from fedpage.methods.dasha import DASHA, DASHAPP
+from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG
+from fedpage.methods.ef21_bc import EF21BC
 from fedpage.methods.scallion import SCALLION
 
 ZERO = [0.0] * D
@@ -393,7 +394,7 @@ def test_ef21_with_an_unscaled_randk_diverges():
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        (EF21, {"beta": 1.0}, "EF21: beta must be below 1"),
+        (EF21, {"beta": 1.0}, r"EF21: beta must be in \[0, 1\)"),
         (EF21, {"eta": 0.0}, "EF21: eta must be a finite number above 0"),
         (EF21PP, {"S": 0}, "EF21-PP: S must be a whole number"),
         (EF21SGDM, {"m": 0.0}, r"EF21-SGDM: m must be in \(0, 1\]"),
@@ -412,6 +413,14 @@ def test_the_heavy_balls_effective_step_is_that_of_a_constant_gradient():
     assert method.effective_step == pytest.approx(0.4, rel=1e-14)
     assert method.with_step(0.2).eta == pytest.approx(0.05, rel=1e-14)
     assert SCALLION(K=5, eta_l=0.1, eta_g=2.0).effective_step == pytest.approx(1.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("cls", [EF21, EF21SGDM, EF21BC])
+def test_theory_refuses_a_codec_that_is_not_contractive_for_so_few_parameters(cls):
+    """randk:0.6 keeps one of two numbers: omega = 1."""
+    problem = fp.Quadratic.random(3, 2, 2, seed=0)
+    with pytest.raises(fp.InputError, match=r"use scaled\(randk:0.6\)"):
+        cls.from_theory(problem, up="randk:0.6")
 
 
 def test_more_sampled_than_clients_is_refused():
@@ -448,9 +457,11 @@ def test_momentum_removes_the_large_error_of_ef21_with_minibatches():
 
 
 def test_theorem_1_of_ef21_by_hand():
-    assert ef21_step(L=2.0, L_average=3.0, alpha=1.0) == 0.5
+    assert table_steps.ef21_nonconvex(L=2.0, L_average=3.0, alpha=1.0) == 0.5
     # alpha = 7/16: theta = 1/4, beta = 9/4, sqrt(beta/theta) = 3
-    assert ef21_step(L=1.0, L_average=2.0, alpha=7 / 16) == pytest.approx(1 / 7, rel=1e-14)
+    assert table_steps.ef21_nonconvex(L=1.0, L_average=2.0, alpha=7 / 16) == pytest.approx(
+        1 / 7, rel=1e-14
+    )
     problem = quadratic()
     L = problem.smoothness()
     topk = EF21.from_theory(problem, up="topk:1")  # alpha = 1/4
@@ -518,12 +529,14 @@ def test_ef21_sgdm_keeps_the_promise_of_its_step():
 def test_ef21_bc_keeps_the_promise_of_its_step():
     """The potential of docs/methods/ef21.md falls by eta/2 |grad f(x)|^2 in every round."""
     # u = 9 (alpha = 7/16), v = 1 (alpha = 3/4): 18 + 16 + 144 = 178
-    by_hand = ef21_bc_step(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
+    by_hand = table_steps.ef21_bc_nonconvex(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
     assert by_hand == pytest.approx(1 / (1 + 2 * math.sqrt(178)), rel=1e-14)
     problem = uneven("logistic-nonconvex")
     method = EF21BC.from_theory(problem, up="topk:12", down="topk:40")
     L, alphas = problem.smoothness(), (12 / problem.d, 40 / problem.d)
-    assert method.eta == pytest.approx(ef21_bc_step(L.whole, L.average, *alphas), rel=1e-14)
+    assert method.eta == pytest.approx(
+        table_steps.ef21_bc_nonconvex(L.whole, L.average, *alphas), rel=1e-14
+    )
     theta_up, theta_down = (1 - math.sqrt(1 - alpha) for alpha in alphas)
     v = (1 - alphas[1]) / theta_down**2
     run = Simulation(problem, method, seed=0)
@@ -541,17 +554,17 @@ def test_ef21_bc_keeps_the_promise_of_its_step():
 
 def test_the_steps_of_dasha_by_hand():
     # omega = 1, N = 12: 16 * 3/12 = 4
-    assert dasha_step(L=2.0, L_average=3.0, N=12, S=12, omega=1.0) == 1 / 8
+    assert table_steps.dasha_nonconvex(L=2.0, L_average=3.0, N=12, S=12, omega=1.0) == 1 / 8
     # S = 3, omega = 1/2: (48 + 16 * 9/11) * 16/12
     wanted = 1 / (1 + 2 * math.sqrt((48 + 144 / 11) * 16 / 12))
-    assert dasha_step(L=1.0, L_average=2.0, N=12, S=3, omega=0.5) == pytest.approx(
+    assert table_steps.dasha_nonconvex(L=1.0, L_average=2.0, N=12, S=3, omega=0.5) == pytest.approx(
         wanted, rel=1e-14
     )
     problem = quadratic()
     L = problem.smoothness()
     assert DASHA.from_theory(problem).eta == pytest.approx(1 / L.whole, rel=1e-14)
     made = DASHAPP.from_theory(problem, S=2, up="randk:1")
-    assert made.eta == dasha_step(L.whole, L.average, 8, 2, 3.0)
+    assert made.eta == table_steps.dasha_nonconvex(L.whole, L.average, 8, 2, 3.0)
     assert (made.S, str(made.up)) == (2, "randk:1")
 
 
@@ -588,7 +601,7 @@ def test_the_proof_of_dashas_step(S, k):
     a, b = q / (2 * omega + 1), q / (2 - q)
     problem = quadratic()
     L = problem.smoothness()
-    eta = dasha_step(L.whole, L.average, N, S, omega)
+    eta = table_steps.dasha_nonconvex(L.whole, L.average, N, S, omega)
     e, h_error, moved = (rng.normal(size=(N, d)) for _ in range(3))  # g-h, h-grad, change of grad
     kk = moved - b * h_error
     target = kk / q - (a / q) * e

@@ -26,11 +26,9 @@ EF21 = [
     Edit("EF21: b is ignored", "EF21.client", "oracle.batch(self.b)", "oracle.batch(None)"),
     Edit("EF21: unscaled RandK is allowed", "EF21.__post_init__",
          "codecs.check(self, 'contractive')", "codecs.check(self, 'any')"),
-    Edit("EF21: step of theory without the root", "ef21_step",
-         "L_average * math.sqrt(1 - alpha) / theta", "L_average * (1 - alpha) / theta"),
     Edit("EF21-PP: all clients are called", "EF21PP.participants", "self.S", "N"),
     Edit("EF21-PP: step of theory ignores S/N", "EF21PP.from_theory",
-         "_step(problem, method.up, S / problem.N)", "_step(problem, method.up, 1.0)"),
+         "method.theory_step(problem, S / problem.N)", "method.theory_step(problem, 1.0)"),
     Edit("SAG: any codec is allowed", "SAG.__post_init__", "not self.up.is_cast", "False"),
     Edit("EF21-SGDM: v_i keeps the weight of a new gradient", "EF21SGDM.client",
          "(1 - self.m) * client_state.v", "self.m * client_state.v"),
@@ -69,8 +67,6 @@ EF21BC = [
          "require_all=True", "require_all=False"),
     Edit("EF21-BC: random codecs are allowed", "EF21BC.__post_init__",
          "self.down.is_random", "False"),
-    Edit("EF21-BC: step of theory without u v", "ef21_bc_step",
-         "2 * u + 16 * v + 16 * u * v", "2 * u + 16 * v"),
 ]  # fmt: skip
 
 DASHA = [
@@ -97,10 +93,6 @@ DASHA = [
     Edit("DASHA: q is that of all clients", "DASHA.call", "S / N", "1.0"),
     Edit("DASHA: biased codecs are allowed", "DASHA.__post_init__",
          "codecs.check(self, 'unbiased')", "codecs.check(self, 'any')"),
-    Edit("public: dasha's step has omega (4 omega + 1)", "dasha_step",
-         "16 * omega * (2 * omega + 1)", "omega * (4 * omega + 1)"),
-    Edit("DASHA-PP: step of theory with 1/q instead of 1/q^2", "dasha_step",
-         "(N / S) ** 2", "(N / S)"),
 ]  # fmt: skip
 
 SCALLION = [
@@ -131,9 +123,21 @@ SCALLION = [
          "codecs.check(self, 'unbiased')", "codecs.check(self, 'any')"),
 ]  # fmt: skip
 
+STEPS = [
+    Edit("EF21-BC: step of theory without u v", "ef21_bc_nonconvex",
+         "2 * u + 16 * v + 16 * u * v", "2 * u + 16 * v"),
+    Edit("EF21: step of theory without the root", "ef21_nonconvex",
+         "L_average * math.sqrt(1 - alpha) / theta", "L_average * (1 - alpha) / theta"),
+    Edit("public: dasha's step has omega (4 omega + 1)", "dasha_nonconvex",
+         "16 * omega * (2 * omega + 1)", "omega * (4 * omega + 1)"),
+    Edit("DASHA-PP: step of theory with 1/q instead of 1/q^2", "dasha_nonconvex",
+         "(N / S) ** 2", "(N / S)"),
+]  # fmt: skip
+
 TABLES = {
     "methods/ef21.py": EF21,
     "methods/ef21_bc.py": EF21BC,
     "methods/dasha.py": DASHA,
     "methods/scallion.py": SCALLION,
+    "methods/table_steps.py": STEPS,
 }

@@ -109,7 +109,33 @@ class Drifts(fp.FedAvg):
         return Reply(-self.eta_l * direction), None
 
 
+class SendsModels(fp.FedAvg):
+    """Compress y_K itself, which does not vanish at the optimum."""
+
+    def client(self, message, oracle, client_state):
+        reply, _ = super().client(message, oracle, client_state)
+        return Reply(message.x + reply.dy), None
+
+    def server(self, state, replies):
+        return State(replies.mean.dy, state.N)
+
+
+class KeepsTheMean(fp.SCAFFOLD):
+    def keep(self, message, sent, client_state):
+        kept = super().keep(message, sent, client_state)
+        return type(kept)(kept.c - kept.c.mean(axis=0))
+
+
+class KeepsInPlace(fp.SCAFFOLD):
+    def keep(self, message, sent, client_state):
+        client_state.c[:] += sent[0]
+        return client_state
+
+
 BROKEN = {
+    SendsModels: "up=natural: from the common optimum .* compress only what vanishes",
+    KeepsTheMean: "the state's c of client 1 depends on who else is called",
+    KeepsInPlace: "the client state is changed in place",
     Undeclared: "messages must map message types to reply types",
     IntegerReplies: "the reply to Model has dy of type int8 instead of float64",
     TooFewRows: r"the reply to Model has dy of shape \(2, 4\) instead of \(4, 4\)",

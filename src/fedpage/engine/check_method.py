@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import AnyMethod, Vector
+from fedpage.core.types import AnyMethod, Oracle, Vector
 from fedpage.engine.base import check_is_method
 from fedpage.engine.faults import Faults
 from fedpage.engine.simulation import Simulation
@@ -61,8 +61,8 @@ def check_method(method: AnyMethod, *, raise_on_fault: bool = True) -> CheckRepo
 
     The method runs a few rounds on small quadratics. The laws ask that it declares what it sends,
     keeps nothing outside its state, changes none of its inputs, gives the same bits for any chunks,
-    threads and after a resume, computes each client by itself, stays where all gradients vanish,
-    makes progress, and copes with clients that fail.
+    threads and after a resume, computes each client by itself, stays where all gradients vanish
+    (with codecs, too), makes progress, and copes with clients that fail.
 
     Args:
         method: The method, with the hyper-parameters to check it at.
@@ -196,15 +196,25 @@ def _check_client_alone(method: AnyMethod) -> str:
         draws = RoundDraws(1, r + 1)
         call = method.call(run.state, draws)
         states = run.client_states.get(call.clients)
-        replies, _ = method.client(call.message, run.problem.oracle(call.clients, draws), states)
+        together = _work(method, call.message, run.problem.oracle(call.clients, draws), states)
         for i, client in enumerate(call.clients.tolist()):
             own = None if states is None else type(states)(*(part[i : i + 1] for part in states))
-            oracle = run.problem.oracle(np.array([client]), draws)
-            alone, _ = method.client(call.message, oracle, own)
-            for name, part, row in zip(replies._fields, replies, alone, strict=True):
-                if part[i].tobytes() != row[0].tobytes():
+            alone = _work(method, call.message, run.problem.oracle(np.array([client]), draws), own)
+            for name, part in together.items():
+                if part[i].tobytes() != alone[name][0].tobytes():
                     return f"{name} of client {client} depends on who else is called"
     return ""
+
+
+def _work(method: AnyMethod, message: Any, oracle: Oracle, states: Any) -> dict[str, Vector]:
+    """Return the arrays of the replies and of what the clients keep, by name."""
+    replies, kept = method.client(message, oracle, states)
+    found = dict(replies._asdict())
+    if kept is not None:
+        keep = getattr(method, "keep", None)
+        kept = kept if keep is None else keep(message, replies, kept)
+        found |= {f"the state's {name}": part for name, part in kept._asdict().items()}
+    return found
 
 
 def _check_inputs(method: AnyMethod) -> str:
@@ -216,7 +226,7 @@ def _check_inputs(method: AnyMethod) -> str:
         sent, states = _copy(call.message), run.client_states.get(call.clients)
         kept = [] if states is None else _copy(states)
         oracle = run.problem.oracle(call.clients, draws)
-        method.client(call.message, oracle, states)
+        _work(method, call.message, oracle, states)
         for what, now, then in (
             ("the server's state", run.state, before),
             ("the message", call.message, sent),
@@ -246,13 +256,46 @@ def _check_resumes(method: AnyMethod) -> str:
     return _first_difference(straight[_ROUNDS // 2 :], resumed, "resumed from a snapshot")
 
 
+def _common_optimum() -> Quadratic:
+    """Return a quadratic whose clients differ, but have the same optimum.
+
+    It is 0.75 in every coordinate: casts leave it alone, and other codecs do not.
+    """
+    A = _problem().A
+    return Quadratic(A, np.repeat(0.75 * A.sum(axis=2)[:, None], 5, axis=1))
+
+
 def _check_stationary(method: AnyMethod) -> str:
-    problem = _problem(noise=0.0, spread=0.0)
+    problem = _common_optimum()
     run = _simulation(method, problem, x0=problem.x_star)
     for r, _ in enumerate(_steps(run, _ROUNDS)):
         away = float(np.abs(run.x - problem.x_star).max())
         if not away <= 1e-9:
             return f"from the common optimum of all clients it moves by {away:.3g} in round {r}"
+    return ""
+
+
+def _check_codecs(method: AnyMethod) -> str:
+    """Run the method with a codec of each class that it accepts."""
+    if not (dataclasses.is_dataclass(method) and hasattr(method, "up")):
+        raise _NotApplicable("it has no field up")
+    found = 0
+    for text in ("float32", "natural", "topk:0.5"):
+        try:
+            coded = dataclasses.replace(method, up=text)
+        except InputError:
+            continue
+        found += 1
+        run, plain = _simulation(coded), _simulation(dataclasses.replace(method, up="none"))
+        for _ in zip(_steps(run, _ROUNDS), _steps(plain, _ROUNDS), strict=True):
+            pass
+        if not run.costs.bits_up < plain.costs.bits_up:
+            return f"up={text} sends as many bits as no codec"
+        fault = "" if text == "float32" else _check_stationary(coded)
+        if fault:
+            return f"up={text}: {fault}; compress only what vanishes at the optimum"
+    if not found:
+        raise _NotApplicable("it accepts no codec")
     return ""
 
 
@@ -310,6 +353,7 @@ _LAWS: dict[str, Callable[[AnyMethod], str]] = {
     "it changes none of its inputs": _check_inputs,
     "a resumed run has the same bits": _check_resumes,
     "it stays where all gradients vanish": _check_stationary,
+    "it sends less with a codec, and stays there, too": _check_codecs,
     "the loss falls at a small step": _check_descends,
     "the first move is downhill": _check_direction,
     "it copes with clients that fail": _check_failures,

@@ -8,7 +8,6 @@ Nonconvex Problems in the Partial Participation Setting" (2023): DASHA-PP, Alg. 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
@@ -26,6 +25,7 @@ from fedpage.core.types import (
     Scalar,
     Vector,
 )
+from fedpage.methods import table_steps
 from fedpage.methods.registry import register
 
 
@@ -57,25 +57,6 @@ class ClientState(NamedTuple):
 
     h: Vector
     g: Vector
-
-
-def dasha_step(L: float, L_average: float, N: int, S: int, omega: float) -> float:
-    """Return eta of DASHA's theorem (S = N) or DASHA-PP's, for unbiased codecs.
-
-    1/(L + L_average sqrt(c/N)) with c = 16 omega (2 omega + 1) where S = N, else
-    (48 omega (2 omega + 1) + 16 (N-S)/(N-1)) N^2/S^2.
-
-    >>> dasha_step(L=2.0, L_average=3.0, N=12, S=12, omega=1.0)  # c/N = 4
-    0.125
-    >>> round(dasha_step(L=2.0, L_average=3.0, N=12, S=6, omega=1.0), 6)
-    0.042726
-    """
-    if S == N:
-        c = 16 * omega * (2 * omega + 1)
-    else:
-        c = 48 * omega * (2 * omega + 1) + 16 * (N - S) / (N - 1)
-        c = c * (N / S) ** 2
-    return 1 / (L + L_average * math.sqrt(c / N))
 
 
 @register(
@@ -217,4 +198,6 @@ def _step(problem: Problem, up: Codec, S: int) -> float:
     """Return the theorem's step where S clients take part."""
     L = problem.smoothness()
     validate.positive("DASHA", "the problem's smoothness", L.whole)
-    return dasha_step(L.whole, L.average, problem.N, S, up.omega(problem.d) or 0.0)
+    return table_steps.dasha_nonconvex(
+        L.whole, L.average, problem.N, S, up.omega(problem.d) or 0.0
+    )

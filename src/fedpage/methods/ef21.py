@@ -11,7 +11,6 @@ Rate for Finite Training Sets" (2012): SAG.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
@@ -28,6 +27,7 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
+from fedpage.methods import table_steps
 from fedpage.methods.registry import register
 
 
@@ -63,21 +63,6 @@ class Momentum(NamedTuple):
 
     g: Vector
     v: Vector
-
-
-def ef21_step(L: float, L_average: float, alpha: float) -> float:
-    """Return eta of EF21's Theorem 1, for a codec with contraction alpha.
-
-    1/(L + L_average sqrt(beta/theta)) with theta = 1 - sqrt(1-alpha) and
-    beta = (1-alpha)/theta.
-
-    >>> ef21_step(L=2.0, L_average=3.0, alpha=1.0)
-    0.5
-    >>> ef21_step(L=2.0, L_average=3.0, alpha=0.75)  # theta = 1/2, beta = 1/2
-    0.2
-    """
-    theta = 1 - math.sqrt(1 - alpha)
-    return 1 / (L + L_average * math.sqrt(1 - alpha) / theta)
 
 
 @register(
@@ -116,9 +101,7 @@ class EF21:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.positive(self.name, "eta", self.eta)
-        validate.at_least_zero(self.name, "beta", self.beta)
-        if self.beta >= 1:
-            raise InputError(f"{self.name}: beta must be below 1, not {self.beta!r}")
+        validate.decay(self.name, "beta", self.beta)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "contractive")
 
@@ -144,7 +127,14 @@ class EF21:
             up: The codec.
         """
         method = cls(up=codecs.as_codec(up))
-        return replace(method, eta=_step(problem, method.up, 1.0))
+        return replace(method, eta=method.theory_step(problem, 1.0))
+
+    def theory_step(self, problem: Problem, share: float) -> float:
+        """Return Theorem 1's step where a share of the clients takes part."""
+        L = problem.smoothness()
+        validate.positive(self.name, "the problem's smoothness", L.whole)
+        alpha = contraction(self.name, self.up, problem.d)
+        return table_steps.ef21_nonconvex(L.whole, L.average, share * alpha)
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with g = 0, as all g_i."""
@@ -221,7 +211,7 @@ class EF21PP(EF21):
         """
         method = cls(S=S, up=codecs.as_codec(up))
         validate.check_sample(cls.name, S, problem.N)
-        return replace(method, eta=_step(problem, method.up, S / problem.N))
+        return replace(method, eta=method.theory_step(problem, S / problem.N))
 
 
 @register(
@@ -300,7 +290,7 @@ class EF21SGDM(EF21):
         method = cls(up=codecs.as_codec(up), m=m)
         L = problem.smoothness()
         validate.positive(cls.name, "the problem's smoothness", L.whole)
-        alpha = _alpha(method.up, problem.d)
+        alpha = contraction(cls.name, method.up, problem.d)
         return replace(method, eta=min(alpha / (20 * L.average), m / (7 * L.whole)))
 
     def client(  # type: ignore[override]  # its clients keep v_i too
@@ -318,15 +308,16 @@ class EF21SGDM(EF21):
         return Momentum(client_state.g + sent.c, client_state.v)
 
 
-def _alpha(up: Codec, d: int) -> float:
-    """Return the codec's contraction for d parameters; `codecs.check` ensures it."""
-    alpha = up.alpha(d)
-    assert alpha is not None
+def contraction(name: str, codec: Codec, d: int) -> float:
+    """Return the codec's contraction alpha for d parameters.
+
+    Raises:
+        InputError: It is not contractive for so few, such as randk:0.6 for two.
+    """
+    alpha = codec.alpha(d)
+    if alpha is None:
+        raise InputError(
+            f"{name}: {codec} is not contractive for {d} parameters; "
+            f"use scaled({codec})"
+        )
     return alpha
-
-
-def _step(problem: Problem, up: Codec, share: float) -> float:
-    """Return Theorem 1's step where a share of the clients takes part."""
-    L = problem.smoothness()
-    validate.positive("EF21", "the problem's smoothness", L.whole)
-    return ef21_step(L.whole, L.average, share * _alpha(up, problem.d))

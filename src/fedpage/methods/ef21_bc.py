@@ -6,7 +6,6 @@ Algorithmic Extensions of Modern Error Feedback" (2021): Alg. 5.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
@@ -24,6 +23,8 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
+from fedpage.methods import table_steps
+from fedpage.methods.ef21 import contraction
 from fedpage.methods.registry import register
 
 
@@ -63,27 +64,6 @@ class ClientState(NamedTuple):
     g: Vector
     x: Vector
     w: Vector
-
-
-def ef21_bc_step(
-    L: float, L_average: float, alpha_up: float, alpha_down: float
-) -> float:
-    """Return a step size for codecs with contractions alpha_up and alpha_down.
-
-    1/(L + L_average sqrt(2 u + 16 v + 16 u v)), where u and v are beta/theta of EF21's
-    Theorem 1 for the two codecs. The method's page has the proof; the order,
-    1/(alpha_up alpha_down), is the paper's.
-
-    >>> ef21_bc_step(L=2.0, L_average=3.0, alpha_up=1.0, alpha_down=1.0)
-    0.5
-    >>> ef21_bc_step(L=1.0, L_average=1.0, alpha_up=0.75, alpha_down=0.75)  # u = v = 1
-    0.14639...
-    """
-    u, v = (
-        (1 - alpha) / (1 - math.sqrt(1 - alpha)) ** 2
-        for alpha in (alpha_up, alpha_down)
-    )
-    return 1 / (L + L_average * math.sqrt(2 * u + 16 * v + 16 * u * v))
 
 
 @register(
@@ -181,7 +161,9 @@ class EF21BC:
         up: Codec | str = IDENTITY,
         down: Codec | str = IDENTITY,
     ) -> Self:
-        """Return the method with the step size of `ef21_bc_step`, for a nonconvex f.
+        """Return the method with a step size for a nonconvex f.
+
+        `table_steps.ef21_bc_nonconvex` has the formula.
 
         Args:
             problem: The problem, whose L and average L_i the step depends on.
@@ -189,11 +171,11 @@ class EF21BC:
             down: The codec of messages.
         """
         method = cls(up=codecs.as_codec(up), down=codecs.as_codec(down))
-        L, alpha_up = problem.smoothness(), method.up.alpha(problem.d)
-        alpha_down = method.down.alpha(problem.d)
-        assert alpha_up is not None  # `codecs.check` ensures both
-        assert alpha_down is not None
+        L = problem.smoothness()
+        alpha_up = contraction(cls.name, method.up, problem.d)
+        alpha_down = contraction(cls.name, method.down, problem.d)
         validate.positive(cls.name, "the problem's smoothness", L.whole)
         return replace(
-            method, eta=ef21_bc_step(L.whole, L.average, alpha_up, alpha_down)
+            method,
+            eta=table_steps.ef21_bc_nonconvex(L.whole, L.average, alpha_up, alpha_down),
         )

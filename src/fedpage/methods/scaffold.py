@@ -116,9 +116,7 @@ class SCAFFOLD(LocalSGD):
             raise InputError(
                 f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}"
             )
-        validate.at_least_zero(self.name, "beta", self.beta)
-        if not self.beta < 1.0:
-            raise InputError(f"{self.name}: beta must be below 1, not {self.beta!r}")
+        validate.decay(self.name, "beta", self.beta)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
         if type(self) is SCAFFOLD and self.b is None and self.b0 is None:
             object.__setattr__(self, "name", "SCAFFOLD-Full")

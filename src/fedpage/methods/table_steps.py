@@ -1,8 +1,8 @@
 """Step sizes of the theorems on methods whose clients keep a table of gradients.
 
-omega is the variance of the codec, 0 without one. The docstrings say what of each
-formula was derived or measured for this library. tests/laws/test_tables.py compares
-the bounds with runs on quadratics.
+omega is the variance of the codec, 0 without one, and alpha its contraction. The
+docstrings say what of each formula was derived or measured for this library.
+tests/laws/test_tables.py and test_ef.py compare the bounds with runs on quadratics.
 """
 
 from __future__ import annotations
@@ -101,3 +101,58 @@ def frecon_nonconvex(L: float, N: int, S: int, omega: float = 0.0) -> float:
     0.25
     """
     return 1 / (L * (1 + (1 + omega) * math.sqrt(10 * N) / S))
+
+
+def ef21_nonconvex(L: float, L_average: float, alpha: float) -> float:
+    """Return eta of EF21's Theorem 1, for a codec with contraction alpha.
+
+    1/(L + L_average sqrt(beta/theta)) with theta = 1 - sqrt(1-alpha) and
+    beta = (1-alpha)/theta.
+
+    >>> ef21_nonconvex(L=2.0, L_average=3.0, alpha=1.0)
+    0.5
+    >>> ef21_nonconvex(L=2.0, L_average=3.0, alpha=0.75)  # theta = 1/2, beta = 1/2
+    0.2
+    """
+    theta = 1 - math.sqrt(1 - alpha)
+    return 1 / (L + L_average * math.sqrt(1 - alpha) / theta)
+
+
+def ef21_bc_nonconvex(
+    L: float, L_average: float, alpha_up: float, alpha_down: float
+) -> float:
+    """Return a step size for codecs with contractions alpha_up and alpha_down.
+
+    1/(L + L_average sqrt(2 u + 16 v + 16 u v)), where u and v are beta/theta of EF21's
+    Theorem 1 for the two codecs. The method's page has the proof; the order,
+    1/(alpha_up alpha_down), is the paper's.
+
+    >>> ef21_bc_nonconvex(L=2.0, L_average=3.0, alpha_up=1.0, alpha_down=1.0)
+    0.5
+    >>> ef21_bc_nonconvex(1.0, 1.0, alpha_up=0.75, alpha_down=0.75)  # u = v = 1
+    0.14639...
+    """
+    u, v = (
+        (1 - alpha) / (1 - math.sqrt(1 - alpha)) ** 2
+        for alpha in (alpha_up, alpha_down)
+    )
+    return 1 / (L + L_average * math.sqrt(2 * u + 16 * v + 16 * u * v))
+
+
+def dasha_nonconvex(L: float, L_average: float, N: int, S: int, omega: float) -> float:
+    """Return eta of DASHA's theorem (S = N) or DASHA-PP's, for unbiased codecs.
+
+    1/(L + L_average sqrt(c/N)) with c = 16 omega (2 omega + 1) where S = N, else
+    (48 omega (2 omega + 1) + 16 (N-S)/(N-1)) N^2/S^2.
+
+    >>> dasha_nonconvex(L=2.0, L_average=3.0, N=12, S=12, omega=1.0)  # c/N = 4
+    0.125
+    >>> round(dasha_nonconvex(L=2.0, L_average=3.0, N=12, S=6, omega=1.0), 6)
+    0.042726
+    """
+    if S == N:
+        c = 16 * omega * (2 * omega + 1)
+    else:
+        c = 48 * omega * (2 * omega + 1) + 16 * (N - S) / (N - 1)
+        c = c * (N / S) ** 2
+    return 1 / (L + L_average * math.sqrt(c / N))
