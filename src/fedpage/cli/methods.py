@@ -34,7 +34,7 @@ _EXAMPLES = {"any": "natural", "unbiased": "natural or randk:0.1", "contractive"
 _HEADINGS = ("name", "down/up", "keep", "codecs", "assumes", "paper")
 _WIDEST = 100
 """The widest text, so that a line is read easily."""
-_ROOM_FOR_PAPERS = 120
+_ROOM_FOR_PAPERS = 140
 """The width from which the list names the papers."""
 
 

@@ -102,12 +102,12 @@ class EF21BC:
         validate.plain(self)
         validate.positive(self.name, "eta", self.eta)
         validate.batch(self.name, "b", self.b)
-        codecs.check(self, "contractive", down="contractive")
-        if self.down.is_random:
+        if codecs.as_codec(self.down).is_random:
             raise InputError(
-                f"EF21-BC: down={self.down} is random; use topk:0.1, scaledsign or a "
+                f"EF21-BC: down={self.down} is random; use topk:0.1, sign or a "
                 "cast such as float32"
             )
+        codecs.check(self, "contractive", down="contractive")
 
     @property
     def effective_step(self) -> float:
