@@ -9,11 +9,12 @@ import pytest
 import torch
 from nets import SIZES, all_gradients, image_problem, mlp_problem, rows
 from rows import ROWS
-from support import Unfused, methods, uneven
+from support import Unfused, make_method, methods, uneven
 from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
+from fedpage.codecs import IDENTITY
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Batch
 from fedpage.engine.round import Costs
@@ -21,7 +22,12 @@ from fedpage.engine.simulation import Simulation
 from fedpage.problems.torch import gradients, objective
 from fedpage.problems.torch.objective import padded_width
 
-NAMES = list(methods(4, 3, 0.1))
+NAMES = [
+    name
+    for name, method in methods(4, 3, 0.1).items()
+    if getattr(method, "up", None) in (None, IDENTITY)
+]
+"""Rows without a codec: a codec works on replies, whatever problem they come from."""
 
 
 # References
@@ -56,7 +62,7 @@ def as_torch(linear, reg="none", **options):
 @pytest.mark.parametrize("name", NAMES)
 def test_logistic_regression_in_torch_gives_the_same_run(name):
     linear = uneven("logistic-nonconvex")
-    method = methods(4, 3, 0.2)[name]
+    method = make_method(name, 4, 3, 0.2)
     expected = fp.simulate(linear, method, rounds=12, seed=2, record_every=6)
     found = fp.simulate(as_torch(linear, "nonconvex"), method, rounds=12, seed=2, record_every=6)
     assert np.abs(expected.x - found.x).max() < 1e-10 * max(1.0, np.abs(expected.x).max())
@@ -105,7 +111,7 @@ def test_gradients_agree_with_autograd(make, shape):
 @pytest.mark.parametrize("name", [name for name in NAMES if ROWS[name].descent is not None])
 def test_one_full_local_step_of_all_clients_is_gradient_descent(name):
     problem = mlp_problem()
-    method = methods(problem.N, 1, 0.05, full=True)[name]
+    method = make_method(name, problem.N, 1, 0.05, full=True)
     run = Simulation(problem, method, seed=1)
     for _ in range(6 * (ROWS[name].descent or 1)):
         run.step()
@@ -118,7 +124,7 @@ def test_one_full_local_step_of_all_clients_is_gradient_descent(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
-    method = methods(3, 4, 0.1)[name]
+    method = make_method(name, 3, 4, 0.1)
     device = fp.simulate(mlp_problem(), method, rounds=4, seed=3)
     host = fp.simulate(Unfused(mlp_problem()), method, rounds=4, seed=3)
     np.testing.assert_allclose(device.x, host.x, rtol=0, atol=1e-12)
@@ -129,7 +135,7 @@ def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
 @pytest.mark.parametrize("make", [mlp_problem, lambda: mlp_problem("float32"), image_problem])
 @pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I"])
 def test_chunks_and_threads_do_not_change_bits(make, name):
-    problem, method = make(), methods(3, 3, 0.1)[name]
+    problem, method = make(), make_method(name, 3, 3, 0.1)
 
     def run(**given):
         options = fp.RunOptions(evaluate="per_client", **given)
@@ -218,7 +224,7 @@ def test_smooth_functions_have_the_gradients_of_autograd(dtype, tolerance):
 
 
 def test_traced_gradients_have_the_same_bits(monkeypatch):
-    method = methods(8, 4, 0.1)["FedPAGE"]
+    method = make_method("FedPAGE", 8, 4, 0.1)
     untraced = fp.simulate(mlp_problem("float32"), method, rounds=8, seed=3)
     monkeypatch.setattr(gradients, "_CALLS_BEFORE_TRACE", 0)
     problem = mlp_problem("float32")
@@ -246,6 +252,27 @@ def test_padding_adds_at_most_a_quarter_and_few_widths():
     assert (widths >= sizes).all()
     assert (widths[8:] <= 1.25 * sizes[8:]).all()
     assert len(np.unique(widths)) < 45
+
+
+@pytest.mark.parametrize(
+    ("method", "bits"),
+    [
+        (fp.COFIG(S=3, up="natural"), 3 * 9 * 53),
+        (fp.SCALLION(S=3, K=2, up="randk:0.2+natural"), 3 * 9 * 11),
+        (fp.EF21PP(S=3, up="topk:5"), 3 * 5 * (32 + 6)),
+        (fp.FedAvg(S=3, K=2, up="dither:4"), 3 * (32 + 4 * 53)),
+        (fp.FedAvg(S=3, K=2, up="float32"), 3 * 32 * 53),
+    ],
+    ids=lambda value: f"{value.name}-{value.up}" if hasattr(value, "up") else "",
+)
+def test_codecs_of_float32_models(method, bits):
+    problem = mlp_problem("float32")
+    history = fp.simulate(problem, method, rounds=4, seed=0)
+    assert problem.d == 53
+    assert history.last("bits_up") == 4 * bits
+    assert history.x.dtype == np.float32
+    assert np.isfinite(history.x).all()
+    assert (history.x != problem.x0).any()
 
 
 def test_float32_states_messages_and_files(tmp_path):
