@@ -88,7 +88,7 @@ def test_a_lost_reply_is_sent_again_with_the_same_mask(federate, simulated):
 
 @pytest.mark.parametrize("codec", ["topk:12", "dither:3", "natural", "randk:12"])
 def test_a_payload_that_cannot_be_decoded_is_rejected(federate, codec):
-    """The bytes of a reply are all set to 255, or cut; the reply is rejected, not believed."""
+    """A reply that is cut by a byte is rejected, not believed."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
     def cut(reply):
