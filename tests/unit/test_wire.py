@@ -269,6 +269,6 @@ def test_a_method_that_never_checks_its_codecs_is_told_how():
             pass
 
     with pytest.raises(fp.InputError, match=r"Careless: up='natural' is not a codec; call codecs"):
-        fp.simulate(quadratic(), Careless(up="natural"), rounds=1, seed=0)  # type: ignore[arg-type]
+        fp.simulate(quadratic(), Careless(up="natural"), rounds=1, seed=0)
     with pytest.raises(fp.InputError, match="'unbised' is not one of any, unbiased"):
-        codecs.check(Shifted(), "unbised")  # type: ignore[arg-type]
+        codecs.check(Shifted(), "unbised")
