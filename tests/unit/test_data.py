@@ -67,7 +67,8 @@ def test_index_base_and_width(tmp_path):
         (b"1 1:1e999\n", "line 1: the value in '1:1e999' is not a finite number"),
         (
             b"1,2,3\n",
-            "line 1: the label '1,2,3' is not a number; a LIBSVM line is such as `1 3:0.5 7:1`",
+            "line 1: the label '1,2,3' is not a number; a LIBSVM line is such as `1 3:0.5 7:1`, "
+            "and arrays from other files go into fp.Dataset.from_arrays",
         ),
         (b"\xff\xfe\n", "line 1: the label '\\\\xff\\\\xfe' is not a number"),
         (b"", "there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"),

@@ -260,3 +260,15 @@ def test_keys_are_pure_functions_of_round_client_and_field():
     assert len({*keys.tolist(), *np.concatenate(others).tolist()}) == 12
     shared = {int(RoundDraws(1, r).shared_key(f)) for r in range(3) for f in range(3)}
     assert len(shared) == 9
+
+
+def test_a_method_that_never_checks_its_codecs_is_told_how():
+    @dataclass(frozen=True)
+    class Careless(Shifted):
+        def __post_init__(self) -> None:
+            pass
+
+    with pytest.raises(fp.InputError, match=r"Careless: up='natural' is not a codec; call codecs"):
+        fp.simulate(quadratic(), Careless(up="natural"), rounds=1, seed=0)
+    with pytest.raises(fp.InputError, match="'unbised' is not one of any, unbiased"):
+        codecs.check(Shifted(), "unbised")

@@ -187,9 +187,11 @@ def _shown_names(tuned: Tuning) -> list[str]:
 def _print_result(tuned: Tuning, out: Path) -> None:
     from rich.table import Table
 
-    from fedpage.core.columns import describe_column
+    from fedpage.core.columns import Cost, describe_column
     from fedpage.report import plots
+    from fedpage.report.summary import format_cost
 
+    unit = Cost.parse(tuned.cost).column.unit
     table = Table(
         title=f"{tuned.goal}, medians over seeds",
         title_justify="left",
@@ -203,11 +205,16 @@ def _print_result(tuned: Tuning, out: Path) -> None:
             f"{value:.4g}" if isinstance(value, (int, float)) else str(value or "default")
             for value in values
         ]
-        paid = f"{score.cost:,.4g}" if math.isfinite(score.cost) else "not reached"
+        paid = format_cost(score.cost, unit) if math.isfinite(score.cost) else "not reached"
         table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
     console().print(table)
-    low, middle, high = (f"{v:,.5g}" if math.isfinite(v) else "not reached" for v in tuned.judged)
+    low, middle, high = (
+        format_cost(value, unit) if math.isfinite(value) else "not reached"
+        for value in tuned.judged
+    )
     judged = f"{middle} {tuned.cost} (quartiles {low} to {high})"
+    if unit in ("B", "bit"):
+        judged = f"{middle} ({tuned.cost}, quartiles {low} to {high})"
     if not math.isfinite(tuned.judged[1]):
         judged = "not reached in the median"
     print(f"On {tuned.fresh} fresh seeds: {judged}. {tuned.advice}")

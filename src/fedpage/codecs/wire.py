@@ -98,6 +98,8 @@ def check(method: DataclassInstance, up: Kind, *, down: Kind = "cast", hint: str
         InputError: A codec is unknown, or not one of these.
     """
     for field, kind in (("up", up), ("down", down)):
+        if kind not in _ADVICE:
+            raise InputError(f"codecs.check: {kind!r} is not one of {', '.join(_ADVICE)}")
         value = getattr(method, field, None)
         if value is None and not hasattr(method, field):
             continue
@@ -159,6 +161,12 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         }
         self.up: Codec = getattr(method, "up", IDENTITY)
         self.down: Codec = getattr(method, "down", IDENTITY)
+        for name in ("up", "down"):
+            if not isinstance(getattr(self, name), Codec):
+                raise InputError(
+                    f"{type(method).__name__}: {name}={getattr(self, name)!r} is not a codec; "
+                    "call codecs.check(self, ...) in __post_init__, which converts text"
+                )
         self._exact: Collection[type] = getattr(method, "exact_messages", ())
         self.d, self.dtype = d, dtype
         self._keep: Keep | None = getattr(method, "keep", None)

@@ -263,6 +263,7 @@ def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | No
     """Describe the error in the tokens of a line, or return None."""
     if not _NUMBER.match(tokens[0]) or not math.isfinite(float(tokens[0])):
         hint = "; a LIBSVM line is such as `1 3:0.5 7:1`" if b"," in tokens[0] else ""
+        hint += ", and arrays from other files go into fp.Dataset.from_arrays" if hint else ""
         return f"the label {_quote(tokens[0])} is not a number{hint}"
     lowest = 1 if one_based else 0
     before = lowest - 1
