@@ -66,7 +66,7 @@ EF21BC = [
     Edit("EF21-BC: goes on without all clients", "EF21BC.call",
          "require_all=True", "require_all=False"),
     Edit("EF21-BC: random codecs are allowed", "EF21BC.__post_init__",
-         "self.down.is_random", "False"),
+         "codecs.as_codec(self.down).is_random", "False"),
 ]  # fmt: skip
 
 DASHA = [
