@@ -272,7 +272,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--methods",
-        default=",".join(METHODS),
+        nargs="+",
+        default=METHODS,
         help="names with hyper-parameters, such as fedpage,cofig:up=natural; default: the paper's",
     )
     parser.add_argument(
@@ -286,7 +287,7 @@ def main() -> None:
     parser.add_argument("--search-seeds", type=int, default=terms.search_seeds)
     parser.add_argument("--seeds", type=int, default=terms.seeds, help="seeds of the final runs")
     given = parser.parse_args()
-    names, out = given.methods.split(","), given.out
+    names, out = [name for word in given.methods for name in word.split(",")], given.out
     unknown = [name for name in given.cases.split(",") if name not in known]
     if unknown:
         raise SystemExit(f"unknown case {unknown[0]!r}; known are {', '.join(known)}")

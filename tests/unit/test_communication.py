@@ -246,7 +246,7 @@ def test_the_command_line_chooses_methods_cases_and_steps(bench, tmp_path, monke
     monkeypatch.setattr(bench.fp.data.registry, "libsvm_file", lambda name: name)
     monkeypatch.setattr(bench.fp.data.registry, "find", lambda name: tmp_path)
     monkeypatch.setattr(bench.report, "IMAGE", tmp_path / "not drawn")
-    words = f"--out {tmp_path} --cases {case.name} --methods saga,cofig:up=natural"
+    words = f"--out {tmp_path} --cases {case.name} --methods saga,page cofig:up=natural"
     words += " --steps 1/4,1 --search-seeds 1 --seeds 2"
     monkeypatch.setattr(sys, "argv", ["communication.py", *words.split()])
     bench.main()
@@ -256,8 +256,8 @@ def test_the_command_line_chooses_methods_cases_and_steps(bench, tmp_path, monke
     assert (tmp_path / "communication.png").is_file()
     assert not bench.report.IMAGE.exists()
     tuned = json.loads((tmp_path / "tuned.json").read_text())
-    assert [found["method"]["name"] for found in tuned] == ["saga", "cofig:up=natural"]
-    assert tuned[1]["method"]["up"] == "natural"
+    assert [found["method"]["name"] for found in tuned] == ["saga", "page", "cofig:up=natural"]
+    assert tuned[2]["method"]["up"] == "natural"
 
     monkeypatch.setattr(sys, "argv", ["communication.py", "--cases", "mnist"])
     with pytest.raises(SystemExit, match=f"unknown case 'mnist'; known are {case.name}"):
