@@ -100,10 +100,10 @@ def test_formulas_are_mathml(pages):
 
 
 def test_code_stands_beside_the_mathematics(pages):
-    for name in ("fedpage", "page", "fedavg", "fedprox", "scaffold", "vrl-sgd", "s-local-svrg"):
+    for name in {entry.page for entry in fp.METHODS.values()}:
         assert 'class="beside"' in pages[f"methods/{name}.html"], name
     shown = html.unescape(re.sub(r"<[^>]+>", "", pages["methods/scaffold.html"]))
-    assert "direction - shift" in shown
+    assert "Reply(direction - c), client_state" in shown
     assert "<!-- beside" not in "".join(pages.values())
 
 
