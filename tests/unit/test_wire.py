@@ -13,7 +13,7 @@ import fedpage as fp
 from fedpage import codecs
 from fedpage.codecs.wire import Wire
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import Call, Vector
+from fedpage.core.types import Call, Scalar, Vector
 from fedpage.engine.simulation import Simulation
 from fedpage.methods.fedpage import FullGradient
 from fedpage.methods.marina import Difference
@@ -237,6 +237,20 @@ def test_a_wrong_declaration_is_refused(declared):
 
     with pytest.raises(fp.InputError, match=r"Wrong: compressible names .* no such field"):
         fp.simulate(quadratic(), Wrong(up="natural"), rounds=1, seed=0)
+
+
+def test_a_number_of_a_reply_cannot_be_compressed_even_if_the_model_is_one():
+    class Counted(NamedTuple):
+        u: Vector
+        rows: Scalar
+
+    class Wrong(Shifted):
+        messages: ClassVar[Any] = {Ask: Counted}
+        compressible: ClassVar[Any] = {Ask: {"rows": None}}
+
+    for d in (1, 3):
+        with pytest.raises(fp.InputError, match="'rows' is a number, not a vector"):
+            Wire(Wrong(up="natural"), d, np.dtype(np.float64))
 
 
 def test_a_codec_without_compressible_fields_is_refused():

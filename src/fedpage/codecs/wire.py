@@ -208,7 +208,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                     f"{message.__name__}, which has no such field"
                 )
             index = layout.fields.index(name)
-            if layout.sizes[index] != self.d:
+            if name in scalar_fields(layout.type):
                 raise InputError(f"{type(method).__name__}: {name!r} is a number, not a vector")
             found.append(_Field(index, None if reference is None else sent.index(reference)))
         return tuple(found)
@@ -219,7 +219,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def _coded(self, message: type) -> set[int]:
         """Return the places of the reply fields that pass through the codec."""
-        return {field.place for field in self._fields[message]} if self.is_active else set()
+        return {field.place for field in self._fields[message]}
 
     def _measure_reply(self, message: type) -> Size:
         coded, layout = self._coded(message), self.replies[message]
@@ -301,7 +301,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             ranks: The clients' places among the called, where `needs_ranks`.
         """
         fields = self._fields[type(message)]
-        if not self.is_active or not fields:
+        if not fields:
             return replies
         parts: list[Any] = list(replies)
         for field in fields:
@@ -415,7 +415,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         sent: dict[str, AnyArray] = {
             name: part[0] for name, part in zip(layout.fields, reply, strict=True)
         }
-        for field in self._fields[type(message)] if self.is_active else ():
+        for field in self._fields[type(message)]:
             change: Vector = reply[field.place]
             if field.reference is not None:
                 change = change - message[field.reference]
@@ -437,7 +437,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             InputError: The codec cannot decode them.
         """
         layout, decoded = self.replies[type(message)], list(parts)
-        for field in self._fields[type(message)] if self.is_active else ():
+        for field in self._fields[type(message)]:
             keys = self._keys(draws, client, field, ranks)
             change = self.up.decode(parts[field.place], self.d, self.dtype, keys)[0]
             if field.reference is not None:
