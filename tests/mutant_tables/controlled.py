@@ -103,14 +103,12 @@ SCAFFNEW = [
          "Begin if draws.round == 0 else Continue", "Continue"),
     Edit("Scaffnew: some clients suffice", "Scaffnew.call",
          "require_all=True", "require_all=False"),
-    Edit("Scaffnew: any number of steps is accepted", "Scaffnew._steps",
-         "not 1.0 <= K <= 1.0 + 37.0 / self.p or int(K) != K", "K < 0.0"),
     Edit("Scaffnew: the theorem's p is mu/L", "Scaffnew.from_theory",
          "(mu / L) ** 0.5", "mu / L"),
     Edit("public: fl-sim's ProxSkip sets y to x before it updates h", "Scaffnew.client",
          "x - client_state.y", "x - x"),
-    Edit("public: fl-sim's ProxSkip throws the work of skipped rounds away", "Scaffnew._steps",
-         "return int(K)", "return 1"),
+    Edit("public: fl-sim's ProxSkip throws the work of skipped rounds away", "Scaffnew.client",
+         "validate.geometric_steps(self.name, self.p, message.K[0])", "1"),
     Edit("public: fl-sim's ProxSkip communicates with probability 1-p", "Scaffnew.call",
          "draws.geometric(self.p)", "draws.geometric(1 - self.p)"),
     Edit("public: Glebzok/ProxSkip's Scaffnew samples cohorts", "Scaffnew.call",
@@ -125,9 +123,15 @@ RANDOM = [
          "_key(self._seed, STEPS, self.round)", "_key(self._seed, STEPS, 0)"),
 ]  # fmt: skip
 
+VALIDATE = [
+    Edit("geometric: any number of steps is accepted", "geometric_steps",
+         "not 1.0 <= K <= 1.0 + 37.0 / p or int(K) != K", "K < 0.0"),
+]  # fmt: skip
+
 TABLES = {
     "methods/scaffold.py": SCAFFOLD,
     "methods/feddyn.py": FEDDYN,
     "methods/scaffnew.py": SCAFFNEW,
     "core/random.py": RANDOM,
+    "core/validate.py": VALIDATE,
 }

@@ -62,6 +62,20 @@ def probability(method: str, name: str, value: object) -> None:
         raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
 
 
+def geometric(method: str, p: float) -> None:
+    """Check the parameter of a geometric number of local steps: in [1e-6, 1]."""
+    probability(method, "p", p)
+    if p < 1e-6:  # a round may have 37/p steps
+        raise InputError(f"{method}: p must be at least 1e-6, not {p!r}")
+
+
+def geometric_steps(method: str, p: float, K: float) -> int:
+    """Return the steps that a message asks for: at most 1 + 37/p, since a draw has 53 bits."""
+    if not 1.0 <= K <= 1.0 + 37.0 / p or int(K) != K:
+        raise InputError(f"{method}: a message asks for {K:g} local steps, which p={p} never gives")
+    return int(K)
+
+
 def decay(method: str, name: str, value: object) -> None:
     """Check the weight of the past in a running mean: a number in [0, 1)."""
     if not _number(value) or not 0.0 <= float(value) < 1.0:  # type: ignore[arg-type]

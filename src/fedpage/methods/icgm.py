@@ -145,9 +145,7 @@ class ICGM:
         validate.whole(self.name, "S", self.S)
         validate.positive(self.name, "lam", self.lam)
         validate.positive(self.name, "eta_l", self.eta_l)
-        validate.probability(self.name, "p", self.p)
-        if self.p < 1e-6:  # a round may have 37/p steps
-            raise InputError(f"{self.name}: p must be at least 1e-6, not {self.p!r}")
+        validate.geometric(self.name, self.p)
         if self.beta is not None:
             validate.probability(self.name, "beta", self.beta)
         validate.whole(self.name, "delegate", self.delegate, 0)
@@ -244,22 +242,12 @@ class ICGM:
         if isinstance(message, TwoPoints):
             g_prev = oracle.grad(message.x_prev, rows)
             return Update(g - g_prev, g_prev - client_state.b), client_state
-        K = self._steps(message)
+        K = validate.geometric_steps(self.name, self.p, message.K[0])
         direction = local_sgd(
             oracle, message.x, K=K, eta=self.gradient_step, b=None,
             shift=message.g - g, mu=self.lam,
         )  # fmt: skip
         return Move(-(K * self.gradient_step) * direction), client_state  # eq. (8)
-
-    def _steps(self, message: Solve) -> int:
-        """Return K, which never exceeds 37/p when drawn: u has 53 bits."""
-        K = float(message.K[0])
-        if not 1.0 <= K <= 1.0 + 37.0 / self.p or int(K) != K:
-            raise InputError(
-                f"{self.name}: a message asks for {K:g} local steps, which p={self.p} "
-                "never gives"
-            )
-        return int(K)
 
     def keep(
         self, message: _Message, sent: _Reply, client_state: ClientState

@@ -102,9 +102,7 @@ class Scaffnew:
 
     def __post_init__(self) -> None:
         validate.plain(self)
-        validate.probability(self.name, "p", self.p)
-        if self.p < 1e-6:  # a round may have 37/p steps
-            raise InputError(f"{self.name}: p must be at least 1e-6, not {self.p!r}")
+        validate.geometric(self.name, self.p)
         validate.positive(self.name, "eta", self.eta)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
@@ -154,7 +152,8 @@ class Scaffnew:
         self, message: Begin | Continue, oracle: Oracle, client_state: ClientState
     ) -> tuple[Reply, ClientState]:
         """Correct h_i by x, then take K corrected steps."""
-        x, K, h = message.x, self._steps(message), client_state.h
+        x, h = message.x, client_state.h
+        K = validate.geometric_steps(self.name, self.p, message.K[0])
         if isinstance(message, Continue):  # line 11; x is the mean of the last y_K
             h = h + (x - client_state.y) / (self.eta / self.p)
         direction = local_sgd(oracle, x, K=K, eta=self.eta, b=self.b, shift=-h)
@@ -165,16 +164,6 @@ class Scaffnew:
     ) -> ClientState:
         """Keep y_K as it was sent, so that the h_i sum to zero after any cast."""
         return ClientState(client_state.h, message.x + sent.dy)
-
-    def _steps(self, message: Begin | Continue) -> int:
-        """Return K, which never exceeds 37/p when drawn: u has 53 bits."""
-        K = float(message.K[0])
-        if not 1.0 <= K <= 1.0 + 37.0 / self.p or int(K) != K:
-            raise InputError(
-                f"{self.name}: a message asks for {K:g} local steps, which p={self.p} "
-                "never gives"
-            )
-        return int(K)
 
     def server(self, state: State, replies: Replies[Reply]) -> State:
         """Set x to the mean of the y_K (line 9)."""
