@@ -38,6 +38,9 @@ class ScriptedDraws:
         assert len(self._clients) == S
         return np.array(sorted(self._clients), dtype=np.int64)
 
+    def order(self, N: int) -> np.ndarray:
+        return RoundDraws(0, self.round).order(N)
+
     def rows(
         self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int
     ) -> np.ndarray:
