@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         FedAvg,
         FedPAGE,
         FedProx,
+        SecantPAGE,
         SLocalSVRG,
     )
     from fedpage.problems import (
@@ -110,7 +111,7 @@ _EXPORTS = {
     "fedpage.studies.sweep": "sweep",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
-    "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG VRLSGD",
+    "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
     "RobustRegression RowProblem",
     "fedpage.problems.torch.problem": "TorchProblem",
@@ -170,6 +171,7 @@ __all__ = [
     "SLocalSVRG",
     "Scaled",
     "ScaledSign",
+    "SecantPAGE",
     "Simulation",
     "Smoothness",
     "Stop",
