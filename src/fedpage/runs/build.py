@@ -223,7 +223,7 @@ def _step_sizes(method: AnyMethod) -> set[str]:
     other = method.with_step(2 * method.effective_step)
     names = dataclass_fields(type(method))
     changed = {name for name in names if getattr(other, name) != getattr(method, name)}
-    return changed | {"eta_g", "eta_l"}
+    return changed | {"eta", "eta_g", "eta_l"}
 
 
 def build_default_method(
