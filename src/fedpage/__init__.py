@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.runs.history import History
     from fedpage.studies.sweep import sweep
+    from fedpage.studies.tune import tune
 
 _EXPORTS = {
     "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
@@ -109,6 +110,7 @@ _EXPORTS = {
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
+    "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
@@ -205,6 +207,7 @@ __all__ = [
     "studies",
     "sweep",
     "theory",
+    "tune",
 ]
 
 
