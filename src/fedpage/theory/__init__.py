@@ -17,6 +17,8 @@ from fedpage.theory.steps import (
     nonconvex_fedpage,
     nonconvex_page,
     scaffold_steps,
+    strongly_convex_fedpage,
+    strongly_convex_page,
 )
 from fedpage.theory.tables import TABLE, Entry, Setting, convex_case
 
@@ -38,5 +40,7 @@ __all__ = [
     "nonconvex_page",
     "reference",
     "scaffold_steps",
+    "strongly_convex_fedpage",
+    "strongly_convex_page",
     "variance",
 ]
