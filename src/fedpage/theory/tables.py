@@ -350,11 +350,6 @@ def _condition(s: Setting) -> float:
     return s.L / _known(s.mu)
 
 
-def _scaffold_strongly_convex(s: Setting) -> float:
-    noise = s.sigma**2 / (_known(s.mu) * s.S * s.K * s.epsilon)
-    return noise + _linear(s, _condition(s) + s.N / s.S)
-
-
 def _cofig_nonconvex(s: Setting) -> float:
     W = 1 + s.omega
     return _nonconvex(s, 1 + (W**1.5 * math.sqrt(s.N) + W * s.N ** (2 / 3)) / s.S)
@@ -403,14 +398,6 @@ def _rival(
 
 
 RIVALS: tuple[Entry, ...] = (
-    _rival(
-        "SCAFFOLD",
-        "Karimireddy et al. 2020",
-        "smooth, BV",
-        convex=_scaffold_strongly_convex,
-        convex_needs=("mu",),
-        unverified=("convex",),
-    ),
     _rival(
         "SAGA",
         "as COFIG, no codec",
