@@ -403,6 +403,28 @@ def test_the_reference_solver_finds_the_minimum():
     assert problem.smoothness() == constants.L
 
 
+def test_strong_convexity_is_a_lower_bound_of_every_clients_curvature():
+    data = fp.load("census", rows=300)
+    weighted = fp.LogisticRegression(data, clients=3, reg="l2", alpha=0.05, weights=[1, 2, 3])
+    mu = theory.strong_convexity(weighted)
+    assert mu == pytest.approx(0.05 * 3 / 6)
+    x, y = np.zeros(weighted.d), np.full(weighted.d, 1e6)  # far away only the l2 term curves
+    oracle = weighted.oracle(np.arange(3), RoundDraws(0, 0))
+    change = oracle.grad(x, oracle.batch(None)) - oracle.grad(y, oracle.batch(None))
+    curvatures = change @ (x - y) / ((x - y) @ (x - y))
+    assert curvatures.min() == pytest.approx(mu, rel=1e-3)
+    assert theory.estimate(weighted).mu == mu
+    for other in (
+        fp.LogisticRegression(data, clients=3),
+        fp.LogisticRegression(data, clients=3, reg="nonconvex", alpha=0.05),
+        fp.RobustRegression(data, clients=3),
+    ):
+        assert theory.strong_convexity(other) == 0
+    A = np.array([np.diag([3.0, 1.0]), np.diag([0.5, 9.0])])
+    assert theory.strong_convexity(fp.Quadratic(A, np.zeros((2, 1, 2)))) == 0.5
+    assert theory.strong_convexity(fp.Quadratic(A - 2 * np.eye(2), np.zeros((2, 1, 2)))) == 0
+
+
 def test_power_iteration_finds_the_largest_curvature():
     problem = uneven("squares")
     exact = problem.smoothness().whole

@@ -7,6 +7,7 @@ from fedpage.theory.constants import (
     heterogeneity,
     local_smoothness,
     reference,
+    strong_convexity,
     variance,
 )
 from fedpage.theory.steps import (
@@ -40,6 +41,7 @@ __all__ = [
     "nonconvex_page",
     "reference",
     "scaffold_steps",
+    "strong_convexity",
     "strongly_convex_fedpage",
     "strongly_convex_page",
     "variance",
