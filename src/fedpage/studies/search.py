@@ -107,23 +107,8 @@ class Question:
         return np.array([self.link.seconds(*map(float, row)) for row in rows])
 
     def cost_of(self, history: History) -> float:
-        """Return what a run paid until it reached the target; inf if it did not.
-
-        Between the last record above the target and the first at it, the logarithm of the column
-        (the column itself where it can be 0 or less, or where higher is better) is taken to change
-        in proportion to the cost. With a record in every round it is the cost at that record.
-        """
-        values = history[self.column]
-        higher = history.higher_is_better(self.column)
-        good = values >= self.target if higher else values <= self.target
-        hits = np.flatnonzero(good & history.progress())
-        if not len(hits):
-            return math.inf
-        at, costs, rounds = int(hits[0]), self.costs(history), history["round"]
-        if at == 0 or good[at - 1] or rounds[at] - rounds[at - 1] <= 1:
-            return float(costs[at])
-        share = _share_of_way(float(values[at - 1]), float(values[at]), self.target, higher)
-        return float(costs[at - 1] + share * (costs[at] - costs[at - 1]))
+        """Return what a run paid until it reached the target, interpolated between records."""
+        return history.interpolated_cost(self.column, self.target, self.costs(history))
 
     def describe(self, problem: Problem) -> dict[str, object]:
         """Return plain values that tell the runs of this question from others."""
@@ -141,15 +126,6 @@ class Question:
             "rounds": self.rounds,
             "link": dataclasses.asdict(self.link),
         }
-
-
-def _share_of_way(before: float, after: float, target: float, higher: bool) -> float:
-    """Return how far between two records, from 0 to 1, a column came to its target."""
-    if not math.isfinite(before) or before == after:
-        return 1.0
-    if not higher and after > 0 and target > 0:
-        before, after, target = math.log(before), math.log(after), math.log(target)
-    return min(1.0, max(0.0, (before - target) / (before - after)))
 
 
 class _Watch:

@@ -452,7 +452,14 @@ def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> 
     fields = {name: value for name, value in values.items() if name not in ("step", "rho")}
     candidate = dataclasses.replace(method, **fields)
     if "step" in values:
-        candidate = candidate.with_step(values["step"])
+        moved = candidate.with_step(values["step"])
+        changed = {
+            field.name: float(f"{value:.6g}")  # so that a command line has all of it
+            for field in dataclasses.fields(moved)
+            if isinstance(value := getattr(moved, field.name), float)
+            and value != getattr(candidate, field.name)
+        }
+        candidate = dataclasses.replace(moved, **changed)
     if values.get("rho") is not None:
         eta_l = values["rho"] * candidate.eta_g / candidate.K
         candidate = dataclasses.replace(candidate, eta_l=float(f"{eta_l:.6g}"))
