@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.common import check_count, parse_cost, prepare_out, read_hyper_parameters
+from fedpage.cli.common import (
+    check_count,
+    check_runs,
+    parse_cost,
+    prepare_out,
+    read_hyper_parameters,
+)
 from fedpage.cli.options import (
     ForceOption,
     JobsOption,
@@ -89,8 +95,9 @@ def tune(
     counts = {"--rounds": run.rounds, "--record-every": run.record_every}
     costs, target = link.costs(), run.target
     tuning.check_question(objective, target.value, target.column, cost, costs, counts)
+    tuning.check_space(objective, base, values, fixed_grid)
+    check_runs(objective, [base])
     seconds = None if budget is None else _parse_seconds(budget)
-    base.init(objective.x0_or_zeros() if hasattr(objective, "x0_or_zeros") else _zeros(objective), objective.N)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     with progress_bars() as bars:
@@ -105,11 +112,139 @@ def tune(
             record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
             store=out / "trials.jsonl", progress=progress, budget=seconds,
         )  # fmt: skip
-    repeat = _repeat_command(method, found, problem, list(entry.preset))
     _print_result(found, out)
-    if found.judged is not None:
-        print(f"Repeat it: {repeat}")
-    command = build.command_line(method, found.method, _options(problem, found.rounds))
+    if found.judged is not None and "seconds" not in found.question.cost.name:
+        text = build.describe_in_text(method, found.method, list(entry.preset))
+        print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
+    command = build.command_line(
+        method, found.method, _options(problem) | {"--rounds": str(found.rounds)}
+    )
     print(f"Run it: {command}")
     if report:
         _write_report(report, objective, found, out / "search.png", command)
+
+
+def _parse_seconds(budget: str) -> float:
+    """Return the seconds of a time such as 90s or 5m."""
+    from fedpage.runs.store import parse_interval
+
+    try:
+        seconds = parse_interval(budget)[1]
+    except InputError:
+        seconds = None
+    if seconds is None:
+        raise InputError(f"--budget must be a time such as 90s, 5m or 1h, not {budget!r}")
+    return seconds
+
+
+def _options(problem: ProblemConfig) -> dict[str, str]:
+    """Return the options that describe a problem, where they are not defaults."""
+    always = ("data", "clients", "objective", "partition")
+    options = {}
+    for name, field in dataclass_fields(ProblemConfig).items():
+        value = getattr(problem, name)
+        if name in always or value != field.default:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            options[f"--{name.replace('_', '-')}"] = text
+    return options
+
+
+def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
+    """Return the `fedpage compare` command that runs the winner on the same fresh seeds."""
+    from fedpage.runs.config import Target
+
+    question = found.question
+    options = _options(problem) | {
+        "--methods": text,
+        "--seed": str(found.fresh[0]),
+        "--seeds": str(len(found.fresh)),
+        "--rounds": str(found.rounds),
+        "--record-every": str(question.record_every),
+        "--target": str(Target(question.column, question.target)),
+        "--cost": question.cost.name,
+    }
+    return "fedpage compare " + " ".join(f"{k} {shlex.quote(v)}" for k, v in options.items())
+
+
+def _write_report(
+    report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
+) -> None:
+    """Run the winner on the fresh seeds and write a report with the picture and the command."""
+    from fedpage.report import page
+    from fedpage.studies.sweep import sweep
+
+    question = found.question
+    runs = sweep(
+        problem,
+        [found.method],
+        rounds=found.rounds,
+        seeds=found.fresh,
+        record_every=question.record_every,
+    )
+    title = f"{found.name} tuned on {problem.data.name}, {problem.N:,} clients"
+    cost = question.cost.name
+    path = page.write_runs(
+        runs, report, title=title, target=question.target, column=question.column, picture=picture,
+        cost="round" if "seconds" in cost else cost,  # estimated: no column has them
+        command=command,
+    )  # fmt: skip
+    print(f"Report: {path}")
+
+
+def _shown_names(found: Tuning) -> list[str]:
+    """List the hyper-parameters that were changed, or in which the best candidates differ."""
+    from dataclasses import fields
+
+    shown, chosen = found.scores[:8], [change.name for change in found.changes]
+    return [
+        field.name
+        for field in fields(found.method)
+        if field.name in ("eta", "eta_g", "eta_l", "S", "K", *chosen)
+        or len({str(getattr(candidate, field.name)) for candidate, _ in shown}) > 1
+    ]
+
+
+def _print_result(found: Tuning, out: Path) -> None:
+    from rich.table import Table
+
+    from fedpage.core.columns import describe_column
+    from fedpage.report import plots
+    from fedpage.report.summary import format_cost
+
+    column = found.question.cost.column
+    table = Table(title=f"{found.goal}: medians over seeds", title_justify="left")
+    names = _shown_names(found)
+    label = describe_column(found.question.column).label
+    for heading in (*names, column.label, f"best {label}", "seeds"):
+        table.add_column(heading, justify="right")
+    for candidate, score in found.scores[:8]:
+        cells = [_format_value(getattr(candidate, name), name) for name in names]
+        paid = format_cost(score.cost, column.unit) if math.isfinite(score.cost) else "not reached"
+        table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
+    screen = console()
+    screen.print(table)
+    given = [c for c in found.changes if c.is_given]
+    chosen = [c for c in found.changes if not c.is_given]
+    for words, changes in (("Chosen", chosen), ("Given", given)):
+        if changes:
+            texts = (
+                f"{c.name} = {_format_value(c.value, c.name)} (default {_format_value(c.default, c.name)})"
+                for c in changes
+            )
+            screen.print(f"{words}: {', '.join(texts)}", markup=False, soft_wrap=True)
+    print(f"Searched: {', '.join(found.axes)}; {found.enclosure}")
+    if found.judged is not None:
+        print(f"On {found.judged.seeds} fresh seeds: {found.judged.text(column.unit)} "
+              f"({found.judged.level:.0%} interval of the median).")  # fmt: skip
+    print(found.advice)
+    reused = f", and {found.reused} from an earlier search" if found.reused else ""
+    print(f"{found.runs} runs{reused}, in {out / 'trials.jsonl'}")
+    print(f"Picture: {plots.search_panels(found, out / 'search.png')}")
+
+
+def _format_value(value: object, name: str = "") -> str:
+    if value is None and name[:1] in ("b", "S"):
+        return "all"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "by rule" if value is None else str(value)
+    return f"{value:.4g}"

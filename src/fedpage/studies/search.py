@@ -75,6 +75,7 @@ class Question:
         limit: The most that a run may cost, equal for all methods.
         record_every: Rounds between records.
         rounds: The most rounds of a run, however little they cost.
+        gradients: The most row gradients of a run, so that none computes for hours.
         link: What estimated seconds depend on.
     """
 
@@ -84,6 +85,7 @@ class Question:
     limit: float = math.inf
     record_every: int = 10
     rounds: int = 20_000
+    gradients: float = math.inf
     link: Costs = dataclasses.field(default_factory=Costs)
 
     def costs(self, history: History) -> Vector:
@@ -124,6 +126,7 @@ class Question:
             "cost": self.cost.name,
             "record_every": self.record_every,
             "rounds": self.rounds,
+            "gradients": self.gradients,
             "link": dataclasses.asdict(self.link),
         }
 
@@ -143,8 +146,9 @@ class _Watch:
         if float(self._question.costs(history)[0]) >= self._cap:
             return "capped"
         value, target = record[self._question.column], self._question.target
-        good = value >= target if self._higher else value <= target
-        return "reached" if good and loss <= self._first else None
+        if (value >= target if self._higher else value <= target) and loss <= self._first:
+            return "reached"
+        return "too long" if record["gradients"] >= self._question.gradients else None
 
 
 def run_trial(
@@ -210,7 +214,7 @@ class Trials:
         self.problem, self.question = problem, question
         self.higher = History({"problem": problem.describe()}).higher_is_better(question.column)
         self._store = TrialStore(None, question.describe(problem)) if store is None else store
-        self._jobs, self._progress = jobs, progress
+        self.jobs, self.progress = jobs, progress
         self.max_runs, self.deadline = max_runs, deadline
         self.done = self.reused = 0
         self._seen: set[tuple[Candidate, int]] = set()
@@ -221,24 +225,32 @@ class Trials:
         Raises:
             SearchEnded: The runs or the time are used up.
         """
-        todo = list(dict.fromkeys(task for task in tasks if self._known(*task) is None))
+        todo = list(dict.fromkeys(task for task in tasks if self.known(*task) is None))
         for method, seed, _ in tasks:
             if (method, seed) not in self._seen and (method, seed) not in {t[:2] for t in todo}:
                 self.reused += 1
             self._seen.add((method, seed))
         if todo and self._is_over(len(todo)):
             raise SearchEnded
-        arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in todo]
-        trials = run_tasks(run_trial, arguments, self._jobs)
-        for (method, seed, _), trial in zip(todo, trials, strict=True):
-            self._store.put(method, seed, trial)
-            self.done += 1
-            if self._progress:
-                self._progress(self.done + self.reused, self.max_runs, _note(method, trial))
+        # The clock is read between batches, because joblib would stop its processes within one.
+        size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
+        for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
+            arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in batch]
+            trials = run_tasks(run_trial, arguments, self.jobs)
+            for (method, seed, _), trial in zip(batch, trials, strict=True):
+                self._store.put(method, seed, trial)
+                self.done += 1
+                if self.progress:
+                    self.progress(self.done + self.reused, self.max_runs, _note(method, trial))
             if self.deadline is not None and time.monotonic() > self.deadline:
                 raise SearchEnded
-        found = [self._known(*task) for task in tasks]
+        found = [self.known(*task) for task in tasks]
         return [trial for trial in found if trial is not None]
+
+    def ask(self, question: Question) -> None:
+        """Ask another question from now on; trials of other questions do not answer it."""
+        self.question = question
+        self._store = self._store.of(question.describe(self.problem))
 
     def stored(self, method: Candidate, seed: int) -> Trial:
         """Return a trial that has been run."""
@@ -250,7 +262,7 @@ class Trials:
         late = self.deadline is not None and time.monotonic() > self.deadline
         return late or (self.max_runs is not None and self.done + count > self.max_runs)
 
-    def _known(self, method: Candidate, seed: int, cap: float) -> Trial | None:
+    def known(self, method: Candidate, seed: int, cap: float) -> Trial | None:
         """Return the stored trial as it would have ended at this cap; None: it must be run."""
         trial = self._store.get(method, seed)
         cap = min(cap, self.question.limit)
@@ -315,7 +327,7 @@ class Search:
         self.is_enclosed = False
         self._design = list(self._first_design() if design is None else design)
         if not any(self.candidate(point) is not None for point in self._design):
-            build_candidate(method, self.values(self._design[0]))  # raises the method's refusal
+            self._build(self._design[0])  # raises the refusal
 
     # --- points -----------------------------------------------------------------------------------
 
@@ -340,14 +352,17 @@ class Search:
     def candidate(self, point: Point) -> Candidate | None:
         """Return the method at a point; None if it refuses the values."""
         if point not in self._built:
-            problem = self.trials.problem
             try:
-                found = build_candidate(self.method, self.values(point))
-                found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
+                self._built[point] = self._build(point)
             except InputError:
-                found = None
-            self._built[point] = found
+                self._built[point] = None
         return self._built[point]
+
+    def _build(self, point: Point) -> Candidate:
+        problem = self.trials.problem
+        found = build_candidate(self.method, self.values(point))
+        found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
+        return found
 
     @property
     def has_run(self) -> bool:
@@ -409,8 +424,8 @@ class Search:
             return 0.0
         if not math.isfinite(a) or b == 0:
             return _CLIP
-        return -_CLIP if not math.isfinite(b) or a == 0 else min(
-            _CLIP, max(-_CLIP, math.log(a / b))
+        return (
+            -_CLIP if not math.isfinite(b) or a == 0 else min(_CLIP, max(-_CLIP, math.log(a / b)))
         )
 
     # --- halving ----------------------------------------------------------------------------------
@@ -425,7 +440,7 @@ class Search:
         self._run(points, range(1), {})
         while True:
             points.sort(key=self._rank_on_first)
-            more = self._beyond(points[0], points)
+            more = self.beyond(points[0], points)
             if more is None:
                 break
             self._run([more], range(1), {})
@@ -444,12 +459,14 @@ class Search:
         best = -trial.best if self.trials.higher else trial.best
         return trial.cost, best, point
 
-    def _beyond(self, best: Point, points: list[Point]) -> Point | None:
+    def beyond(self, best: Point, points: list[Point]) -> Point | None:
         """Return the point beyond the best on the axis of the step, if it is at the edge."""
         if "step" not in self.axes:
             return None
         number = list(self.axes).index("step")
-        line = [p for p in points if p[:number] + p[number + 1 :] == best[:number] + best[number + 1 :]]
+        line = [
+            p for p in points if p[:number] + p[number + 1 :] == best[:number] + best[number + 1 :]
+        ]
         places = [p[number] for p in line]
         if len(line) < 2 or best[number] not in (min(places), max(places)):
             return None
@@ -494,6 +511,19 @@ class Search:
         while self.improve():
             pass
 
+    def use_seeds(self, seeds: int) -> None:
+        """Compare on more seeds from now on; the leader runs on them, up to the equal limit.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        self.is_enclosed = self.is_enclosed and seeds == self.seeds
+        self.seeds, self._level = seeds, seeds if self._stride == 1 else min(_FEW, seeds)
+        if self.leader is None:
+            self.start()
+        else:
+            self._lead(self.leader)
+
     def _neighbours(self, stride: int) -> dict[Point, int]:
         """Return the leader's neighbours with the number of the axis on which each differs."""
         assert self.leader is not None
@@ -519,7 +549,7 @@ class Search:
 
     @staticmethod
     def _at(point: Point, number: int, place: int) -> Point:
-        return point[:number] + (place,) + point[number + 1 :]
+        return (*point[:number], place, *point[number + 1 :])
 
     def _move(self, near: Mapping[Point, int], *, combine: bool) -> bool:
         """Race points against the leader; move to the best if it is better."""
