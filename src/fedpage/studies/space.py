@@ -7,6 +7,7 @@ own whose fields have the usual names is searched like those of the library.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -20,8 +21,11 @@ from fedpage.core.types import HyperParameter, Problem, dtype_of
 
 Candidate: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""
-Search: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
+Values: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
+
+Point: TypeAlias = tuple[int, ...]
+"""A place on each axis."""
 
 STEP_RATIO = math.sqrt(2.0)
 """The ratio of neighbouring effective steps."""
@@ -286,9 +290,7 @@ def _ladder(
     numbers = {min(high, max(low, number)) for number in numbers} | {high}
     if whole:
         numbers = {round(number) for number in numbers}
-    ordered: list[HyperParameter] = [
-        n if whole else _round_off(n) for n in sorted(numbers)
-    ]
+    ordered: list[HyperParameter] = [n if whole else _round_off(n) for n in sorted(numbers)]
     if top is None:
         ordered[-1] = None
     if value is None or value in ordered:
@@ -305,7 +307,9 @@ def _ladder(
         if own == high and top is None:
             start = len(ordered) - 1  # at least all rows
     ordered[start] = value
-    return Axis(name, tuple(ordered), start, 2.0 if grows else None, None, least=1e-300, whole=whole)
+    return Axis(
+        name, tuple(ordered), start, 2.0 if grows else None, None, least=1e-300, whole=whole
+    )
 
 
 def _momentum_axis(name: str, value: float) -> Axis:
@@ -374,7 +378,7 @@ def _is_accepted(method: Candidate, axis: Axis, problem: Problem) -> bool:
 
 
 def given_axes(
-    method: Candidate, problem: Problem, search: Search, *, fixed: bool = False
+    method: Candidate, problem: Problem, search: Values, *, fixed: bool = False
 ) -> dict[str, Axis]:
     """Return the axes of values that somebody gave.
 
@@ -439,6 +443,20 @@ def _given_axis(name: str, values: list[HyperParameter], fixed: bool) -> Axis:
     )
 
 
+def all_points(axes: Mapping[str, Axis], listed: Collection[str] | None = None) -> list[Point]:
+    """Return every combination of places on the axes.
+
+    Args:
+        axes: The axes.
+        listed: Those whose known values are combined, the others being at their start; None: all.
+    """
+    places = [
+        range(len(axis.values)) if listed is None or name in listed else [axis.start]
+        for name, axis in axes.items()
+    ]
+    return list(itertools.product(*places))
+
+
 def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> Candidate:
     """Put searched values into a method.
 
@@ -452,7 +470,14 @@ def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> 
     fields = {name: value for name, value in values.items() if name not in ("step", "rho")}
     candidate = dataclasses.replace(method, **fields)
     if "step" in values:
-        candidate = candidate.with_step(values["step"])
+        moved = candidate.with_step(values["step"])
+        changed = {
+            field.name: float(f"{value:.6g}")  # so that a command line has all of it
+            for field in dataclasses.fields(moved)
+            if isinstance(value := getattr(moved, field.name), float)
+            and value != getattr(candidate, field.name)
+        }
+        candidate = dataclasses.replace(moved, **changed)
     if values.get("rho") is not None:
         eta_l = values["rho"] * candidate.eta_g / candidate.K
         candidate = dataclasses.replace(candidate, eta_l=float(f"{eta_l:.6g}"))
