@@ -26,12 +26,12 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
-from fedpage.methods import first_pass, steps
-from fedpage.methods.first_pass import (
-    Difference,
-    Differences,
+from fedpage.methods import passes, steps
+from fedpage.methods.passes import (
+    FirstGradient,
     PassGradients,
     PassReply,
+    PassStart,
 )
 from fedpage.methods.registry import register
 
@@ -89,8 +89,8 @@ class Reply(NamedTuple):
     g: Vector
 
 
-_Message = FullGradient | LocalSteps | LeakFreeSteps | PassGradients | Differences
-_Reply = Reply | LeakFreeReply | PassReply | Difference
+_Message = FullGradient | LocalSteps | LeakFreeSteps | PassStart | PassGradients
+_Reply = Reply | LeakFreeReply | FirstGradient | PassReply
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
@@ -135,8 +135,8 @@ class FedPAGE:
         FullGradient: Reply,
         LocalSteps: Reply,
         LeakFreeSteps: LeakFreeReply,
+        PassStart: FirstGradient,
         PassGradients: PassReply,
-        Differences: Difference,
     }
     client_state: ClassVar[None] = None
 
@@ -188,12 +188,12 @@ class FedPAGE:
             LocalSteps: {"g": "g"},
             LeakFreeSteps: {"move": "g", "g": "g"},
             PassGradients: {"y": None},
-            Differences: {"y": None},
         }
         if not self.up.is_cast:
             return changes
         gradients: Compressible = {
             FullGradient: {"g": None},
+            PassStart: {"g": None},
             PassGradients: {"g": None, "y": None},
         }
         return {**changes, **gradients}
@@ -269,18 +269,15 @@ class FedPAGE:
     def init(self, x0: Vector, N: int) -> State:
         """Return x^0; x^{-1} and g^{-1} are never used: round 0 asks for gradients."""
         validate.check_sample(self.name, self.S, N)
-        seen = first_pass.start_pass(self.start, N)
+        seen = passes.nobody(N) if self.start == "average" else passes.everybody(N)
         return State(x=x0, x_prev=x0, g=0.0 * x0, seen=seen)
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Choose a full or a sampled round (lines 2-4 and 10-11)."""
-        if not first_pass.is_complete(state.seen):
+        if not passes.is_complete(state.seen):
+            x, x_prev, _, seen = state
             sampled = partial(self._call_sampled, state, draws)
-            first = FullGradient(state.x)
-            others = PassGradients(state.x, state.x_prev)
-            return first_pass.call_next(
-                state.seen, draws, self.S, (first, others), sampled
-            )
+            return passes.call_next(x, x_prev, seen, 0, draws, self.S, sampled)
         p = self.S / state.N if self.p is None else self.p
         if self.periodic:
             full = draws.round % max(1, round(1 / p)) == 0
@@ -300,8 +297,6 @@ class FedPAGE:
         clients = draws.clients(state.N, self.S)  # line 11
         if self.leak_free:
             return Call(clients, LeakFreeSteps(state.x, state.x_prev, state.g))
-        if self.K == 1 and self.start == "average":
-            return Call(clients, Differences(state.x, state.x_prev))
         return Call(clients, LocalSteps(state.x_prev, state.g))
 
     def client(
@@ -314,11 +309,8 @@ class FedPAGE:
             ), None  # lines 6-7
         if isinstance(message, LeakFreeSteps):
             return self._leak_free_steps(message, oracle), None
-        if isinstance(message, PassGradients):
-            reply = first_pass.reply_in_pass(oracle, message, self.b1, self.b2)
-            return reply, None
-        if isinstance(message, Differences):
-            return Difference(first_pass.difference(oracle, message, self.b2)), None
+        if isinstance(message, PassStart | PassGradients):
+            return passes.reply_in_pass(oracle, message, self.b1, self.b2), None
         x_prev, g = message
         x = x_prev - self.eta_g * g  # line 26 of the last round, as the server did
         g = local_page(
@@ -342,12 +334,9 @@ class FedPAGE:
 
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Set g and move along it (lines 9, 24 and 26)."""
-        mean, seen = replies.mean, first_pass.next_seen(state.seen, replies)
+        mean, seen = replies.mean, passes.next_seen(state.seen, replies)
         if isinstance(mean, PassReply):
-            share = first_pass.share_of(replies, seen)
-            g = first_pass.join(state.g, mean, share)
-        elif isinstance(mean, Difference):
-            g = state.g + mean.y
+            g = passes.join(state.g, replies, seen)
         else:
             g = mean.g  # lines 9, 24
         move = mean.move if isinstance(mean, LeakFreeReply) else g
