@@ -144,6 +144,7 @@ def test_the_recursion_is_what_the_method_does(K, eta_l):
     def after(state, clients, message):
         oracle = problem.oracle(np.array(clients), RoundDraws(0, 1))
         reply, _ = method.client(message, oracle, None)
+        assert isinstance(reply, Reply)
         return method.server(state, Replies(Reply(reply.g.mean(axis=0)), len(clients)))
 
     everyone, samples = range(3), list(combinations(range(3), S))
