@@ -233,7 +233,8 @@ class FedPAGE:
             K: Local steps.
             epsilon: The target gradient norm, for b1 and b2.
             sigma2: The variance of rows at a client, for b1 and b2; None: all rows.
-            variant: "corrected", or "printed" as in the paper (docs/theory.md).
+            variant: "corrected", or "printed": the paper's steps, which its proofs do
+                not cover, and which can diverge at K = 1 (docs/theory.md).
 
         Raises:
             InputError: The values are impossible or do not determine the minibatches.
