@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -62,7 +63,10 @@ class Plain:
         self.zs: list[list[float]] = []
         self.delta = self.num = self.den = 0.0
         self.c, self.cs = method.damping, [method.damping]
-        self.B = self.k = self.first = 0
+        self.B = self.k = self.first = self.t = 0
+        self.V = self.q = 0.0
+        self.reasons: list[str] = []
+        self.chance = random.Random(5)
 
     def solve(self, v: list[float]) -> list[float]:
         """Return max(n, 1) K^-1 v."""
@@ -74,11 +78,11 @@ class Plain:
             K[i][i] += self.delta
         return [max(len(zs), 1) * value for value in solve(K, v)]
 
-    def difference(self, i: int, rows: list[int], r: int) -> list[float]:
+    def difference(self, i: int, rows: list[int], r: int, field: int) -> list[float]:
         now, before = (grad(self.objective, i, rows, x) for x in (self.x, self.x_prev))
-        return compress(self.codec, r, i, add((1, now), (-1, before)), field=1)
+        return compress(self.codec, r, i, add((1, now), (-1, before)), field)
 
-    def learn(self, y: list[float]) -> None:
+    def learn(self, y: list[float], share: float) -> None:
         m, s = self.method, add((1, self.x), (-1, self.x_prev))
         sy, s2 = abs(inner(s, y)), inner(s, s)
         least = 1e-3 * math.sqrt(s2 * inner(y, y))
@@ -86,21 +90,41 @@ class Plain:
         if not self.zs:
             self.delta = m.ridge * inner(z, z)
         self.num = m.beta * self.num + (1 - m.beta) * sy / s2
-        self.den = m.beta * self.den + (1 - m.beta) * inner(y, self.solve(y)) / s2
+        w = inner(y, self.solve(y))
+        self.den = m.beta * self.den + (1 - m.beta) * w / s2
+        self.V = (1 - share) ** 2 * (self.V + w)
         self.zs.append(z)
 
     def round(self, r: int) -> ScriptedDraws:
         m = self.method
         rows = [[ALL_ROWS if m.b is None else some_rows(m.b) for _ in range(2)] for _ in range(N)]
-        block = sorted(rotated(ORDERS[self.k], self.first)[self.B : self.B + m.S])
+        sampled = sorted(self.chance.sample(range(N), m.S))
+        if m.renew == "pass" or self.k == 0:
+            self.in_pass(r, rows)
+        else:
+            self.after_pass(r, rows, sampled)
+        p = self.solve(self.g)
+        self.q = inner(self.g, p)
+        if m.eta is not None:
+            step = m.eta
+        elif not self.zs:
+            step = m.first_step / max(1.0, math.sqrt(inner(p, p)))
+        else:
+            step = self.c * self.num / self.den
+        self.x, self.x_prev = add((1, self.x), (-step, p)), self.x
+        return ScriptedDraws(r, False, sampled, dict(enumerate(rows)), orders=ORDERS)
+
+    def in_pass(self, r: int, rows: list[list[list[int]]]) -> None:
+        S = self.method.S
+        block = sorted(rotated(ORDERS[self.k], self.first)[self.B : self.B + S])
         self.B += len(block)
         share = len(block) / self.B
         a = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in block])
         if r == 0:
             self.g = self.G = a
         else:
-            y = mean([self.difference(i, rows[i][1], r) for i in block])
-            self.learn(y)
+            y = mean([self.difference(i, rows[i][1], r, 1) for i in block])
+            self.learn(y, share)
             self.G = add((1 - share, self.G), (1 - share, y), (share, a))
             self.g = add((1, self.g), (1, y)) if self.k else self.G
         if self.B == N:
@@ -110,16 +134,20 @@ class Plain:
                 self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
                 self.cs.append(self.c)
             self.g, self.G = self.G, [0.0] * D
-            self.k, self.B, self.first = self.k + 1, 0, (r + 1) * m.S
-        p = self.solve(self.g)
-        if m.eta is not None:
-            step = m.eta
-        elif not self.zs:
-            step = m.first_step / max(1.0, math.sqrt(inner(p, p)))
+            self.k, self.B, self.first = self.k + 1, 0, (r + 1) * S
+
+    def after_pass(self, r: int, rows: list[list[list[int]]], sampled: list[int]) -> None:
+        m = self.method
+        T = m.tau * N / m.S
+        if self.t >= T or (m.theta and self.t >= T / 4 and m.theta * self.q < self.V):
+            self.reasons.append("old" if self.t >= T else "variance")
+            self.g = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in range(N)])
+            self.t, self.V = 0, 0.0
         else:
-            step = self.c * self.num / self.den
-        self.x, self.x_prev = add((1, self.x), (-step, p)), self.x
-        return ScriptedDraws(r, False, [], dict(enumerate(rows)), orders=ORDERS)
+            self.reasons.append("sampled")
+            y = mean([self.difference(i, rows[i][0], r, 0) for i in sampled])
+            self.learn(y, 0.0)
+            self.g, self.t = add((1, self.g), (1, y)), self.t + 1
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -131,23 +159,32 @@ CASES: dict[str, dict[str, Any]] = {
     "fixed": {"metric": "window", "window": 3, "eta": 0.1},
     "long first step": {"metric": "full", "first_step": 5.0},
 }
+FULL: dict[str, dict[str, Any]] = {
+    "full rounds": {"metric": "full", "theta": 0.7},
+    "full rounds, few rows": {"metric": "window", "window": 4, "theta": 0.7, "b": 2},
+    "full rounds, natural": {"metric": "none", "theta": 0.7, "up": "natural"},
+    "no trigger": {"metric": "full", "theta": None},
+}
+CASES |= {name: {"renew": "full", "tau": 1.6, **options} for name, options in FULL.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_secantpage_in_plain_python(objective, check, case):
-    """Replay six passes of three rounds, the last of which calls one client only."""
+    """Replay passes of three rounds, the last of which calls one client only; or full rounds."""
     method = fp.SecantPAGE(S=2, **CASES[case])
     plain, script, expected = Plain(objective, method), [], []
-    for r in range(18):
+    for r in range(24 if case in FULL else 18):
         script.append(plain.round(r))
         expected.append(plain.x)
     run = check(method, script, expected)
     found = run.state
     np.testing.assert_allclose(found.g, plain.g, rtol=0, atol=1e-10)
-    assert found.passes == plain.k == 6
-    assert found.pairs == len(plain.zs) == 17
-    measured = (found.damping, found.curvature, found.squared)
-    np.testing.assert_allclose(measured, (plain.c, plain.num, plain.den), rtol=1e-7)
+    assert found.passes == plain.k == (1 if case in FULL else 6)
+    assert found.pairs == len(plain.zs)
+    assert found.t == plain.t
+    measured = (found.damping, found.curvature, found.squared, found.variance, found.q)
+    replayed = (plain.c, plain.num, plain.den, plain.V, plain.q)
+    np.testing.assert_allclose(measured, replayed, rtol=1e-7)
 
 
 def test_the_replays_see_the_damping_rise_and_fall():
@@ -159,6 +196,16 @@ def test_the_replays_see_the_damping_rise_and_fall():
         factors += [new / old for old, new in pairwise(plain.cs)]
     assert min(factors) < 0.9
     assert max(factors) > 1.1
+
+
+def test_the_replays_see_both_reasons_of_a_full_round():
+    reasons = []
+    for case in ("full rounds", "no trigger"):
+        plain = Plain("robust", fp.SecantPAGE(S=2, **CASES[case]))
+        for r in range(40):
+            plain.round(r)
+        reasons.append(set(plain.reasons))
+    assert reasons == [{"sampled", "old", "variance"}, {"sampled", "old"}]
 
 
 @pytest.mark.parametrize("leak_free", [False, True])
@@ -217,16 +264,21 @@ def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
 @pytest.mark.parametrize("up", ["none", "natural", "float32"])
 @pytest.mark.parametrize("b", [None, 2])
 @pytest.mark.parametrize("kind", ["quadratic", "robust"])
-def test_without_metric_and_with_a_fixed_step_the_first_pass_is_that_of_page(kind, b, up):
-    problem, S = (quadratic(noise=1.0), 2) if kind == "quadratic" else (uneven(), 4)
-    ours = fp.SecantPAGE(S=S, up=up, metric="none", eta=0.05, b=b)
-    page = fp.PAGE(S=S, up=up, eta_g=0.05, start="average", b2=b)
-    histories = [
-        fp.simulate(problem, method, rounds=problem.N // S, seed=2, record_every=1)
-        for method in (ours, page)
-    ]
-    assert histories[0].same(histories[1])
-    assert histories[0].last("clients") == problem.N
+def test_without_metric_and_with_a_fixed_step_it_is_page_with_an_averaging_start(kind, b, up):
+    """The pass has N/S rounds; then full rounds follow T sampled ones, as PAGE's of period T+1."""
+    problem, S, T = (quadratic(noise=1.0), 2, 2) if kind == "quadratic" else (uneven(), 4, 1)
+    rounds = problem.N // S
+    assert rounds % (T + 1) == 1
+    page = fp.PAGE(S=S, up=up, eta_g=0.05, p=1 / (T + 1), periodic=True, start="average", b2=b)
+    fixed: dict[str, Any] = {"S": S, "up": up, "metric": "none", "eta": 0.05, "b": b}
+    full = fp.SecantPAGE(**fixed, renew="full", theta=None, tau=T * S / problem.N)
+    for ours, length in ((full, 40), (fp.SecantPAGE(**fixed), rounds)):
+        histories = [
+            fp.simulate(problem, method, rounds=length, seed=2, record_every=1)
+            for method in (ours, page)
+        ]
+        assert histories[0].same(histories[1])
+        assert (histories[0].last("full_rounds") > 5) == (length == 40)
 
 
 def test_with_all_clients_and_a_fixed_step_it_is_gradient_descent():
@@ -381,6 +433,18 @@ def test_a_client_that_never_answers_keeps_the_pass_open(method):
     assert run.costs.full_rounds == 0
     assert run.costs.fallbacks > 20
     assert np.isfinite(run.x).all()
+
+
+def test_a_full_round_without_a_client_is_replaced_and_does_not_count_as_one():
+    problem = quadratic()
+    faults = fp.Faults(gone=(5,), gone_from=4)
+    run = Simulation(problem, fp.SecantPAGE(S=2, renew="full"), seed=1, faults=faults)
+    for _ in range(30):
+        run.step()
+    assert run.state.passes == 1
+    assert run.costs.full_rounds == 0
+    assert run.costs.fallbacks > 10
+    assert run.state.t == 26
 
 
 def test_sampled_rounds_carry_both_estimators_along():
@@ -621,6 +685,13 @@ def test_what_is_sent():
         assert np.diff(history["bits_up"]).tolist() == [S * gradient * d] + 6 * [both]
         assert (np.diff(history["floats_down"]) / d).tolist() == [S] + 6 * [2 * S]
         assert history.last("full_rounds") == 0
+        method = fp.SecantPAGE(S=S, up=up, renew="full", tau=2 / 3, theta=None)  # T = 2
+        history = fp.simulate(problem, method, rounds=8, seed=1, record_every=1)
+        sampled, full = S * change * d, problem.N * gradient * d
+        bits = [S * gradient * d, both, both, sampled, sampled, full, sampled, sampled]
+        assert np.diff(history["bits_up"]).tolist() == bits
+        vectors = [S, 2 * S, 2 * S, 2 * S, 2 * S, problem.N, 2 * S, 2 * S]
+        assert (np.diff(history["floats_down"]) / d).tolist() == vectors
 
 
 def test_a_cast_of_messages_rounds_the_model_itself():
@@ -655,6 +726,9 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(metric="diagonal"), "SecantPAGE: metric must be one of auto, full"),
         (lambda: fp.SecantPAGE(window=0), "SecantPAGE: window must be a whole number from 1"),
         (lambda: fp.SecantPAGE(damping=0.0), "SecantPAGE: damping must be a finite number above 0"),
+        (lambda: fp.SecantPAGE(renew="never"), "SecantPAGE: renew must be one of pass, full"),
+        (lambda: fp.SecantPAGE(tau=-1.0), "SecantPAGE: tau must be"),
+        (lambda: fp.SecantPAGE(theta=0.0), "SecantPAGE: theta must be"),
         (lambda: fp.SecantPAGE(beta=1.0), "SecantPAGE: beta must be in"),
         (lambda: fp.SecantPAGE(ridge=0.0), "SecantPAGE: ridge must be"),
         (lambda: fp.SecantPAGE(first_step=0.0), "SecantPAGE: first_step must be"),
@@ -663,7 +737,7 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(up="topk:2"), "SecantPAGE: up=topk:2 is biased"),
         (lambda: fp.SecantPAGE(down="natural"), "SecantPAGE: down=natural is no cast"),
         (lambda: fp.SecantPAGE(S=99).init(np.zeros(4), 8), "SecantPAGE: cannot sample S=99"),
-        (lambda: fp.FedPAGE(start="half"), "FedPAGE: start must be full or average, not 'half'"),
+        (lambda: fp.FedPAGE(start="half"), "FedPAGE: start must be one of full, average"),
     ],
 )
 def test_nonsense_is_refused_in_a_line(make, says):

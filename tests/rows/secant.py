@@ -40,6 +40,7 @@ ROWS = {
     "SecantPAGE-window": Row(_secant(metric="window", window=3), descent=None, **_two),
     "SecantPAGE-none": Row(_secant(metric="none"), descent=None, **_two),
     "SecantPAGE-fixed": Row(_secant(metric="none", eta=1.0), **_two),
+    "SecantPAGE-full-rounds": Row(_secant(renew="full"), descent=None, **_rest),
     "SecantPAGE+natural": Row(_secant(up="natural"), descent=None, **_two),
     "SecantPAGE+float32": Row(
         _secant(up="float32", down="float32"), descent=None, messages=2, rests=False

@@ -28,6 +28,8 @@ from fedpage.core.types import (
 )
 from fedpage.methods import passes, steps
 from fedpage.methods.passes import (
+    Difference,
+    Differences,
     FirstGradient,
     PassGradients,
     PassReply,
@@ -89,8 +91,10 @@ class Reply(NamedTuple):
     g: Vector
 
 
-_Message = FullGradient | LocalSteps | LeakFreeSteps | PassStart | PassGradients
-_Reply = Reply | LeakFreeReply | FirstGradient | PassReply
+_Message = (
+    FullGradient | LocalSteps | LeakFreeSteps | PassStart | PassGradients | Differences
+)
+_Reply = Reply | LeakFreeReply | FirstGradient | PassReply | Difference
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
@@ -137,6 +141,7 @@ class FedPAGE:
         LeakFreeSteps: LeakFreeReply,
         PassStart: FirstGradient,
         PassGradients: PassReply,
+        Differences: Difference,
     }
     client_state: ClassVar[None] = None
 
@@ -168,10 +173,7 @@ class FedPAGE:
             validate.batch(self.name, name, getattr(self, name))
         for name in ("periodic", "leak_free"):
             validate.flag(self.name, name, getattr(self, name))
-        if self.start not in ("full", "average"):
-            raise InputError(
-                f"{self.name}: start must be full or average, not {self.start!r}"
-            )
+        validate.choice(self.name, "start", self.start, ("full", "average"))
         codecs.check(self, "unbiased")
         if type(self) is FedPAGE and self.b1 is self.b2 is self.b3 is None:
             object.__setattr__(self, "name", "FedPAGE-Full")
@@ -188,6 +190,7 @@ class FedPAGE:
             LocalSteps: {"g": "g"},
             LeakFreeSteps: {"move": "g", "g": "g"},
             PassGradients: {"y": None},
+            Differences: {"y": None},
         }
         if not self.up.is_cast:
             return changes
@@ -298,6 +301,8 @@ class FedPAGE:
         clients = draws.clients(state.N, self.S)  # line 11
         if self.leak_free:
             return Call(clients, LeakFreeSteps(state.x, state.x_prev, state.g))
+        if self.K == 1 and self.start == "average":
+            return Call(clients, Differences(state.x, state.x_prev))
         return Call(clients, LocalSteps(state.x_prev, state.g))
 
     def client(
@@ -312,6 +317,8 @@ class FedPAGE:
             return self._leak_free_steps(message, oracle), None
         if isinstance(message, PassStart | PassGradients):
             return passes.reply_in_pass(oracle, message, self.b1, self.b2), None
+        if isinstance(message, Differences):
+            return Difference(passes.difference(oracle, *message, self.b2)), None
         x_prev, g = message
         x = x_prev - self.eta_g * g  # line 26 of the last round, as the server did
         g = local_page(
@@ -337,7 +344,9 @@ class FedPAGE:
         """Set g and move along it (lines 9, 24 and 26)."""
         mean, seen = replies.mean, passes.next_seen(state.seen, replies)
         if isinstance(mean, PassReply):
-            g = passes.join(state.g, replies, seen)
+            g = passes.join(state.g, mean, passes.share(replies, seen))
+        elif isinstance(mean, Difference):
+            g = state.g + mean.y
         else:
             g = mean.g  # lines 9, 24
         move = mean.move if isinstance(mean, LeakFreeReply) else g

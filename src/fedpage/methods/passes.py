@@ -42,6 +42,19 @@ class PassReply(NamedTuple):
     y: Vector
 
 
+class Differences(NamedTuple):
+    """To S clients outside a pass: send the change of your gradient from x_prev to x."""
+
+    x: Vector
+    x_prev: Vector
+
+
+class Difference(NamedTuple):
+    """The change of the client's gradient from x_prev to x."""
+
+    y: Vector
+
+
 def nobody(N: int) -> Flags:
     """Return the flags of a pass that has had none of N clients."""
     return passes.flags(N, False)
@@ -95,17 +108,20 @@ def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
     return seen
 
 
-def join(g: Vector, replies: Replies[Any], seen: Flags) -> Vector:
+def share(replies: Replies[Any], seen: Flags) -> float:
+    """Return the share of a round's clients among all that the pass has had."""
+    return replies.count / passes.count(seen)
+
+
+def join(g: Vector, mean: PassReply, share: float) -> Vector:
     """Return the pass's mean gradient at x, with the new clients in it.
 
     Args:
         g: The mean over the clients that the pass had before, at x_prev.
-        replies: The replies of the new clients.
-        seen: Which clients the pass has had, the new ones among them.
+        mean: The mean reply of the new clients.
+        share: The new clients among all that the pass has had.
     """
-    mean, share = replies.mean, replies.count / passes.count(seen)
-    joined: Vector = (1 - share) * (g + mean.y) + share * mean.g
-    return joined
+    return (1 - share) * (g + mean.y) + share * mean.g
 
 
 def difference(oracle: Oracle, x: Vector, x_prev: Vector, b: int | None) -> Vector:

@@ -14,7 +14,6 @@ from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.codecs.wire import as_received
 from fedpage.core import validate
-from fedpage.core.errors import InputError
 from fedpage.core.secant import Metric, dot, new_metric, norm
 from fedpage.core.types import (
     Call,
@@ -26,7 +25,10 @@ from fedpage.core.types import (
     Vector,
 )
 from fedpage.methods import passes
+from fedpage.methods.fedpage import FullGradient
 from fedpage.methods.passes import (
+    Difference,
+    Differences,
     FirstGradient,
     PassGradients,
     PassReply,
@@ -51,7 +53,7 @@ class State(NamedTuple):
     seen: Flags
     """Whether this pass has had each client, (N,)."""
     passes: int
-    """Complete passes."""
+    """Complete passes; with renew="full" there is one."""
     metric: Metric
     pairs: int
     """Secant pairs so far."""
@@ -61,23 +63,22 @@ class State(NamedTuple):
     """The running mean of y.(K/n)^-1 y/|s|^2, a squared curvature in the metric."""
     damping: float
     """c, the factor of the Barzilai-Borwein step."""
+    variance: float
+    """V, an estimate of the variance of g in the metric."""
+    q: float
+    """g.(K/n)^-1 g, the squared length of g in the metric."""
+    t: int
+    """Sampled rounds since the last full one."""
 
 
-class Differences(NamedTuple):
-    """To S clients, where nobody of the pass answers: send your gradient's change."""
+class Gradient(NamedTuple):
+    """The client's gradient at x."""
 
-    x: Vector
-    x_prev: Vector
-
-
-class Difference(NamedTuple):
-    """The change of the client's gradient from x_prev to x."""
-
-    y: Vector
+    g: Vector
 
 
-_Message = PassStart | PassGradients | Differences
-_Reply = FirstGradient | PassReply | Difference
+_Message = PassStart | PassGradients | Differences | FullGradient
+_Reply = FirstGradient | PassReply | Difference | Gradient
 
 
 @register("secantpage", group="variance-reduced", assumes="all clients reachable")
@@ -90,6 +91,8 @@ class SecantPAGE:
 
     Args:
         S: Sampled clients.
+        renew: What renews g: "pass": pass after pass. "full": after the first pass
+            full rounds, and between them sampled rounds as PAGE has them.
         damping: The factor of the Barzilai-Borwein step at first. From the second pass
             on each pass adapts it.
         metric: "full": a d x d matrix; "window": the last pairs only; "none": the
@@ -102,6 +105,8 @@ class SecantPAGE:
         b: Rows in the minibatches of differences; None: all rows. Gradients are over
             all rows.
         eta: A fixed step size instead of a measured one; None: measured.
+        tau: With renew="full" a full round comes after T = tau N/S sampled rounds.
+        theta: With renew="full" it comes after T/4 rounds if V > theta q; None: never.
         up: The codec of replies, unbiased. Differences are compressed; gradients are
             not, except by a cast.
         down: The codec of messages, a cast.
@@ -113,11 +118,13 @@ class SecantPAGE:
         PassStart: FirstGradient,
         PassGradients: PassReply,
         Differences: Difference,
+        FullGradient: Gradient,
     }
     client_state: ClassVar[None] = None
 
     S: int = 10
     _: KW_ONLY
+    renew: Literal["pass", "full"] = "pass"
     damping: float = 0.25
     metric: MetricName = "auto"
     window: int = 30
@@ -126,6 +133,8 @@ class SecantPAGE:
     first_step: float = 0.01
     b: int | None = None
     eta: float | None = None
+    tau: float = 0.5
+    theta: float | None = 4.0
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
@@ -133,17 +142,15 @@ class SecantPAGE:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "window", self.window)
-        for name in ("damping", "ridge", "first_step"):
+        for name in ("damping", "ridge", "first_step", "tau"):
             validate.positive(self.name, name, getattr(self, name))
-        if self.eta is not None:
-            validate.positive(self.name, "eta", self.eta)
+        for name in ("eta", "theta"):
+            if getattr(self, name) is not None:
+                validate.positive(self.name, name, getattr(self, name))
         validate.decay(self.name, "beta", self.beta)
         validate.batch(self.name, "b", self.b)
-        if self.metric not in get_args(MetricName):
-            words = ", ".join(get_args(MetricName))
-            raise InputError(
-                f"{self.name}: metric must be one of {words}, not {self.metric!r}"
-            )
+        validate.choice(self.name, "metric", self.metric, get_args(MetricName))
+        validate.choice(self.name, "renew", self.renew, ("pass", "full"))
         codecs.check(self, "unbiased")
 
     @property
@@ -154,6 +161,7 @@ class SecantPAGE:
                 PassStart: {"g": None},
                 PassGradients: {"g": None, "y": None},
                 Differences: {"y": None},
+                FullGradient: {"g": None},
             }
         return {PassGradients: {"y": None}, Differences: {"y": None}}
 
@@ -172,17 +180,33 @@ class SecantPAGE:
         """Return the start, at which no client has been seen."""
         validate.check_sample(self.name, self.S, N)
         metric, zero = new_metric(self.metric, self.window, x0), 0.0 * x0
-        seen = passes.nobody(N)
-        return State(x0, x0, zero, zero, seen, 0, metric, 0, 0.0, 0.0, self.damping)
+        return State(
+            x=x0, x_prev=x0, g=zero, fresh=zero, seen=passes.nobody(N), passes=0,
+            metric=metric, pairs=0, curvature=0.0, squared=0.0, damping=self.damping,
+            variance=0.0, q=0.0, t=0,
+        )  # fmt: skip
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call the next S clients of the pass."""
+        """Call the next S clients of the pass, or S random clients, or all."""
         sampled = partial(self._call_sampled, state, draws)
-        x, x_prev, seen, number = state.x, state.x_prev, state.seen, state.passes
-        return passes.call_next(x, x_prev, seen, number, draws, self.S, sampled)
+        if self.renew == "pass" or state.passes == 0:
+            x, x_prev, seen, number = state.x, state.x_prev, state.seen, state.passes
+            return passes.call_next(x, x_prev, seen, number, draws, self.S, sampled)
+        if not self._is_full_due(state):
+            return sampled()
+        clients = draws.clients(len(state.seen), len(state.seen))
+        message = FullGradient(state.x)
+        return Call(clients, message, require_all=True, fallback=sampled)
+
+    def _is_full_due(self, state: State) -> bool:
+        """Return whether g is old, or its variance is large against its length."""
+        T = self.tau * len(state.seen) / self.S
+        if state.t >= T or self.theta is None:
+            return state.t >= T
+        return state.t >= T / 4 and state.variance > self.theta * state.q
 
     def _call_sampled(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call S clients for differences, where nobody of the pass answers."""
+        """Call S clients for differences; also where nobody of a pass answers."""
         clients = draws.clients(len(state.seen), self.S)
         return Call(clients, Differences(state.x, state.x_prev))
 
@@ -190,6 +214,8 @@ class SecantPAGE:
         self, message: _Message, oracle: Oracle, client_state: None
     ) -> tuple[_Reply, None]:
         """Compute the gradient at x, its change from x_prev to x, or both."""
+        if isinstance(message, FullGradient):
+            return Gradient(oracle.grad(message.x, oracle.batch(None))), None
         if isinstance(message, Differences):
             return Difference(passes.difference(oracle, *message, self.b)), None
         return passes.reply_in_pass(oracle, message, None, self.b), None
@@ -197,19 +223,22 @@ class SecantPAGE:
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Update the estimators, learn from the pair (s, y), and move."""
         mean, seen = replies.mean, passes.next_seen(state.seen, replies)
-        if isinstance(mean, FirstGradient):
+        if isinstance(mean, FirstGradient | Gradient):
             g = fresh = mean.g
-        else:
-            state = self._learn(state, mean.y)
-            fresh = state.fresh + mean.y
-            if isinstance(mean, PassReply):
-                fresh = passes.join(state.fresh, replies, seen)
+            state = state._replace(t=0, variance=0.0)
+        elif isinstance(mean, PassReply):
+            share = passes.share(replies, seen)
+            fresh = passes.join(state.fresh, mean, share)
             g = fresh if state.passes == 0 else state.g + mean.y
+            state = self._learn(state, mean.y, share)
+        else:
+            g, fresh = state.g + mean.y, state.fresh + mean.y
+            state = self._learn(state, mean.y, 0.0)._replace(t=state.t + 1)
         state = state._replace(g=g, fresh=fresh, seen=seen)
         return self._move(self._end_pass(state) if passes.is_complete(seen) else state)
 
-    def _learn(self, state: State, y: Vector) -> State:
-        """Measure the curvature by the pair (s, y), and add it to K."""
+    def _learn(self, state: State, y: Vector, share: float) -> State:
+        """Measure curvature and variance by the pair (s, y), and add it to K."""
         s = state.x - state.x_prev
         s2, y2, sy = dot(s, s), dot(y, y), abs(dot(s, y))
         if s2 == 0 or y2 == 0:
@@ -227,6 +256,7 @@ class SecantPAGE:
             pairs=state.pairs + 1,
             curvature=beta * state.curvature + (1 - beta) * sy / s2,
             squared=beta * state.squared + (1 - beta) * w / s2,
+            variance=(1 - share) ** 2 * (state.variance + w),
         )
 
     def _end_pass(self, state: State) -> State:
@@ -258,4 +288,4 @@ class SecantPAGE:
         else:
             step = state.damping * (state.curvature / state.squared)
         x = as_received(self.down, state.x - step * p)  # so that s is the clients'
-        return state._replace(x=x, x_prev=state.x)
+        return state._replace(x=x, x_prev=state.x, q=dot(state.g, p))
