@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.runs.history import History
+    from fedpage.studies.choose import choose
     from fedpage.studies.sweep import sweep
 
 _EXPORTS = {
@@ -108,6 +109,7 @@ _EXPORTS = {
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
+    "fedpage.studies.choose": "choose",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG VRLSGD",
@@ -183,6 +185,7 @@ __all__ = [
     "callbacks",
     "census",
     "check_method",
+    "choose",
     "codecs",
     "core",
     "data",

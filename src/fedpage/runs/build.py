@@ -382,9 +382,25 @@ class _Search:
 def command_line(name: str, method: AnyMethod, options: Mapping[str, str]) -> str:
     """Write the `fedpage run` command that runs a method with other options as given."""
     words = [f"fedpage run {name}", *(f"{option} {value}" for option, value in options.items())]
+    for key, text in hyper_words(method).items():
+        words.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
+    return " ".join(words)
+
+
+def hyper_words(method: AnyMethod) -> dict[str, str]:
+    """Return a method's hyper-parameters as words, where they are not defaults.
+
+    `parse_hyper_parameters` reads them, and every number is written with all its digits.
+
+    >>> from fedpage.methods import FedPAGE
+    >>> hyper_words(FedPAGE(S=5, eta_g=0.1 / 3, b3=None, up="natural"))
+    {'S': '5', 'eta_g': '0.03333333333333333', 'b3': 'all', 'up': 'natural'}
+    """
+    found = {}
     for key, field in dataclass_fields(type(method)).items():
         value = getattr(method, key)
         if value != field.default:
-            text = "all" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-            words.append(f"--{key.replace('_', '-')} {shlex.quote(str(text))}")
-    return " ".join(words)
+            short = f"{value:.6g}" if isinstance(value, float) else ""
+            is_exact = short != "" and float(short) == value
+            found[key] = "all" if value is None else short if is_exact else str(value)
+    return found
