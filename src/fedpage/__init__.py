@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.sweep import sweep
+    from fedpage.studies.tune import tune
 
 _EXPORTS = {
     "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
@@ -110,6 +111,7 @@ _EXPORTS = {
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
+    "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG VRLSGD",
@@ -206,6 +208,7 @@ __all__ = [
     "studies",
     "sweep",
     "theory",
+    "tune",
 ]
 
 

@@ -9,12 +9,10 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
 
+from fedpage.runs.fingerprint import method_code, method_digest
 from fedpage.runs.provenance import describe_method
-
-Candidate: TypeAlias = Any
-"""A method with hyper-parameters: a frozen dataclass."""
+from fedpage.studies.space import Candidate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,26 +23,38 @@ class Trial:
         cost: What it cost to reach the target; inf if it was not reached.
         best: The best value of the target's column.
         diverged: Whether the run diverged.
+        spent: What the whole run cost.
+        rounds: Its rounds.
+        capped: Whether it ended because it had cost enough, before it reached the target.
     """
 
     cost: float
     best: float
     diverged: bool
+    spent: float
+    rounds: int
+    capped: bool
 
 
 class TrialStore:
     """Finished trials in a file of JSON lines, from which an interrupted search continues.
 
+    A trial is found again by the question, the method with all its hyper-parameters, the code of
+    the method and of its codecs, and the seed.
+
     Args:
         path: The file; None keeps the trials in memory only.
-        search: Plain values that identify the search; the file may hold trials of others.
+        question: Plain values that identify the question, the problem, its data and its code; the
+            file may hold trials of others.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, search: Mapping[str, object]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, question: Mapping[str, object]) -> None:
         self._path = None if path is None else Path(path)
-        text = json.dumps(search, sort_keys=True, default=str)
+        text = json.dumps(question, sort_keys=True, default=str)
         self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._trials: dict[str, Trial] = {}
+        self._trials: dict[tuple[str, int], Trial] = {}
+        self._keys: dict[Candidate, str] = {}
+        self._codes: dict[tuple[type, ...], str] = {}
         self._is_incomplete = False
         """Whether the last line of the file is incomplete, because its writer was killed."""
         if self._path is not None and self._path.exists():
@@ -56,32 +66,42 @@ class TrialStore:
     def _read(self, line: str) -> None:
         try:
             entry = json.loads(line)
-            if entry["search"] != self._key:
+            if entry["question"] != self._key:
                 return
-            method, seed, diverged = entry["method"], entry["seed"], entry["diverged"]
-            cost, best = (float(+entry[name]) for name in ("cost", "best"))
-            is_trial = type(method) is dict and type(seed) is int and type(diverged) is bool
-            if is_trial and cost >= 0 and not math.isnan(best):
-                self._trials[self._name(method, seed)] = Trial(cost, best, diverged)
+            key, seed, rounds = entry["key"], entry["seed"], entry["rounds"]
+            diverged, capped = entry["diverged"], entry["capped"]
+            cost, best, spent = (float(+entry[name]) for name in ("cost", "best", "spent"))
+            is_trial = type(key) is str and type(seed) is int and type(rounds) is int
+            is_trial = is_trial and type(diverged) is bool and type(capped) is bool
+            if is_trial and cost >= 0 and spent >= 0 and not math.isnan(best):
+                trial = Trial(cost, best, diverged, spent, rounds, capped)
+                self._trials[key, seed] = trial
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             pass  # an incomplete line, or not a trial: the run is repeated
 
-    def _name(self, method: Candidate, seed: int) -> str:
-        about = method if isinstance(method, dict) else describe_method(method)
-        return f"{json.dumps(about, sort_keys=True)} {seed}"
+    def _key_of(self, method: Candidate) -> str:
+        """Return a digest of the method, its hyper-parameters and its code."""
+        if method not in self._keys:
+            classes = tuple(method_code(method).values())
+            if classes not in self._codes:
+                self._codes[classes] = method_digest(method)
+            about = json.dumps([describe_method(method), self._codes[classes]], sort_keys=True)
+            self._keys[method] = hashlib.sha256(about.encode()).hexdigest()[:16]
+        return self._keys[method]
 
     def get(self, method: Candidate, seed: int) -> Trial | None:
         """Return the trial, or None if it has not been run."""
-        return self._trials.get(self._name(method, seed))
+        return self._trials.get((self._key_of(method), seed))
 
     def put(self, method: Candidate, seed: int, trial: Trial) -> None:
         """Add a trial; its line is on disk when this returns."""
-        self._trials[self._name(method, seed)] = trial
+        key = self._key_of(method)
+        self._trials[key, seed] = trial
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        entry = {"search": self._key, "method": describe_method(method), "seed": seed}
-        entry |= dataclasses.asdict(trial)
+        entry = {"question": self._key, "key": key, "seed": seed, **dataclasses.asdict(trial)}
+        entry["method"] = describe_method(method)
         with open(self._path, "a", encoding="utf-8") as stream:
             stream.write(("\n" if self._is_incomplete else "") + json.dumps(entry) + "\n")
             self._is_incomplete = False

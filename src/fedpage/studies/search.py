@@ -1,0 +1,601 @@
+"""Search hyper-parameters on paired seeds until the best are inside of what was tried.
+
+A search runs in two parts. *Successive halving*: the candidates of a first design run on one seed,
+the better third on three, and the better third of these on all. *Moves*: the neighbours of the
+leader on every axis of the space run on the same seeds, and the best of them becomes the leader,
+until none is better. The leader is then *enclosed*: on each axis it has a worse neighbour on both
+sides, or is at a natural bound.
+
+A run ends when it reaches the target, when it has cost twice what the leader's run with that seed
+cost, or at the limit that is the same for all. The order of runs does not depend on the number of
+processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from fedpage._version import __version__
+from fedpage.core.columns import Cost
+from fedpage.core.errors import InputError
+from fedpage.core.types import Problem, StopReason, Vector, dtype_of
+from fedpage.engine.simulate import simulate
+from fedpage.engine.simulation import HasCode, start_of
+from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.history import History
+from fedpage.runs.provenance import describe_start
+from fedpage.studies.parallel import run_tasks
+from fedpage.studies.space import Axis, Candidate, build_candidate
+from fedpage.studies.trials import Trial, TrialStore
+from fedpage.theory.planner import Costs
+
+CAP = 2.0
+"""A run ends when it has cost this many times what the leader's run with its seed cost."""
+FRESH_SEED = 10_000
+"""The first seed on which a winner is judged; searches use 0, 1, ..."""
+_CLIP = math.log(2 * CAP)
+"""What a seed counts at most in a comparison, such as one on which only one of two reached."""
+_MARGIN = 0.01
+"""The least mean of log costs by which a candidate is better than the leader."""
+_LEVELS = ((1, 0.2), (3, 0.05))
+"""Seeds of a level, and the mean of log ratios to the leader above which a neighbour is left."""
+_STEP_MOVE = 2
+"""Places on the axis of the effective step by which it moves together with another one."""
+
+Point: TypeAlias = tuple[int, ...]
+"""A place on each axis."""
+Progress: TypeAlias = Callable[[int, int | None, str], None]
+"""Called with the runs done, the runs in all if they are known, and a note."""
+
+
+class SearchEnded(Exception):
+    """The runs or the time of a search are used up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked of every run.
+
+    Attributes:
+        target: The value of the column to reach.
+        column: Any recorded column.
+        cost: What to minimise.
+        limit: The most that a run may cost, equal for all methods.
+        record_every: Rounds between records.
+        rounds: The most rounds of a run, however little they cost.
+        link: What estimated seconds depend on.
+    """
+
+    target: float
+    column: str
+    cost: Cost
+    limit: float = math.inf
+    record_every: int = 10
+    rounds: int = 20_000
+    link: Costs = dataclasses.field(default_factory=Costs)
+
+    def costs(self, history: History) -> Vector:
+        """Return what each record had cost by then, (records,); seconds are estimated."""
+
+        def read(name: str) -> Vector:
+            return self._seconds(history) if name == "seconds" else history[name]
+
+        return self.cost.evaluate(read)
+
+    def _seconds(self, history: History) -> Vector:
+        called = np.maximum(history["clients"], 1.0)
+        rounds = history["round"]
+        rows = zip(
+            rounds,
+            history["bytes_down"] / called,
+            history["bytes_up"] / called,
+            history["gradients_per_client"] / np.maximum(rounds, 1.0),
+            strict=True,
+        )
+        return np.array([self.link.seconds(*map(float, row)) for row in rows])
+
+    def cost_of(self, history: History) -> float:
+        """Return what a run paid until it reached the target; inf if it did not.
+
+        Between the last record above the target and the first at it, the logarithm of the column
+        (the column itself where it can be 0 or less, or where higher is better) is taken to change
+        in proportion to the cost. With a record in every round it is the cost at that record.
+        """
+        values = history[self.column]
+        higher = history.higher_is_better(self.column)
+        good = values >= self.target if higher else values <= self.target
+        hits = np.flatnonzero(good & history.progress())
+        if not len(hits):
+            return math.inf
+        at, costs, rounds = int(hits[0]), self.costs(history), history["round"]
+        if at == 0 or good[at - 1] or rounds[at] - rounds[at - 1] <= 1:
+            return float(costs[at])
+        share = _share_of_way(float(values[at - 1]), float(values[at]), self.target, higher)
+        return float(costs[at - 1] + share * (costs[at] - costs[at - 1]))
+
+    def describe(self, problem: Problem) -> dict[str, object]:
+        """Return plain values that tell the runs of this question from others."""
+        classes = {"problem": type(problem)}
+        classes |= problem.code if isinstance(problem, HasCode) else {}
+        return {
+            "problem": problem.describe(),
+            "start": describe_start(start_of(problem)),
+            "code": {role: code_digest(cls) for role, cls in classes.items()},
+            "version": __version__,
+            "target": self.target,
+            "column": self.column,
+            "cost": self.cost.name,
+            "record_every": self.record_every,
+            "rounds": self.rounds,
+            "link": dataclasses.asdict(self.link),
+        }
+
+
+def _share_of_way(before: float, after: float, target: float, higher: bool) -> float:
+    """Return how far between two records, from 0 to 1, a column came to its target."""
+    if not math.isfinite(before) or before == after:
+        return 1.0
+    if not higher and after > 0 and target > 0:
+        before, after, target = math.log(before), math.log(after), math.log(target)
+    return min(1.0, max(0.0, (before - target) / (before - after)))
+
+
+class _Watch:
+    """End a run at the target or at a cap, at the first record there."""
+
+    def __init__(self, question: Question, higher: bool, cap: float) -> None:
+        self._question, self._higher, self._cap = question, higher, cap
+        self._first: float | None = None
+
+    def __call__(self, record: Mapping[str, float]) -> str | None:
+        loss = record["loss"]
+        self._first = loss if self._first is None else self._first
+        history = History()
+        history.append(record)
+        if float(self._question.costs(history)[0]) >= self._cap:
+            return "capped"
+        value, target = record[self._question.column], self._question.target
+        good = value >= target if self._higher else value <= target
+        return "reached" if good and loss <= self._first else None
+
+
+def run_trial(
+    problem: Problem, method: Candidate, seed: int, question: Question, cap: float
+) -> Trial:
+    """Run a method until it reaches the target or has cost the cap.
+
+    Args:
+        problem: The problem.
+        method: The method.
+        seed: The seed.
+        question: What is asked.
+        cap: The cost at which the run ends; at most `question.limit`.
+
+    Returns:
+        What it cost, and how it ended.
+    """
+    higher = History({"problem": problem.describe()}).higher_is_better(question.column)
+    cap = min(cap, question.limit)
+    history = simulate(
+        problem,
+        method,
+        rounds=question.rounds,
+        seed=seed,
+        record_every=question.record_every,
+        stop=_Watch(question, higher, cap),
+    )
+    capped = history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped"
+    return Trial(
+        cost=math.inf if capped else question.cost_of(history),
+        best=history.best(question.column),
+        diverged=history.diverged,
+        spent=float(question.costs(history)[-1]),
+        rounds=int(history.last("round")),
+        capped=capped,
+    )
+
+
+class Trials:
+    """Run trials that are not in the store, and count them.
+
+    Args:
+        problem: The problem.
+        question: What is asked.
+        store: The file of finished trials; None keeps them in memory.
+        jobs: Processes.
+        progress: Called after each run.
+        max_runs: The most new runs; None: any number.
+        deadline: When to end, as `time.monotonic` counts; None: never.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        question: Question,
+        *,
+        store: TrialStore | None = None,
+        jobs: int | None = 1,
+        progress: Progress | None = None,
+        max_runs: int | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.problem, self.question = problem, question
+        self.higher = History({"problem": problem.describe()}).higher_is_better(question.column)
+        self._store = TrialStore(None, question.describe(problem)) if store is None else store
+        self._jobs, self.progress = jobs, progress
+        self.max_runs, self.deadline = max_runs, deadline
+        self.done = self.reused = 0
+        self._seen: set[tuple[Candidate, int]] = set()
+
+    def run(self, tasks: Sequence[tuple[Candidate, int, float]]) -> list[Trial]:
+        """Run (method, seed, cap), all of them, and return their trials as these caps show them.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        todo = list(dict.fromkeys(task for task in tasks if self.known(*task) is None))
+        for method, seed, _ in tasks:
+            if (method, seed) not in self._seen and (method, seed) not in {t[:2] for t in todo}:
+                self.reused += 1
+            self._seen.add((method, seed))
+        if todo and self._is_over(len(todo)):
+            raise SearchEnded
+        arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in todo]
+        trials = run_tasks(run_trial, arguments, self._jobs)
+        for (method, seed, _), trial in zip(todo, trials, strict=True):
+            self._store.put(method, seed, trial)
+            self.done += 1
+            if self.progress:
+                self.progress(self.done + self.reused, self.max_runs, _note(method, trial))
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise SearchEnded
+        found = [self.known(*task) for task in tasks]
+        return [trial for trial in found if trial is not None]
+
+    def stored(self, method: Candidate, seed: int) -> Trial:
+        """Return a trial that has been run."""
+        trial = self._store.get(method, seed)
+        assert trial is not None
+        return trial
+
+    def _is_over(self, count: int) -> bool:
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        return late or (self.max_runs is not None and self.done + count > self.max_runs)
+
+    def known(self, method: Candidate, seed: int, cap: float) -> Trial | None:
+        """Return the stored trial as it would have ended at this cap; None: it must be run."""
+        trial = self._store.get(method, seed)
+        cap = min(cap, self.question.limit)
+        if trial is None or (trial.capped and trial.spent < cap):
+            return None
+        if trial.spent >= cap and not trial.capped:
+            return dataclasses.replace(trial, cost=math.inf, capped=True)
+        return trial
+
+
+def _note(method: Candidate, trial: Trial) -> str:
+    cost = f"{trial.cost:.4g}" if math.isfinite(trial.cost) else "not reached"
+    return f"{method.name} step {method.effective_step:.3g}: {cost}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A candidate's medians over its seeds: the cost, and the best value of the column."""
+
+    cost: float
+    best: float
+    seeds: int
+
+
+class Search:
+    """A search over the axes of one method.
+
+    Args:
+        trials: Runs and counts the trials; several searches may share it.
+        method: The method whose values the search starts from.
+        axes: The space.
+        seeds: The most seeds of a comparison.
+        design: Places on the axes for the first design; None: steps a factor of 4 apart.
+
+    Attributes:
+        leader: The best point so far; None before `start`.
+        is_enclosed: Whether no neighbour of the leader is better.
+
+    Raises:
+        InputError: The method refuses all values.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        method: Candidate,
+        axes: Mapping[str, Axis],
+        *,
+        seeds: int = 6,
+        design: Sequence[Point] | None = None,
+    ) -> None:
+        self.trials, self.method, self.axes = trials, method, dict(axes)
+        self.seeds = seeds
+        self._list = list(self.axes.values())
+        self._built: dict[Point, Candidate | None] = {}
+        self._tried: dict[Point, int] = {}
+        self._led: set[Point] = set()
+        self._strides = [2 if axis.ordered else 1 for axis in self._list]
+        self.leader: Point | None = None
+        self.is_enclosed = False
+        self._design = list(self._first_design() if design is None else design)
+        if not any(self.candidate(point) is not None for point in self._design):
+            build_candidate(method, self.values(self._design[0]))  # raises the method's refusal
+
+    # --- points -----------------------------------------------------------------------------------
+
+    def _first_design(self) -> list[Point]:
+        start = tuple(axis.start for axis in self._list)
+        if "step" not in self.axes:
+            return [start]
+        return [self._moved(start, "step", 4 * k) for k in range(-2, 3)]
+
+    def _moved(self, point: Point, name: str, by: int) -> Point:
+        places = list(point)
+        number = list(self.axes).index(name)
+        axis = self._list[number]
+        places[number] = min(axis.last, max(axis.first, places[number] + by))
+        return tuple(places)
+
+    def values(self, point: Point) -> dict[str, object]:
+        """Return the values of a point by axis."""
+        pairs = zip(self._list, point, strict=True)
+        return {axis.name: axis.at(place) for axis, place in pairs}
+
+    def candidate(self, point: Point) -> Candidate | None:
+        """Return the method at a point; None if it refuses the values."""
+        if point not in self._built:
+            problem = self.trials.problem
+            try:
+                found = build_candidate(self.method, self.values(point))
+                found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
+            except InputError:
+                found = None
+            self._built[point] = found
+        return self._built[point]
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any candidate has been run."""
+        return bool(self._tried)
+
+    @property
+    def best(self) -> Candidate:
+        """The method at the leader; before there is one, the best candidate on its seeds."""
+        return self.scores()[0][0] if self.leader is None else self.candidate(self.leader)
+
+    def edges(self) -> tuple[str, ...]:
+        """List the axes that somebody fixed and at an end of which the leader is."""
+        if self.leader is None:
+            return ()
+        pairs = zip(self._list, self.leader, strict=True)
+        return tuple(axis.name for axis, place in pairs if axis.is_at_fixed_edge(place))
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def _run(self, points: Iterable[Point], seeds: range, caps: Mapping[int, float]) -> None:
+        """Run points on seeds; remember how many seeds each of them has."""
+        chosen = [(p, c) for p in points if (c := self.candidate(p)) is not None]
+        self.trials.run([(c, s, caps.get(s, math.inf)) for p, c in chosen for s in seeds])
+        for point, _ in chosen:
+            self._tried[point] = max(self._tried.get(point, 0), seeds.stop)
+
+    def _trial(self, point: Point, seed: int, cap: float) -> Trial:
+        return self.trials.run([(self.candidate(point), seed, cap)])[0]
+
+    def _leader_trials(self) -> list[Trial]:
+        assert self.leader is not None
+        return [self._trial(self.leader, seed, math.inf) for seed in range(self.seeds)]
+
+    def _caps(self) -> dict[int, float]:
+        return {seed: CAP * trial.cost for seed, trial in enumerate(self._leader_trials())}
+
+    def _lead(self, point: Point) -> None:
+        """Make a point the leader; its runs go on to the equal limit."""
+        self._run([point], range(self.seeds), {})
+        self._led.add(point)
+        self.leader = point
+
+    def compare(self, point: Point, seeds: int) -> float:
+        """Return the mean log of a point's cost over the leader's, over the first seeds."""
+        return self._ratio(point, self._leader_trials()[:seeds])
+
+    def _ratio(self, point: Point, others: Sequence[Trial]) -> float:
+        """Return the mean log of a point's cost over that of other trials with the same seeds."""
+        trials = [self._trial(point, seed, CAP * other.cost) for seed, other in enumerate(others)]
+        return float(np.mean([self._log_ratio(*pair) for pair in zip(trials, others, strict=True)]))
+
+    def _log_ratio(self, trial: Trial, other: Trial) -> float:
+        """Return the log of one run's cost over another's; of the gaps where neither reached."""
+        a, b = trial.cost, other.cost
+        if not (math.isfinite(a) or math.isfinite(b)):
+            a, b = (abs(t.best - self.trials.question.target) for t in (trial, other))
+        if a == b:
+            return 0.0
+        if not math.isfinite(a) or b == 0:
+            return _CLIP
+        return -_CLIP if not math.isfinite(b) or a == 0 else min(
+            _CLIP, max(-_CLIP, math.log(a / b))
+        )
+
+    # --- halving ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run the first design by successive halving; the step grows until its best is inside.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        points = [point for point in self._design if self.candidate(point) is not None]
+        self._run(points, range(1), {})
+        while True:
+            points.sort(key=self._rank_on_first)
+            more = self.beyond(points[0], points)
+            if more is None:
+                break
+            self._run([more], range(1), {})
+            points.append(more)
+        alive = points[: max(1, math.ceil(len(points) / 3))]
+        for level, _ in itertools.chain(_LEVELS[1:], [(self.seeds, 0.0)]):
+            seeds = min(level, self.seeds)
+            self._run(alive[:1], range(seeds), {})
+            first = [self._trial(alive[0], seed, math.inf) for seed in range(seeds)]
+            self._run(alive[1:], range(seeds), {s: CAP * t.cost for s, t in enumerate(first)})
+            ratios = {point: self._ratio(point, first) for point in alive[1:]} | {alive[0]: 0.0}
+            alive = sorted(alive, key=ratios.__getitem__)[: max(1, math.ceil(len(alive) / 3))]
+        self._lead(alive[0])
+
+    def _rank_on_first(self, point: Point) -> tuple[float, float, Point]:
+        trial = self._trial(point, 0, math.inf)
+        best = -trial.best if self.trials.higher else trial.best
+        return trial.cost, best, point
+
+    def beyond(self, best: Point, points: list[Point]) -> Point | None:
+        """Return the point beyond the best on the axis of the step, if it is at the edge."""
+        if "step" not in self.axes:
+            return None
+        number = list(self.axes).index("step")
+        line = [p for p in points if p[:number] + p[number + 1 :] == best[:number] + best[number + 1 :]]
+        places = [p[number] for p in line]
+        if len(line) < 2 or best[number] not in (min(places), max(places)):
+            return None
+        more = self._moved(best, "step", -4 if best[number] == min(places) else 4)
+        return None if more in points or self.candidate(more) is None else more
+
+    # --- moves ------------------------------------------------------------------------------------
+
+    def improve(self) -> bool:
+        """Compare the neighbours of the leader with it, and move to the best of them.
+
+        Returns:
+            Whether there is more to do; False: the leader is enclosed.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        if self.is_enclosed:
+            return False
+        if self._move(self._neighbours(self._strides), combine=True):
+            return True
+        if max(self._strides, default=1) > 1:
+            self._strides = [1] * len(self._strides)
+            return True
+        if self._move(self._diagonals(), combine=False):
+            return True
+        self.is_enclosed = True
+        return False
+
+    def run(self) -> None:
+        """Search until the leader is enclosed.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        if self.leader is None:
+            self.start()
+        while self.improve():
+            pass
+
+    def use_seeds(self, seeds: int) -> None:
+        """Compare on more seeds from now on; the leader runs on them, up to the equal limit.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        self.is_enclosed = self.is_enclosed and seeds == self.seeds
+        self.seeds = seeds
+        if self.leader is None:
+            self.start()
+        else:
+            self._lead(self.leader)
+
+    def _neighbours(self, strides: Sequence[int]) -> dict[Point, int]:
+        """Return the leader's neighbours with the number of the axis on which each differs."""
+        assert self.leader is not None
+        found: dict[Point, int] = {}
+        for number, (axis, stride) in enumerate(zip(self._list, strides, strict=True)):
+            for place in axis.neighbours(self.leader[number], stride):
+                found[self._at(self.leader, number, place)] = number
+        return found
+
+    def _diagonals(self) -> dict[Point, int]:
+        """Return the neighbours on other axes, with the step moved too: S and the step, ..."""
+        if "step" not in self.axes:
+            return {}
+        step = list(self.axes).index("step")
+        near = self._neighbours([1] * len(self._list))
+        moved = {
+            self._moved(point, "step", by): number
+            for point, number in near.items()
+            for by in (-_STEP_MOVE, _STEP_MOVE)
+            if number != step
+        }
+        return {point: number for point, number in moved.items() if point not in near}
+
+    @staticmethod
+    def _at(point: Point, number: int, place: int) -> Point:
+        return point[:number] + (place,) + point[number + 1 :]
+
+    def _move(self, near: Mapping[Point, int], *, combine: bool) -> bool:
+        """Race points against the leader; move to the best if it is better."""
+        assert self.leader is not None
+        caps, done = self._caps(), 0
+        alive = [p for p in near if p not in self._led and self.candidate(p) is not None]
+        for level, most in (*_LEVELS, (self.seeds, -_MARGIN)):
+            seeds = min(level, self.seeds)
+            if seeds <= done and level != self.seeds:
+                continue
+            self._run(alive, range(seeds), caps)
+            ratios = {point: self.compare(point, seeds) for point in alive}
+            if combine and not done:
+                mixed = self._combined(ratios, near)
+                self._run(mixed, range(seeds), caps)
+                ratios |= {point: self.compare(point, seeds) for point in mixed}
+            alive = sorted((p for p, r in ratios.items() if r < most), key=ratios.__getitem__)
+            done = seeds
+        if alive:
+            self._lead(alive[0])
+        return bool(alive)
+
+    def _combined(self, ratios: Mapping[Point, float], near: Mapping[Point, int]) -> list[Point]:
+        """Combine the best moves on different axes: the first two, three, ..."""
+        assert self.leader is not None
+        best: dict[int, Point] = {}
+        for point in sorted(ratios, key=ratios.__getitem__):
+            if ratios[point] < -_MARGIN:
+                best.setdefault(near[point], point)
+        mixed, found = self.leader, []
+        for number, point in best.items():
+            mixed = self._at(mixed, number, point[number])
+            found.append(mixed)
+        new = [p for p in found[1:] if p not in self._led and self.candidate(p) is not None]
+        return list(dict.fromkeys(new))
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def scores(self) -> list[tuple[Candidate, Score]]:
+        """Return every candidate with its medians, the leader first, then by seeds and cost."""
+        sign = -1.0 if self.trials.higher else 1.0
+        found = []
+        for point, seeds in self._tried.items():
+            trials = [self.trials.stored(self.candidate(point), seed) for seed in range(seeds)]
+            found.append((point, Score(*self._medians(trials), seeds)))
+        found.sort(key=lambda e: (e[0] != self.leader, -e[1].seeds, e[1].cost, sign * e[1].best))
+        return [(self.candidate(point), score) for point, score in found]
+
+    def _medians(self, trials: Sequence[Trial]) -> tuple[float, float]:
+        cost = np.quantile([t.cost for t in trials], 0.5, method="higher")
+        best = np.median([t.best for t in trials])
+        return float(cost), float(best)
