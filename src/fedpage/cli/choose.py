@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.common import check_count, check_target, parse_cost, prepare_out
+from fedpage.cli.common import (
+    check_count,
+    check_target,
+    parse_cost,
+    prepare_out,
+    problem_options,
+)
 from fedpage.cli.options import ForceOption, ReportOption, with_config_options
 from fedpage.cli.output import console
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
-from fedpage.runs.config import ProblemConfig, Target, dataclass_fields
+from fedpage.runs.config import ProblemConfig, Target
 
 if TYPE_CHECKING:
     from fedpage.flower.config import AppConfig
-    from fedpage.studies.choice import Choice, Finalist
+    from fedpage.runs.history import History
+    from fedpage.studies.choice import Choice
 
 
 @with_config_options
@@ -113,12 +121,14 @@ def choose(
             store=None if out is None else out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_choice(choice)
-    chosen = choice.recommended
-    command = _command(problem, goal, choice, chosen)
-    print(f"Run it (seed {_seed(choice, chosen)}, {_cost(choice, chosen)}):\n  {command}")
-    config = app_config(problem, goal, choice, chosen)
+    repeated = choice.repeat(objective)
+    command = _write_command(problem, choice, repeated)
+    seed, paid = repeated.meta["seed"], choice.format_cost(repeated)
+    print(f"Run it (seed {seed}: {paid}):\n  {command}")
+    config = make_app_config(problem, choice, int(repeated.last("round")))
     if out is None:
-        print(f"Deploy it (docs/deploy.md):\n  flwr run app fl --run-config {_run_config(config)}")
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in _given(config).items())
+        print(f"Deploy it (docs/deploy.md):\n  flwr run app fl --run-config {shlex.quote(words)}")
     else:
         from fedpage.flower.config import write_app
 
@@ -134,3 +144,79 @@ def choose(
         runs = run_finalists(objective, choice)
         for path in pages:
             print(f"Report: {write_page(choice, runs, path, title, command)}")
+
+
+def _print_choice(choice: Choice) -> None:
+    """Print the ranking, who left the race, and the recommendation."""
+    from rich.table import Table
+
+    head, rows = choice.rows()
+    table = Table(title=choice.title, title_justify="left")
+    for heading in head:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*row)
+    screen = console()
+    screen.print(table)
+    for line in (*choice.departures(), choice.effort, f"Recommended: {choice.reason}"):
+        screen.print(line, markup=False)
+
+
+def _write_command(problem: ProblemConfig, choice: Choice, run: History) -> str:
+    """Write the command that repeats a run of the recommended method.
+
+    It records every round, so that the cost to the target that it prints is exact.
+    """
+    from fedpage.runs import build
+
+    question = choice.question
+    target = repr(question.target)
+    if question.column != "grad_norm":
+        target = f"{question.column}:{target}"
+    options = problem_options(problem) | {
+        "--rounds": f"{run.last('round'):.0f}",
+        "--record-every": "1",
+        "--seed": str(run.meta["seed"]),
+        "--target": target,
+    }
+    chosen = choice.recommended
+    return build.command_line(chosen.name, chosen.method, options)
+
+
+def make_app_config(problem: ProblemConfig, choice: Choice, rounds: int) -> AppConfig:
+    """Return the configuration of a Flower app that runs the recommended method.
+
+    Args:
+        problem: The problem. A file is left out, because each node of a federation has its own.
+        choice: The choice.
+        rounds: Rounds that a typical run takes; the app may take twice as many.
+    """
+    from fedpage.flower.config import AppConfig
+
+    question, chosen = choice.question, choice.recommended
+    is_file = Path(problem.data).exists()
+    return AppConfig(
+        method=chosen.name,
+        hyper=chosen.hyper,
+        clients=problem.clients,
+        rounds=2 * max(1, rounds),
+        metrics=problem.metrics,
+        target=question.target if question.column == "grad_norm" else 0.0,
+        objective=problem.objective,
+        alpha=0.1 if problem.alpha is None else problem.alpha,
+        weights=problem.weights,
+        data="" if is_file else problem.data,
+        partition=problem.partition,
+        partition_seed=problem.partition_seed,
+    )
+
+
+def _given(config: AppConfig) -> dict[str, object]:
+    """Return the keys of an app's configuration that differ from the defaults, and the data."""
+    values = {entry.name: getattr(config, entry.name) for entry in fields(config)}
+    defaults = {entry.name: entry.default for entry in fields(config)}
+    return {
+        name.replace("_", "-"): value
+        for name, value in values.items()
+        if name in ("method", "data", "objective") or value != defaults[name]
+    }

@@ -7,12 +7,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpage.core.columns import Cost, describe_column
-from fedpage.core.types import AnyMethod
-from fedpage.report.summary import format_duration
+from fedpage.core.columns import describe_column
+from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.simulate import simulate
+from fedpage.engine.stopping import Stop
+from fedpage.report.summary import format_cost, format_duration
 from fedpage.runs import build
+from fedpage.runs.history import History
 from fedpage.studies.entrants import Entrant, describe_settings
 from fedpage.studies.judge import Judgement
+from fedpage.studies.search import Question
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,7 @@ class Choice:
     """Which method with which settings reaches a target at the least cost on a problem.
 
     Attributes:
-        target: The value to reach.
-        column: The column that the target is about.
-        cost: What was minimised.
+        question: The target, and what was minimised.
         ranking: The finalists by their median cost on fresh seeds, best first.
         eliminated: Methods that left the race, the best first.
         left_out: Methods that did not enter, with the reason, by name.
@@ -97,9 +99,7 @@ class Choice:
             function of the problem and the arguments alone.
     """
 
-    target: float
-    column: str
-    cost: Cost
+    question: Question
     ranking: tuple[Finalist, ...]
     eliminated: tuple[Eliminated, ...]
     left_out: Mapping[str, str]
@@ -112,8 +112,13 @@ class Choice:
     @property
     def goal(self) -> str:
         """The question, such as "total bytes, up and down, to gradient norm 0.01"."""
-        words = describe_column(self.column).label
-        return f"{self.cost.column.label} to {words} {self.target:g}"
+        words = describe_column(self.question.column).label
+        return f"{self.question.cost.column.label} to {words} {self.question.target:g}"
+
+    @property
+    def title(self) -> str:
+        """The question and the number of fresh seeds."""
+        return f"{self.goal}: median and its interval over {len(self.fresh)} fresh seeds"
 
     @property
     def first(self) -> Finalist:
@@ -142,7 +147,7 @@ class Choice:
     @property
     def reason(self) -> str:
         """Why the method is recommended, in sentences."""
-        chosen, unit = self.recommended, self.cost.column.unit
+        chosen, unit = self.recommended, self.question.cost.column.unit
         parts = [
             f"{chosen.label} ({chosen.settings}): {chosen.judgement.text(unit)}, for {self.goal}."
         ]
@@ -173,15 +178,6 @@ class Choice:
         return [f"{other.label}, the next, needs {times:.2g} times as much."]
 
     @property
-    def reasons_to_leave(self) -> dict[str, list[str]]:
-        """The methods that left the race, with their costs over that of the first, by reason."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for one in self.eliminated:
-            times = f" ({one.times:.1f}x)" if math.isfinite(one.times) else ""
-            found[one.reason].append(f"{one.entrant.label}{times}")
-        return dict(found)
-
-    @property
     def effort(self) -> str:
         """How much was run, in a sentence."""
         count = len(self.ranking) + len(self.eliminated)
@@ -190,32 +186,71 @@ class Choice:
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Arrange the ranking as headings and cells."""
-        unit = self.cost.column.unit
-        head = ["method", self.cost.column.label, "", "settings", "remarks"]
+        unit = self.question.cost.column.unit
+        head = ["method", self.question.cost.column.label, "", "settings", "remarks"]
         rows = [
             [
                 finalist.label,
                 finalist.judgement.text(unit),
-                "" if len(self.ranking) == 1 else "tied" if finalist.is_tied else "",
+                "tied" if finalist.is_tied and len(self.tied) > 1 else "",
                 finalist.settings,
                 "; ".join(finalist.remarks),
             ]
             for finalist in self.ranking
         ]
-        if len(self.tied) == 1:
-            rows[0][2] = "first"
         return head, rows
 
+    def departures(self) -> list[str]:
+        """Say who left the race and why, a line for each reason, with costs over the first's."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for one in self.eliminated:
+            times = f" ({one.times:.1f}x)" if math.isfinite(one.times) else ""
+            found[one.reason].append(f"{one.entrant.label}{times}")
+        return [
+            f"{reason[0].upper()}{reason[1:]}: {', '.join(labels)}."
+            for reason, labels in found.items()
+        ]
+
     def __str__(self) -> str:
-        lines = [f"{self.goal[0].upper()}{self.goal[1:]}. {self.effort}"]
-        head, rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        for row in rows:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append("  ".join(cells).rstrip())
-        for reason, labels in self.reasons_to_leave.items():
-            lines.append(f"{reason}: {', '.join(labels)}")
-        return "\n".join([*lines, f"Recommended: {self.reason}"])
+        _, rows = self.rows()
+        widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join(
+            [self.title, *lines, *self.departures(), self.effort, f"Recommended: {self.reason}"]
+        )
+
+    # --- repeating a run --------------------------------------------------------------------------
+
+    def repeat(self, problem: Problem, finalist: Finalist | None = None) -> History:
+        """Run a finalist again on the fresh seed whose cost is next to the median.
+
+        Every round is recorded, so that the cost to the target is exact.
+
+        Args:
+            problem: The problem.
+            finalist: The finalist; None: the recommended one.
+
+        Returns:
+            The history, which ends at the target.
+        """
+        chosen = self.recommended if finalist is None else finalist
+        costs, median = chosen.judgement.costs, chosen.judgement.median
+        near = [abs(cost - median) if math.isfinite(cost) else math.inf for cost in costs]
+        return simulate(
+            problem,
+            chosen.method,
+            rounds=self.question.rounds,
+            seed=self.fresh[near.index(min(near))],
+            record_every=1,
+            stop=Stop(targets={self.question.column: self.question.target}),
+        )
+
+    def format_cost(self, history: History) -> str:
+        """Write what a run paid to the target."""
+        return format_cost(self.question.cost_of(history), self.question.cost.column.unit)
 
 
 def _describe_needs(finalist: Finalist) -> str:

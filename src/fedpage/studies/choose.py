@@ -104,9 +104,7 @@ def choose(
     race.run()
     judged = race.judge(fresh)
     return Choice(
-        target=target,
-        column=column,
-        cost=price,
+        question=question,
         ranking=tuple(judged),
         eliminated=tuple(race.eliminated),
         left_out=left_out,
@@ -128,9 +126,9 @@ def parse_budget(budget: str | float) -> float:
     (300.0, 20.0)
     """
     try:
-        rounds, seconds = parse_interval(budget if isinstance(budget, str) else f"{budget:.0f}s")
+        seconds = parse_interval(budget if isinstance(budget, str) else f"{budget:.0f}s")[1]
     except (InputError, TypeError, ValueError):
-        rounds, seconds = None, None
+        seconds = None
     if seconds is None:
         raise InputError(
             f"the budget must be a time such as 60s, 5m or 1h, not {short_repr(budget)}"

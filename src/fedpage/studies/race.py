@@ -318,8 +318,14 @@ class Race:
                 self._eliminate(racer, f"the same as {other.entrant.label} here")
 
     def _drop_last(self, methods: int, before: str) -> None:
-        """Let the last methods leave, so that this many are left."""
+        """Let the last methods leave, so that this many are left.
+
+        The best method without client states stays, for those who cannot have them.
+        """
+        stateless = [racer for racer in self._racers if racer.entrant.is_stateless]
         for racer in self._racers[: methods - 1 : -1]:
+            if racer in stateless[:1]:
+                continue
             if not math.isfinite(racer.best):
                 reason = "the time budget ended before they ran"
             elif math.isfinite(racer.cost):

@@ -426,8 +426,8 @@ class Search:
             return 0.0
         if not math.isfinite(a) or b == 0:
             return _CLIP
-        return -_CLIP if not math.isfinite(b) or a == 0 else min(
-            _CLIP, max(-_CLIP, math.log(a / b))
+        return (
+            -_CLIP if not math.isfinite(b) or a == 0 else min(_CLIP, max(-_CLIP, math.log(a / b)))
         )
 
     # --- halving ----------------------------------------------------------------------------------
@@ -467,7 +467,9 @@ class Search:
         if "step" not in self.axes:
             return None
         number = list(self.axes).index("step")
-        line = [p for p in points if p[:number] + p[number + 1 :] == best[:number] + best[number + 1 :]]
+        line = [
+            p for p in points if p[:number] + p[number + 1 :] == best[:number] + best[number + 1 :]
+        ]
         places = [p[number] for p in line]
         if len(line) < 2 or best[number] not in (min(places), max(places)):
             return None

@@ -286,9 +286,7 @@ def _ladder(
     numbers = {min(high, max(low, number)) for number in numbers} | {high}
     if whole:
         numbers = {round(number) for number in numbers}
-    ordered: list[HyperParameter] = [
-        n if whole else _round_off(n) for n in sorted(numbers)
-    ]
+    ordered: list[HyperParameter] = [n if whole else _round_off(n) for n in sorted(numbers)]
     if top is None:
         ordered[-1] = None
     if value is None or value in ordered:
@@ -305,7 +303,9 @@ def _ladder(
         if own == high and top is None:
             start = len(ordered) - 1  # at least all rows
     ordered[start] = value
-    return Axis(name, tuple(ordered), start, 2.0 if grows else None, None, least=1e-300, whole=whole)
+    return Axis(
+        name, tuple(ordered), start, 2.0 if grows else None, None, least=1e-300, whole=whole
+    )
 
 
 def _momentum_axis(name: str, value: float) -> Axis:
