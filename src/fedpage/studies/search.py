@@ -14,7 +14,6 @@ processes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,10 +41,14 @@ FRESH_SEED = 10_000
 """The first seed on which a winner is judged; searches use 0, 1, ..."""
 _CLIP = math.log(2 * CAP)
 """What a seed counts at most in a comparison, such as one on which only one of two reached."""
-_MARGIN = 0.01
-"""The least mean of log costs by which a candidate is better than the leader."""
-_LEVELS = ((1, 0.2), (3, 0.05))
+MARGIN = 0.02
+"""The least share of the cost by which a candidate must be better than the leader."""
+_NO_EFFECT = 0.002
+"""A candidate whose first run costs the same as the leader's, to this share, changes nothing."""
+_LEVELS = ((1, 0.15), (3, 0.03))
 """Seeds of a level, and the mean of log ratios to the leader above which a neighbour is left."""
+_FEW = 3
+"""Seeds of a comparison while moves are long."""
 _STEP_MOVE = 2
 """Places on the axis of the effective step by which it moves together with another one."""
 
@@ -323,6 +326,8 @@ class Search:
     ) -> None:
         self.trials, self.method, self.axes = trials, method, dict(axes)
         self.seeds = seeds
+        self._level = min(_FEW, seeds)
+        """Seeds of a comparison: few while moves are long."""
         self._list = list(self.axes.values())
         self._built: dict[Point, Candidate | None] = {}
         self._tried: dict[Point, int] = {}
@@ -397,14 +402,14 @@ class Search:
 
     def _leader_trials(self) -> list[Trial]:
         assert self.leader is not None
-        return [self._trial(self.leader, seed, math.inf) for seed in range(self.seeds)]
+        return [self._trial(self.leader, seed, math.inf) for seed in range(self._level)]
 
     def _caps(self) -> dict[int, float]:
         return {seed: CAP * trial.cost for seed, trial in enumerate(self._leader_trials())}
 
     def _lead(self, point: Point) -> None:
         """Make a point the leader; its runs go on to the equal limit."""
-        self._run([point], range(self.seeds), {})
+        self._run([point], range(self._level), {})
         self._led.add(point)
         self.leader = point
 
@@ -448,8 +453,7 @@ class Search:
             self._run([more], range(1), {})
             points.append(more)
         alive = points[: max(1, math.ceil(len(points) / 3))]
-        for level, _ in itertools.chain(_LEVELS[1:], [(self.seeds, 0.0)]):
-            seeds = min(level, self.seeds)
+        for seeds in sorted({min(2, self._level), self._level}):
             self._run(alive[:1], range(seeds), {})
             first = [self._trial(alive[0], seed, math.inf) for seed in range(seeds)]
             self._run(alive[1:], range(seeds), {s: CAP * t.cost for s, t in enumerate(first)})
@@ -489,10 +493,12 @@ class Search:
         """
         if self.is_enclosed:
             return False
+        assert self.leader is not None
         if self._move(self._neighbours(self._strides), combine=True):
             return True
         if max(self._strides, default=1) > 1:
-            self._strides = [1] * len(self._strides)
+            self._strides, self._level = [1] * len(self._strides), self.seeds
+            self._lead(self.leader)
             return True
         if self._move(self._diagonals(), combine=False):
             return True
@@ -552,21 +558,17 @@ class Search:
 
     def _move(self, near: Mapping[Point, int], *, combine: bool) -> bool:
         """Race points against the leader; move to the best if it is better."""
-        assert self.leader is not None
-        caps, done = self._caps(), 0
+        caps, last = self._caps(), self._level
         alive = [p for p in near if p not in self._led and self.candidate(p) is not None]
-        for level, most in (*_LEVELS, (self.seeds, -_MARGIN)):
-            seeds = min(level, self.seeds)
-            if seeds <= done and level != self.seeds:
-                continue
+        for seeds, most in (*(level for level in _LEVELS if level[0] < last), (last, -MARGIN)):
             self._run(alive, range(seeds), caps)
             ratios = {point: self.compare(point, seeds) for point in alive}
-            if combine and not done:
-                mixed = self._combined(ratios, near)
+            if seeds == 1:
+                ratios = {p: r for p, r in ratios.items() if abs(r) > _NO_EFFECT}
+                mixed = self._combined(ratios, near) if combine else []
                 self._run(mixed, range(seeds), caps)
                 ratios |= {point: self.compare(point, seeds) for point in mixed}
             alive = sorted((p for p, r in ratios.items() if r < most), key=ratios.__getitem__)
-            done = seeds
         if alive:
             self._lead(alive[0])
         return bool(alive)
@@ -576,7 +578,7 @@ class Search:
         assert self.leader is not None
         best: dict[int, Point] = {}
         for point in sorted(ratios, key=ratios.__getitem__):
-            if ratios[point] < -_MARGIN:
+            if ratios[point] < -MARGIN:
                 best.setdefault(near[point], point)
         mixed, found = self.leader, []
         for number, point in best.items():
