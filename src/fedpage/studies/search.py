@@ -232,7 +232,7 @@ class Trials:
         self.problem, self.question = problem, question
         self.higher = History({"problem": problem.describe()}).higher_is_better(question.column)
         self._store = TrialStore(None, question.describe(problem)) if store is None else store
-        self._jobs, self.progress = jobs, progress
+        self.jobs, self.progress = jobs, progress
         self.max_runs, self.deadline = max_runs, deadline
         self.done = self.reused = 0
         self._seen: set[tuple[Candidate, int]] = set()
@@ -250,13 +250,16 @@ class Trials:
             self._seen.add((method, seed))
         if todo and self._is_over(len(todo)):
             raise SearchEnded
-        arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in todo]
-        trials = run_tasks(run_trial, arguments, self._jobs)
-        for (method, seed, _), trial in zip(todo, trials, strict=True):
-            self._store.put(method, seed, trial)
-            self.done += 1
-            if self.progress:
-                self.progress(self.done + self.reused, self.max_runs, _note(method, trial))
+        # The clock is read between batches, because joblib would stop its processes within one.
+        size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
+        for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
+            arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in batch]
+            trials = run_tasks(run_trial, arguments, self.jobs)
+            for (method, seed, _), trial in zip(batch, trials, strict=True):
+                self._store.put(method, seed, trial)
+                self.done += 1
+                if self.progress:
+                    self.progress(self.done + self.reused, self.max_runs, _note(method, trial))
             if self.deadline is not None and time.monotonic() > self.deadline:
                 raise SearchEnded
         found = [self.known(*task) for task in tasks]
@@ -523,7 +526,8 @@ class Search:
             SearchEnded: The runs or the time are used up.
         """
         self.is_enclosed = self.is_enclosed and seeds == self.seeds
-        self.seeds = seeds
+        is_fine = max(self._strides, default=1) == 1
+        self.seeds, self._level = seeds, seeds if is_fine else min(_FEW, seeds)
         if self.leader is None:
             self.start()
         else:
