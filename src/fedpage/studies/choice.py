@@ -148,9 +148,8 @@ class Choice:
     def reason(self) -> str:
         """Why the method is recommended, in sentences."""
         chosen, unit = self.recommended, self.question.cost.column.unit
-        parts = [
-            f"{chosen.label} ({chosen.settings}): {chosen.judgement.text(unit)}, for {self.goal}."
-        ]
+        text = chosen.judgement.text(unit)
+        parts = [f"{chosen.label} ({chosen.settings}), with {text}."]
         others = [finalist for finalist in self.tied if finalist is not chosen]
         if others:
             names = _join([finalist.label for finalist in others])
@@ -160,7 +159,8 @@ class Choice:
             )
         if chosen is not self.first:
             parts.append(
-                f"{self.first.label} has the lower median, but {_join(self.first.entrant.notes)}."
+                f"{self.first.label} has the lower median, but asks more: "
+                f"{_join(self.first.entrant.notes)}."
             )
         parts += self._lead(chosen)
         parts.append(_describe_needs(chosen))

@@ -7,12 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.types import AnyMethod, HasConvexity, Problem, dtype_of
+from fedpage.core.types import AnyMethod, HasConvexity, Problem
 from fedpage.core.validate import check_whole
+from fedpage.engine.simulation import start_of
 from fedpage.runs.history import History
 from fedpage.runs.store import parse_interval
 from fedpage.studies.choice import Choice
@@ -58,7 +57,8 @@ def choose(
         codecs: Search compression too; None: where the cost counts bytes or bits.
         seeds: Seeds of the last round of the race; each is paired over all methods.
         fresh: Other seeds, on which the finalists are judged.
-        record_every: Rounds between records; costs are interpolated between them.
+        record_every: Rounds between records, fewer where the best method needs few rounds. Costs
+            are interpolated between records.
         rounds: The most rounds of a run.
         jobs: Processes; None uses joblib's current backend.
         costs: Latency, bandwidth and speed, for estimated seconds.
@@ -104,7 +104,7 @@ def choose(
     race.run()
     judged = race.judge(fresh)
     return Choice(
-        question=question,
+        question=race.question,
         ranking=tuple(judged),
         eliminated=tuple(race.eliminated),
         left_out=left_out,
@@ -162,13 +162,20 @@ def resolve_target(problem: Problem, target: float, column: str) -> tuple[float,
                 "a gap needs the minimum of the loss, which is known for convex objectives only; "
                 "choose a gradient norm, or loss:VALUE"
             )
-        return float(f"{reference(problem).loss + target:.12g}"), "loss"
-    start = np.zeros(problem.d, dtype_of(problem))
-    recorded = problem.evaluate(start)
+        target, column = float(f"{reference(problem).loss + target:.12g}"), "loss"
+    recorded = problem.evaluate(start_of(problem))
     if column not in recorded:
         raise InputError(
             f"column {column!r} is not recorded;{did_you_mean(column, recorded)} "
             f"the problem records {', '.join(recorded)}"
         )
-    History({"problem": problem.describe()}).higher_is_better(column)  # it must be known
+    higher, first = (
+        History({"problem": problem.describe()}).higher_is_better(column),
+        recorded[column],
+    )
+    if first >= target if higher else first <= target:
+        raise InputError(
+            f"{describe_column(column).label} {target:g} is reached before the first round, where "
+            f"it is {first:.4g}; choose a harder target"
+        )
     return float(target), column

@@ -23,7 +23,7 @@ from fedpage.core.types import AnyMethod
 from fedpage.studies.choice import Eliminated, Finalist
 from fedpage.studies.entrants import Entrant
 from fedpage.studies.judge import Judgement, ranking
-from fedpage.studies.search import FRESH_SEED, Point, Search, SearchEnded, Trials
+from fedpage.studies.search import FRESH_SEED, Point, Question, Search, SearchEnded, Trials
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.trials import Trial
 
@@ -33,6 +33,8 @@ JUDGED_LIMIT = 10.0
 """The same for runs on fresh seeds."""
 FIRST_ROUNDS = 30
 """Rounds of the method with the cheapest rounds that the first cap of the screen pays for."""
+RECORDS = 10
+"""The least number of records until the best method reaches the target, if rounds allow it."""
 LEAST_FRESH = 5
 """Fresh seeds that are judged whatever time is left."""
 _GROWTH = 4.0
@@ -218,6 +220,11 @@ class Race:
             self._sort()
             before = stage.name
 
+    @property
+    def question(self) -> Question:
+        """What was asked, with the limit of the runs on fresh seeds."""
+        return self._trials.question
+
     def _begin_round(self, name: str, share: float) -> None:
         """Set the deadline of a round, and name it in the progress."""
         total = self._end - self._begin
@@ -234,21 +241,33 @@ class Race:
 
     def _screen(self) -> None:
         """Run every method with a few steps on one seed, until some method reaches the target."""
+        cap = LIMIT * self._find_least()
+        self._set_limit(cap)
+        self._try([(r, point) for r in self._racers for point in list(r.screened)], cap)
+        while more := [(r, point) for r in self._racers if (point := r.next_step()) is not None]:
+            self._try(more, cap)
+
+    def _find_least(self) -> float:
+        """Raise the cap until some method reaches the target, and return the least cost.
+
+        Methods that reach it after few records run again with more records.
+        """
         question = self._trials.question
         cap = FIRST_ROUNDS * min(racer.entrant.round_cost(question) for racer in self._racers)
         while True:
             for wave in range(2):  # so that a cut leaves every method with equally many steps
                 self._try([(r, point) for r in self._racers for point in _wave(r, wave)], cap)
             ran = [trial for racer in self._racers for trial in racer.screened.values()]
-            least = min(trial.cost for trial in ran)
-            if math.isfinite(least) or not any(trial.capped for trial in ran):
-                break
-            cap *= _GROWTH
-        cap = LIMIT * least
-        self._set_limit(cap)
-        self._try([(r, point) for r in self._racers for point in list(r.screened)], cap)
-        while more := [(r, point) for r in self._racers if (point := r.next_step()) is not None]:
-            self._try(more, cap)
+            first = min(ran, key=lambda trial: (trial.cost, trial.rounds))
+            if not math.isfinite(first.cost) and any(trial.capped for trial in ran):
+                cap *= _GROWTH
+                continue
+            every = max(1, first.rounds // RECORDS)
+            if not math.isfinite(first.cost) or every >= self._trials.question.record_every:
+                return first.cost
+            self._trials.ask(replace(question, record_every=every))
+            for racer in self._racers:
+                racer.screened.clear()
 
     def _try(self, tasks: Sequence[tuple[Racer, Point]], cap: float) -> None:
         """Run settings on the first seed, and note how they ran, also where the time ends."""

@@ -265,6 +265,11 @@ class Trials:
         found = [self.known(*task) for task in tasks]
         return [trial for trial in found if trial is not None]
 
+    def ask(self, question: Question) -> None:
+        """Ask another question from now on; trials of other questions do not answer it."""
+        self.question = question
+        self._store = self._store.of(question.describe(self.problem))
+
     def stored(self, method: Candidate, seed: int) -> Trial:
         """Return a trial that has been run."""
         trial = self._store.get(method, seed)

@@ -89,6 +89,10 @@ class TrialStore:
             self._keys[method] = hashlib.sha256(about.encode()).hexdigest()[:16]
         return self._keys[method]
 
+    def of(self, question: Mapping[str, object]) -> TrialStore:
+        """Return the trials of another question, in the same file."""
+        return TrialStore(self._path, question)
+
     def get(self, method: Candidate, seed: int) -> Trial | None:
         """Return the trial, or None if it has not been run."""
         return self._trials.get((self._key_of(method), seed))
