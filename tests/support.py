@@ -8,12 +8,13 @@ import numpy as np
 from rows import ROWS, Setting
 
 import fedpage as fp
+from fedpage.codecs import Codec, Keys
 from fedpage.core.random import RoundDraws
 from fedpage.engine.simulation import Simulation
 
 
 class ScriptedDraws:
-    """Draws of one round whose coin, clients, minibatches and number of steps are given."""
+    """Draws of one round whose coin, clients, minibatches, number of steps and order are given."""
 
     def __init__(
         self,
@@ -22,8 +23,9 @@ class ScriptedDraws:
         clients: list[int],
         batches: dict[int, list[list[int]]],
         steps: int = 1,
+        order: list[int] | None = None,
     ) -> None:
-        self.round, self._steps = round, steps
+        self.round, self._steps, self._order = round, steps, order
         self._coin, self._clients, self._batches = coin, clients, batches
 
     def coin(self, p: float) -> bool:
@@ -38,6 +40,10 @@ class ScriptedDraws:
         assert len(self._clients) == S
         return np.array(sorted(self._clients), dtype=np.int64)
 
+    def order(self, N: int) -> np.ndarray:
+        assert self._order is not None
+        return np.array(self._order, dtype=np.int64)
+
     def rows(
         self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int
     ) -> np.ndarray:
@@ -49,6 +55,13 @@ class ScriptedDraws:
 
     def shared_key(self, field: int) -> np.uint64:
         return RoundDraws(0, self.round).shared_key(field)
+
+
+def compress(codec: Codec, round: int, client: int, v: list[float], field: int = 0) -> list[float]:
+    """Return C(v) with the random numbers of a client in a round of a script."""
+    draws = RoundDraws(0, round)
+    keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
+    return [float(value) for value in codec.apply(np.array([v]), keys)[0]]
 
 
 class Replay(Simulation):

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         FedAvg,
         FedPAGE,
         FedProx,
+        SecantPAGE,
         SLocalSVRG,
     )
     from fedpage.problems import (
@@ -114,7 +115,7 @@ _EXPORTS = {
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
-    "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG VRLSGD",
+    "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
     "RobustRegression RowProblem",
     "fedpage.problems.torch.problem": "TorchProblem",
@@ -174,6 +175,7 @@ __all__ = [
     "SLocalSVRG",
     "Scaled",
     "ScaledSign",
+    "SecantPAGE",
     "Simulation",
     "Smoothness",
     "Stop",

@@ -261,7 +261,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("method", ["fedpage", "scaffold", "s-local-svrg"])
+@pytest.mark.parametrize("method", ["fedpage", "scaffold", "s-local-svrg", "secantpage"])
 def test_a_killed_server_resumes_with_equal_bits(federate, simulated, method):
     """A new ServerApp has only the run's directory and the client state on the nodes."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain import X0, M, N, add, chance, grad, mean, problem_of, some_rows
-from support import Replay, ScriptedDraws, Unfused, quadratic, uneven
+from support import Replay, ScriptedDraws, Unfused, compress, quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import Codec, Keys, as_codec
@@ -23,13 +23,6 @@ from fedpage.engine.simulation import Simulation
 from fedpage.methods import steps
 
 ALL_ROWS = list(range(M))
-
-
-def compress(codec: Codec, round: int, client: int, v: list[float], field: int = 0) -> list[float]:
-    """Return C(v) with the random numbers of a client in a round of a script."""
-    draws = RoundDraws(0, round)
-    keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
-    return [float(value) for value in codec.apply(np.array([v]), keys)[0]]
 
 
 def descend(problem: Any, step: float, rounds: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Keys64, Rows, Vector
 
-COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS = 1, 2, 3, 4, 5, 6, 7, 8
+COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS, ORDER = range(1, 10)
 """Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -348,6 +348,14 @@ class RoundDraws:
         chosen: Ints = _choose(self._keys, N, S)
         return chosen
 
+    def order(self, N: int) -> Ints:
+        """Return all N clients in a random order, which is the same in every round of a run.
+
+        >>> RoundDraws(0, 7).order(5).tolist() == RoundDraws(0, 8).order(5).tolist()
+        True
+        """
+        return _order(self._seed, N)
+
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw minibatches first..first+count-1 of each client: (n, count, min(b, max M_i))."""
         drawn: Rows = _minibatches(self._keys, clients, sizes, b, first, count)
@@ -361,6 +369,14 @@ class RoundDraws:
     def shared_key(self, field: int) -> np.uint64:
         """Return a key that all clients of the round share, for a field of their replies."""
         return _key(self._seed, CODEC_SHARED, self.round, field)
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, N: int) -> Ints:
+    """Return a run's order of its clients, read-only because the rounds share it."""
+    order: Ints = shuffle(_key(seed, ORDER), N).astype(np.int64)
+    order.flags.writeable = False
+    return order
 
 
 def _key(seed: int, *words: int) -> np.uint64:

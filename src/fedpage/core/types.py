@@ -44,6 +44,7 @@ It is (1,) in a message and (n, 1) in a reply.
 """
 
 Ints: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.uint32]
 Keys64: TypeAlias = NDArray[np.uint64]
 """Keys of streams of random numbers."""
@@ -113,7 +114,10 @@ class Call(NamedTuple, Generic[MessageT]):
     require_all: bool = False
     """Whether only the mean over all of these clients is usable, never that over some of them."""
     fallback: Callable[[], Call[MessageT]] | None = None
-    """With `require_all`: makes the call to use if clients stay missing. None: keep retrying."""
+    """Makes the call to use if clients stay missing, with `require_all`, or if all of them do.
+
+    None: keep retrying.
+    """
     cohort: Ints | None = None
     """All clients of the call, where `clients` are some that are asked again; None: `clients`."""
 
@@ -123,8 +127,13 @@ class Replies(NamedTuple, Generic[ReplyT]):
 
     mean: ReplyT
     """The mean reply over the clients that answered: each field (d,)."""
-    count: int  # type: ignore[assignment]  # a tuple's own method `count` is never needed here
-    """The number of clients that answered."""
+    clients: Ints
+    """(n,) the clients that answered, ascending."""
+
+    @property
+    def count(self) -> int:  # type: ignore[override]  # a tuple's own `count` is never needed here
+        """The number of clients that answered."""
+        return len(self.clients)
 
 
 class Draws(Protocol):
@@ -148,6 +157,10 @@ class Draws(Protocol):
 
         With `ago` they are those of that many rounds before, for another exchange with them.
         """
+        ...
+
+    def order(self, N: int) -> Ints:
+        """Return all N clients in a random order, which is the same in every round of a run."""
         ...
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:

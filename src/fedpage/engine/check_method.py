@@ -237,12 +237,22 @@ def _check_inputs(method: AnyMethod) -> str:
     return ""
 
 
-def _copy(values: Iterable[ArrayLike]) -> list[ArrayLike]:
-    return [v.copy() if isinstance(v, np.ndarray) else v for v in values]
+def _copy(values: Iterable[Any]) -> list[ArrayLike]:
+    return [v.copy() if isinstance(v, np.ndarray) else v for v in _parts(values)]
 
 
-def _equal(one: Iterable[ArrayLike], other: Iterable[ArrayLike]) -> bool:
-    return all(np.array_equal(a, b, equal_nan=False) for a, b in zip(one, other, strict=True))
+def _parts(values: Iterable[Any]) -> Iterator[ArrayLike]:
+    """Iterate over the arrays and numbers of a NamedTuple, which may hold others."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _parts(value)
+        else:
+            yield value
+
+
+def _equal(one: Iterable[Any], copied: list[ArrayLike]) -> bool:
+    both = zip(_parts(one), copied, strict=True)
+    return all(np.array_equal(a, b, equal_nan=False) for a, b in both)
 
 
 def _check_resumes(method: AnyMethod) -> str:

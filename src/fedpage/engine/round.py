@@ -171,7 +171,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self._count_received(chunk, message)
         self.transport.commit(chunk.clients, chunk.client_states)
         replies: Any = chunk.replies
-        return Replies(type(replies)(*map(mean_rows, replies)), len(chunk.clients))
+        return Replies(type(replies)(*map(mean_rows, replies)), chunk.clients)
 
     def _gather_or_fall_back(
         self,
@@ -182,14 +182,15 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return the mean over the clients that answer, the call they answered, and events."""
         replies: Replies[ReplyT] | None = None
         outcome, attempt = _Outcome(draws.round), 0
-        if call.require_all and call.fallback is not None and self.policy.fall_back:
-            missing = self.health.lost
+        if call.fallback is not None and self.policy.fall_back:
+            missing = self._lost(call)
             why = f"lost: {_names(missing)}"
             if not missing:
                 replies, missing = self._gather(call, draws, attempt, outcome, opened)
                 why = f"no reply from {_names(missing)}"
             if replies is None:
-                outcome.add_event("fallback", f"a sampled round replaces a full one; {why}")
+                replaced = "a full one" if len(call.clients) == self.N else "one of the first pass"
+                outcome.add_event("fallback", f"a sampled round replaces {replaced}; {why}")
                 self.costs.fallbacks += 1
                 call, opened = self._require_all(call.fallback()), None
                 attempt = 2 * (1 + self.policy.full_retries) + self.policy.patience
@@ -203,6 +204,14 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 text += f"; up={self._up} needs all called clients"
             raise RoundFailed(text, outcome.events)
         return replies, call, tuple(outcome.events)
+
+    def _lost(self, call: Call[MessageT]) -> list[int]:
+        """Return the called clients that are lost, if the call is hopeless because of them."""
+        if not self.health.misses:
+            return []
+        called = set(call.clients.tolist())
+        lost = [client for client in self.health.lost if client in called]
+        return lost if call.require_all or len(lost) == len(called) else []
 
     def _gather(
         self,
@@ -228,7 +237,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self._gather_chunks(gathered, call, draws, attempt, retries, opened, outcome)
             opened = None
             attempt += 1 + retries
-            if gathered.count or attempt > last:
+            if gathered.clients or attempt > last:
                 break
         replies, missing = gathered.mean(), gathered.missing
         if replies is None and len(gathered.not_finite) == len(call.clients):
@@ -318,7 +327,7 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
     """The running sum of the chunks of a call, and the clients that are missing in it."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.clients: list[Ints] = []
         self.answered: list[int] = []
         self.missing: list[int] = []
         self.not_finite: list[Rejection] = []
@@ -344,16 +353,17 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
     def add_replies(self, chunk: Chunk[ReplyT, ClientStateT]) -> None:
         """Add a chunk's replies to the sum."""
         assert chunk.replies is not None
-        self.count += len(chunk.clients)
+        self.clients.append(chunk.clients)
         sums: Sequence[Vector | None] = self._sums or [None] * len(chunk.replies)
         self._type = type(chunk.replies)
         self._sums = [add_rows(s, part) for s, part in zip(sums, chunk.replies, strict=True)]
 
     def mean(self) -> Replies[ReplyT] | None:
         """Return the mean over the clients that answered; None if none did."""
-        if not self.count:
+        if not self.clients:
             return None
-        return Replies(self._type._make([s / self.count for s in self._sums]), self.count)
+        clients = np.concatenate(self.clients)
+        return Replies(self._type._make([s / len(clients) for s in self._sums]), clients)
 
 
 def _merge(parts: list[Chunk[ReplyT, ClientStateT]]) -> Chunk[ReplyT, ClientStateT]:
@@ -385,7 +395,8 @@ def _mean_of_rejected(rejected: list[Rejection]) -> Any:
     """Return the mean of replies that are not finite, so that the run ends as diverged."""
     replies: list[Any] = [rejection.reply for rejection in rejected]
     means = [add_rows(None, np.stack(rows)) / len(rows) for rows in zip(*replies, strict=True)]
-    return Replies(replies[0]._make(means), len(replies))
+    clients = np.array([rejection.client for rejection in rejected], dtype=np.int64)
+    return Replies(replies[0]._make(means), clients)
 
 
 def _names(clients: list[int]) -> str:

@@ -9,6 +9,7 @@ from fedpage.methods.fedprox import FedProx
 from fedpage.methods.page import PAGE
 from fedpage.methods.registry import METHODS, MethodEntry
 from fedpage.methods.scaffold import SCAFFOLD
+from fedpage.methods.secantpage import SecantPAGE
 from fedpage.methods.slocalsvrg import SLocalSVRG
 from fedpage.methods.vrlsgd import VRLSGD
 
@@ -25,4 +26,5 @@ __all__ = [
     "FedProx",
     "MethodEntry",
     "SLocalSVRG",
+    "SecantPAGE",
 ]

@@ -9,6 +9,7 @@ from fedpage.methods.page import PAGE
 from fedpage.methods.prox import ProximalSteps
 from fedpage.methods.registry import MethodEntry
 from fedpage.methods.scaffnew import Scaffnew
+from fedpage.methods.secantpage import SecantPAGE
 from fedpage.methods.slocalsvrg import SLocalSVRG
 
 
@@ -57,9 +58,18 @@ def match_terms(
     if issubclass(entry.cls, Scaffnew):  # K steps on average
         options["p"] = 1 / K
     if defaults.get("S") is not None:  # None: all clients take part
-        full_rounds = issubclass(entry.cls, FedPAGE | PPMARINA | ProximalSteps)
+        full_rounds = issubclass(
+            entry.cls, FedPAGE | PPMARINA | ProximalSteps | SecantPAGE
+        )
         options["S"] = min(S if full_rounds else 2 * S, N)
     if "K" in defaults and defaults.get("b") is not None:
         points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients per row
         options["b"] = fair_batch(M, points * K)
-    return entry(**options).with_step(step)
+    return at_step(entry(**options), step)
+
+
+def at_step(method: AnyMethod, step: float) -> AnyMethod:
+    """Return a method at an effective step, unless it measures its step itself."""
+    if isinstance(method, SecantPAGE) and method.eta is None:
+        return method
+    return method.with_step(step)

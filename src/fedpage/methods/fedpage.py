@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
@@ -18,6 +18,7 @@ from fedpage.core.local_steps import local_page
 from fedpage.core.types import (
     Call,
     Draws,
+    Flags,
     HyperParameter,
     MessageTypes,
     Oracle,
@@ -25,17 +26,29 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
-from fedpage.methods import steps
+from fedpage.methods import first_pass, steps
+from fedpage.methods.first_pass import (
+    Difference,
+    Differences,
+    PassGradients,
+    PassReply,
+)
 from fedpage.methods.registry import register
 
 
 class State(NamedTuple):
-    """x^r, x^{r-1}, g^{r-1} and the number of clients."""
+    """x^r, x^{r-1}, g^{r-1} and which clients the averaging start has had."""
 
     x: Vector
     x_prev: Vector
     g: Vector
-    N: int
+    seen: Flags
+    """(N,) flags; all are set where the start is a full round."""
+
+    @property
+    def N(self) -> int:
+        """The number of clients."""
+        return len(self.seen)
 
 
 class FullGradient(NamedTuple):
@@ -76,7 +89,8 @@ class Reply(NamedTuple):
     g: Vector
 
 
-_Message = FullGradient | LocalSteps | LeakFreeSteps
+_Message = FullGradient | LocalSteps | LeakFreeSteps | PassGradients | Differences
+_Reply = Reply | LeakFreeReply | PassReply | Difference
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
@@ -90,8 +104,8 @@ _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 class FedPAGE:
     """FedPAGE: full gradients with probability p, else K local steps at S clients.
 
-    `FedPAGE.full` uses all rows in every step. `periodic`, `leak_free` and codecs are
-    not part of the paper. With K = 1 and an unbiased codec it is PP-MARINA.
+    `FedPAGE.full` uses all rows in every step. `periodic`, `leak_free`, `start` and
+    codecs are not part of the paper. With K = 1 and an unbiased codec it is PP-MARINA.
 
     Args:
         S: Sampled clients.
@@ -108,6 +122,8 @@ class FedPAGE:
         leak_free: Clients also send g_{i,0}. The server moves along the mean of the
             local steps but carries the mean of the g_{i,0}, PAGE's estimator, forward
             as g, so that local steps do not damp it. One vector more up and down.
+        start: "full": round 0 calls all clients. "average": the first N/S rounds pass
+            over the clients without replacement, S in each, and move all the while.
         up: The codec of replies, unbiased. Local steps send what g changes by. Full
             rounds are not compressed, except by a cast.
         down: The codec of messages, a cast.
@@ -119,6 +135,8 @@ class FedPAGE:
         FullGradient: Reply,
         LocalSteps: Reply,
         LeakFreeSteps: LeakFreeReply,
+        PassGradients: PassReply,
+        Differences: Difference,
     }
     client_state: ClassVar[None] = None
 
@@ -133,6 +151,7 @@ class FedPAGE:
     periodic: bool = False
     leak_free: bool = False
     _: KW_ONLY
+    start: Literal["full", "average"] = "full"
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
@@ -149,6 +168,10 @@ class FedPAGE:
             validate.batch(self.name, name, getattr(self, name))
         for name in ("periodic", "leak_free"):
             validate.flag(self.name, name, getattr(self, name))
+        if self.start not in ("full", "average"):
+            raise InputError(
+                f"{self.name}: start must be full or average, not {self.start!r}"
+            )
         codecs.check(self, "unbiased")
         if type(self) is FedPAGE and self.b1 is self.b2 is self.b3 is None:
             object.__setattr__(self, "name", "FedPAGE-Full")
@@ -164,8 +187,16 @@ class FedPAGE:
         changes: Compressible = {
             LocalSteps: {"g": "g"},
             LeakFreeSteps: {"move": "g", "g": "g"},
+            PassGradients: {"y": None},
+            Differences: {"y": None},
         }
-        return {**changes, FullGradient: {"g": None}} if self.up.is_cast else changes
+        if not self.up.is_cast:
+            return changes
+        gradients: Compressible = {
+            FullGradient: {"g": None},
+            PassGradients: {"g": None, "y": None},
+        }
+        return {**changes, **gradients}
 
     @property
     def effective_step(self) -> float:
@@ -236,12 +267,20 @@ class FedPAGE:
         return self.eta_g / (100 * self.K) if self.eta_l is None else self.eta_l
 
     def init(self, x0: Vector, N: int) -> State:
-        """Return x^0; x^{-1} and g^{-1} are never used, because round 0 is full."""
+        """Return x^0; x^{-1} and g^{-1} are never used: round 0 asks for gradients."""
         validate.check_sample(self.name, self.S, N)
-        return State(x=x0, x_prev=x0, g=0.0 * x0, N=N)
+        seen = first_pass.start_pass(self.start, N)
+        return State(x=x0, x_prev=x0, g=0.0 * x0, seen=seen)
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Choose a full or a sampled round (lines 2-4 and 10-11)."""
+        if not first_pass.is_complete(state.seen):
+            sampled = partial(self._call_sampled, state, draws)
+            first = FullGradient(state.x)
+            others = PassGradients(state.x, state.x_prev)
+            return first_pass.call_next(
+                state.seen, draws, self.S, (first, others), sampled
+            )
         p = self.S / state.N if self.p is None else self.p
         if self.periodic:
             full = draws.round % max(1, round(1 / p)) == 0
@@ -261,11 +300,13 @@ class FedPAGE:
         clients = draws.clients(state.N, self.S)  # line 11
         if self.leak_free:
             return Call(clients, LeakFreeSteps(state.x, state.x_prev, state.g))
+        if self.K == 1 and self.start == "average":
+            return Call(clients, Differences(state.x, state.x_prev))
         return Call(clients, LocalSteps(state.x_prev, state.g))
 
     def client(
         self, message: _Message, oracle: Oracle, client_state: None
-    ) -> tuple[Reply | LeakFreeReply, None]:
+    ) -> tuple[_Reply, None]:
         """Compute the gradient (lines 5-8), or take local steps (lines 12-23)."""
         if isinstance(message, FullGradient):
             return Reply(
@@ -273,6 +314,11 @@ class FedPAGE:
             ), None  # lines 6-7
         if isinstance(message, LeakFreeSteps):
             return self._leak_free_steps(message, oracle), None
+        if isinstance(message, PassGradients):
+            reply = first_pass.reply_in_pass(oracle, message, self.b1, self.b2)
+            return reply, None
+        if isinstance(message, Differences):
+            return Difference(first_pass.difference(oracle, message, self.b2)), None
         x_prev, g = message
         x = x_prev - self.eta_g * g  # line 26 of the last round, as the server did
         g = local_page(
@@ -294,10 +340,16 @@ class FedPAGE:
         later = local_page(oracle, x1, x, g0, K=K - 1, eta=eta, first=b3, rest=b3)
         return LeakFreeReply((g0 + (K - 1) * later) / K, g0)
 
-    def server(self, state: State, replies: Replies[Reply | LeakFreeReply]) -> State:
+    def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Set g and move along it (lines 9, 24 and 26)."""
-        mean = replies.mean
-        g = mean.g  # lines 9, 24
+        mean, seen = replies.mean, first_pass.next_seen(state.seen, replies)
+        if isinstance(mean, PassReply):
+            share = first_pass.share_of(replies, seen)
+            g = first_pass.join(state.g, mean, share)
+        elif isinstance(mean, Difference):
+            g = state.g + mean.y
+        else:
+            g = mean.g  # lines 9, 24
         move = mean.move if isinstance(mean, LeakFreeReply) else g
         x = state.x - self.eta_g * move  # line 26
-        return State(x=x, x_prev=state.x, g=g, N=state.N)
+        return State(x=x, x_prev=state.x, g=g, seen=seen)

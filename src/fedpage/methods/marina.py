@@ -27,8 +27,17 @@ from fedpage.core.types import (
     dtype_of,
 )
 from fedpage.methods import steps
-from fedpage.methods.fedpage import FullGradient, Reply, State
+from fedpage.methods.fedpage import FullGradient, Reply
 from fedpage.methods.registry import register
+
+
+class State(NamedTuple):
+    """The model, the one before it, the estimator g and the number of clients."""
+
+    x: Vector
+    x_prev: Vector
+    g: Vector
+    N: int
 
 
 class Difference(NamedTuple):

@@ -127,7 +127,7 @@ def _replay(method: AnyMethod, messages: dict[type, type]) -> set[type]:
             reply = messages[type(call.message)]
             sizes = layout_of(reply, 2, np.dtype(np.float64)).sizes
             mean = reply(*(_REPLIES[size] for size in sizes))
-            state = method.server(state, Replies(mean, len(call.clients)))
+            state = method.server(state, Replies(mean, call.clients))
     return seen
 
 

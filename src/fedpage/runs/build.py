@@ -20,7 +20,7 @@ from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
 from fedpage.methods import METHODS, MethodEntry
-from fedpage.methods.fair import match_terms
+from fedpage.methods.fair import at_step, match_terms
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.base import Weights
 from fedpage.runs.config import (
@@ -230,7 +230,7 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K", K)), step=step)
     sizes = _step_sizes(method)
     method = _replace(entry, method, given)
-    return method if sizes & given.keys() or not given else method.with_step(step)
+    return method if sizes & given.keys() or not given else at_step(method, step)
 
 
 def _step_sizes(method: AnyMethod) -> set[str]:
@@ -238,7 +238,7 @@ def _step_sizes(method: AnyMethod) -> set[str]:
     other = method.with_step(2 * method.effective_step)
     names = dataclass_fields(type(method))
     changed = {name for name in names if getattr(other, name) != getattr(method, name)}
-    return changed | {"eta_g", "eta_l"}
+    return changed | {"eta", "eta_g", "eta_l"}
 
 
 def build_default_method(
