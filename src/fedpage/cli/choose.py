@@ -70,7 +70,7 @@ def choose(
         int, typer.Option("--fresh", help="Other seeds, on which the finalists are judged.")
     ] = 10,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Processes (default: one per core).", min=1)
+        int | None, typer.Option("--jobs", help="The most processes (default: the cores).", min=1)
     ] = None,
     out: Annotated[
         Path | None,

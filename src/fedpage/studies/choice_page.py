@@ -69,10 +69,13 @@ def write_page(
             rows,
             f"{choice.title[0].upper()}{choice.title[1:]}. Methods that the seeds do not tell "
             "apart from the first are tied (rank-sum tests of all pairs, Holm's correction, 5 %).",
+            is_text=True,
         )
     ]
     if departures:
-        tables.append(page.Table(["left the race", "methods"], departures, choice.effort))
+        tables.append(
+            page.Table(["left the race", "methods"], departures, choice.effort, is_text=True)
+        )
     axes = AXES if question.cost.name not in AXES else (question.cost.name, *AXES)
     values = [question.column, "grad_norm", "loss"]
     about = runs[0].meta

@@ -60,7 +60,8 @@ def choose(
         record_every: Rounds between records, fewer where the best method needs few rounds. Costs
             are interpolated between records.
         rounds: The most rounds of a run.
-        jobs: Processes; None uses joblib's current backend.
+        jobs: The most processes, for runs that are long enough for several; None uses joblib's
+            current backend.
         costs: Latency, bandwidth and speed, for estimated seconds.
         store: A file of finished runs, from which a race continues.
         progress: Called with the seconds that have passed, those of the budget, and a note.

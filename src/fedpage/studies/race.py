@@ -37,6 +37,8 @@ RECORDS = 10
 """The least number of records until the best method reaches the target, if rounds allow it."""
 LEAST_FRESH = 5
 """Fresh seeds that are judged whatever time is left."""
+_LONG_RUN = 0.2
+"""The mean seconds of a run from which several processes pay."""
 _GROWTH = 4.0
 """The ratio of neighbouring caps of the screen."""
 _COARSE = 4
@@ -158,7 +160,7 @@ class Race:
     """A race.
 
     Args:
-        trials: Runs and counts the trials.
+        trials: Runs and counts the trials; in one process at first.
         entrants: The methods.
         seeds: Seeds of the final.
         codecs: Whether compression is searched.
@@ -181,6 +183,7 @@ class Race:
     ) -> None:
         self._trials, self._seeds, self._progress = trials, seeds, progress
         self._begin, self._end = time.monotonic(), end
+        self._jobs, trials.jobs = trials.jobs, 1
         self._racers = [Racer(trials, entrant, codecs) for entrant in entrants]
         self._cut: list[str] = []
         self.eliminated: list[Eliminated] = []
@@ -206,6 +209,8 @@ class Race:
             self._screen()
         except SearchEnded:
             self._cut.append("the screen")
+            ran = [trial.cost for racer in self._racers for trial in racer.screened.values()]
+            self._set_limit(LIMIT * min(ran, default=math.inf))
         self._sort()
         self._check_reached()
         self._drop_equal()
@@ -255,8 +260,10 @@ class Race:
         question = self._trials.question
         cap = FIRST_ROUNDS * min(racer.entrant.round_cost(question) for racer in self._racers)
         while True:
+            began, done = time.monotonic(), self._trials.done
             for wave in range(2):  # so that a cut leaves every method with equally many steps
                 self._try([(r, point) for r in self._racers for point in _wave(r, wave)], cap)
+            self._choose_jobs(time.monotonic() - began, self._trials.done - done)
             ran = [trial for racer in self._racers for trial in racer.screened.values()]
             first = min(ran, key=lambda trial: (trial.cost, trial.rounds))
             if not math.isfinite(first.cost) and any(trial.capped for trial in ran):
@@ -268,6 +275,11 @@ class Race:
             self._trials.ask(replace(question, record_every=every))
             for racer in self._racers:
                 racer.screened.clear()
+
+    def _choose_jobs(self, seconds: float, runs: int) -> None:
+        """Use all processes from now on where runs are long; starting them takes seconds."""
+        if seconds >= _LONG_RUN * runs:
+            self._trials.jobs = self._jobs
 
     def _try(self, tasks: Sequence[tuple[Racer, Point]], cap: float) -> None:
         """Run settings on the first seed, and note how they ran, also where the time ends."""
