@@ -15,7 +15,7 @@ ROUND = [
     Edit("policy: g from a part of the clients", "Round._gather",
          "call.require_all and policy.fall_back", "False"),
     Edit("policy: divided by the called, not the arrived", "_Gathered.mean",
-         "s / self.count", "s / (self.count + len(self.missing))"),
+         "s / len(clients)", "s / (len(clients) + len(self.missing))"),
     Edit("policy: no retries", "Round._gather_chunks", "not len(missing)", "True"),
     Edit("policy: full rounds are tried for a lost client", "Round._gather_or_fall_back",
          "not missing", "True"),

@@ -191,10 +191,11 @@ def make_app_config(problem: ProblemConfig, choice: Choice, rounds: int) -> AppC
         choice: The choice.
         rounds: Rounds that a typical run takes; the app may take twice as many.
     """
+    from fedpage.data.registry import DATASETS
     from fedpage.flower.config import AppConfig
 
     question, chosen = choice.question, choice.recommended
-    is_file = Path(problem.data).exists()
+    is_file = problem.data.partition(":")[0] not in DATASETS
     return AppConfig(
         method=chosen.name,
         hyper=chosen.hyper,

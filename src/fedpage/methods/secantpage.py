@@ -232,11 +232,13 @@ class SecantPAGE:
         s2, y2, sy = dot(s, s), dot(y, y), abs(dot(s, y))
         if s2 == 0 or y2 == 0:
             return state
-        z = y / max(sy, _LEAST * (s2 * y2) ** 0.5) ** 0.5
+        z = y / max(sy, _LEAST * s2**0.5 * y2**0.5) ** 0.5
         metric = state.metric
         if state.pairs == 0:
             metric = metric.begin(self.ridge * dot(z, z))  # K = ridge |z|^2 I
         w = dot(y, metric.solve(y))
+        if not w > 0:  # too small for a number, or the run has diverged
+            return state
         beta = self.beta
         return state._replace(
             metric=metric.add(z),  # K + z z^T

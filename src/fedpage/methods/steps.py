@@ -24,7 +24,7 @@ def page_nonconvex(
 ) -> float:
     """Return eta_g of Theorem 1 (K = 1): 1/(L (1 + sqrt((1-p)/(pS)))).
 
-    The paper prints 2pS instead of pS.
+    The paper prints 2pS instead of pS, a step at which PAGE can diverge.
 
     >>> page_nonconvex(L=2.0, N=100, S=10, p=0.1)
     0.25658...
@@ -39,8 +39,9 @@ def fedpage_nonconvex(
 ) -> tuple[float, float]:
     """Return eta_g and eta_l of Theorem 2.
 
-    eta_g = 1/(L (1 + sqrt(3(1-p/3)/(pS)))), where the paper prints 2pS instead of pS,
-    and eta_l = sqrt(2) p/(24 sqrt(S) K L).
+    eta_g = 1/(L (1 + sqrt(3(1-p/3)/(pS)))), where the paper prints 2pS instead of pS
+    (its proof does not cover that step where 3(1-p/3) > 2pS), and
+    eta_l = sqrt(2) p/(24 sqrt(S) K L).
 
     >>> steps = fedpage_nonconvex(L=14.0, N=3250, S=10, K=10, p=10 / 3250)
     >>> [round(1000 * eta, 4) for eta in steps]
@@ -49,6 +50,39 @@ def fedpage_nonconvex(
     check_variant(variant)
     c = 3 * (1 - p / 3) / ((2 if variant == "printed" else 1) * p * S)
     return 1 / (L * (1 + math.sqrt(c))), math.sqrt(2) * p / (24 * math.sqrt(S) * K * L)
+
+
+def page_strongly_convex(L: float, mu: float, S: int, p: float) -> float:
+    """Return eta_g of PAGE for a mu-strongly convex f (docs/theory.md).
+
+    It is the smaller of 1/(L (1 + sqrt(2(1-p)/(pS)))) and p/(2 mu), or 1/L where p = 1.
+
+    >>> page_strongly_convex(L=2.0, mu=0.1, S=10, p=0.1)
+    0.21352...
+    """
+    check_strong_convexity(L, mu)
+    if p == 1:
+        return 1 / L
+    return min(1 / (L * (1 + math.sqrt(2 * (1 - p) / (p * S)))), p / (2 * mu))
+
+
+def fedpage_strongly_convex(
+    L: float, mu: float, S: int, K: int, p: float
+) -> tuple[float, float]:
+    """Return eta_g and eta_l of FedPAGE for a mu-strongly convex f (docs/theory.md).
+
+    eta_g is the smaller of 1/(L (1 + 2 sqrt((1 - 5p/12)/(pS)))) and p/(4 mu), and
+    eta_l = p/(24 sqrt(S) K L).
+    """
+    check_strong_convexity(L, mu)
+    eta_g = min(1 / (L * (1 + 2 * math.sqrt((1 - 5 * p / 12) / (p * S)))), p / (4 * mu))
+    return eta_g, p / (24 * math.sqrt(S) * K * L)
+
+
+def check_strong_convexity(L: float, mu: float) -> None:
+    """Check that 0 < mu <= L."""
+    if not 0 < mu <= L:
+        raise InputError(f"mu must be above 0 and at most L={L:g}, not {mu!r}")
 
 
 def nonconvex_batches(

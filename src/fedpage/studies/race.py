@@ -20,6 +20,7 @@ from fedpage.codecs import as_codec
 from fedpage.core.columns import describe_column
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod
+from fedpage.runs import build
 from fedpage.studies.choice import Eliminated, Finalist
 from fedpage.studies.entrants import Entrant
 from fedpage.studies.judge import Judgement, ranking
@@ -35,6 +36,8 @@ FIRST_ROUNDS = 30
 """Rounds of the method with the cheapest rounds that the first cap of the screen pays for."""
 RECORDS = 10
 """The least number of records until the best method reaches the target, if rounds allow it."""
+DEFAULTS = 0.1
+"""The least share of the cost that tuning must save, or a method keeps its defaults."""
 LEAST_FRESH = 5
 """Fresh seeds that are judged whatever time is left."""
 _LONG_RUN = 0.2
@@ -73,8 +76,8 @@ class Stage:
 SCREEN_UNTIL = 0.3
 """The share of the time budget at which the screen must end."""
 STAGES = (
-    Stage("first round", 16, 1, 2, 0.5),
-    Stage("second round", 8, 3, 2, 0.7),
+    Stage("first round", 12, 2, 1, 0.5),
+    Stage("second round", 6, 3, 2, 0.65),
     Stage("final", 4, None, None, 0.85),
 )
 """The rounds of the race after the screen."""
@@ -123,6 +126,13 @@ class Racer:
     def next_step(self) -> Point | None:
         """Return the settings with a step beyond the best of the screen, if it is at an end."""
         return self.search.beyond(self._first(), list(self.screened)) if self.screened else None
+
+    def prefer_defaults(self) -> None:
+        """Return to the defaults of the method, codecs aside, unless tuning saves enough."""
+        start = self.waves[0][0]
+        words = build.hyper_words(self.search.candidate(start))
+        if self.search.leader not in (None, start) and words.keys() <= {"up", "down"}:
+            self.search.prefer(start, DEFAULTS)
 
     def measure(self) -> None:
         """Compute the medians of the best settings over the seeds that they have run on."""
@@ -301,6 +311,9 @@ class Race:
         while (stage.moves is None or moves < stage.moves) and searches:
             searches = [search for search in searches if search.improve()]
             moves += 1
+        if stage.moves is None:
+            for racer in self._racers:
+                racer.prefer_defaults()
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""

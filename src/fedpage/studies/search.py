@@ -49,6 +49,8 @@ _LEVELS = ((1, 0.15), (3, 0.03))
 """Seeds of a level, and the mean of log ratios to the leader above which a neighbour is left."""
 _FEW = 3
 """Seeds of a comparison while moves are long."""
+_LONGEST = 4
+"""Places of the longest moves, a factor of 16 on most axes; then 2, then 1."""
 _STEP_MOVE = 2
 """Places on the axis of the effective step by which it moves together with another one."""
 
@@ -340,7 +342,7 @@ class Search:
         self._built: dict[Point, Candidate | None] = {}
         self._tried: dict[Point, int] = {}
         self._led: set[Point] = set()
-        self._strides = [2 if axis.ordered else 1 for axis in self._list]
+        self._stride = _LONGEST
         self.leader: Point | None = None
         self.is_enclosed = False
         self._design = list(self._first_design() if design is None else design)
@@ -502,11 +504,13 @@ class Search:
         if self.is_enclosed:
             return False
         assert self.leader is not None
-        if self._move(self._neighbours(self._strides), combine=True):
+        if self._move(self._neighbours(self._stride), combine=True):
             return True
-        if max(self._strides, default=1) > 1:
-            self._strides, self._level = [1] * len(self._strides), self.seeds
-            self._lead(self.leader)
+        if self._stride > 1:
+            self._stride //= 2
+            if self._stride == 1:
+                self._level = self.seeds
+                self._lead(self.leader)
             return True
         if self._move(self._diagonals(), combine=False):
             return True
@@ -525,24 +529,38 @@ class Search:
             pass
 
     def use_seeds(self, seeds: int) -> None:
-        """Compare on more seeds from now on; the leader runs on them, up to the equal limit.
+        """Compare on this many seeds from now on, and let the earlier leaders compete again.
 
         Raises:
             SearchEnded: The runs or the time are used up.
         """
-        self.is_enclosed = self.is_enclosed and seeds == self.seeds
-        is_fine = max(self._strides, default=1) == 1
-        self.seeds, self._level = seeds, seeds if is_fine else min(_FEW, seeds)
+        is_new = seeds != self.seeds
+        self.is_enclosed = self.is_enclosed and not is_new
+        self.seeds, self._level = seeds, seeds if self._stride == 1 else min(_FEW, seeds)
         if self.leader is None:
             self.start()
-        else:
-            self._lead(self.leader)
+            return
+        self._lead(self.leader)
+        if is_new:
+            self._run(sorted(self._led), range(self._level), self._caps())
+            ratios = {point: self.compare(point, self._level) for point in sorted(self._led)}
+            self._lead(min(ratios, key=ratios.__getitem__))
 
-    def _neighbours(self, strides: Sequence[int]) -> dict[Point, int]:
+    def prefer(self, point: Point, gain: float) -> None:
+        """Return to a point unless the leader costs less than it by at least this share.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        self._run([point], range(self._level), self._caps())
+        if self.compare(point, self._level) < -math.log(1 - gain):
+            self._lead(point)
+
+    def _neighbours(self, stride: int) -> dict[Point, int]:
         """Return the leader's neighbours with the number of the axis on which each differs."""
         assert self.leader is not None
         found: dict[Point, int] = {}
-        for number, (axis, stride) in enumerate(zip(self._list, strides, strict=True)):
+        for number, axis in enumerate(self._list):
             for place in axis.neighbours(self.leader[number], stride):
                 found[self._at(self.leader, number, place)] = number
         return found
@@ -552,7 +570,7 @@ class Search:
         if "step" not in self.axes:
             return {}
         step = list(self.axes).index("step")
-        near = self._neighbours([1] * len(self._list))
+        near = self._neighbours(1)
         moved = {
             self._moved(point, "step", by): number
             for point, number in near.items()

@@ -7,6 +7,7 @@ from fedpage.theory.constants import (
     heterogeneity,
     local_smoothness,
     reference,
+    strong_convexity,
     variance,
 )
 from fedpage.theory.steps import (
@@ -17,6 +18,8 @@ from fedpage.theory.steps import (
     nonconvex_fedpage,
     nonconvex_page,
     scaffold_steps,
+    strongly_convex_fedpage,
+    strongly_convex_page,
 )
 from fedpage.theory.tables import TABLE, Entry, Setting, convex_case
 
@@ -38,5 +41,8 @@ __all__ = [
     "nonconvex_page",
     "reference",
     "scaffold_steps",
+    "strong_convexity",
+    "strongly_convex_fedpage",
+    "strongly_convex_page",
     "variance",
 ]

@@ -1,8 +1,8 @@
 """Estimate the theorems' constants from a problem: smoothness, variance, dissimilarity, distance.
 
-Only the smoothness is a true bound. Variance and dissimilarity are suprema over all x, which cannot
-be computed. The functions here return their values at given points, which are shown as
-estimates.
+Only the smoothness and the strong convexity are true bounds. Variance and dissimilarity are
+suprema over all x, which cannot be computed. The functions here return their values at given
+points, which are shown as estimates.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedpage.core.types import (
     dtype_of,
 )
 from fedpage.problems.base import power_of_two
+from fedpage.problems.glm import LinearModel
 from fedpage.problems.quadratic import Quadratic
 
 _DENSE = 3e7
@@ -57,6 +58,8 @@ class Constants(NamedTuple):
     """|x0 - x*|^2, with x* from the reference solver."""
     convex: bool
     """Whether f is known to be convex."""
+    mu: float
+    """Strong convexity of every f_i, and so of f; 0 where it is not known."""
 
 
 class Reference(NamedTuple):
@@ -261,6 +264,30 @@ def _power_dissimilarity(problem: Problem, x: Vector, iterations: int, tolerance
     return top
 
 
+def strong_convexity(problem: Problem) -> float:
+    """Compute a mu for which every f_i, and so f, is mu-strongly convex.
+
+    A convex loss with an l2 regulariser has its weight alpha; a quadratic has the smallest
+    eigenvalue of the clients' matrices.
+
+    Args:
+        problem: The problem.
+
+    Returns:
+        mu; 0 where none is known.
+
+    >>> import fedpage as fp
+    >>> strong_convexity(fp.Quadratic(np.array([[[1.0]], [[2.0]]]), np.zeros((2, 1, 1))))
+    1.0
+    """
+    if isinstance(problem, Quadratic):
+        smallest = np.linalg.eigvalsh(problem.A)[:, 0] * problem._scale
+        return max(float(smallest.min()), 0.0)
+    if isinstance(problem, LinearModel) and problem.convex and problem.reg == "l2":
+        return float(problem.alpha * problem._scale.min())
+    return 0.0
+
+
 def local_smoothness(
     problem: Problem, x: Vector, *, iterations: int = 100, tolerance: float = 1e-6
 ) -> float:
@@ -332,4 +359,5 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
         D0=max(problem.loss(start) - best.loss, 0.0),
         R2=float(((start - best.x) ** 2).sum()),
         convex=isinstance(problem, HasConvexity) and bool(problem.convex),
+        mu=strong_convexity(problem),
     )

@@ -1,8 +1,8 @@
 """Compute what each theorem gives: a method's hyper-parameters and the rounds that it guarantees.
 
 The theorems hide constants in O(...). The constants here are explicit: they are read off the last
-lines of the proofs (docs/theory.md shows where), so that `rounds` is a bound. All bounds are on the
-mean over rounds.
+lines of the proofs (docs/theory.md shows where), so that `rounds` is a bound. Bounds are on the
+mean over rounds, except for the strongly convex theorems, which bound the last round.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
 from fedpage.methods.steps import (
     check_variant,
     fedpage_nonconvex,
+    fedpage_strongly_convex,
     nonconvex_batches,
     page_nonconvex,
+    page_strongly_convex,
 )
 from fedpage.theory.tables import check_range
 
@@ -29,7 +31,8 @@ class Tuned:
     Attributes:
         method: The method.
         rounds: Rounds after which the mean over rounds is at most epsilon: of the gradient norm,
-            or of f(x) - f* in the convex case.
+            or of f(x) - f* in the convex case. In the strongly convex case f(x) - f* of the last
+            round is. NaN where no proof covers the printed constants.
         theorem: The theorem's name.
         variant: "corrected", or "printed" for the constants that the paper prints.
     """
@@ -64,7 +67,8 @@ def nonconvex_page(
 ) -> Tuned:
     """Tune PAGE (K = 1) for a nonconvex f by Theorem 1.
 
-    The proof gives: sum of E|grad f(x^r)|^2 <= 2 D0/eta_g, hence R = 2 D0/(eta_g epsilon^2).
+    The proof gives: sum of E|grad f(x^r)|^2 <= 2 D0/eta_g, hence R = 2 D0/(eta_g epsilon^2). The
+    printed step is covered only where (1-p)/(pS) <= 2, and can diverge elsewhere.
 
     Args:
         L: Average smoothness of the f_i (Assumption 2).
@@ -75,7 +79,7 @@ def nonconvex_page(
         variant: "corrected" or "printed".
 
     Returns:
-        PAGE with its step, and R.
+        PAGE with its step, and R (NaN for a printed step that the proof does not cover).
 
     Raises:
         InputError: A constant is out of range.
@@ -86,7 +90,9 @@ def nonconvex_page(
     """
     p = _check_constants(N, S, epsilon, L=L, D0=D0)
     eta_g = page_nonconvex(L, N, S, p, variant)
-    return Tuned(PAGE(S=S, eta_g=eta_g, p=p), 2 * D0 / (eta_g * epsilon**2), "Theorem 1", variant)
+    is_covered = variant == "corrected" or (1 - p) / (p * S) <= 2
+    rounds = 2 * D0 / (eta_g * epsilon**2) if is_covered else math.nan
+    return Tuned(PAGE(S=S, eta_g=eta_g, p=p), rounds, "Theorem 1", variant)
 
 
 def nonconvex_fedpage(
@@ -105,7 +111,8 @@ def nonconvex_fedpage(
 
     With full minibatches (sigma2 = 0, or both b >= M) the proof's last line gives
     R = 4 D0/(eta_g epsilon^2). With smaller ones its error terms leave
-    R = 16 D0/(eta_g epsilon^2) + 1.
+    R = 16 D0/(eta_g epsilon^2) + 1. The proof covers the printed step only where
+    3(1-p/3)/(2pS) <= 1.
 
     Args:
         L: Smoothness of every f_ij (Assumption 1).
@@ -119,7 +126,8 @@ def nonconvex_fedpage(
         variant: "corrected" or "printed".
 
     Returns:
-        FedPAGE with its steps and minibatches, and R.
+        FedPAGE with its steps and minibatches, and R (NaN for a printed step that the proof does
+        not cover).
 
     Raises:
         InputError: A constant is out of range.
@@ -131,9 +139,10 @@ def nonconvex_fedpage(
     eta_g, eta_l = fedpage_nonconvex(L, N, S, K, p, variant)
     b1, b2 = _at_most(nonconvex_batches(sigma2, epsilon, S, p), M)
     method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p, b1=b1, b2=b2)
-    full = b1 is None and b2 is None
-    rounds = 4 * D0 / (eta_g * epsilon**2) if full else 16 * D0 / (eta_g * epsilon**2) + 1
-    return Tuned(method, rounds, "Theorem 2", variant)
+    is_full = b1 is None and b2 is None
+    rounds = 4 * D0 / (eta_g * epsilon**2) if is_full else 16 * D0 / (eta_g * epsilon**2) + 1
+    is_covered = variant == "corrected" or 3 * (1 - p / 3) / (2 * p * S) <= 1
+    return Tuned(method, rounds if is_covered else math.nan, "Theorem 2", variant)
 
 
 def _at_most(
@@ -154,7 +163,9 @@ def convex_page(*, L: float, N: int, S: int, R2: float, epsilon: float) -> Tuned
 
     eta_g is the largest with w <= 0 in the proof: 1/(L c), where
     c = (1 + 1/sqrt(Sp)) + (1-p)/(p^1.5 sqrt(S) (1+delta)) + (1-p)/sqrt(pS)
-    + (1-p)^2/(p (1+delta) sqrt(pS)). Then R = (1/(2 eta_g) + L delta/2) R2/epsilon.
+    + (1-p)^2/(p (1+delta) sqrt(pS)). Then R = (1/(2 eta_g) + L delta/2) R2/epsilon, which is at
+    most (1/2 + 5/2 N^(3/4)/S) L R2/epsilon (ours: better than the paper's order where
+    S > sqrt(N)).
 
     Args:
         L: Average smoothness of the f_i (Assumption 2).
@@ -193,10 +204,11 @@ def convex_fedpage(
     """Tune FedPAGE for a convex f by Theorem 4.
 
     The paper leaves eta_g and eta_l to "a small constant". Here they are the largest that satisfy
-    the inequalities at the end of the proof, with the factors of L and p that the text omits
-    (docs/theory.md). eta_g is then reduced by a tenth, so that eta_l can be positive.
-    R = ((2 delta + 1) (f(x0) - f*) + 2 R2/eta_g)/epsilon with full minibatches and 16/9 of that
-    with smaller ones, where f(x0) - f* <= L R2/2. eta_l depends on R, as in the paper.
+    the inequalities at the end of the proof, with the factors of L and p that the text omits and
+    with c' = 4 R eta_g/p, where the paper has 2 R eta_g/p (docs/theory.md). eta_g is then reduced
+    by a tenth, so that eta_l can be positive. R = ((2 delta + 1) (f(x0) - f*) + 4 R2/(3 eta_g))
+    /epsilon with full minibatches and 16/9 of that with smaller ones, where
+    f(x0) - f* <= L R2/2. eta_l depends on R, as in the paper.
 
     Args:
         L: Smoothness of every f_ij (Assumption 1).
@@ -211,7 +223,8 @@ def convex_fedpage(
             need.
 
     Returns:
-        FedPAGE with its steps and minibatches, and R.
+        FedPAGE with its steps and minibatches, and R (NaN for printed minibatches that are
+        smaller than the inequalities need).
 
     Raises:
         InputError: A constant is out of range.
@@ -221,58 +234,76 @@ def convex_fedpage(
     check_variant(variant)
     if isinstance(K, bool) or K < 1:
         raise InputError(f"K must be a whole number of at least 1, not {K!r}")
-    delta = _delta(N, S)
-    unit = (1 + delta) * p / (L * (1 + math.sqrt(1 / (S * p))))  # the theorem's order of eta_g
-
-    def holds(eta_g: float, local: float, T: float) -> bool:
-        """Check the proof's inequalities; local = 12 K^2 L^2 eta_l^2 T, c' = 2 T eta_g/p."""
-        w1, w2 = _weights(L, S, p, delta, eta_g, local)
-        noise = p * eta_g / (16 * w1)  # of the minibatches, in units of epsilon; see below
-        drift = local * 2 * eta_g**2 / p**2
-        return (
-            (1 + delta) * w2 + 3 * (1 - p / 3) * L**2 / (p * S) * w1 <= 0
-            and drift * S * noise / 6 <= eta_g / 16
-            and drift + 12 * local / T * w1 / p**2 <= eta_g / (4 * L)
-        )
-
-    eta_g = 0.9 * _largest(lambda eta: eta == 0 or holds(eta, 0.0, 1.0), unit)
-    gap = L * R2 / 2
-    full = sigma2 == 0
-    rounds = ((2 * delta + 1) * gap + 2 * R2 / eta_g) / epsilon * (1 if full else 16 / 9)
-    rounds = max(rounds, 1 / (3 * p), 1.0)  # so that the first round's error averages out
-    local = _largest(lambda value: holds(eta_g, value, rounds), 1.0)
-    eta_l = math.sqrt(local / (12 * rounds)) / (K * L)  # S/(N^(5/4) K L sqrt(R)) up to the constant
-    # the lemma of Theorem 2, which this proof uses too
-    eta_l = min(eta_l, math.sqrt(2) * p / (24 * math.sqrt(S) * K * L))
-    batches: tuple[int | None, int | None] = (None, None)
-    if not full and variant == "printed":
+    proof = _ConvexProof(L=L, S=S, p=p, delta=_delta(N, S))
+    eta_g = 0.9 * proof.largest_step()
+    is_full = sigma2 == 0
+    rounds = ((2 * proof.delta + 1) * L * R2 / 2 + 4 * R2 / (3 * eta_g)) / epsilon
+    rounds = max(rounds if is_full else 16 / 9 * rounds, 1 / (3 * p), 1.0)
+    T = math.ceil(rounds)
+    local = _largest(lambda value: proof.holds(eta_g, value, T), 1.0)
+    # The last term is the condition of a lemma of Theorem 2, which this proof uses too.
+    eta_l = min(math.sqrt(local / (12 * T)), math.sqrt(2) * p / (24 * math.sqrt(S))) / (K * L)
+    noise = epsilon * proof.noise(eta_g, local)
+    needed = (
+        math.ceil(3 * p * sigma2 / (N * noise)),  # a third of the noise
+        math.ceil(1.5 * (4 - 11 * p / 6) * sigma2 / (S * noise)),
+    )
+    batches: tuple[int | None, int | None] = (None, None) if is_full else needed
+    if not is_full and variant == "printed":
         batches = (
             math.ceil(24 * sigma2 / (math.sqrt(p * S) * epsilon)),
             math.ceil(48 * sigma2 / (p**1.5 * math.sqrt(S) * epsilon)),
         )
-    elif not full:
-        # (3/p) noise w1 (T + 1/(3p)) <= 3 eta_g epsilon T/8: b1 gets a third of the noise
-        w1, _ = _weights(L, S, p, delta, eta_g, local)
-        noise = p * eta_g * epsilon / (16 * w1)
-        batches = (
-            math.ceil(3 * p * sigma2 / (N * noise)),
-            math.ceil(1.5 * (4 * (1 - p / 2) + p / 6) * sigma2 / (S * noise)),
-        )
     b1, b2 = _at_most(batches, M)
+    is_covered = all(b is None or b >= least for b, least in zip((b1, b2), needed, strict=True))
     method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p, b1=b1, b2=b2)
-    return Tuned(method, rounds, "Theorem 4", variant)
+    return Tuned(method, rounds if is_covered else math.nan, "Theorem 4", variant)
 
 
-def _weights(
-    L: float, S: int, p: float, delta: float, eta_g: float, local: float
-) -> tuple[float, float]:
-    """Compute w_1 and w_2 of Theorem 4's proof, with lambda = 1/sqrt(Sp) and c = sqrt(Sp)/L."""
-    lam, c = 1 / math.sqrt(S * p), math.sqrt(S * p) / L
-    drift = local * 2 * eta_g**2 / p**2  # 12 K^2 L^2 eta_l^2 (c' eta_g/(2p) + T eta_g^2/p^2)
-    w1 = eta_g * (1 + delta) / (2 * L * lam) + c * eta_g / (2 * p) + eta_g * c / (2 * p) + drift
-    w2 = (L * eta_g * (lam + 1) - 1) / 2
-    w2 += (eta_g / (2 * c * p) + 0.5 + eta_g / (2 * p * c) + drift * L**2) / (1 + delta)
-    return w1, w2
+@dataclass(frozen=True)
+class _ConvexProof:
+    """The inequalities of Theorem 4's proof, with c' = 4 T eta_g/p (docs/theory.md).
+
+    In the methods below, local is 12 K^2 L^2 eta_l^2 T.
+    """
+
+    L: float
+    S: int
+    p: float
+    delta: float
+
+    def largest_step(self) -> float:
+        """Return the largest eta_g that satisfies the first inequality at eta_l = 0."""
+        p, lam = self.p, 1 / math.sqrt(self.S * self.p)
+        movement = (1 + self.delta) * (lam + 1) / 2 + 2 * lam / (3 * p)
+        error = (3 - p) * ((1 + self.delta) * lam / 2 + 2 * lam / (3 * p))
+        return ((1 + self.delta) / 2 - 1 / 6) / (self.L * (movement + error))
+
+    def drift(self, eta_g: float, local: float) -> float:
+        """Return the weight of the local steps' error: local 8 eta_g^2/(3 p^2)."""
+        return local * 8 * eta_g**2 / (3 * self.p**2)
+
+    def weights(self, eta_g: float, local: float) -> tuple[float, float]:
+        """Return w_1 and (1 + delta) w_2, with lambda = 1/sqrt(Sp) and c = sqrt(Sp)/L."""
+        L, p, lam, drift = self.L, self.p, 1 / math.sqrt(self.S * self.p), self.drift(eta_g, local)
+        c = 1 / (L * lam)
+        w1 = eta_g * (1 + self.delta) / (2 * L * lam) + 2 * c * eta_g / (3 * p) + drift
+        w2 = (1 + self.delta) * (L * eta_g * (lam + 1) - 1) / 2
+        return w1, w2 + 2 * eta_g / (3 * c * p) + 1 / 6 + drift * L**2
+
+    def noise(self, eta_g: float, local: float) -> float:
+        """Return what the minibatches may add to E|g - grad f|^2 in a round, over epsilon."""
+        return self.p * eta_g / (32 * self.weights(eta_g, local)[0])
+
+    def holds(self, eta_g: float, local: float, T: int) -> bool:
+        """Check whether the inequalities hold."""
+        L, S, p = self.L, self.S, self.p
+        (w1, w2), drift = self.weights(eta_g, local), self.drift(eta_g, local)
+        return (
+            w2 + (3 - p) * L**2 / (p * S) * w1 <= 0
+            and drift * S * self.noise(eta_g, local) * (2 / 3) / (4 - 11 * p / 6) <= eta_g / 32
+            and drift + 12 * local / T * w1 / p**2 <= eta_g / (4 * L)
+        )
 
 
 def _largest(holds: Callable[[float], bool], scale: float) -> float:
@@ -286,12 +317,85 @@ def _largest(holds: Callable[[float], bool], scale: float) -> float:
     return low
 
 
+def strongly_convex_page(
+    *, L: float, mu: float, N: int, S: int, D0: float, epsilon: float
+) -> Tuned:
+    """Tune PAGE for an f that is strongly convex, or satisfies the Polyak-Lojasiewicz condition.
+
+    With eta_g = min(1/(L (1 + sqrt(2(1-p)/(pS)))), p/(2 mu)), E f(x^R) - f* is at most
+    (1 - mu eta_g)^R D0 (docs/theory.md has the proof; Li et al. 2021 have such a theorem).
+
+    Args:
+        L: Average smoothness of the f_i (Assumption 2).
+        mu: Strong convexity of f; or |grad f|^2 >= 2 mu (f - f*). At most L.
+        N: Clients.
+        S: Clients sampled in a round.
+        D0: f(x0) - f*.
+        epsilon: Bound of E f(x^R) - f*. For a gradient norm e, take e^2/(2L).
+
+    Returns:
+        PAGE with its step, and R.
+
+    Raises:
+        InputError: A constant is out of range.
+
+    >>> tuned = strongly_convex_page(L=1.0, mu=0.01, N=100, S=100, D0=1.0, epsilon=0.01)
+    >>> tuned.method.eta_g, round(tuned.rounds, 3)  # gradient descent: log 100/-log 0.99
+    (1.0, 458.211)
+    """
+    p = _check_constants(N, S, epsilon, L=L, mu=mu, D0=D0)
+    eta_g = page_strongly_convex(L, mu, S, p)
+    rounds = _linear_rounds(mu * eta_g, D0 / epsilon)
+    return Tuned(PAGE(S=S, eta_g=eta_g, p=p), rounds, "strongly convex PAGE", "corrected")
+
+
+def strongly_convex_fedpage(
+    *, L: float, mu: float, N: int, S: int, K: int, D0: float, epsilon: float
+) -> Tuned:
+    """Tune FedPAGE for an f that is strongly convex, or satisfies the Polyak-Lojasiewicz condition.
+
+    With full minibatches b1 and b2, eta_l = p/(24 sqrt(S) K L) and
+    eta_g = min(1/(L (1 + 2 sqrt((1 - 5p/12)/(pS)))), p/(4 mu)), E f(x^R) - f* is at most
+    (1 - 2 mu eta_g/3)^R D0. The theorem is ours, from the lemmas of Theorem 2 (docs/theory.md).
+
+    Args:
+        L: Smoothness of every f_ij (Assumption 1).
+        mu: Strong convexity of f; or |grad f|^2 >= 2 mu (f - f*). At most L.
+        N: Clients.
+        S: Clients sampled in a round.
+        K: Local steps.
+        D0: f(x0) - f*.
+        epsilon: Bound of E f(x^R) - f*. For a gradient norm e, take e^2/(2L).
+
+    Returns:
+        FedPAGE with its steps, and R.
+
+    Raises:
+        InputError: A constant is out of range.
+    """
+    p = _check_constants(N, S, epsilon, L=L, mu=mu, D0=D0)
+    if isinstance(K, bool) or K < 1:
+        raise InputError(f"K must be a whole number of at least 1, not {K!r}")
+    eta_g, eta_l = fedpage_strongly_convex(L, mu, S, K, p)
+    rounds = _linear_rounds(2 * mu * eta_g / 3, D0 / epsilon)
+    method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p)
+    return Tuned(method, rounds, "strongly convex FedPAGE", "corrected")
+
+
+def _linear_rounds(rate: float, factor: float) -> float:
+    """Return the rounds in which (1 - rate)^R falls below 1/factor, at least 1."""
+    if rate >= 1:
+        return 1.0
+    return max(1.0, math.log(factor) / -math.log1p(-rate))
+
+
 def scaffold_steps(
     *, L: float, N: int, S: int, K: int, convex: bool, eta_g: float = 1.0
 ) -> SCAFFOLD:
     """Tune SCAFFOLD by Karimireddy et al. 2020, Theorem III, with its largest steps.
 
-    K eta_g eta_l is 1/(81 L) for a convex f and (S/N)^(2/3)/(24 L) otherwise.
+    K eta_g eta_l is 1/(81 L) for a convex f and (S/N)^(2/3)/(24 L) otherwise. These constants
+    are quoted; their proofs were not checked.
 
     Args:
         L: Smoothness of the rows.
@@ -317,7 +421,8 @@ def fedavg_steps(
 ) -> FedAvg:
     """Tune FedAvg by Karimireddy et al. 2020, Theorem V, with its largest steps.
 
-    K eta_g eta_l is 1/(6 (1 + B^2) L) for a convex f and 1/(8 (1 + B^2) L) otherwise.
+    K eta_g eta_l is 1/(6 (1 + B^2) L) for a convex f and 1/(8 (1 + B^2) L) otherwise. These
+    constants are quoted; their proofs were not checked.
 
     Args:
         L: Smoothness of the rows.

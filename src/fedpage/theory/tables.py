@@ -223,14 +223,17 @@ TABLE: tuple[Entry, ...] = (
         lambda s: (
             s.scaled_gap
             * (
-                s.G**2 * s.N * s.K / s.epsilon**2 / _scale(s)
+                s.G**2 * s.N * s.K / s.epsilon**2 / s.scaled_gap
                 + s.sigma**2 / (s.N * s.K * s.epsilon**4)
             )
         ),
         None,
         lambda s: (
             s.scaled_gap
-            * (s.G**2 * s.N * s.K**2 / s.epsilon**2 / _scale(s) + s.sigma**2 / (s.N * s.epsilon**4))
+            * (
+                s.G**2 * s.N * s.K**2 / s.epsilon**2 / s.scaled_gap
+                + s.sigma**2 / (s.N * s.epsilon**4)
+            )
         ),
         all_clients=True,
     ),
@@ -301,10 +304,7 @@ TABLE: tuple[Entry, ...] = (
         "smooth, BV",
         _fedpage_convex,
         _fedpage_nonconvex,
-        _work(
-            _fedpage_convex,
-            lambda s: s.N**1.5 * s.sigma**2 / (s.S * s.epsilon**2) / _scale(s, convex=True),
-        ),
+        _work(_fedpage_convex, lambda s: s.N**1.5 * s.sigma**2 * s.R2 / (s.S * s.epsilon**2)),
         _work(_fedpage_nonconvex, lambda s: s.N * s.sigma**2 / (s.S * s.epsilon**2)),
     ),
     Entry(
@@ -319,11 +319,6 @@ TABLE: tuple[Entry, ...] = (
 )
 """Every row of Tables 1 and 2, in the paper's order. FedPAGE's second row occurs twice: as the
 paper prints it, and as its b2 gives it."""
-
-
-def _scale(s: Setting, convex: bool = False) -> float:
-    """Return the factor that makes two terms pure numbers, whose units do not match as printed."""
-    return s.L**2 * s.R2 if convex else s.L * s.D0
 
 
 # Methods that are not in the paper's tables. Rounds are exchanges: a method that calls its clients
