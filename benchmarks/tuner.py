@@ -148,9 +148,7 @@ class Contest:
 
 
 def mushrooms() -> Any:
-    return build.build_problem(
-        ProblemConfig("mushrooms", 100, "logistic-l2", "dirichlet:0.3")
-    )
+    return build.build_problem(ProblemConfig("mushrooms", 100, "logistic-l2", "dirichlet:0.3"))
 
 
 def a9a() -> Any:
@@ -209,7 +207,12 @@ class Box:
 
 
 def propose(
-    kind: str, question: Question, problem: Any, method: Any, axes: Mapping[str, Axis], runs: int,
+    kind: str,
+    question: Question,
+    problem: Any,
+    method: Any,
+    axes: Mapping[str, Axis],
+    runs: int,
     seed: int,
 ) -> tuple[Any, int]:
     """Search by random or by Optuna's proposals until they have taken at least `runs` runs."""
@@ -266,9 +269,7 @@ def compare(repeats: int, only: str) -> None:
         for kind in ("random", "optuna"):
             for seed in range(repeats):
                 began = time.perf_counter()
-                winner, runs = propose(
-                    kind, question, problem, method, axes, found.runs - 20, seed
-                )
+                winner, runs = propose(kind, question, problem, method, axes, found.runs - 20, seed)
                 judged = None
                 if winner is not None:
                     final = Trials(problem, question).run(
@@ -279,7 +280,11 @@ def compare(repeats: int, only: str) -> None:
 
 
 def line(
-    contest: Contest, axes: Mapping[str, Axis], way: str, runs: int, judged: Judgement | None,
+    contest: Contest,
+    axes: Mapping[str, Axis],
+    way: str,
+    runs: int,
+    judged: Judgement | None,
     began: float,
 ) -> None:
     text = "nothing" if judged is None else judged.text("B")

@@ -26,7 +26,7 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import print_summary, write_reports
+from fedpage.cli.output import print_judgements, print_summary, write_reports
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to_table
@@ -107,19 +107,21 @@ def execute(
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
         text = toml.dumps({"format": 1, "command": to_table(command)})
         put(out / "compare.toml", text.encode("utf-8"))
+    seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):
         runs = sweep(
             problem,
             methods,
             rounds=config.rounds,
-            seeds=config.seeds,
+            seeds=seeds,
             record_every=config.record_every,
             jobs=jobs,
             out=out / "runs",
             options=options,
         )
     print_summary(runs, config.target, cost)
-    for history, name in zip(runs, run_names(methods, range(config.seeds)), strict=True):
+    print_judgements(runs, config.target, cost)
+    for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = (
         f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "

@@ -44,7 +44,9 @@ def demo(
     ]
     prepare_out(out, force or out == _OUT)  # its own directory is written again
     shutil.rmtree(out / "runs", ignore_errors=True)
-    runs = sweep(problem, methods, rounds=rounds, seeds=seeds, record_every=10, out=out / "runs")
+    runs = sweep(
+        problem, methods, rounds=rounds, seeds=range(seeds), record_every=10, out=out / "runs"
+    )
     print_summary(runs, _TARGET)
     write_reports(runs, out, "FedPAGE, SCAFFOLD and FedAvg on synthetic census data", _TARGET)
     print(_next_steps())

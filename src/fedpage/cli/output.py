@@ -72,6 +72,27 @@ def print_summary(runs: Sequence[History], target: Target, cost: str = "bytes") 
     screen.print(table)
 
 
+def print_judgements(runs: Sequence[History], target: Target, cost: str) -> None:
+    """Print each method's cost to the target: median, its interval, and the seeds that reached it.
+
+    Args:
+        runs: The runs of one or more methods.
+        target: The column and the value to reach.
+        cost: The cost.
+    """
+    from fedpage.core.columns import Cost
+    from fedpage.runs.history import by_method
+    from fedpage.studies.judge import Judgement
+
+    column = Cost.parse(cost).column
+    print(f"{column.label.capitalize()} to {target}, interpolated between records:")
+    for label, group in by_method(runs).items():
+        costs = tuple(
+            run.cost_to(target.column, target.value, cost, interpolate=True) for run in group
+        )
+        print(f"  {label}: {Judgement(costs).text(column.unit)}")
+
+
 def _width(heading: str, cells: Sequence[str]) -> int:
     """Return the width of a column whose heading is broken into words."""
     return max(len(word) for word in [*heading.split(), *cells])

@@ -17,13 +17,13 @@ def sweep(
     methods: Sequence[AnyMethod],
     *,
     rounds: int,
-    seeds: int,
+    seeds: Sequence[int],
     record_every: int,
     out: Path,
     jobs: int = 1,
     options: RunOptions | None = None,
 ) -> list[History]:
-    """Run every method with the seeds 0, 1, ..., each run in a directory of its own in `out`.
+    """Run every method with every seed, each run in a directory of its own in `out`.
 
     In one process every method has a bar over its rounds; in several there is one over the runs.
     """
@@ -33,12 +33,12 @@ def sweep(
     runs: list[History] = []
     with progress_bars() as bars:
         if jobs == 1:
-            tasks = [bars.add_task(method.name, total=rounds * seeds) for method in methods]
+            tasks = [bars.add_task(method.name, total=rounds * len(seeds)) for method in methods]
         else:
-            tasks = [bars.add_task("runs", total=len(methods) * seeds)]
+            tasks = [bars.add_task("runs", total=len(methods) * len(seeds))]
 
         def show_rounds(method: AnyMethod, seed: int) -> list[Progress]:
-            return [Progress(bars, tasks[methods.index(method)], offset=seed * rounds)]
+            return [Progress(bars, tasks[methods.index(method)], offset=seeds.index(seed) * rounds)]
 
         histories = iterate_sweep(
             problem,
@@ -54,7 +54,7 @@ def sweep(
         for history in histories:
             runs.append(history)
             if jobs == 1:  # a run that ended early, or had ended before, leaves its bar behind
-                method, seed = divmod(len(runs) - 1, seeds)
+                method, seed = divmod(len(runs) - 1, len(seeds))
                 bars.update(tasks[method], completed=(seed + 1) * rounds)
             else:
                 seed, gradient = history.meta["seed"], history.last("grad_norm")

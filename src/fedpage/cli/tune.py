@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.common import check_count, parse_cost, prepare_out, read_hyper_parameters
+from fedpage.cli.common import (
+    check_count,
+    check_runs,
+    parse_cost,
+    prepare_out,
+    read_hyper_parameters,
+)
 from fedpage.cli.options import (
     ForceOption,
     JobsOption,
@@ -18,11 +25,10 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import console
 from fedpage.cli.plan import LinkConfig
+from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from fedpage.problems import LinearModel
     from fedpage.studies.tune import Tuning
 
@@ -46,15 +52,21 @@ def tune(
         list[str] | None,
         typer.Option(
             "--search",
-            help="name=value,value,...: eta_g, eta_l, step, rho, K, b3, p, ...; repeatable.",
+            help="Search only this: a name (S, step, rho, up, ...), or name=value,value,... to "
+            "begin with; repeatable.",
         ),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", help="Seeds of the last level of the search.")
-    ] = 8,
+    fixed_grid: Annotated[
+        bool, typer.Option("--fixed-grid", help="Search no values but those of --search.")
+    ] = False,
+    seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 6,
     fresh: Annotated[
-        int, typer.Option("--fresh", help="Other seeds, on which the winner is evaluated.")
-    ] = 5,
+        int, typer.Option("--fresh", help="Other seeds, on which the winner is judged.")
+    ] = 10,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="The most time for the search: 90s, 5m (default: any)."),
+    ] = None,
     jobs: JobsOption = 1,
     out: Annotated[
         Path,
@@ -63,76 +75,70 @@ def tune(
     report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Search the step sizes that reach a target at the least cost.
+    """Search the hyper-parameters that reach a target at the least cost.
 
-    Other hyper-parameters are options: --S 10 --K 10.
+    Those that are given as options keep their values: --S 10 --K 10. The others are searched. A run
+    may cost as much as --rounds rounds of the method.
     """
+    from fedpage.callbacks.progress import progress_bars
     from fedpage.runs import build
-    from fedpage.studies.tune import check_search, default_grid
-    from fedpage.studies.tune import tune as search_steps
+    from fedpage.studies import tune as tuning
 
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
     objective = build.build_problem(problem)
     base = build.build_default_method(entry, given, objective)
-    grid = build.parse_grid(entry, search or []) or default_grid(base, objective)
+    values = build.parse_grid(entry, search or []) or None
     parse_cost(cost)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
-    counts = {
-        "--rounds": run.rounds, "--record-every": run.record_every, "--seeds": seeds,
-        "--fresh": fresh,
-    }  # fmt: skip
-    costs = link.costs()
-    target = run.target
-    check_search(objective, base, target.value, target.column, cost, costs, grid, counts)
+    counts = {"--rounds": run.rounds, "--record-every": run.record_every}
+    costs, target = link.costs(), run.target
+    tuning.check_question(objective, target.value, target.column, cost, costs, counts)
+    tuning.check_space(objective, base, values, fixed_grid)
+    check_runs(objective, [base])
+    seconds = None if budget is None else _parse_seconds(budget)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
-    from fedpage.callbacks.progress import progress_bars
-
     with progress_bars() as bars:
         task = bars.add_task("runs", total=None)
 
-        def progress(done: int, total: int, note: str) -> None:
+        def progress(done: int, total: int | None, note: str) -> None:
             bars.update(task, completed=done, total=total, note=note)
 
-        tuned = search_steps(
-            objective, base, target=target.value, column=target.column, cost=cost, grid=grid,
-            rounds=run.rounds, record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs,
-            costs=costs, store=out / "trials.jsonl", progress=progress,
+        found = tuning.tune(
+            objective, base, target=target.value, column=target.column, cost=cost, search=values,
+            fixed=[*given, *entry.preset], fixed_grid=fixed_grid, rounds=run.rounds,
+            record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
+            store=out / "trials.jsonl", progress=progress, budget=seconds,
         )  # fmt: skip
-    _print_result(tuned, out)
-    if tuned.at_edge:
-        print("Widen the grid: " + _widened_command(context, tuned.wider_grid))
-    command = build.command_line(method, tuned.method, _options(problem, run.rounds))
-    print("Run it: " + command)
+    _print_result(found, out)
+    if found.judged is not None and "seconds" not in found.question.cost.name:
+        text = build.describe_in_text(method, found.method, list(entry.preset))
+        print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
+    command = build.command_line(
+        method, found.method, _options(problem) | {"--rounds": str(found.rounds)}
+    )
+    print(f"Run it: {command}")
     if report:
-        _write_report(report, objective, tuned, run, out / "grid.png", command)
+        _write_report(report, objective, found, out / "search.png", command)
 
 
-def _widened_command(context: typer.Context, grid: Mapping[str, Sequence[object]]) -> str:
-    """Return the command line that was given, with another grid; finished runs are reused."""
-    import shlex
+def _parse_seconds(budget: str) -> float:
+    """Return the seconds of a time such as 90s or 5m."""
+    from fedpage.runs.store import parse_interval
 
-    words = ["fedpage", "tune"]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if name == "search" or source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[name]
-        is_option = parameter.param_type_name == "option"
-        words += [parameter.opts[0]] if is_option else []
-        words += [] if isinstance(value, bool) else [str(value)]
-    words += context.args
-    for name, values in grid.items():
-        texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-        words += ["--search", f"{name}={','.join(texts)}"]
-    return shlex.join(words)
+    try:
+        seconds = parse_interval(budget)[1]
+    except InputError:
+        seconds = None
+    if seconds is None:
+        raise InputError(f"--budget must be a time such as 90s, 5m or 1h, not {budget!r}")
+    return seconds
 
 
-def _options(problem: ProblemConfig, rounds: int) -> dict[str, str]:
-    """Return the options of `fedpage run` that describe a problem, where they are not defaults."""
+def _options(problem: ProblemConfig) -> dict[str, str]:
+    """Return the options that describe a problem, where they are not defaults."""
     always = ("data", "clients", "objective", "partition")
     options = {}
     for name, field in dataclass_fields(ProblemConfig).items():
@@ -140,85 +146,105 @@ def _options(problem: ProblemConfig, rounds: int) -> dict[str, str]:
         if name in always or value != field.default:
             text = f"{value:g}" if isinstance(value, float) else str(value)
             options[f"--{name.replace('_', '-')}"] = text
-    return options | {"--rounds": str(rounds)}
+    return options
+
+
+def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
+    """Return the `fedpage compare` command that runs the winner on the same fresh seeds."""
+    from fedpage.runs.config import Target
+
+    question = found.question
+    options = _options(problem) | {
+        "--methods": text,
+        "--seed": str(found.fresh[0]),
+        "--seeds": str(len(found.fresh)),
+        "--rounds": str(found.rounds),
+        "--record-every": str(question.record_every),
+        "--target": str(Target(question.column, question.target)),
+        "--cost": question.cost.name,
+    }
+    return "fedpage compare " + " ".join(f"{k} {shlex.quote(v)}" for k, v in options.items())
 
 
 def _write_report(
-    report: Path,
-    problem: LinearModel,
-    tuned: Tuning,
-    run: RoundsConfig,
-    picture: Path,
-    command: str,
+    report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
 ) -> None:
-    """Run the winner on the fresh seeds and write a report with the grid and the command."""
+    """Run the winner on the fresh seeds and write a report with the picture and the command."""
     from fedpage.report import page
     from fedpage.studies.sweep import sweep
 
+    question = found.question
     runs = sweep(
         problem,
-        [tuned.method],
-        rounds=run.rounds,
-        seeds=range(10_000, 10_000 + tuned.fresh),
-        record_every=run.record_every,
+        [found.method],
+        rounds=found.rounds,
+        seeds=found.fresh,
+        record_every=question.record_every,
     )
-    title = f"{tuned.method.name} tuned on {problem.data.name}, {problem.N:,} clients"
-    cost = "round" if "seconds" in tuned.cost else tuned.cost  # estimated: no column has them
+    title = f"{found.name} tuned on {problem.data.name}, {problem.N:,} clients"
+    cost = question.cost.name
     path = page.write_runs(
-        runs, report, title=title, target=tuned.target, column=tuned.column, picture=picture,
-        cost=cost, command=command,
+        runs, report, title=title, target=question.target, column=question.column, picture=picture,
+        cost="round" if "seconds" in cost else cost,  # estimated: no column has them
+        command=command,
     )  # fmt: skip
     print(f"Report: {path}")
 
 
-def _shown_names(tuned: Tuning) -> list[str]:
-    """List the hyper-parameters that candidates differ in, and those that describe their work."""
+def _shown_names(found: Tuning) -> list[str]:
+    """List the hyper-parameters that were changed, or in which the best candidates differ."""
     from dataclasses import fields
 
-    usual = ("eta", "eta_g", "eta_l", "K", "b3", "b", "p")
+    shown, chosen = found.scores[:8], [change.name for change in found.changes]
     return [
         field.name
-        for field in fields(tuned.method)
-        if field.name in usual
-        or len({str(getattr(candidate, field.name)) for candidate, _ in tuned.scores}) > 1
+        for field in fields(found.method)
+        if field.name in ("eta", "eta_g", "eta_l", "S", "K", *chosen)
+        or len({str(getattr(candidate, field.name)) for candidate, _ in shown}) > 1
     ]
 
 
-def _print_result(tuned: Tuning, out: Path) -> None:
+def _print_result(found: Tuning, out: Path) -> None:
     from rich.table import Table
 
-    from fedpage.core.columns import Cost, describe_column
+    from fedpage.core.columns import describe_column
     from fedpage.report import plots
     from fedpage.report.summary import format_cost
 
-    unit = Cost.parse(tuned.cost).column.unit
-    table = Table(
-        title=f"{tuned.goal}, medians over seeds",
-        title_justify="left",
-    )
-    names = _shown_names(tuned)
-    for heading in (*names, tuned.cost, f"best {describe_column(tuned.column).label}", "seeds"):
+    column = found.question.cost.column
+    table = Table(title=f"{found.goal}: medians over seeds", title_justify="left")
+    names = _shown_names(found)
+    label = describe_column(found.question.column).label
+    for heading in (*names, column.label, f"best {label}", "seeds"):
         table.add_column(heading, justify="right")
-    for candidate, score in tuned.scores[:8]:
-        values = [getattr(candidate, name) for name in names]
-        cells = [
-            f"{value:.4g}" if isinstance(value, (int, float)) else str(value or "default")
-            for value in values
-        ]
-        paid = format_cost(score.cost, unit) if math.isfinite(score.cost) else "not reached"
+    for candidate, score in found.scores[:8]:
+        cells = [_format_value(getattr(candidate, name), name) for name in names]
+        paid = format_cost(score.cost, column.unit) if math.isfinite(score.cost) else "not reached"
         table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
-    console().print(table)
-    low, middle, high = (
-        format_cost(value, unit) if math.isfinite(value) else "not reached"
-        for value in tuned.judged
-    )
-    judged = f"{middle} {tuned.cost} (quartiles {low} to {high})"
-    if unit in ("B", "bit"):
-        judged = f"{middle} ({tuned.cost}, quartiles {low} to {high})"
-    if not math.isfinite(tuned.judged[1]):
-        judged = "not reached in the median"
-    print(f"On {tuned.fresh} fresh seeds: {judged}. {tuned.advice}")
-    print(
-        f"{tuned.runs} runs, and {tuned.reused} from an earlier search, in {out / 'trials.jsonl'}"
-    )
-    print(f"Grid: {plots.heat_map(tuned, out / 'grid.png')}")
+    screen = console()
+    screen.print(table)
+    given = [c for c in found.changes if c.is_given]
+    chosen = [c for c in found.changes if not c.is_given]
+    for words, changes in (("Chosen", chosen), ("Given", given)):
+        if changes:
+            texts = (
+                f"{c.name} = {_format_value(c.value, c.name)} (default {_format_value(c.default, c.name)})"
+                for c in changes
+            )
+            screen.print(f"{words}: {', '.join(texts)}", markup=False, soft_wrap=True)
+    print(f"Searched: {', '.join(found.axes)}; {found.enclosure}")
+    if found.judged is not None:
+        print(f"On {found.judged.seeds} fresh seeds: {found.judged.text(column.unit)} "
+              f"({found.judged.level:.0%} interval of the median).")  # fmt: skip
+    print(found.advice)
+    reused = f", and {found.reused} from an earlier search" if found.reused else ""
+    print(f"{found.runs} runs{reused}, in {out / 'trials.jsonl'}")
+    print(f"Picture: {plots.search_panels(found, out / 'search.png')}")
+
+
+def _format_value(value: object, name: str = "") -> str:
+    if value is None and name[:1] in ("b", "S"):
+        return "all"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "by rule" if value is None else str(value)
+    return f"{value:.4g}"

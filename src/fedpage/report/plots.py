@@ -60,7 +60,7 @@ class FigureRuns:
 
 
 class Searched(Protocol):
-    """What `heat_map` reads of a finished search; `fedpage.studies.tune.Tuning` has it."""
+    """What `search_panels` reads of a finished search; `fedpage.studies.tune.Tuning` has it."""
 
     @property
     def name(self) -> str:
@@ -382,11 +382,12 @@ def _sorted_values(found: Searched, name: str) -> list[float | str]:
     return sorted(values, key=lambda value: (isinstance(value, str), value))
 
 
-def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
-    """Draw the costs of a search over the first two searched hyper-parameters.
+def search_panels(found: Searched, path: str | os.PathLike[str]) -> Path:
+    """Draw the costs of a search, a panel for each searched hyper-parameter.
 
-    A star marks the winner and a cross each combination that did not reach the target. Further
-    searched hyper-parameters are at their best. Values stand in order, evenly spaced.
+    A star marks the winner. The line joins the candidates that differ from it in this
+    hyper-parameter alone; dots are all others. A cross at the top is a candidate that did not reach
+    the target, or was ended because it cost too much. Values stand in order, evenly spaced.
 
     Args:
         found: The finished search.
@@ -395,47 +396,69 @@ def heat_map(found: Searched, path: str | os.PathLike[str]) -> Path:
     Returns:
         The path.
     """
-    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    best = found.points[0][0]
-    names = list(best)[:2]
-    columns = _sorted_values(found, names[0])
-    rows: list[float | str] = _sorted_values(found, names[1]) if len(names) > 1 else [0.0]
-
-    def cell(values: Mapping[str, float | str]) -> tuple[int, int]:
-        row = rows.index(values[names[1]]) if len(names) > 1 else 0
-        return row, columns.index(values[names[0]])
-
-    table = np.full((len(rows), len(columns)), np.inf)
-    for values, cost in found.points:
-        table[cell(values)] = min(table[cell(values)], cost)
-    size = (2.0 + 0.62 * len(columns), 1.7 + 0.5 * len(rows))
-    figure = Figure(figsize=(max(size[0], 5.2), size[1]), layout="constrained")
-    ax = figure.subplots()
-    reached = np.isfinite(table)
-    if reached.any():
-        low, high = float(table[reached].min()), float(table[reached].max())
-        norm = LogNorm(low, high) if 0 < low < high else None
-        shown = np.where(reached, table, np.nan)
-        image = ax.imshow(shown, cmap="viridis_r", norm=norm, aspect="auto")
-        bar = figure.colorbar(image, ax=ax, label=found.goal, format=FuncFormatter(_format_tick))
-        bar.ax.yaxis.set_minor_formatter(FuncFormatter(_format_tick))
-    for row, column in zip(*np.nonzero(~reached), strict=True):
-        ax.plot(column, row, marker="x", color="#888888", markersize=6)
-    row, column = cell(best)
-    ax.plot(column, row, marker="*", color="#D55E00", markersize=13)
-    texts = [[v if isinstance(v, str) else f"{v:.3g}" for v in axis] for axis in (columns, rows)]
-    ax.set_xticks(range(len(columns)), texts[0], rotation=45)
-    ax.set_yticks(range(len(rows)), texts[1] if len(names) > 1 else [""])
-    ax.set_xlim(-0.5, len(columns) - 0.5)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    labels = [_HYPER_PARAMETERS.get(name, name) for name in names]
-    ax.set_xlabel(labels[0])
-    ax.set_ylabel(labels[1] if len(names) > 1 else "")
-    ax.set_title(f"{found.name}: star, the winner; cross, target not reached", fontsize=10)
+    winner = found.points[0][0]
+    costs = [cost for _, cost in found.points if np.isfinite(cost)]
+    wide = min(3, len(winner))
+    rows = -(-len(winner) // wide)
+    size = (max(5.2, 4.3 * wide), 0.5 + 2.9 * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, wide, squeeze=False, sharey=True).flat
+    top = 1.25 * max(costs, default=1.0)
+    for ax, name in zip(panels, winner, strict=False):
+        _draw_costs(ax, found, name, top)
+        ax.set_yscale("log" if min(costs, default=1.0) > 0 else "linear")
+        if max(costs, default=1.0) < 10 * min(costs, default=1.0):
+            ax.yaxis.set_minor_formatter(FuncFormatter(_format_tick))
+            ax.tick_params(axis="y", which="minor", labelsize=7)
+        else:
+            ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_major_formatter(FuncFormatter(_format_tick))
+    for ax in list(panels)[len(winner) :]:
+        ax.set_visible(False)
+    figure.supylabel(found.goal, fontsize=10)
+    title = f"{found.name}: star, the winner; line, one value changed; cross, not reached"
+    figure.suptitle(title, fontsize=10)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=130)
     return path
+
+
+def _draw_costs(ax: Axes, found: Searched, name: str, top: float) -> None:
+    """Draw the costs over one hyper-parameter."""
+    winner, least = found.points[0]
+    values = _sorted_values(found, name)
+    others = [other for other in winner if other != name]
+    line: dict[int, float] = {}
+    for point, cost in found.points:
+        place = values.index(point[name])
+        height = cost if np.isfinite(cost) else top
+        is_near = all(point[other] == winner[other] for other in others)
+        mark = "o" if np.isfinite(cost) else "x"
+        color = "#0072B2" if is_near else "#BBBBBB"
+        ax.plot(place, height, mark, color=color, markersize=5, zorder=3 if is_near else 1)
+        if is_near:
+            line[place] = min(height, line.get(place, np.inf))
+    places = sorted(line)
+    ax.plot(places, [line[place] for place in places], color="#0072B2", linewidth=1.2, zorder=2)
+    best = values.index(winner[name])
+    ax.plot(
+        best, least if np.isfinite(least) else top, "*", color="#D55E00", markersize=13, zorder=4
+    )
+    every = -(-len(values) // 12)
+    shown = range(0, len(values), every)
+    ax.set_xticks(list(shown), [_format_setting(name, values[i]) for i in shown], rotation=45)
+    ax.tick_params(axis="x", labelsize=8)
+    ax.set_xlabel(_HYPER_PARAMETERS.get(name, name))
+    ax.grid(axis="y", color="#EEEEEE")
+
+
+def _format_setting(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if np.isinf(value):
+        return "all" if name in ("S", "b", "b0", "b1", "b2", "b3") else "default"
+    return f"{value:.3g}"

@@ -152,8 +152,9 @@ class CompareConfig(RoundsConfig):
         "bytes", "Cost to the target: bytes, bits, bytes_up, clients, ..., or a sum: up+0.1*down."
     )
     seeds: int = setting(
-        3, "Runs of each method, with seeds 0, 1, ...", at_least=1, at_most=100_000
+        3, "Runs of each method, with consecutive seeds.", at_least=1, at_most=100_000
     )
+    seed: int = setting(0, "The first seed.", at_least=0)
 
 
 @dataclass(frozen=True)

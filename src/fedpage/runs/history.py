@@ -193,7 +193,9 @@ class History:
         first = loss[0] if self.first_loss is None else self.first_loss
         return np.asarray(np.isfinite(loss) & (loss <= first), dtype=np.bool_)
 
-    def cost_to(self, column: str, target: float, cost: str | Cost = "bytes") -> float:
+    def cost_to(
+        self, column: str, target: float, cost: str | Cost = "bytes", *, interpolate: bool = False
+    ) -> float:
         """Return the cost at the first record whose column is at the target or better.
 
         Args:
@@ -201,6 +203,8 @@ class History:
             target: the value to reach; at least this if higher is better, else at most.
             cost: a column of costs, such as "bytes", "bits_up", "round", "clients" or "seconds", or
                 a sum of them, such as "bytes_up+0.1*bytes_down" (short: "up+0.1*down").
+            interpolate: estimate the cost between that record and the one before, see
+                `interpolated_cost`.
 
         Returns:
             The cost, or inf if the target is never reached. Only records with f(x) <= f(x0) count.
@@ -208,11 +212,48 @@ class History:
         Raises:
             InputError: there is no such column, or its direction is not known.
         """
+        if interpolate:
+            return self.interpolated_cost(column, target, self.cost(cost))
+        at = self._first_hit(column, target)
+        return math.inf if at is None else float(self.cost(cost)[at])
+
+    def _first_hit(self, column: str, target: float) -> int | None:
+        """Return the first record with f(x) <= f(x0) whose column is at the target or better."""
         values = self[column]
         good = values >= target if self.higher_is_better(column) else values <= target
         hits = np.flatnonzero(good & self.progress())
-        costs = self.cost(cost)
-        return float(costs[hits[0]]) if len(hits) else math.inf
+        return int(hits[0]) if len(hits) else None
+
+    def interpolated_cost(self, column: str, target: float, costs: NDArray[np.float64]) -> float:
+        """Estimate the cost at which a column came to its target, between two records.
+
+        Between the last record short of the target and the first record at it, the logarithm of the
+        column changes in proportion to the cost. Where higher is better, and where the column or
+        the target is not above 0, the column itself does. With a record in every round it is the
+        cost at the first record at the target.
+
+        Args:
+            column: any recorded column.
+            target: the value to reach.
+            costs: what each record had cost by then (records,).
+
+        Returns:
+            The cost, or inf if the target is never reached.
+        """
+        at = self._first_hit(column, target)
+        if at is None:
+            return math.inf
+        rounds, values = self["round"], self[column]
+        if at == 0 or rounds[at] - rounds[at - 1] <= 1:
+            return float(costs[at])
+        before, after = float(values[at - 1]), float(values[at])
+        higher = self.higher_is_better(column)
+        if not math.isfinite(before) or (before >= target if higher else before <= target):
+            return float(costs[at])  # a record with f(x) > f(x0), or without a value
+        if not higher and after > 0:
+            before, after, target = math.log(before), math.log(after), math.log(target)
+        share = (before - target) / (before - after)
+        return float(costs[at - 1] + share * (costs[at] - costs[at - 1]))
 
     def reached(self, column: str, target: float) -> bool:
         """Say whether a column came to the target or better; see `cost_to`."""

@@ -75,6 +75,7 @@ class Question:
         limit: The most that a run may cost, equal for all methods.
         record_every: Rounds between records.
         rounds: The most rounds of a run, however little they cost.
+        gradients: The most row gradients of a run, so that none computes for hours.
         link: What estimated seconds depend on.
     """
 
@@ -84,6 +85,7 @@ class Question:
     limit: float = math.inf
     record_every: int = 10
     rounds: int = 20_000
+    gradients: float = math.inf
     link: Costs = dataclasses.field(default_factory=Costs)
 
     def costs(self, history: History) -> Vector:
@@ -107,23 +109,8 @@ class Question:
         return np.array([self.link.seconds(*map(float, row)) for row in rows])
 
     def cost_of(self, history: History) -> float:
-        """Return what a run paid until it reached the target; inf if it did not.
-
-        Between the last record above the target and the first at it, the logarithm of the column
-        (the column itself where it can be 0 or less, or where higher is better) is taken to change
-        in proportion to the cost. With a record in every round it is the cost at that record.
-        """
-        values = history[self.column]
-        higher = history.higher_is_better(self.column)
-        good = values >= self.target if higher else values <= self.target
-        hits = np.flatnonzero(good & history.progress())
-        if not len(hits):
-            return math.inf
-        at, costs, rounds = int(hits[0]), self.costs(history), history["round"]
-        if at == 0 or good[at - 1] or rounds[at] - rounds[at - 1] <= 1:
-            return float(costs[at])
-        share = _share_of_way(float(values[at - 1]), float(values[at]), self.target, higher)
-        return float(costs[at - 1] + share * (costs[at] - costs[at - 1]))
+        """Return what a run paid until it reached the target, interpolated between records."""
+        return history.interpolated_cost(self.column, self.target, self.costs(history))
 
     def describe(self, problem: Problem) -> dict[str, object]:
         """Return plain values that tell the runs of this question from others."""
@@ -139,17 +126,9 @@ class Question:
             "cost": self.cost.name,
             "record_every": self.record_every,
             "rounds": self.rounds,
+            "gradients": self.gradients,
             "link": dataclasses.asdict(self.link),
         }
-
-
-def _share_of_way(before: float, after: float, target: float, higher: bool) -> float:
-    """Return how far between two records, from 0 to 1, a column came to its target."""
-    if not math.isfinite(before) or before == after:
-        return 1.0
-    if not higher and after > 0 and target > 0:
-        before, after, target = math.log(before), math.log(after), math.log(target)
-    return min(1.0, max(0.0, (before - target) / (before - after)))
 
 
 class _Watch:
@@ -167,8 +146,9 @@ class _Watch:
         if float(self._question.costs(history)[0]) >= self._cap:
             return "capped"
         value, target = record[self._question.column], self._question.target
-        good = value >= target if self._higher else value <= target
-        return "reached" if good and loss <= self._first else None
+        if (value >= target if self._higher else value <= target) and loss <= self._first:
+            return "reached"
+        return "too long" if record["gradients"] >= self._question.gradients else None
 
 
 def run_trial(
@@ -347,7 +327,7 @@ class Search:
         self.is_enclosed = False
         self._design = list(self._first_design() if design is None else design)
         if not any(self.candidate(point) is not None for point in self._design):
-            build_candidate(method, self.values(self._design[0]))  # raises the method's refusal
+            self._build(self._design[0])  # raises the refusal
 
     # --- points -----------------------------------------------------------------------------------
 
@@ -372,14 +352,17 @@ class Search:
     def candidate(self, point: Point) -> Candidate | None:
         """Return the method at a point; None if it refuses the values."""
         if point not in self._built:
-            problem = self.trials.problem
             try:
-                found = build_candidate(self.method, self.values(point))
-                found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
+                self._built[point] = self._build(point)
             except InputError:
-                found = None
-            self._built[point] = found
+                self._built[point] = None
         return self._built[point]
+
+    def _build(self, point: Point) -> Candidate:
+        problem = self.trials.problem
+        found = build_candidate(self.method, self.values(point))
+        found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
+        return found
 
     @property
     def has_run(self) -> bool:
@@ -581,7 +564,7 @@ class Search:
 
     @staticmethod
     def _at(point: Point, number: int, place: int) -> Point:
-        return point[:number] + (place,) + point[number + 1 :]
+        return (*point[:number], place, *point[number + 1 :])
 
     def _move(self, near: Mapping[Point, int], *, combine: bool) -> bool:
         """Race points against the leader; move to the best if it is better."""

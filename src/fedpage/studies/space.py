@@ -20,7 +20,7 @@ from fedpage.core.types import HyperParameter, Problem, dtype_of
 
 Candidate: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""
-Search: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
+Values: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
 
 STEP_RATIO = math.sqrt(2.0)
@@ -379,7 +379,7 @@ def _is_accepted(method: Candidate, axis: Axis, problem: Problem) -> bool:
 
 
 def given_axes(
-    method: Candidate, problem: Problem, search: Search, *, fixed: bool = False
+    method: Candidate, problem: Problem, search: Values, *, fixed: bool = False
 ) -> dict[str, Axis]:
     """Return the axes of values that somebody gave.
 
@@ -457,7 +457,14 @@ def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> 
     fields = {name: value for name, value in values.items() if name not in ("step", "rho")}
     candidate = dataclasses.replace(method, **fields)
     if "step" in values:
-        candidate = candidate.with_step(values["step"])
+        moved = candidate.with_step(values["step"])
+        changed = {
+            field.name: float(f"{value:.6g}")  # so that a command line has all of it
+            for field in dataclasses.fields(moved)
+            if isinstance(value := getattr(moved, field.name), float)
+            and value != getattr(candidate, field.name)
+        }
+        candidate = dataclasses.replace(moved, **changed)
     if values.get("rho") is not None:
         eta_l = values["rho"] * candidate.eta_g / candidate.K
         candidate = dataclasses.replace(candidate, eta_l=float(f"{eta_l:.6g}"))

@@ -14,8 +14,6 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
-
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem
@@ -26,6 +24,7 @@ from fedpage.runs.history import History
 from fedpage.studies.judge import Judgement
 from fedpage.studies.search import (
     FRESH_SEED,
+    Point,
     Progress,
     Question,
     Score,
@@ -33,15 +32,14 @@ from fedpage.studies.search import (
     SearchEnded,
     Trials,
 )
-from fedpage.studies.space import Axis, Candidate, given_axes, is_fedpage, search_space, unit_step
-from fedpage.studies.space import Search as SearchValues
+from fedpage.studies.space import Axis, Candidate, Values, given_axes, search_space, unit_step
 from fedpage.studies.trials import Trial, TrialStore
 from fedpage.theory.planner import Costs
 
 _PILOT = 200
 """The most rounds of the run that measures what a round costs."""
-_MORE_ROUNDS = 10
-"""How many times more rounds a run may take where they cost less than the method's own."""
+_MORE = 10
+"""How many times more rounds, or gradients, a run may take than `rounds` rounds of the method."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +128,13 @@ class Tuning:
         return found
 
     @property
+    def enclosure(self) -> str:
+        """Whether the winner is enclosed, in a few words."""
+        if self.is_enclosed:
+            return "the winner is enclosed: no neighbour on any axis is better."
+        return "the winner is not enclosed."
+
+    @property
     def advice(self) -> str:
         """Whether the judged cost can be reported, and what to do if not."""
         if not math.isfinite(self.scores[0][1].cost) and self.judged is None:
@@ -164,7 +169,7 @@ def coordinate(method: Candidate, name: str) -> float | str:
         name: A field of the method, "step" or "rho".
 
     Returns:
-        The value to six digits; inf for None; text for what is no number, such as a codec.
+        The value to four digits; inf for None; text for what is no number, such as a codec.
     """
     if name == "step":
         value: HyperParameter = method.effective_step
@@ -175,7 +180,7 @@ def coordinate(method: Candidate, name: str) -> float | str:
     if value is None:
         return math.inf
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(f"{value:.6g}") if is_number else str(value)
+    return float(f"{value:.4g}") if is_number else str(value)
 
 
 def tune(
@@ -185,7 +190,7 @@ def tune(
     target: float,
     column: str = "grad_norm",
     cost: str | Cost = "rounds",
-    search: SearchValues | None = None,
+    search: Values | None = None,
     fixed: Collection[str] | None = None,
     fixed_grid: bool = False,
     rounds: int = 2000,
@@ -220,7 +225,8 @@ def tune(
         fixed: Hyper-parameters that keep their values; None: those that differ from the defaults.
         fixed_grid: Whether the lists of `search` end where they end.
         rounds: The length of a run: the limit is what the method costs in so many rounds. A run
-            with cheaper rounds may take more of them, up to ten times as many.
+            with cheaper rounds may take more of them, up to ten times as many, and may compute up
+            to ten times as many gradients.
         limit: The most that a run may cost, in units of the cost; None: by `rounds`.
         record_every: Rounds between records; the cost is interpolated between them.
         seeds: The most seeds of a comparison.
@@ -248,16 +254,15 @@ def tune(
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
     check_question(problem, target, column, cost, costs or Costs(), counts)
     given = _given(method, search, fixed)
-    question = make_question(
-        problem, method, target=target, column=column, cost=cost, rounds=rounds, limit=limit,
-        record_every=record_every, costs=costs,
-    )  # fmt: skip
     if search is None:
         axes, design = search_space(method, problem, fixed=given), None
     else:
         axes = given_axes(method, problem, search, fixed=fixed_grid)
-        listed = [axis for axis in search if len(search[axis])]  # type: ignore[arg-type]
-        design = _product(axes, listed) if listed else None
+        design = _product(axes, [name for name, values in search.items() if values])
+    question = make_question(
+        problem, method, target=target, column=column, cost=cost, rounds=rounds, limit=limit,
+        record_every=record_every, costs=costs,
+    )  # fmt: skip
     trials = Trials(
         problem,
         question,
@@ -300,9 +305,24 @@ def tune(
     )
 
 
-def _given(
-    method: Candidate, search: SearchValues | None, fixed: Collection[str] | None
-) -> list[str]:
+def check_space(
+    problem: Problem, method: Candidate, search: Values | None, fixed_grid: bool = False
+) -> None:
+    """Check the values of a search without running anything.
+
+    Raises:
+        InputError: A hyper-parameter is unknown, or the method refuses all combinations.
+    """
+    if search is None:
+        return
+    axes = given_axes(method, problem, search, fixed=fixed_grid)
+    design = _product(axes, [name for name, values in search.items() if values])
+    Search(
+        Trials(problem, Question(0.0, "loss", Cost.parse("rounds"))), method, axes, design=design
+    )
+
+
+def _given(method: Candidate, search: Values | None, fixed: Collection[str] | None) -> list[str]:
     """Return the hyper-parameters that keep their values."""
     names = [field.name for field in dataclasses.fields(method)]
     unknown = [name for name in fixed or () if name not in (*names, "step", "rho")]
@@ -317,8 +337,10 @@ def _given(
     return [name for name in fixed if name not in (search or ())]
 
 
-def _product(axes: Mapping[str, Axis], listed: Sequence[str]) -> list[tuple[int, ...]]:
+def _product(axes: Mapping[str, Axis], listed: Sequence[str]) -> list[Point] | None:
     """Return every combination of the listed values; other axes are at their start."""
+    if not listed:
+        return None
     places = [
         range(len(axis.values)) if name in listed else [axis.start] for name, axis in axes.items()
     ]
@@ -339,6 +361,8 @@ def make_question(
 ) -> Question:
     """Return the question of a search, with a limit that is what `rounds` rounds cost.
 
+    A run may take ten times as many rounds, and compute ten times as many gradients.
+
     Args:
         problem: The problem.
         method: The method whose rounds the limit is measured by, in a short run with a tiny step.
@@ -351,22 +375,16 @@ def make_question(
         costs: Latency, bandwidth and speed.
     """
     question = Question(
-        float(target),
-        column,
-        Cost.parse(cost),
-        record_every=record_every,
-        rounds=_MORE_ROUNDS * rounds,
-        link=costs or Costs(),
-    )
-    if limit is None:
-        length = min(rounds, _PILOT)
-        pilot = method
-        with_step = getattr(method, "with_step", None)
-        if with_step is not None:
-            pilot = with_step(1e-3 * unit_step(method, problem))
-        history = simulate(problem, pilot, rounds=length, seed=0, record_every=length)
-        limit = float(question.costs(history)[-1]) * rounds / max(1, history.last("round"))
-    return dataclasses.replace(question, limit=limit)
+        float(target), column, Cost.parse(cost), record_every=record_every,
+        rounds=_MORE * rounds, link=costs or Costs(),
+    )  # fmt: skip
+    length = min(rounds, _PILOT)
+    pilot = method.with_step(1e-3 * unit_step(method, problem))
+    history = simulate(problem, pilot, rounds=length, seed=0, record_every=length)
+    times = rounds / max(1.0, history.last("round"))
+    limit = times * float(question.costs(history)[-1]) if limit is None else limit
+    gradients = _MORE * times * history.last("gradients")
+    return dataclasses.replace(question, limit=limit, gradients=gradients)
 
 
 def check_question(
