@@ -25,7 +25,6 @@ from fedpage.runs.config import ProblemConfig, Target
 
 if TYPE_CHECKING:
     from fedpage.flower.config import AppConfig
-    from fedpage.runs.history import History
     from fedpage.studies.choice import Choice
 
 
@@ -121,11 +120,10 @@ def choose(
             store=None if out is None else out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_choice(choice)
-    repeated = choice.repeat(objective)
-    command = _write_command(problem, choice, repeated)
-    seed, paid = repeated.meta["seed"], choice.format_cost(repeated)
-    print(f"Run it (seed {seed}: {paid}):\n  {command}")
-    config = make_app_config(problem, choice, int(repeated.last("round")))
+    command, repeat = _write_commands(problem, choice)
+    print(f"Run it:\n  {command}")
+    print(f"Repeat the judgement:\n  {repeat}")
+    config = make_app_config(problem, choice)
     if out is None:
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in _given(config).items())
         print(f"Deploy it (docs/deploy.md):\n  flwr run app fl --run-config {shlex.quote(words)}")
@@ -162,34 +160,38 @@ def _print_choice(choice: Choice) -> None:
         screen.print(line, markup=False)
 
 
-def _write_command(problem: ProblemConfig, choice: Choice, run: History) -> str:
-    """Write the command that repeats a run of the recommended method.
+def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
+    """Write the command that runs the recommended method, and the one that repeats its judgement.
 
-    It records every round, so that the cost to the target that it prints is exact.
+    The second prints the same median, interval and count of seeds.
     """
     from fedpage.runs import build
 
-    question = choice.question
+    question, chosen = choice.question, choice.recommended
     target = repr(question.target)
     if question.column != "grad_norm":
         target = f"{question.column}:{target}"
-    options = problem_options(problem) | {
-        "--rounds": f"{run.last('round'):.0f}",
-        "--record-every": "1",
-        "--seed": str(run.meta["seed"]),
+    about = problem_options(problem) | {
+        "--rounds": str(chosen.rounds),
+        "--record-every": str(question.record_every),
         "--target": target,
     }
-    chosen = choice.recommended
-    return build.command_line(chosen.name, chosen.method, options)
+    seeds = {
+        "--methods": shlex.quote(build.describe_in_text(chosen.name, chosen.method)),
+        "--cost": shlex.quote(question.cost.name),
+        "--seed": str(choice.fresh[0]),
+        "--seeds": str(len(choice.fresh)),
+    }
+    repeat = " ".join(f"{option} {value}" for option, value in (about | seeds).items())
+    return build.command_line(chosen.name, chosen.method, about), f"fedpage compare {repeat}"
 
 
-def make_app_config(problem: ProblemConfig, choice: Choice, rounds: int) -> AppConfig:
+def make_app_config(problem: ProblemConfig, choice: Choice) -> AppConfig:
     """Return the configuration of a Flower app that runs the recommended method.
 
     Args:
         problem: The problem. A file is left out, because each node of a federation has its own.
-        choice: The choice.
-        rounds: Rounds that a typical run takes; the app may take twice as many.
+        choice: The choice. The app may take twice as many rounds as the judged runs.
     """
     from fedpage.data.registry import DATASETS
     from fedpage.flower.config import AppConfig
@@ -200,7 +202,7 @@ def make_app_config(problem: ProblemConfig, choice: Choice, rounds: int) -> AppC
         method=chosen.name,
         hyper=chosen.hyper,
         clients=problem.clients,
-        rounds=2 * max(1, rounds),
+        rounds=2 * chosen.rounds,
         metrics=problem.metrics,
         target=question.target if question.column == "grad_norm" else 0.0,
         objective=problem.objective,

@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpage.core.columns import describe_column
-from fedpage.core.types import AnyMethod, Problem
-from fedpage.engine.simulate import simulate
-from fedpage.engine.stopping import Stop
-from fedpage.report.summary import format_cost, format_duration
+from fedpage.core.types import AnyMethod
+from fedpage.report.summary import format_duration
 from fedpage.runs import build
-from fedpage.runs.history import History
 from fedpage.studies.entrants import Entrant, describe_settings
 from fedpage.studies.judge import Judgement
 from fedpage.studies.search import Question
@@ -29,6 +26,7 @@ class Finalist:
         judgement: Its costs on the fresh seeds.
         is_tied: Whether the fresh seeds do not tell it from the first.
         p_value: The adjusted p-value of that comparison.
+        rounds: The most rounds that it took on a fresh seed.
         note: What limits the result, such as a search that the time budget ended.
     """
 
@@ -37,6 +35,7 @@ class Finalist:
     judgement: Judgement
     is_tied: bool
     p_value: float
+    rounds: int
     note: str = ""
 
     @property
@@ -221,36 +220,6 @@ class Choice:
         return "\n".join(
             [self.title, *lines, *self.departures(), self.effort, f"Recommended: {self.reason}"]
         )
-
-    # --- repeating a run --------------------------------------------------------------------------
-
-    def repeat(self, problem: Problem, finalist: Finalist | None = None) -> History:
-        """Run a finalist again on the fresh seed whose cost is next to the median.
-
-        Every round is recorded, so that the cost to the target is exact.
-
-        Args:
-            problem: The problem.
-            finalist: The finalist; None: the recommended one.
-
-        Returns:
-            The history, which ends at the target.
-        """
-        chosen = self.recommended if finalist is None else finalist
-        costs, median = chosen.judgement.costs, chosen.judgement.median
-        near = [abs(cost - median) if math.isfinite(cost) else math.inf for cost in costs]
-        return simulate(
-            problem,
-            chosen.method,
-            rounds=self.question.rounds,
-            seed=self.fresh[near.index(min(near))],
-            record_every=1,
-            stop=Stop(targets={self.question.column: self.question.target}),
-        )
-
-    def format_cost(self, history: History) -> str:
-        """Write what a run paid to the target."""
-        return format_cost(self.question.cost_of(history), self.question.cost.column.unit)
 
 
 def _describe_needs(finalist: Finalist) -> str:

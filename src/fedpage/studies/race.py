@@ -394,7 +394,7 @@ class Race:
         self._begin_round("judgement", 1.0)
         deadline = self._trials.deadline
         self._set_limit(JUDGED_LIMIT * self._racers[0].cost)
-        costs: dict[str, list[float]] = {racer.entrant.name: [] for racer in self._racers}
+        judged: dict[str, list[Trial]] = {racer.entrant.name: [] for racer in self._racers}
         for seed in range(FRESH_SEED, FRESH_SEED + fresh):
             self._trials.deadline = deadline if len(self.fresh) >= LEAST_FRESH else None
             try:
@@ -404,13 +404,15 @@ class Race:
                 break
             self.fresh.append(seed)
             for racer, trial in zip(self._racers, found, strict=True):
-                costs[racer.entrant.name].append(trial.cost)
+                judged[racer.entrant.name].append(trial)
         racers = {racer.entrant.name: racer for racer in self._racers}
-        places = ranking({name: Judgement(tuple(paid)) for name, paid in costs.items()})
+        costs = {name: tuple(trial.cost for trial in found) for name, found in judged.items()}
+        places = ranking({name: Judgement(paid) for name, paid in costs.items()})
         return [
             Finalist(
                 racers[place.name].entrant, racers[place.name].method, place.judgement,
-                place.is_tied, place.p_value, self._note(racers[place.name]),
+                place.is_tied, place.p_value, max(t.rounds for t in judged[place.name]),
+                self._note(racers[place.name]),
             )
             for place in places
         ]  # fmt: skip
