@@ -100,9 +100,13 @@ def choose(
     value, column = resolve_target(objective, goal.value, goal.column)
     goal = Target(column, value)
     check_target(objective, goal)
-    names = None if methods is None else [word for word in methods.split(",") if word.strip()]
+    names = (
+        None if methods is None else [name for word in methods.split(",") if (name := word.strip())]
+    )
     if names == []:
         raise InputError(f"--methods {methods!r}: no method is named; give at least one")
+    for name in names or ():
+        build.find_method(name)
     is_continued = out is not None and (out / "trials.jsonl").exists()
     prepare_out(out, force or is_continued, report)
     from fedpage.callbacks.progress import progress_bars

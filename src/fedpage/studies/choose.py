@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.metrics import METRICS
 from fedpage.core.types import AnyMethod, HasConvexity, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulation import start_of
@@ -167,7 +168,7 @@ def resolve_target(problem: Problem, target: float, column: str) -> tuple[float,
     recorded = problem.evaluate(start_of(problem))
     if column not in recorded:
         raise InputError(
-            f"column {column!r} is not recorded;{did_you_mean(column, recorded)} "
+            f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
             f"the problem records {', '.join(recorded)}"
         )
     higher, first = (

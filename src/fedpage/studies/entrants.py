@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedpage.core.columns import Cost
@@ -37,7 +37,7 @@ class Entrant:
     entry: MethodEntry
     method: AnyMethod
     notes: tuple[str, ...]
-    probe: History
+    probe: History = field(compare=False, repr=False)
 
     def round_cost(self, question: Question) -> float:
         """Return what the first round costs."""
