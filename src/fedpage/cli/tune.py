@@ -215,22 +215,23 @@ def _print_result(found: Tuning, out: Path) -> None:
     table = Table(title=f"{found.goal}: medians over seeds", title_justify="left")
     names = _shown_names(found)
     label = describe_column(found.question.column).label
-    for heading in (*names, column.label, f"best {label}", "seeds"):
+    for heading in (*names, found.goal.partition(" ")[0], f"best {label}", "over winner", "seeds"):
         table.add_column(heading, justify="right")
     for candidate, score in found.scores[:8]:
         cells = [_format_value(getattr(candidate, name), name) for name in names]
         paid = format_cost(score.cost, column.unit) if math.isfinite(score.cost) else "not reached"
-        table.add_row(*cells, paid, f"{score.best:.3g}", str(score.seeds))
+        ratio = f"{score.ratio:.2f}" if math.isfinite(score.ratio) else "-"
+        table.add_row(*cells, paid, f"{score.best:.3g}", ratio, str(score.seeds))
     screen = console()
     screen.print(table)
     given = [c for c in found.changes if c.is_given]
     chosen = [c for c in found.changes if not c.is_given]
     for words, changes in (("Chosen", chosen), ("Given", given)):
-        if changes:
-            texts = (
-                f"{c.name} = {_format_value(c.value, c.name)} (default {_format_value(c.default, c.name)})"
-                for c in changes
-            )
+        texts = []
+        for change in changes:
+            value, default = (_format_value(v, change.name) for v in (change.value, change.default))
+            texts.append(f"{change.name} = {value} (default {default})")
+        if texts:
             screen.print(f"{words}: {', '.join(texts)}", markup=False, soft_wrap=True)
     print(f"Searched: {', '.join(found.axes)}; {found.enclosure}")
     if found.judged is not None:

@@ -74,7 +74,11 @@ class Searched(Protocol):
 
     @property
     def points(self) -> Sequence[tuple[Mapping[str, float | str], float]]:
-        """Each candidate's searched values and its cost (inf: not reached), best first."""
+        """Each candidate's searched values and its cost, the winner first.
+
+        Costs are in units of the winner's cost on the same seeds; inf: not reached, or more than
+        the search allowed.
+        """
         ...
 
 
@@ -369,6 +373,8 @@ def draw_figure(
     return page
 
 
+_FAR = 5.0
+"""Candidates that cost this many times what the winner costs are crosses."""
 _HYPER_PARAMETERS = {"step": "effective step", "rho": "K eta_l / eta_g"}
 
 
@@ -397,34 +403,35 @@ def search_panels(found: Searched, path: str | os.PathLike[str]) -> Path:
         The path.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter
 
     winner = found.points[0][0]
-    costs = [cost for _, cost in found.points if np.isfinite(cost)]
+    costs = [cost for _, cost in found.points if 0 < cost < _FAR]
+    top = 1.3 * max(costs, default=1.0)
     wide = min(3, len(winner))
     rows = -(-len(winner) // wide)
-    size = (max(5.2, 4.3 * wide), 0.5 + 2.9 * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(rows, wide, squeeze=False, sharey=True).flat
-    top = 1.25 * max(costs, default=1.0)
+    figure = Figure(figsize=(max(5.2, 3.8 * wide), 0.7 + 2.5 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, wide, squeeze=False, sharey=True).flat)
     for ax, name in zip(panels, winner, strict=False):
         _draw_costs(ax, found, name, top)
-        ax.set_yscale("log" if min(costs, default=1.0) > 0 else "linear")
-        if max(costs, default=1.0) < 10 * min(costs, default=1.0):
-            ax.yaxis.set_minor_formatter(FuncFormatter(_format_tick))
-            ax.tick_params(axis="y", which="minor", labelsize=7)
-        else:
-            ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_yscale("log")
+        ax.set_ylim(0.9 * min(costs, default=1.0), 1.15 * top)
         ax.yaxis.set_major_formatter(FuncFormatter(_format_tick))
-    for ax in list(panels)[len(winner) :]:
+        ax.yaxis.set_minor_formatter(FuncFormatter(_format_half))
+    for ax in panels[len(winner) :]:
         ax.set_visible(False)
-    figure.supylabel(found.goal, fontsize=10)
-    title = f"{found.name}: star, the winner; line, one value changed; cross, not reached"
-    figure.suptitle(title, fontsize=10)
+    figure.supylabel("cost over the winner's, same seeds", fontsize=10)
+    marks = "star: winner; line: one value changed; cross: not reached, or far more"
+    figure.suptitle(f"{found.name}, {found.goal}\n{marks}", fontsize=10)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     return path
+
+
+def _format_half(value: float, _: float | None = None) -> str:
+    """Label the minor ticks 2, 3 and 5 of a decade."""
+    return f"{value:g}" if f"{value:e}"[0] in "235" else ""
 
 
 def _draw_costs(ax: Axes, found: Searched, name: str, top: float) -> None:
@@ -435,9 +442,10 @@ def _draw_costs(ax: Axes, found: Searched, name: str, top: float) -> None:
     line: dict[int, float] = {}
     for point, cost in found.points:
         place = values.index(point[name])
-        height = cost if np.isfinite(cost) else top
+        is_shown = cost < _FAR
+        height = cost if is_shown else top
         is_near = all(point[other] == winner[other] for other in others)
-        mark = "o" if np.isfinite(cost) else "x"
+        mark = "o" if is_shown else "x"
         color = "#0072B2" if is_near else "#BBBBBB"
         ax.plot(place, height, mark, color=color, markersize=5, zorder=3 if is_near else 1)
         if is_near:
@@ -460,5 +468,5 @@ def _format_setting(name: str, value: float | str) -> str:
     if isinstance(value, str):
         return value
     if np.isinf(value):
-        return "all" if name in ("S", "b", "b0", "b1", "b2", "b3") else "default"
+        return "all" if name in ("S", "b", "b0", "b1", "b2", "b3") else "by rule"
     return f"{value:.3g}"

@@ -15,30 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedpage._version import __version__
-from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
-from fedpage.core.types import Problem, StopReason, Vector, dtype_of
-from fedpage.engine.simulate import simulate
-from fedpage.engine.simulation import HasCode, start_of
-from fedpage.runs.fingerprint import code_digest
-from fedpage.runs.history import History
-from fedpage.runs.provenance import describe_start
-from fedpage.studies.parallel import run_tasks
-from fedpage.studies.space import Axis, Candidate, build_candidate
-from fedpage.studies.trials import Trial, TrialStore
-from fedpage.theory.planner import Costs
+from fedpage.core.types import dtype_of
+from fedpage.studies.question import FRESH_SEED as FRESH_SEED
+from fedpage.studies.question import Question as Question
+from fedpage.studies.question import SearchEnded as SearchEnded
+from fedpage.studies.question import Trials as Trials
+from fedpage.studies.space import Axis, Candidate, Point, build_candidate
+from fedpage.studies.trials import Trial
 
 CAP = 2.0
 """A run ends when it has cost this many times what the leader's run with its seed cost."""
-FRESH_SEED = 10_000
-"""The first seed on which a winner is judged; searches use 0, 1, ..."""
 _CLIP = math.log(2 * CAP)
 """What a seed counts at most in a comparison, such as one on which only one of two reached."""
 MARGIN = 0.02
@@ -54,237 +45,23 @@ _LONGEST = 4
 _STEP_MOVE = 2
 """Places on the axis of the effective step by which it moves together with another one."""
 
-Point: TypeAlias = tuple[int, ...]
-"""A place on each axis."""
-Progress: TypeAlias = Callable[[int, int | None, str], None]
-"""Called with the runs done, the runs in all if they are known, and a note."""
-
-
-class SearchEnded(Exception):
-    """The runs or the time of a search are used up."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """What is asked of every run.
-
-    Attributes:
-        target: The value of the column to reach.
-        column: Any recorded column.
-        cost: What to minimise.
-        limit: The most that a run may cost, equal for all methods.
-        record_every: Rounds between records.
-        rounds: The most rounds of a run, however little they cost.
-        gradients: The most row gradients of a run, so that none computes for hours.
-        link: What estimated seconds depend on.
-    """
-
-    target: float
-    column: str
-    cost: Cost
-    limit: float = math.inf
-    record_every: int = 10
-    rounds: int = 20_000
-    gradients: float = math.inf
-    link: Costs = dataclasses.field(default_factory=Costs)
-
-    def costs(self, history: History) -> Vector:
-        """Return what each record had cost by then, (records,); seconds are estimated."""
-
-        def read(name: str) -> Vector:
-            return self._seconds(history) if name == "seconds" else history[name]
-
-        return self.cost.evaluate(read)
-
-    def _seconds(self, history: History) -> Vector:
-        called = np.maximum(history["clients"], 1.0)
-        rounds = history["round"]
-        rows = zip(
-            rounds,
-            history["bytes_down"] / called,
-            history["bytes_up"] / called,
-            history["gradients_per_client"] / np.maximum(rounds, 1.0),
-            strict=True,
-        )
-        return np.array([self.link.seconds(*map(float, row)) for row in rows])
-
-    def cost_of(self, history: History) -> float:
-        """Return what a run paid until it reached the target, interpolated between records."""
-        return history.interpolated_cost(self.column, self.target, self.costs(history))
-
-    def describe(self, problem: Problem) -> dict[str, object]:
-        """Return plain values that tell the runs of this question from others."""
-        classes = {"problem": type(problem)}
-        classes |= problem.code if isinstance(problem, HasCode) else {}
-        return {
-            "problem": problem.describe(),
-            "start": describe_start(start_of(problem)),
-            "code": {role: code_digest(cls) for role, cls in classes.items()},
-            "version": __version__,
-            "target": self.target,
-            "column": self.column,
-            "cost": self.cost.name,
-            "record_every": self.record_every,
-            "rounds": self.rounds,
-            "gradients": self.gradients,
-            "link": dataclasses.asdict(self.link),
-        }
-
-
-class _Watch:
-    """End a run at the target or at a cap, at the first record there."""
-
-    def __init__(self, question: Question, higher: bool, cap: float) -> None:
-        self._question, self._higher, self._cap = question, higher, cap
-        self._first: float | None = None
-
-    def __call__(self, record: Mapping[str, float]) -> str | None:
-        loss = record["loss"]
-        self._first = loss if self._first is None else self._first
-        history = History()
-        history.append(record)
-        if float(self._question.costs(history)[0]) >= self._cap:
-            return "capped"
-        value, target = record[self._question.column], self._question.target
-        if (value >= target if self._higher else value <= target) and loss <= self._first:
-            return "reached"
-        return "too long" if record["gradients"] >= self._question.gradients else None
-
-
-def run_trial(
-    problem: Problem, method: Candidate, seed: int, question: Question, cap: float
-) -> Trial:
-    """Run a method until it reaches the target or has cost the cap.
-
-    Args:
-        problem: The problem.
-        method: The method.
-        seed: The seed.
-        question: What is asked.
-        cap: The cost at which the run ends; at most `question.limit`.
-
-    Returns:
-        What it cost, and how it ended.
-    """
-    higher = History({"problem": problem.describe()}).higher_is_better(question.column)
-    cap = min(cap, question.limit)
-    history = simulate(
-        problem,
-        method,
-        rounds=question.rounds,
-        seed=seed,
-        record_every=question.record_every,
-        stop=_Watch(question, higher, cap),
-    )
-    capped = history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped"
-    return Trial(
-        cost=math.inf if capped else question.cost_of(history),
-        best=history.best(question.column),
-        diverged=history.diverged,
-        spent=float(question.costs(history)[-1]),
-        rounds=int(history.last("round")),
-        capped=capped,
-    )
-
-
-class Trials:
-    """Run trials that are not in the store, and count them.
-
-    Args:
-        problem: The problem.
-        question: What is asked.
-        store: The file of finished trials; None keeps them in memory.
-        jobs: Processes.
-        progress: Called after each run.
-        max_runs: The most new runs; None: any number.
-        deadline: When to end, as `time.monotonic` counts; None: never.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        question: Question,
-        *,
-        store: TrialStore | None = None,
-        jobs: int | None = 1,
-        progress: Progress | None = None,
-        max_runs: int | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self.problem, self.question = problem, question
-        self.higher = History({"problem": problem.describe()}).higher_is_better(question.column)
-        self._store = TrialStore(None, question.describe(problem)) if store is None else store
-        self.jobs, self.progress = jobs, progress
-        self.max_runs, self.deadline = max_runs, deadline
-        self.done = self.reused = 0
-        self._seen: set[tuple[Candidate, int]] = set()
-
-    def run(self, tasks: Sequence[tuple[Candidate, int, float]]) -> list[Trial]:
-        """Run (method, seed, cap), all of them, and return their trials as these caps show them.
-
-        Raises:
-            SearchEnded: The runs or the time are used up.
-        """
-        todo = list(dict.fromkeys(task for task in tasks if self.known(*task) is None))
-        for method, seed, _ in tasks:
-            if (method, seed) not in self._seen and (method, seed) not in {t[:2] for t in todo}:
-                self.reused += 1
-            self._seen.add((method, seed))
-        if todo and self._is_over(len(todo)):
-            raise SearchEnded
-        # The clock is read between batches, because joblib would stop its processes within one.
-        size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
-        for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
-            arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in batch]
-            trials = run_tasks(run_trial, arguments, self.jobs)
-            for (method, seed, _), trial in zip(batch, trials, strict=True):
-                self._store.put(method, seed, trial)
-                self.done += 1
-                if self.progress:
-                    self.progress(self.done + self.reused, self.max_runs, _note(method, trial))
-            if self.deadline is not None and time.monotonic() > self.deadline:
-                raise SearchEnded
-        found = [self.known(*task) for task in tasks]
-        return [trial for trial in found if trial is not None]
-
-    def ask(self, question: Question) -> None:
-        """Ask another question from now on; trials of other questions do not answer it."""
-        self.question = question
-        self._store = self._store.of(question.describe(self.problem))
-
-    def stored(self, method: Candidate, seed: int) -> Trial:
-        """Return a trial that has been run."""
-        trial = self._store.get(method, seed)
-        assert trial is not None
-        return trial
-
-    def _is_over(self, count: int) -> bool:
-        late = self.deadline is not None and time.monotonic() > self.deadline
-        return late or (self.max_runs is not None and self.done + count > self.max_runs)
-
-    def known(self, method: Candidate, seed: int, cap: float) -> Trial | None:
-        """Return the stored trial as it would have ended at this cap; None: it must be run."""
-        trial = self._store.get(method, seed)
-        cap = min(cap, self.question.limit)
-        if trial is None or (trial.capped and trial.spent < cap):
-            return None
-        if trial.spent >= cap and not trial.capped:
-            return dataclasses.replace(trial, cost=math.inf, capped=True)
-        return trial
-
-
-def _note(method: Candidate, trial: Trial) -> str:
-    cost = f"{trial.cost:.4g}" if math.isfinite(trial.cost) else "not reached"
-    return f"{method.name} step {method.effective_step:.3g}: {cost}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A candidate's medians over its seeds: the cost, and the best value of the column."""
+    """How a candidate did on its seeds.
+
+    Attributes:
+        cost: The median cost.
+        best: The median of the best value of the column.
+        seeds: The number of seeds.
+        ratio: The geometric mean of its costs over the winner's with the same seeds; inf where a
+            run did not reach the target, or was ended because it had cost too much.
+    """
 
     cost: float
     best: float
     seeds: int
+    ratio: float
 
 
 class Search:
@@ -600,16 +377,33 @@ class Search:
     # --- results ----------------------------------------------------------------------------------
 
     def scores(self) -> list[tuple[Candidate, Score]]:
-        """Return every candidate with its medians, the leader first, then by seeds and cost."""
+        """Return every candidate with its score, the leader first, then by seeds and ratio."""
+        run = {
+            point: [self.trials.stored(self.candidate(point), seed) for seed in range(seeds)]
+            for point, seeds in self._tried.items()
+        }
         sign = -1.0 if self.trials.higher else 1.0
-        found = []
-        for point, seeds in self._tried.items():
-            trials = [self.trials.stored(self.candidate(point), seed) for seed in range(seeds)]
-            found.append((point, Score(*self._medians(trials), seeds)))
-        found.sort(key=lambda e: (e[0] != self.leader, -e[1].seeds, e[1].cost, sign * e[1].best))
+        lead = run.get(self.leader) if self.leader is not None else None
+        found = [(point, _score(trials, lead or trials)) for point, trials in run.items()]
+        found.sort(
+            key=lambda e: (
+                e[0] != self.leader,
+                -e[1].seeds,
+                e[1].ratio,
+                e[1].cost,
+                sign * e[1].best,
+            )
+        )
         return [(self.candidate(point), score) for point, score in found]
 
-    def _medians(self, trials: Sequence[Trial]) -> tuple[float, float]:
-        cost = np.quantile([t.cost for t in trials], 0.5, method="higher")
-        best = np.median([t.best for t in trials])
-        return float(cost), float(best)
+
+def _score(trials: Sequence[Trial], others: Sequence[Trial]) -> Score:
+    """Return the score of some trials, in relation to those of the winner."""
+    costs = [trial.cost for trial in trials]
+    pairs = [(a, b.cost) for a, b in zip(costs, others, strict=False) if math.isfinite(b.cost)]
+    ratio = math.inf
+    if pairs and all(math.isfinite(a) for a, _ in pairs):
+        logs = [math.log(a / b) if a > 0 and b > 0 else 0.0 for a, b in pairs]
+        ratio = math.exp(math.fsum(logs) / len(logs))
+    best = float(np.median([trial.best for trial in trials]))
+    return Score(float(np.quantile(costs, 0.5, method="higher")), best, len(trials), ratio)

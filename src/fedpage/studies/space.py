@@ -7,6 +7,7 @@ own whose fields have the usual names is searched like those of the library.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -22,6 +23,9 @@ Candidate: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""
 Values: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
+
+Point: TypeAlias = tuple[int, ...]
+"""A place on each axis."""
 
 STEP_RATIO = math.sqrt(2.0)
 """The ratio of neighbouring effective steps."""
@@ -442,6 +446,20 @@ def _given_axis(name: str, values: list[HyperParameter], fixed: bool) -> Axis:
         most=1.0 if below_one else math.inf if whole else 1e300,
         whole=whole,
     )
+
+
+def all_points(axes: Mapping[str, Axis], listed: Collection[str] | None = None) -> list[Point]:
+    """Return every combination of places on the axes.
+
+    Args:
+        axes: The axes.
+        listed: Those whose known values are combined, the others being at their start; None: all.
+    """
+    places = [
+        range(len(axis.values)) if listed is None or name in listed else [axis.start]
+        for name, axis in axes.items()
+    ]
+    return list(itertools.product(*places))
 
 
 def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> Candidate:

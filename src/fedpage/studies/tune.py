@@ -8,11 +8,10 @@ that could not be enclosed is not judged.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean
@@ -22,17 +21,18 @@ from fedpage.engine.simulate import simulate
 from fedpage.engine.simulation import start_of
 from fedpage.runs.history import History
 from fedpage.studies.judge import Judgement
-from fedpage.studies.search import (
-    FRESH_SEED,
+from fedpage.studies.question import FRESH_SEED, Progress, Question, SearchEnded, Trials
+from fedpage.studies.search import Score, Search
+from fedpage.studies.space import (
+    Axis,
+    Candidate,
     Point,
-    Progress,
-    Question,
-    Score,
-    Search,
-    SearchEnded,
-    Trials,
+    Values,
+    all_points,
+    given_axes,
+    search_space,
+    unit_step,
 )
-from fedpage.studies.space import Axis, Candidate, Values, given_axes, search_space, unit_step
 from fedpage.studies.trials import Trial, TrialStore
 from fedpage.theory.planner import Costs
 
@@ -72,7 +72,7 @@ class Tuning:
             target, and nothing was judged.
         fresh: The fresh seeds.
         rounds: Rounds that suffice to repeat each of the judged runs.
-        scores: Every candidate with its medians over the seeds it had, the winner first.
+        scores: Every candidate with its costs on the seeds it had, the winner first.
         runs: Runs made by this search.
         reused: Runs taken from an earlier search.
         is_enclosed: Whether on every axis the winner's neighbours were run and are not better.
@@ -111,9 +111,9 @@ class Tuning:
 
     @property
     def points(self) -> list[tuple[dict[str, float | str], float]]:
-        """Each candidate's searched values and its cost, best first."""
+        """Each candidate's searched values and its cost in units of the winner's, winner first."""
         return [
-            ({name: coordinate(candidate, name) for name in self.axes}, score.cost)
+            ({name: coordinate(candidate, name) for name in self.axes}, score.ratio)
             for candidate, score in self.scores
         ]
 
@@ -258,7 +258,7 @@ def tune(
         axes, design = search_space(method, problem, fixed=given), None
     else:
         axes = given_axes(method, problem, search, fixed=fixed_grid)
-        design = _product(axes, [name for name, values in search.items() if values])
+        design = _design(axes, search)
     question = make_question(
         problem, method, target=target, column=column, cost=cost, rounds=rounds, limit=limit,
         record_every=record_every, costs=costs,
@@ -316,10 +316,16 @@ def check_space(
     if search is None:
         return
     axes = given_axes(method, problem, search, fixed=fixed_grid)
-    design = _product(axes, [name for name, values in search.items() if values])
+    design = _design(axes, search)
     Search(
         Trials(problem, Question(0.0, "loss", Cost.parse("rounds"))), method, axes, design=design
     )
+
+
+def _design(axes: Mapping[str, Axis], search: Values) -> list[Point] | None:
+    """Return every combination of the listed values; without any, the usual first design."""
+    listed = [name for name, values in search.items() if values]
+    return all_points(axes, listed) if listed else None
 
 
 def _given(method: Candidate, search: Values | None, fixed: Collection[str] | None) -> list[str]:
@@ -335,16 +341,6 @@ def _given(method: Candidate, search: Values | None, fixed: Collection[str] | No
         defaults = {field.name: field.default for field in dataclasses.fields(method)}
         fixed = [name for name in names if getattr(method, name) != defaults[name]]
     return [name for name in fixed if name not in (search or ())]
-
-
-def _product(axes: Mapping[str, Axis], listed: Sequence[str]) -> list[Point] | None:
-    """Return every combination of the listed values; other axes are at their start."""
-    if not listed:
-        return None
-    places = [
-        range(len(axis.values)) if name in listed else [axis.start] for name, axis in axes.items()
-    ]
-    return list(itertools.product(*places))
 
 
 def make_question(
