@@ -13,7 +13,7 @@ from fedpage.report.summary import format_duration
 from fedpage.runs import build
 from fedpage.studies.entrants import Entrant, describe_settings
 from fedpage.studies.judge import Judgement
-from fedpage.studies.search import Question
+from fedpage.studies.question import Question
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from fedpage.runs.history import History
 from fedpage.runs.store import parse_interval
 from fedpage.studies.choice import Choice
 from fedpage.studies.entrants import counts_bytes, list_entrants
+from fedpage.studies.question import Question, Trials
 from fedpage.studies.race import Notify, Race
-from fedpage.studies.search import Question, Trials
 from fedpage.studies.trials import TrialStore
 from fedpage.theory.constants import reference
 from fedpage.theory.planner import Costs
@@ -75,10 +75,10 @@ def choose(
         InputError: The question cannot be asked, or no method reached the target.
 
     >>> import fedpage as fp
-    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20, alpha=0.1)
-    >>> found = fp.choose(problem, target=0.02, methods=["fedpage", "fedavg"], seeds=2, fresh=5)
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20, reg="l2")
+    >>> found = fp.choose(problem, target=0.05, methods=["page", "saga"], seeds=1, fresh=5)
     >>> found.recommended.label, len(found.ranking)
-    ('FedAvg', 2)
+    ('SAGA', 2)
     """
     began = time.monotonic()
     seconds = parse_budget(budget)

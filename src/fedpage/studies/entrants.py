@@ -13,7 +13,7 @@ from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.runs import build
 from fedpage.runs.history import History
-from fedpage.studies.search import Question
+from fedpage.studies.question import Question
 
 UP = ("natural", "topk:0.1", "float32")
 """Codecs of replies that a race begins with: the first of these that a method takes."""

@@ -24,7 +24,8 @@ from fedpage.runs import build
 from fedpage.studies.choice import Eliminated, Finalist
 from fedpage.studies.entrants import Entrant
 from fedpage.studies.judge import Judgement, ranking
-from fedpage.studies.search import FRESH_SEED, Point, Question, Search, SearchEnded, Trials
+from fedpage.studies.question import FRESH_SEED, Question, SearchEnded, Trials
+from fedpage.studies.search import Point, Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.trials import Trial
 
