@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.runs.history import History
+    from fedpage.studies.choose import choose
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
 
@@ -110,6 +111,7 @@ _EXPORTS = {
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
+    "fedpage.studies.choose": "choose",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
@@ -187,6 +189,7 @@ __all__ = [
     "callbacks",
     "census",
     "check_method",
+    "choose",
     "codecs",
     "core",
     "data",

@@ -7,12 +7,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.engine import faults
-from fedpage.runs import toml
+from fedpage.runs import build, toml
 from fedpage.runs.build import build_method
 from fedpage.runs.config import (
     CompareConfig,
@@ -20,6 +21,7 @@ from fedpage.runs.config import (
     ProblemConfig,
     RunCommand,
     RunConfig,
+    Target,
     setting,
     structure,
     to_table,
@@ -194,3 +196,13 @@ def test_a_new_field_is_an_option_of_the_command_line():
     assert "Depth of the tree." in CliRunner().invoke(app, ["--help"]).output
     assert CliRunner().invoke(app, ["--depth", "5"]).output == "depth 5\n"
     assert "--depth must be" in str(CliRunner().invoke(app, ["--depth", "0"]).exception)
+
+
+def test_a_problem_records_its_metrics_and_the_targets():
+    config = ProblemConfig(data="census:rows=200", clients=20, objective="logistic", metrics="auc")
+    asked = build.record_target(config, Target("accuracy", 0.9))
+    assert asked.metrics == "auc,accuracy"
+    assert build.record_target(asked, Target("accuracy", 0.9)) == asked
+    assert build.record_target(config, Target()) == config
+    problem = build.build_problem(asked)
+    assert {"auc", "accuracy"} <= set(problem.evaluate(np.zeros(problem.d)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.runs.config import Target, structure
+from fedpage.runs.config import ProblemConfig, Target, dataclass_fields, structure
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod, Problem
@@ -87,7 +88,6 @@ def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[st
         InputError: a name is neither a hyper-parameter nor an option, or has no value.
     """
     from fedpage.runs.build import parse_hyper_parameters
-    from fedpage.runs.config import dataclass_fields
 
     options = [
         word for parameter in context.command.params for word in parameter.opts if word[:2] == "--"
@@ -130,6 +130,17 @@ def absolute_path(text: str, separator: str = "") -> str:
     if not path or text.partition(":")[0] in DATASETS or not os.path.exists(path):
         return text
     return f"{Path(path).resolve()}{found}{rest}"
+
+
+def problem_options(problem: ProblemConfig) -> dict[str, str]:
+    """Return the options that describe a problem, where they are not defaults."""
+    always = ("data", "clients", "objective", "partition")
+    options = {}
+    for name, entry in dataclass_fields(ProblemConfig).items():
+        value = getattr(problem, name)
+        if name in always or value != entry.default:
+            options[f"--{name.replace('_', '-')}"] = shlex.quote(str(value))
+    return options
 
 
 def check_target(problem: Problem, target: Target) -> None:

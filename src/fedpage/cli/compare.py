@@ -93,7 +93,7 @@ def execute(
     config = command.compare
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
-    problem = build.build_problem(command.problem)
+    problem = build.build_problem(build.record_target(command.problem, config.target))
     methods = _build_methods(config, problem)
     check_target(problem, config.target)
     check_runs(problem, methods)

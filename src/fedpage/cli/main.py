@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn, Protocol, runtime_checkable
 import typer
 
 from fedpage._version import __version__
+from fedpage.cli.choose import choose
 from fedpage.cli.compare import compare
 from fedpage.cli.data import app as data
 from fedpage.cli.demo import demo
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 _hyper_parameters = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(cls=Command, context_settings=_hyper_parameters)(run)
+app.command(cls=Command)(choose)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(resume)
 app.command(cls=Command)(demo)

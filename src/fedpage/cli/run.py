@@ -106,7 +106,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
 
     config = command.run
     method = build.build_method(command.method)
-    problem = build.build_problem(command.problem)
+    problem = build.build_problem(build.record_target(command.problem, config.target))
     check_target(problem, config.target)
     if config.steps == "theory":
         entry = build.find_method(command.method.name)

@@ -6,9 +6,12 @@ The keys are the field names with dashes. `AppConfig` is the app's [tool.flwr.ap
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from importlib.resources import files
 from typing import Literal
 
 from fedpage.core.errors import InputError, short_repr
@@ -120,6 +123,29 @@ def parse_node_config(table: Mapping[str, Value]) -> NodeConfig:
         InputError: a key is unknown or missing, or a value is of another type or out of range.
     """
     return structure(NodeConfig, table, "node config")
+
+
+def write_app(config: AppConfig) -> str:
+    """Write the pyproject.toml of an app with a configuration, with the template's explanations.
+
+    Args:
+        config: The run's configuration.
+
+    Returns:
+        The text, whose [tool.flwr.app.config] `parse_app_config` reads as `config`.
+    """
+    text = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
+    for entry in fields(config):
+        key, value = entry.name.replace("_", "-"), getattr(config, entry.name)
+        line = f"{key} = {json.dumps(value)}"
+        text = re.sub(
+            rf"^{key} = (\"[^\"]*\"|[^ #\n]*)",
+            lambda _, line=line: line,  # type: ignore[misc]
+            text,
+            count=1,
+            flags=re.MULTILINE,
+        )
+    return text
 
 
 @lru_cache(maxsize=16)

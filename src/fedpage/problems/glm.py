@@ -99,6 +99,7 @@ class LinearModel:
         _check_labels(self._loss, data)
         self.convex = self._loss.convex and REGULARISERS[self.reg].convex
         self.metrics = resolve_metrics(metrics, self.name)
+        self._constants: Smoothness | None = None
         self.held_out = held_out
         self._check_evaluation()
 
@@ -199,7 +200,7 @@ class LinearModel:
         A Flower node that has client i alone uses it, with the factor N w_i.
         """
         twin = copy(self)
-        twin._scale = self._scale * factor
+        twin._scale, twin._constants = self._scale * factor, None
         twin.weights = "given"
         twin._store()
         return twin
@@ -321,9 +322,11 @@ class LinearModel:
 
         A row's is |a|^2 times the loss's curvature. A client's and f's are the curvature times the
         largest eigenvalue of the (weighted) second moment of the rows. The regulariser adds alpha
-        for l2 and 2 alpha for nonconvex.
+        for l2 and 2 alpha for nonconvex. They are computed once.
         """
-        return _smoothness(self)
+        if self._constants is None:
+            self._constants = _smoothness(self)
+        return self._constants
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.data.name!r}, {self.partition.name}, d={self.d})"

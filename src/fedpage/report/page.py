@@ -115,11 +115,19 @@ class JudgedClaim(Protocol):
 
 @dataclass(frozen=True)
 class Table:
-    """A table above the figures: headings, cells, and a sentence that explains them."""
+    """A table above the figures: headings, cells, and a sentence that explains them.
+
+    Attributes:
+        head: The headings.
+        rows: The cells of each row.
+        note: The sentence below it.
+        is_text: Whether the cells are words, not numbers.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str
+    is_text: bool = False
 
 
 def write(

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.metrics import METRICS
 from fedpage.core.types import AnyMethod, HyperParameter
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
@@ -25,6 +26,7 @@ from fedpage.problems.base import Weights
 from fedpage.runs.config import (
     MethodConfig,
     ProblemConfig,
+    Target,
     dataclass_fields,
     field_types,
     field_values,
@@ -91,7 +93,16 @@ def build_problem(config: ProblemConfig) -> LinearModel:
     """
     data = load_dataset(config.data)
     partition = partition_from_text(config.partition, data.y, config.clients, config.partition_seed)
-    return build_objective(data, partition, config.objective, config.alpha, config.weights)
+    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
+    return build_objective(data, partition, config.objective, config.alpha, config.weights, names)
+
+
+def record_target(config: ProblemConfig, target: Target) -> ProblemConfig:
+    """Add the metric of a target to those that a problem records, if it is a registered one."""
+    if target.column not in METRICS or target.column in config.metrics.split(","):
+        return config
+    names = [name for name in (config.metrics, target.column) if name]
+    return dataclasses.replace(config, metrics=",".join(names))
 
 
 def build_objective(
@@ -100,6 +111,7 @@ def build_objective(
     objective: str,
     alpha: float | None = None,
     weights: Weights = "uniform",
+    metrics: Sequence[str] = (),
 ) -> LinearModel:
     """Return the objective of a name over divided data.
 
@@ -109,11 +121,14 @@ def build_objective(
         objective: a name of OBJECTIVES.
         alpha: the weight of its regulariser, 0.1 where it is None.
         weights: "uniform" or "size".
+        metrics: names of metrics to record.
 
     Raises:
-        InputError: the name is unknown, or alpha is given and there is no regulariser.
+        InputError: a name is unknown, or alpha is given and there is no regulariser.
     """
-    return OBJECTIVES[objective].problem(data, partition, alpha=alpha, weights=weights)
+    return OBJECTIVES[objective].problem(
+        data, partition, alpha=alpha, weights=weights, metrics=metrics
+    )
 
 
 def median_rows(problem: LinearModel) -> int:
@@ -397,9 +412,25 @@ def describe_in_text(name: str, method: AnyMethod, left_out: Sequence[str] = ())
 def command_line(name: str, method: AnyMethod, options: Mapping[str, str]) -> str:
     """Write the `fedpage run` command that runs a method with other options as given."""
     words = [f"fedpage run {name}", *(f"{option} {value}" for option, value in options.items())]
+    for key, text in hyper_words(method).items():
+        words.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
+    return " ".join(words)
+
+
+def hyper_words(method: AnyMethod) -> dict[str, str]:
+    """Return a method's hyper-parameters as words, where they are not defaults.
+
+    `parse_hyper_parameters` reads them, and every number is written with all its digits.
+
+    >>> from fedpage.methods import FedPAGE
+    >>> hyper_words(FedPAGE(S=5, eta_g=0.1 / 3, b3=None, up="natural"))
+    {'S': '5', 'eta_g': '0.03333333333333333', 'b3': 'all', 'up': 'natural'}
+    """
+    found = {}
     for key, field in dataclass_fields(type(method)).items():
         value = getattr(method, key)
         if value != field.default:
-            text = "all" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-            words.append(f"--{key.replace('_', '-')} {shlex.quote(str(text))}")
-    return " ".join(words)
+            short = f"{value:.6g}" if isinstance(value, float) else ""
+            is_exact = short != "" and float(short) == value
+            found[key] = "all" if value is None else short if is_exact else str(value)
+    return found

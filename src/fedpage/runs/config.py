@@ -66,6 +66,9 @@ class ProblemConfig:
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weight of a client: uniform, as in the paper, or its size."
     )
+    metrics: str = setting(
+        "", "Metrics to record, separated by commas, such as accuracy; a target's is recorded too."
+    )
 
 
 @dataclass(frozen=True)

@@ -289,17 +289,32 @@ class Search:
             pass
 
     def use_seeds(self, seeds: int) -> None:
-        """Compare on more seeds from now on; the leader runs on them, up to the equal limit.
+        """Compare on this many seeds from now on, and let the earlier leaders compete again.
 
         Raises:
             SearchEnded: The runs or the time are used up.
         """
-        self.is_enclosed = self.is_enclosed and seeds == self.seeds
+        is_new = seeds != self.seeds
+        self.is_enclosed = self.is_enclosed and not is_new
         self.seeds, self._level = seeds, seeds if self._stride == 1 else min(_FEW, seeds)
         if self.leader is None:
             self.start()
-        else:
-            self._lead(self.leader)
+            return
+        self._lead(self.leader)
+        if is_new:
+            self._run(sorted(self._led), range(self._level), self._caps())
+            ratios = {point: self.compare(point, self._level) for point in sorted(self._led)}
+            self._lead(min(ratios, key=ratios.__getitem__))
+
+    def prefer(self, point: Point, gain: float) -> None:
+        """Return to a point unless the leader costs less than it by at least this share.
+
+        Raises:
+            SearchEnded: The runs or the time are used up.
+        """
+        self._run([point], range(self._level), self._caps())
+        if self.compare(point, self._level) < -math.log(1 - gain):
+            self._lead(point)
 
     def _neighbours(self, stride: int) -> dict[Point, int]:
         """Return the leader's neighbours with the number of the axis on which each differs."""

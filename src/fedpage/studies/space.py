@@ -189,7 +189,12 @@ def _scaled_by_step(method: Candidate) -> set[str]:
 
 
 def unit_step(method: Candidate, problem: Problem) -> float:
-    """Return 1/L, or the method's effective step where L is not a finite number above 0."""
+    """Return 1/L, or the method's effective step where L is not a finite number above 0.
+
+    It is the method's own too where `with_step` scales a step that the method measures by itself.
+    """
+    if not _scaled_by_step(method) & {*_SIZES}:
+        return float(method.effective_step)
     try:
         L = problem.smoothness().whole
     except InputError:  # a network's

@@ -1,0 +1,339 @@
+"""`choose`: races on small problems, what they say, and what the command line prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+import tomllib
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.flower.config import build_method, parse_app_config, write_app
+from fedpage.methods import METHODS
+from fedpage.studies import race as racing
+from fedpage.studies.choose import parse_budget, resolve_target
+from fedpage.studies.entrants import list_entrants
+from fedpage.theory import reference
+
+HOUR = "1h"
+SMALL = {"seeds": 2, "fresh": 6, "budget": HOUR}
+COMMAND = (
+    "choose", "--data", "census:rows=200", "--clients", "20", "--objective", "logistic-l2",
+    "--seeds", "2", "--fresh", "5", "--jobs", "1", "--budget", HOUR,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return fp.LogisticRegression(fp.load("census", rows=200), clients=20, reg="l2", alpha=0.1)
+
+
+@pytest.fixture(scope="module")
+def choice(problem):
+    names = ["saga", "page"]
+    return fp.choose(problem, target=0.02, cost="clients", methods=names, **SMALL)
+
+
+def quadratic(spread: float) -> fp.Quadratic:
+    """Return ten clients in two dimensions whose minimisers differ by a spread."""
+    rng = np.random.default_rng(0)
+    A = np.stack([np.diag(rng.uniform(0.5, 2.0, 2)) for _ in range(10)])
+    return fp.Quadratic(A, 1.0 + spread * rng.standard_normal((10, 1, 2)))
+
+
+@dataclass(frozen=True)
+class Planted(fp.PAGE):
+    """PAGE that knows the minimiser and goes there in its first round."""
+
+    name: ClassVar[str] = "Planted"
+
+    def server(self, state, replies):
+        new = super().server(state, replies)
+        return new._replace(x=0.0 * new.x + OPTIMUM[0]) if len(OPTIMUM) else new
+
+
+OPTIMUM: list[np.ndarray] = []
+
+
+# --- the race -------------------------------------------------------------------------------------
+
+
+def test_a_planted_winner_is_found():
+    quad = quadratic(1.0)
+    OPTIMUM[:] = [quad.x_star]
+    try:
+        found = fp.choose(
+            quad,
+            target=1e-6,
+            cost="clients",
+            methods=[fp.SCAFFOLD(S=5, K=2), Planted(S=2)],
+            **SMALL,
+        )
+    finally:
+        OPTIMUM.clear()
+    assert found.recommended.label == "Planted"
+    assert found.recommended.judgement.reached == 6
+    assert not found.ranking[1].is_tied
+    assert "SCAFFOLD, the next, " in found.reason
+    assert "Its clients keep no state" in found.reason
+    assert found.cut == ""
+
+
+def test_a_method_that_must_use_small_steps_is_told_apart():
+    """FedAvg has a bias that only shrinks with its local step, where clients differ."""
+    found = fp.choose(
+        quadratic(3.0), target=1e-5, cost="rounds", methods=["fedexp", "page"], **SMALL
+    )
+    assert [finalist.label for finalist in found.ranking] == ["PAGE", "FedExP"]
+    assert not found.ranking[1].is_tied
+
+
+def test_methods_that_cost_about_the_same_are_tied(problem):
+    """FedProx with a tiny mu is FedAvg up to the seventh digit."""
+    start = fp.FedProx(S=4, mu=1e-7)
+    found = fp.choose(
+        problem, target=0.05, cost="clients", methods=[start, fp.FedAvg(S=4)], **SMALL
+    )
+    assert [finalist.is_tied for finalist in found.ranking] == [True, True]
+    other = next(f.label for f in found.ranking if f is not found.recommended)
+    assert f"{other} is tied with it: 6 fresh seeds do not tell them apart" in found.reason
+
+
+def test_equal_methods_enter_once(problem):
+    found = fp.choose(
+        problem, target=0.05, cost="clients", methods=["page", "pp-marina"], codecs=False, **SMALL
+    )
+    assert len(found.ranking) == 1
+    assert found.departures() == [f"The same as {found.first.label} here: "
+                                  f"{found.eliminated[0].entrant.label} (1.0x)."]  # fmt: skip
+
+
+def test_a_race_repeats(choice, problem):
+    names = ["saga", "page"]
+    again = fp.choose(problem, target=0.02, cost="clients", methods=names, **SMALL)
+    assert replace(again, seconds=0.0) == replace(choice, seconds=0.0)
+
+
+def test_the_judgement_is_the_cost_of_runs_on_fresh_seeds(choice, problem):
+    """The median is that of `simulate` with the printed settings."""
+    question, first = choice.question, choice.first
+    costs = [
+        fp.simulate(
+            problem,
+            first.method,
+            rounds=first.rounds,
+            seed=seed,
+            record_every=question.record_every,
+        ).cost_to("grad_norm", 0.02, "clients", interpolate=True)
+        for seed in choice.fresh
+    ]
+    assert tuple(costs) == first.judgement.costs
+    assert choice.fresh == tuple(range(10_000, 10_006))
+
+
+def test_the_target_is_recorded_often_enough(problem):
+    """A method that needs a handful of rounds is judged with a record in every round."""
+    found = fp.choose(problem, target=0.1, cost="rounds", methods=["dane", "vrl-sgd"], **SMALL)
+    assert found.question.record_every == 1
+    assert all(cost == int(cost) for cost in found.first.judgement.costs)
+
+
+def test_defaults_are_kept_unless_tuning_saves_a_tenth(problem, monkeypatch):
+    """With a threshold that no tuning meets, a method without step sizes keeps its defaults."""
+    monkeypatch.setattr(racing, "DEFAULTS", 0.999)
+    found = fp.choose(problem, target=0.02, cost="clients", methods=["secantpage"], **SMALL)
+    assert found.method == fp.SecantPAGE(S=10)
+    assert "with the defaults and without tuning" in found.reason
+
+
+def test_time_cuts_the_race_and_says_so(problem, monkeypatch):
+    """With a clock that ticks at each look, the cut is the same every time."""
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(time, "monotonic", lambda: 0.1 * next(ticks))
+    found = fp.choose(
+        problem,
+        target=0.02,
+        cost="clients",
+        methods=["fedavg", "page"],
+        seeds=2,
+        fresh=20,
+        budget=15,
+    )
+    assert 5 <= len(found.fresh) < 20
+    assert f"the judgement to {len(found.fresh)} fresh seeds" in found.cut
+    assert "more time may change the result" in found.effort
+
+
+def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
+    asked = dict(target=0.05, cost="clients", methods=["page"], store=tmp_path / "t", **SMALL)
+    first = fp.choose(problem, **asked)
+    again = fp.choose(problem, **asked)
+    assert first.runs > 0
+    assert again.runs == 0
+    assert again.ranking == first.ranking
+
+
+# --- who enters -----------------------------------------------------------------------------------
+
+
+def test_every_registered_method_but_presets_enters(problem):
+    entrants, left_out = list_entrants(problem)
+    names = {name for name, entry in METHODS.items() if not entry.preset}
+    assert {entrant.name for entrant in entrants} | left_out.keys() == names
+    notes = {entrant.name: entrant.notes for entrant in entrants}
+    assert notes["scaffold"] == ("clients keep a state",)
+    assert notes["page"] == ()
+    assert "all clients in every round" in notes["vrl-sgd"]
+
+
+def test_assumptions_that_do_not_hold_are_said():
+    robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    entrants, _ = list_entrants(robust, methods=["dane", "svrp"])
+    assert ["heuristic here, because it assumes convexity" in e.notes for e in entrants] == [
+        True,
+        False,
+    ]
+    assert "heuristic here, because it assumes strong convexity" in entrants[1].notes
+
+
+def test_stateless_leaves_out_client_states(problem):
+    entrants, left_out = list_entrants(problem, stateless=True)
+    assert all(entrant.entry.cls.client_state is None for entrant in entrants)
+    assert left_out["scaffold"] == "its clients keep a state"
+
+
+def test_codecs_are_used_where_bytes_count(problem):
+    plain, _ = list_entrants(problem, methods=["page", "ef21", "saga"])
+    coded, _ = list_entrants(problem, methods=["page", "ef21", "saga"], codecs=True)
+    assert [str(e.method.up) for e in plain] == ["none", "none", "none"]
+    assert [str(e.method.up) for e in coded] == ["natural", "natural", "float32"]
+    assert [str(e.method.down) for e in coded] == ["float32"] * 3
+    found = fp.choose(problem, target=0.05, cost="bytes", methods=["page"], **SMALL)
+    assert str(found.method.up) != "none"
+
+
+def test_the_one_that_asks_less_is_recommended_among_tied(choice):
+    saga, page = sorted(choice.ranking, key=lambda finalist: finalist.name, reverse=True)
+    tied = replace(choice, ranking=(replace(saga, is_tied=True), replace(page, is_tied=True)))
+    assert tied.recommended.name == "page"
+    assert "SAGA has the lower median, but asks more: clients keep a state." in tied.reason
+    apart = replace(choice, ranking=(saga, replace(page, is_tied=False)))
+    assert apart.recommended is apart.first
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_an_unreachable_target_says_the_best_value(problem):
+    with pytest.raises(InputError, match=r"no method reached gradient norm 1e-12; the best was \d"):
+        fp.choose(problem, target=1e-12, methods=["fedavg"], rounds=40, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ({"target": 0.0}, "above 0"),
+        ({"target": 0.1, "column": "acuracy"}, "not recorded"),
+        ({"target": 100.0}, "reached before the first round"),
+        ({"target": 0.1, "budget": "5x"}, "a time such as 60s"),
+        ({"target": 0.1, "budget": "100"}, "a time such as 60s"),
+        ({"target": 0.1, "methods": ["fedpge"]}, "did you mean 'fedpage'"),
+        ({"target": 0.1, "methods": ["page", "page"]}, "named twice"),
+        ({"target": 0.1, "methods": "page"}, "a list of methods"),
+        ({"target": 0.1, "methods": [3]}, "neither a method"),
+        ({"target": 0.1, "cost": "seconds"}, "at least one of latency"),
+        ({"target": 0.1, "cost": "byte"}, "is not a cost"),
+        ({"target": 0.1, "fresh": 0}, "fresh"),
+        ({"target": 0.1, "methods": ["scaffold"], "stateless": True}, "its clients keep a state"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused_in_one_line(problem, words, what):
+    with pytest.raises(InputError, match=what) as error:
+        fp.choose(problem, **words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_gap_is_a_loss_above_the_minimum(problem):
+    value, column = resolve_target(problem, 0.01, "gap")
+    assert column == "loss"
+    assert value == pytest.approx(reference(problem).loss + 0.01, abs=1e-9)
+    robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    with pytest.raises(InputError, match="convex objectives only"):
+        resolve_target(robust, 0.01, "gap")
+    assert parse_budget("2m") == parse_budget(120)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_the_printed_command_repeats_the_judgement(run, tmp_path):
+    words = ("--target", "accuracy:0.78", "--cost", "up+0.1*down", "--methods", "page,fedavg")
+    code, out, _ = run(*COMMAND, *words, "--out", "found")
+    assert code == 0
+    judged = re.search(r"Recommended: (\S+) \(.*?\), with (.*? seeds)\.", " ".join(out.split()))
+    command = next(line for line in out.splitlines() if "fedpage compare" in line)
+    code, again, _ = run(*shlex.split(command)[1:])
+    assert code == 0
+    assert f": {judged[2]} Report" in " ".join(again.split())
+    command = next(line for line in out.splitlines() if "fedpage run" in line)
+    code, again, _ = run(*shlex.split(command)[1:])
+    assert code == 0
+    assert judged[1] in again
+    assert {path.name for path in (tmp_path / "found").iterdir()} == {
+        "app", "report.html", "trials.jsonl",
+    }  # fmt: skip
+
+
+def test_the_app_is_what_flower_needs(run, tmp_path):
+    words = ("--target", "0.05", "--cost", "bytes", "--methods", "page")
+    code, out, _ = run(*COMMAND, *words, "--out", "found")
+    assert code == 0
+    assert "flwr run found/app fl" in out
+    text = (tmp_path / "found" / "app" / "pyproject.toml").read_text()
+    config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    assert (config.method, config.clients, config.target) == ("page", 20, 0.05)
+    assert (config.data, config.objective) == ("census:rows=200", "logistic-l2")
+    method = build_method(config)
+    settings = re.search(r"fedpage run page (.*)", out)[1]
+    assert f"--eta-g {method.eta_g!r}".rstrip("0") in settings
+    assert str(method.up) == re.search(r"--up (\S+)", settings)[1]
+    assert write_app(config) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--target", "x"), "expected a finite number or column:number"),
+        (("--target", "acuracy:0.9"), "did you mean 'accuracy'"),
+        (("--budget", "soon"), "a time such as 60s"),
+        (("--methods", ","), "no method is named"),
+        (("--methods", "sgd"), "unknown method"),
+        (("--cost", "money"), "--cost"),
+        (("--fresh", "0"), "--fresh"),
+        (("--target", "gap:0"), "above 0"),
+        (("--target", "9.0"), "reached before the first round"),
+    ],
+)
+def test_wrong_options_are_refused(refused, words, what):
+    refused((*COMMAND, *words), what)
+
+
+def test_nothing_reached_is_one_clear_line(run, monkeypatch):
+    from fedpage.studies import choose
+
+    whole = choose.choose
+    monkeypatch.setattr(choose, "choose", lambda *args, **words: whole(*args, rounds=30, **words))
+    code, _, err = run(*COMMAND, "--target", "1e-13", "--methods", "fedavg")
+    assert code == 2
+    line = err.rstrip("\n").split("\n")[-1]
+    assert re.fullmatch(
+        r"fedpage: no method reached gradient norm 1e-13; the best was [\d.e-]+, by FedAvg; "
+        r"allow more rounds, or choose an easier target",
+        line,
+    )
