@@ -23,7 +23,9 @@ from fedpage.core import secant
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
 from fedpage.engine.simulation import Simulation
-from fedpage.methods.secantpage import Difference, State
+from fedpage.methods import secantpage
+from fedpage.methods.passes import Difference
+from fedpage.methods.secantpage import State
 
 ALL_ROWS = list(range(M))
 ORDERS = [[3, 0, 4, 1, 2], [1, 2, 0, 3, 4], [4, 0, 1, 3, 2], [2, 3, 1, 4, 0]] * 3
@@ -57,14 +59,16 @@ def rotated(order: list[int], first: int) -> list[int]:
 class Plain:
     """SecantPAGE in plain Python, on one objective."""
 
-    def __init__(self, objective: str, method: fp.SecantPAGE) -> None:
+    def __init__(self, objective: str, method: fp.SecantPAGE, rest: float = 1e-4) -> None:
+        self.rest = rest
         self.objective, self.method, self.codec = objective, method, as_codec(method.up)
         self.x, self.x_prev, self.g, self.G = X0, X0, [0.0] * D, [0.0] * D
         self.zs: list[list[float]] = []
         self.delta = self.num = self.den = 0.0
         self.c, self.cs = method.damping, [method.damping]
         self.B = self.k = self.first = self.t = 0
-        self.V = self.q = 0.0
+        self.V = self.q = self.q_start = 0.0
+        self.rests = 0
         self.reasons: list[str] = []
         self.chance = random.Random(5)
 
@@ -105,7 +109,9 @@ class Plain:
             self.after_pass(r, rows, sampled)
         p = self.solve(self.g)
         self.q = inner(self.g, p)
-        if m.eta is not None:
+        if m.renew == "pass" and self.q < self.rest * self.q_start:
+            step, self.rests = 0.0, self.rests + 1
+        elif m.eta is not None:
             step = m.eta
         elif not self.zs:
             step = m.first_step / max(1.0, math.sqrt(inner(p, p)))
@@ -120,8 +126,9 @@ class Plain:
         self.B += len(block)
         share = len(block) / self.B
         a = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in block])
-        if r == 0:
-            self.g = self.G = a
+        if self.x == self.x_prev:
+            self.G = add((1 - share, self.G), (share, a))
+            self.g = self.g if self.k else self.G
         else:
             y = mean([self.difference(i, rows[i][1], r, 1) for i in block])
             self.learn(y, share)
@@ -134,6 +141,7 @@ class Plain:
                 self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
                 self.cs.append(self.c)
             self.g, self.G = self.G, [0.0] * D
+            self.q_start = inner(self.g, self.solve(self.g))
             self.k, self.B, self.first = self.k + 1, 0, (r + 1) * S
 
     def after_pass(self, r: int, rows: list[list[list[int]]], sampled: list[int]) -> None:
@@ -185,6 +193,24 @@ def test_secantpage_in_plain_python(objective, check, case):
     measured = (found.damping, found.curvature, found.squared, found.variance, found.q)
     replayed = (plain.c, plain.num, plain.den, plain.V, plain.q)
     np.testing.assert_allclose(measured, replayed, rtol=1e-7)
+
+
+@pytest.mark.parametrize("metric", ["full", "none"])
+def test_x_rests_in_a_pass_where_g_has_become_short(objective, check, monkeypatch, metric):
+    """Replay with a larger threshold, because these passes have three rounds only."""
+    monkeypatch.setattr(secantpage, "_REST", 0.6)
+    method = fp.SecantPAGE(S=2, metric=metric)
+    plain, script, expected = Plain(objective, method, rest=0.6), [], []
+    for r in range(24):
+        script.append(plain.round(r))
+        expected.append(plain.x)
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.state.g, plain.g, rtol=0, atol=1e-10)
+    assert 2 < plain.rests < 20
+    points = [X0, X0, *expected]
+    vectors = [1 if points[r] == points[r + 1] else 2 for r in range(24)]
+    called = [1 if r % 3 == 2 else 2 for r in range(24)]
+    assert run.costs.floats_down == D * inner(vectors, called)
 
 
 def test_the_replays_see_the_damping_rise_and_fall():
@@ -464,6 +490,26 @@ def test_sampled_rounds_carry_both_estimators_along():
     np.testing.assert_allclose(run.state.fresh, A[0] @ at - b, rtol=0, atol=1e-12)
     assert np.abs(x - at).max() > 0
     assert run.costs.fallbacks > 2
+
+
+def test_a_resting_x_moves_again_in_the_next_pass():
+    """Rounds at rest send one vector down and up, others two."""
+    A = quadratic().A[:1].repeat(60, axis=0)
+    problem = fp.Quadratic(A, np.random.default_rng(0).normal(size=(60, 1, 4)))
+    run = Simulation(problem, fp.SecantPAGE(S=1), seed=1)
+    rested = set()
+    for _ in range(200):
+        before, x, number = run.costs.floats_up, run.x, run.state.passes
+        was_moving = not np.array_equal(run.state.x, run.state.x_prev)
+        run.step()
+        assert run.costs.floats_up - before == problem.d * (2 if was_moving else 1)
+        if np.array_equal(run.x, x):
+            rested.add(number)
+            assert run.state.q < 1e-4 * run.state.q_start
+        elif number in rested:
+            assert run.state.passes == number + 1
+    assert rested == {1, 2, 3}
+    assert np.linalg.norm(problem.grad(run.x)) < 1e-4
 
 
 # 4. What the metric and the variance estimate: the mean over all sampled clients

@@ -37,7 +37,7 @@ def match_terms(
 
     FedPAGE samples S clients, and calls all clients with probability S/N: fewer than 2S
     clients a round on average. So do PP-MARINA, SVRP and SABER. Methods without full
-    rounds sample 2S.
+    rounds sample 2S. SecantPAGE samples S, and keeps the step size that it measures.
 
     With codecs these terms are not equal: a called client no longer sends a vector, and
     PP-MARINA calls S (1 + 1/(1+omega)) clients on average. Compare compressed methods
