@@ -654,7 +654,8 @@ JSON_WORDS = (
     b"1" + b"0" * 400, b"9" * 5000, b"[" * 200, b'{"a":' * 50, b'"end"', b'"x"', b'"round"',
     b'"meta"', b'"method"',
     b"[]",
-    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"', b'"search"',
+    b"{}", b'""', b"[null]", b"[[1]]", b"[true]", b'"seed"', b'"cost"', b'"diverged"',
+    b'"question"', b'"key"', b'"spent"', b'"rounds"', b'"capped"',
     b'"best"',
     b"\xff", b"\0",
     b"2e3", b"inf", b"nan", b"1_0", b" 1", b"\xd9\xa1", b"round", b"loss",
@@ -673,31 +674,25 @@ QUESTION = {"target": 0.01}
 METHOD = FedAvg(S=2)
 
 
-def slow_store(data: bytes, key: str) -> dict[str, tuple[float, float, bool]]:
+def slow_store(data: bytes, key: str) -> dict[tuple[str, int], Trial]:
     known = {}
     for line in (
         data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     ):
         try:
             entry = json.loads(line)
-            if type(entry) is not dict or entry["search"] != key:
+            if type(entry) is not dict or entry["question"] != key:
                 continue
-            if (
-                type(entry["method"]) is not dict
-                or type(entry["seed"]) is not int
-                or type(entry["diverged"]) is not bool
-            ):
+            types = {"key": str, "seed": int, "rounds": int, "diverged": bool, "capped": bool}
+            if any(type(entry[name]) is not kind for name, kind in types.items()):
                 continue
-            cost, best = entry["cost"], entry["best"]
-            if (
-                type(cost) is str
-                or type(best) is str
-                or not slow_number(cost) >= 0
-                or math.isnan(slow_number(best))
-            ):
+            numbers = [entry[name] for name in ("cost", "best", "spent")]
+            if any(type(number) is str for number in numbers):
                 continue
-            about = json.dumps(entry["method"], sort_keys=True)
-            known[f"{about} {entry['seed']}"] = (float(cost), float(best), entry["diverged"])
+            cost, best, spent = map(slow_number, numbers)
+            if cost >= 0 and spent >= 0 and not math.isnan(best):
+                rest = entry["diverged"], spent, entry["rounds"], entry["capped"]
+                known[entry["key"], entry["seed"]] = Trial(cost, best, *rest)
         except (ValueError, KeyError, RecursionError):
             continue
     return known
@@ -707,21 +702,19 @@ def check_store(data: bytes) -> None:
     path = scratch("trials.jsonl")
     path.write_bytes(data)
     store = TrialStore(path, QUESTION)
-    found = {
-        name: (trial.cost, trial.best, trial.diverged) for name, trial in store._trials.items()
-    }
-    assert found == slow_store(data, store._key)
+    assert store._trials == slow_store(data, store._key)
     if zlib.crc32(data) % 64 == 0:  # a trial can be stored after any content
-        store.put(METHOD, 7, Trial(3.0, 0.5, False))
-        assert TrialStore(path, QUESTION).get(METHOD, 7) == Trial(3.0, 0.5, False)
+        trial = Trial(3.0, 0.5, False, 4.0, 30, False)
+        store.put(METHOD, 7, trial)
+        assert TrialStore(path, QUESTION).get(METHOD, 7) == trial
 
 
 def store_seeds() -> tuple[bytes, ...]:
     path = scratch("seed-trials.jsonl")
     path.unlink(missing_ok=True)
     store = TrialStore(path, QUESTION)
-    store.put(METHOD, 0, Trial(12.0, 0.004, False))
-    store.put(METHOD, 1, Trial(math.inf, 0.2, True))
+    store.put(METHOD, 0, Trial(12.0, 0.004, False, 13.0, 20, False))
+    store.put(METHOD, 1, Trial(math.inf, 0.2, True, 9.0, 7, True))
     whole = path.read_bytes()
     path.unlink()
     return whole, whole[:-30], whole.replace(json.dumps(describe_method(METHOD)).encode(), b"{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedpage.engine.simulation import Simulation
 
 
 class ScriptedDraws:
-    """Draws of one round whose coin, clients, minibatches, number of steps and order are given."""
+    """Draws of one round whose coin, clients, minibatches, number of steps and orders are given."""
 
     def __init__(
         self,
@@ -23,9 +24,9 @@ class ScriptedDraws:
         clients: list[int],
         batches: dict[int, list[list[int]]],
         steps: int = 1,
-        order: list[int] | None = None,
+        orders: Sequence[list[int]] = (),
     ) -> None:
-        self.round, self._steps, self._order = round, steps, order
+        self.round, self._steps, self._orders = round, steps, orders
         self._coin, self._clients, self._batches = coin, clients, batches
 
     def coin(self, p: float) -> bool:
@@ -40,9 +41,8 @@ class ScriptedDraws:
         assert len(self._clients) == S
         return np.array(sorted(self._clients), dtype=np.int64)
 
-    def order(self, N: int) -> np.ndarray:
-        assert self._order is not None
-        return np.array(self._order, dtype=np.int64)
+    def order(self, N: int, number: int = 0) -> np.ndarray:
+        return np.array(self._orders[number], dtype=np.int64)
 
     def rows(
         self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int

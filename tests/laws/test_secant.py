@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,10 @@ from fedpage.core import secant
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
 from fedpage.engine.simulation import Simulation
-from fedpage.methods.first_pass import Difference
-from fedpage.methods.secantpage import State
+from fedpage.methods.secantpage import Difference, State
 
 ALL_ROWS = list(range(M))
-ORDER = [3, 0, 4, 1, 2]
+ORDERS = [[3, 0, 4, 1, 2], [1, 2, 0, 3, 4], [4, 0, 1, 3, 2], [2, 3, 1, 4, 0]] * 3
 STILL = 1e-300
 """A step size at which x does not move."""
 
@@ -49,15 +49,22 @@ def solve(K: list[list[float]], v: list[float]) -> list[float]:
     return [rows[i][D] / rows[i][i] for i in range(D)]
 
 
+def rotated(order: list[int], first: int) -> list[int]:
+    """Return an order that begins at another place."""
+    return [order[(first + place) % N] for place in range(N)]
+
+
 class Plain:
     """SecantPAGE in plain Python, on one objective."""
 
     def __init__(self, objective: str, method: fp.SecantPAGE) -> None:
         self.objective, self.method, self.codec = objective, method, as_codec(method.up)
-        self.x, self.x_prev, self.g = X0, X0, [0.0] * D
+        self.x, self.x_prev, self.g, self.G = X0, X0, [0.0] * D, [0.0] * D
         self.zs: list[list[float]] = []
-        self.delta = self.num = self.den = self.V = self.q = 0.0
-        self.B = self.t = 0
+        self.delta = self.num = self.den = 0.0
+        self.c, self.cs = method.damping, [method.damping]
+        self.B = self.k = self.first = self.t = 0
+        self.V = self.q = 0.0
         self.reasons: list[str] = []
         self.chance = random.Random(5)
 
@@ -75,42 +82,27 @@ class Plain:
         now, before = (grad(self.objective, i, rows, x) for x in (self.x, self.x_prev))
         return compress(self.codec, r, i, add((1, now), (-1, before)), field)
 
+    def learn(self, y: list[float], share: float) -> None:
+        m, s = self.method, add((1, self.x), (-1, self.x_prev))
+        sy, s2 = abs(inner(s, y)), inner(s, s)
+        least = 1e-3 * math.sqrt(s2 * inner(y, y))
+        z = [value / math.sqrt(max(sy, least)) for value in y]
+        if not self.zs:
+            self.delta = m.ridge * inner(z, z)
+        self.num = m.beta * self.num + (1 - m.beta) * sy / s2
+        w = inner(y, self.solve(y))
+        self.den = m.beta * self.den + (1 - m.beta) * w / s2
+        self.V = (1 - share) ** 2 * (self.V + w)
+        self.zs.append(z)
+
     def round(self, r: int) -> ScriptedDraws:
         m = self.method
-        T, y, share = m.tau * N / m.S, None, 0.0
-        sampled = sorted(self.chance.sample(range(N), m.S))
         rows = [[ALL_ROWS if m.b is None else some_rows(m.b) for _ in range(2)] for _ in range(N)]
-        if self.B < N:
-            block = ORDER[self.B : self.B + m.S]
-            self.B += len(block)
-            share = len(block) / self.B
-            a = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in sorted(block)])
-            if r == 0:
-                self.g = a
-            else:
-                y = mean([self.difference(i, rows[i][1], r, 1) for i in sorted(block)])
-                self.g = add((1 - share, self.g), (1 - share, y), (share, a))
-            self.reasons.append("pass")
-        elif self.t >= T or (m.theta and self.t >= T / 4 and m.theta * self.q < self.V):
-            self.reasons.append("old" if self.t >= T else "variance")
-            self.g = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in range(N)])
-            self.t, self.V = 0, 0.0
+        sampled = sorted(self.chance.sample(range(N), m.S))
+        if m.renew == "pass" or self.k == 0:
+            self.in_pass(r, rows)
         else:
-            y = mean([self.difference(i, rows[i][0], r, 0) for i in sampled])
-            self.g, self.t = add((1, self.g), (1, y)), self.t + 1
-            self.reasons.append("sampled")
-        if y is not None:
-            s = add((1, self.x), (-1, self.x_prev))
-            sy, s2 = abs(inner(s, y)), inner(s, s)
-            least = 1e-3 * math.sqrt(s2 * inner(y, y))
-            z = [value / math.sqrt(max(sy, least)) for value in y]
-            if not self.zs:
-                self.delta = m.ridge * inner(z, z)
-            w = inner(y, self.solve(y))
-            self.num = m.beta * self.num + (1 - m.beta) * sy / s2
-            self.den = m.beta * self.den + (1 - m.beta) * w / s2
-            self.V = (1 - share) ** 2 * (self.V + w)
-            self.zs.append(z)
+            self.after_pass(r, rows, sampled)
         p = self.solve(self.g)
         self.q = inner(self.g, p)
         if m.eta is not None:
@@ -118,9 +110,44 @@ class Plain:
         elif not self.zs:
             step = m.first_step / max(1.0, math.sqrt(inner(p, p)))
         else:
-            step = m.damping * self.num / self.den
+            step = self.c * self.num / self.den
         self.x, self.x_prev = add((1, self.x), (-step, p)), self.x
-        return ScriptedDraws(r, False, sampled, dict(enumerate(rows)), order=ORDER)
+        return ScriptedDraws(r, False, sampled, dict(enumerate(rows)), orders=ORDERS)
+
+    def in_pass(self, r: int, rows: list[list[list[int]]]) -> None:
+        S = self.method.S
+        block = sorted(rotated(ORDERS[self.k], self.first)[self.B : self.B + S])
+        self.B += len(block)
+        share = len(block) / self.B
+        a = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in block])
+        if r == 0:
+            self.g = self.G = a
+        else:
+            y = mean([self.difference(i, rows[i][1], r, 1) for i in block])
+            self.learn(y, share)
+            self.G = add((1 - share, self.G), (1 - share, y), (share, a))
+            self.g = add((1, self.g), (1, y)) if self.k else self.G
+        if self.B == N:
+            if self.k:
+                noise = add((1, self.G), (-1, self.g))
+                left, wrong = (math.sqrt(inner(v, self.solve(v))) for v in (self.g, noise))
+                self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
+                self.cs.append(self.c)
+            self.g, self.G = self.G, [0.0] * D
+            self.k, self.B, self.first = self.k + 1, 0, (r + 1) * S
+
+    def after_pass(self, r: int, rows: list[list[list[int]]], sampled: list[int]) -> None:
+        m = self.method
+        T = m.tau * N / m.S
+        if self.t >= T or (m.theta and self.t >= T / 4 and m.theta * self.q < self.V):
+            self.reasons.append("old" if self.t >= T else "variance")
+            self.g = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in range(N)])
+            self.t, self.V = 0, 0.0
+        else:
+            self.reasons.append("sampled")
+            y = mean([self.difference(i, rows[i][0], r, 0) for i in sampled])
+            self.learn(y, 0.0)
+            self.g, self.t = add((1, self.g), (1, y)), self.t + 1
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -129,40 +156,56 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"metric": "window", "window": 2, "ridge": 0.5},
     "none": {"metric": "none", "beta": 0.6, "damping": 0.4},
     "natural": {"metric": "full", "up": "natural", "b": 3},
-    "no trigger": {"metric": "full", "theta": None},
     "fixed": {"metric": "window", "window": 3, "eta": 0.1},
     "long first step": {"metric": "full", "first_step": 5.0},
 }
+FULL: dict[str, dict[str, Any]] = {
+    "full rounds": {"metric": "full", "theta": 0.7},
+    "full rounds, few rows": {"metric": "window", "window": 4, "theta": 0.7, "b": 2},
+    "full rounds, natural": {"metric": "none", "theta": 0.7, "up": "natural"},
+    "no trigger": {"metric": "full", "theta": None},
+}
+CASES |= {name: {"renew": "full", "tau": 1.6, **options} for name, options in FULL.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_secantpage_in_plain_python(objective, check, case):
-    method = fp.SecantPAGE(S=2, **{"tau": 1.6, "theta": 0.7} | CASES[case])
-    plain, script, expected, states = Plain(objective, method), [], [], []
-    for r in range(24):
+    """Replay passes of three rounds, the last of which calls one client only; or full rounds."""
+    method = fp.SecantPAGE(S=2, **CASES[case])
+    plain, script, expected = Plain(objective, method), [], []
+    for r in range(24 if case in FULL else 18):
         script.append(plain.round(r))
         expected.append(plain.x)
-        states.append((plain.t, plain.V, plain.q, plain.num, plain.den))
     run = check(method, script, expected)
     found = run.state
     np.testing.assert_allclose(found.g, plain.g, rtol=0, atol=1e-10)
-    assert found.t == plain.t
+    assert found.passes == plain.k == (1 if case in FULL else 6)
     assert found.pairs == len(plain.zs)
-    measured = (found.variance, found.q, found.curvature, found.squared)
-    np.testing.assert_allclose(measured, states[-1][1:], rtol=1e-7)
-    assert plain.reasons[:3] == ["pass"] * 3
-    assert {"sampled"} < set(plain.reasons[3:])
+    assert found.t == plain.t
+    measured = (found.damping, found.curvature, found.squared, found.variance, found.q)
+    replayed = (plain.c, plain.num, plain.den, plain.V, plain.q)
+    np.testing.assert_allclose(measured, replayed, rtol=1e-7)
+
+
+def test_the_replays_see_the_damping_rise_and_fall():
+    factors = []
+    for case in ("full", "few rows", "long first step"):
+        plain = Plain("robust", fp.SecantPAGE(S=2, **CASES[case]))
+        for r in range(30):
+            plain.round(r)
+        factors += [new / old for old, new in pairwise(plain.cs)]
+    assert min(factors) < 0.9
+    assert max(factors) > 1.1
 
 
 def test_the_replays_see_both_reasons_of_a_full_round():
     reasons = []
-    for case in ("full", "no trigger"):
-        method = fp.SecantPAGE(S=2, **{"tau": 1.6, "theta": 0.7} | CASES[case])
-        plain = Plain("robust", method)
+    for case in ("full rounds", "no trigger"):
+        plain = Plain("robust", fp.SecantPAGE(S=2, **CASES[case]))
         for r in range(40):
             plain.round(r)
         reasons.append(set(plain.reasons))
-    assert reasons == [{"pass", "sampled", "old", "variance"}, {"pass", "sampled", "old"}]
+    assert reasons == [{"sampled", "old", "variance"}, {"sampled", "old"}]
 
 
 @pytest.mark.parametrize("leak_free", [False, True])
@@ -176,7 +219,7 @@ def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
         clients = sorted(chance.sample(range(N), S))
         batches = {i: [some_rows(b2)] + [some_rows(b3) for _ in range(K - 1)] for i in range(N)}
         if seen < N:
-            block = sorted(ORDER[seen : seen + S])
+            block = sorted(ORDERS[0][seen : seen + S])
             seen += len(block)
             share = len(block) / seen
             batches = {i: [some_rows(b1), some_rows(b2)] for i in range(N)}
@@ -205,7 +248,7 @@ def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
             move = mean(moves)
             g = mean(firsts) if leak_free else move
         x, x_prev = add((1, x), (-eta_g, move)), x
-        script.append(ScriptedDraws(r, r in (0, 1, 6), clients, batches, order=ORDER))
+        script.append(ScriptedDraws(r, r in (0, 1, 6), clients, batches, orders=ORDERS))
         expected.append(x)
     method = fp.FedPAGE(
         S=S, K=K, b1=b1, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=leak_free,
@@ -224,15 +267,28 @@ def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
 def test_without_metric_and_with_a_fixed_step_it_is_page_with_an_averaging_start(kind, b, up):
     """The pass has N/S rounds; then full rounds follow T sampled ones, as PAGE's of period T+1."""
     problem, S, T = (quadratic(noise=1.0), 2, 2) if kind == "quadratic" else (uneven(), 4, 1)
-    assert (problem.N // S) % (T + 1) == 1
-    same: dict[str, Any] = {"S": S, "up": up, "down": "float32"}
-    ours = fp.SecantPAGE(**same, metric="none", eta=0.05, theta=None, tau=T * S / problem.N, b=b)
-    page = fp.PAGE(**same, eta_g=0.05, p=1 / (T + 1), periodic=True, start="average", b2=b)
-    histories = [
-        fp.simulate(problem, method, rounds=40, seed=2, record_every=1) for method in (ours, page)
-    ]
-    assert histories[0].same(histories[1])
-    assert histories[0].last("full_rounds") > 5
+    rounds = problem.N // S
+    assert rounds % (T + 1) == 1
+    page = fp.PAGE(S=S, up=up, eta_g=0.05, p=1 / (T + 1), periodic=True, start="average", b2=b)
+    fixed: dict[str, Any] = {"S": S, "up": up, "metric": "none", "eta": 0.05, "b": b}
+    full = fp.SecantPAGE(**fixed, renew="full", theta=None, tau=T * S / problem.N)
+    for ours, length in ((full, 40), (fp.SecantPAGE(**fixed), rounds)):
+        histories = [
+            fp.simulate(problem, method, rounds=length, seed=2, record_every=1)
+            for method in (ours, page)
+        ]
+        assert histories[0].same(histories[1])
+        assert (histories[0].last("full_rounds") > 5) == (length == 40)
+
+
+def test_with_all_clients_and_a_fixed_step_it_is_gradient_descent():
+    problem = uneven("logistic-nonconvex")
+    method = fp.SecantPAGE(S=problem.N, metric="none", eta=0.05)
+    history = fp.simulate(problem, method, rounds=15, seed=1)
+    x = np.zeros(problem.d)
+    for _ in range(15):
+        x = x - 0.05 * problem.grad(x)
+    np.testing.assert_allclose(history.x, x, rtol=0, atol=1e-13)
 
 
 def test_all_clients_in_the_first_round_are_a_full_round():
@@ -258,10 +314,10 @@ def test_a_window_of_all_pairs_is_the_full_metric():
 # 3. The first pass
 
 
-def the_pass(problem: Any, method: Any, seed: int = 1, **options: Any) -> Simulation:
-    """Run until the pass has had every client."""
+def the_pass(problem: Any, method: Any, seed: int = 1, number: int = 1, **options: Any) -> Any:
+    """Run until a pass has had every client: the first, or that of a number."""
     run = Simulation(problem, method, seed=seed, **options)
-    while not run.state.seen.all():
+    while not run.state.seen.all() and getattr(run.state, "passes", 0) < number:
         run.step()
     return run
 
@@ -282,17 +338,20 @@ def test_after_a_pass_without_movement_g_is_the_full_gradient(name):
         assert run.costs.round == -(-problem.N // 3)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("name", AVERAGING)
-def test_missing_clients_are_asked_again_and_counted_once(name):
+def test_missing_clients_are_asked_again_and_counted_once(name, number):
     faults, policy = fp.Faults(dropout=0.4, nan=0.1), fp.Policy(retries=0)
     problem = uneven("robust")
     for seed in range(5):
-        run = the_pass(problem, AVERAGING[name], seed, faults=faults, policy=policy)
+        method = AVERAGING[name]
+        run = the_pass(problem, method, seed, number, faults=faults, policy=policy)
         assert run.costs.missing > 0
         np.testing.assert_allclose(run.state.g, problem.grad(run.x), rtol=0, atol=1e-14)
 
 
-def test_g_follows_the_point_in_the_pass():
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_g_follows_the_point_in_a_pass(number):
     """Where all clients have the same Hessian, g is the gradient at x, however far x moves."""
     A = quadratic().A[:1].repeat(8, axis=0)
     problem = fp.Quadratic(A, quadratic(noise=1.0).b)
@@ -301,25 +360,57 @@ def test_g_follows_the_point_in_the_pass():
         fp.FedPAGE(S=3, K=4, eta_g=0.1, start="average"),
         fp.PAGE(S=3, eta_g=0.1, start="average"),
     ):
-        run = the_pass(problem, method)
+        run = the_pass(problem, method, number=number)
         np.testing.assert_allclose(run.state.g, problem.grad(run.state.x_prev), atol=1e-12)
         assert np.linalg.norm(run.x) > 0.1
 
 
-def test_the_pass_follows_a_random_order_of_the_seed():
-    problem, method = quadratic(), fp.SecantPAGE(S=3)
-    firsts = set()
+def test_without_noise_the_damping_doubles_in_each_pass_up_to_one():
+    """With equal Hessians the old g and the new one agree at the end of every pass."""
+    A = quadratic().A[:1].repeat(8, axis=0)
+    problem = fp.Quadratic(A, quadratic(noise=1.0).b)
+    run = Simulation(problem, fp.SecantPAGE(S=4, damping=0.1), seed=1)
+    found = []
+    for _ in range(5):
+        run.step()
+        run.step()
+        found.append(run.state.damping)
+    assert found == [0.1, 0.2, 0.4, 0.8, 1.0]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 3.0, 1e3])
+def test_the_damping_balances_what_is_left_and_noise(scale):
+    """A pass multiplies it by the root of |g|/|new g - g| in the metric, from 1/4 to 2."""
+    problem = different()
+    state = state_with_metric(problem, np.ones(4))._replace(damping=0.2, passes=1)
+    method = fp.SecantPAGE(S=SAMPLED)
+    g = np.array([0.3, -0.2, 0.1, 0.4])
+    state = state._replace(g=g, fresh=g + scale * np.array([0.1, 0.3, -0.2, 0.2]))
+    after = method._end_pass(state)
+    inverse = 9 * state.metric.P
+    noise = state.fresh - g
+    r = math.sqrt((g @ inverse @ g) / (noise @ inverse @ noise))
+    assert after.damping == pytest.approx(0.2 * min(2, max(0.25, math.sqrt(r))), rel=1e-12)
+    assert np.array_equal(after.g, state.fresh)
+    assert not after.fresh.any()
+    assert not after.seen.any()
+    assert after.passes == 2
+
+
+def test_passes_follow_random_orders_of_the_seed():
+    problem, method = quadratic(), fp.SecantPAGE(S=4)
+    orders = set()
     for seed in range(6):
         run = Simulation(problem, method, seed=seed)
-        order, asked = RoundDraws(seed, 0).order(problem.N).tolist(), []
-        for r in range(3):
-            clients = method.call(run.state, run.draws()).clients.tolist()
-            assert clients == sorted(order[3 * r : 3 * r + 3])
-            asked += clients
-            run.step()
-        assert sorted(asked) == list(range(problem.N))
-        firsts.add(tuple(order))
-    assert len(firsts) == 6
+        for number in range(3):
+            order = RoundDraws(seed, 0).order(problem.N, number).tolist()
+            for r in range(2):
+                clients = method.call(run.state, run.draws()).clients.tolist()
+                assert clients == sorted(order[4 * r : 4 * r + 4])
+                run.step()
+            assert sorted(order) == list(range(problem.N))
+            orders.add(tuple(order))
+    assert len(orders) == 18
 
 
 def test_each_client_is_equally_often_first():
@@ -347,13 +438,32 @@ def test_a_client_that_never_answers_keeps_the_pass_open(method):
 def test_a_full_round_without_a_client_is_replaced_and_does_not_count_as_one():
     problem = quadratic()
     faults = fp.Faults(gone=(5,), gone_from=4)
-    run = Simulation(problem, fp.SecantPAGE(S=2), seed=1, faults=faults)
+    run = Simulation(problem, fp.SecantPAGE(S=2, renew="full"), seed=1, faults=faults)
     for _ in range(30):
         run.step()
-    assert run.state.seen.all()
+    assert run.state.passes == 1
     assert run.costs.full_rounds == 0
     assert run.costs.fallbacks > 10
     assert run.state.t == 26
+
+
+def test_sampled_rounds_carry_both_estimators_along():
+    """Equal Hessians: where a client is gone in the second pass, g stays the gradient at x."""
+    A = quadratic().A[:1].repeat(8, axis=0)
+    problem = fp.Quadratic(A, quadratic(noise=1.0).b)
+    faults = fp.Faults(gone=(5,), gone_from=4)
+    run = Simulation(problem, fp.SecantPAGE(S=2), seed=1, faults=faults)
+    for _ in range(12):
+        run.step()
+    others = [i for i in range(8) if i != 5]
+    assert run.state.passes == 1
+    assert run.state.seen.tolist() == [i != 5 for i in range(8)]
+    at, x = run.state.x_prev, run.x
+    np.testing.assert_allclose(run.state.g, problem.grad(at), rtol=0, atol=1e-12)
+    b = problem.b.mean(axis=1)[others].mean(axis=0)
+    np.testing.assert_allclose(run.state.fresh, A[0] @ at - b, rtol=0, atol=1e-12)
+    assert np.abs(x - at).max() > 0
+    assert run.costs.fallbacks > 2
 
 
 # 4. What the metric and the variance estimate: the mean over all sampled clients
@@ -389,10 +499,7 @@ def state_with_metric(problem: Any, s: np.ndarray, ridge: float = 1.0) -> State:
         y = problem.A.mean(axis=0) @ step
         metric = metric.add(y / math.sqrt(step @ y))
     state = method.init(np.linspace(-1, 1, problem.d), problem.N)
-    return state._replace(
-        x_prev=state.x - s, g=np.linspace(2, 0, problem.d), metric=metric, pairs=9,
-        seen=np.ones(problem.N, dtype=bool),
-    )  # fmt: skip
+    return state._replace(x_prev=state.x - s, metric=metric, pairs=9, passes=1)
 
 
 def second_moment(problem: Any, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -422,19 +529,20 @@ def test_a_pair_adds_the_curvature_along_s_and_the_noise_of_differences():
     assert np.linalg.norm(covariance) > 0.05 * np.linalg.norm(expected)
 
 
-def test_the_variance_grows_by_that_of_g_and_the_squared_curvature():
-    """E[y'(K/n)^-1 y] = |Hs|^2 + E|y - Hs|^2, both in the metric: never below the variance."""
+def test_the_squared_length_of_y_is_that_of_its_mean_and_its_variance():
+    """E[y'(K/n)^-1 y] = |Hs|^2 + E|y - Hs|^2, both in the metric: noise shortens the step."""
     problem, s = different(), np.array([0.3, -0.1, 0.2, 0.4])
-    state = state_with_metric(problem, s)._replace(variance=0.7)
+    state = state_with_metric(problem, s)
     states = every_state(problem, state, s)
     inverse = 9 * state.metric.P
     Hs, covariance = second_moment(problem, s)
-    grown = np.mean([after.variance for after in states]) - 0.7
-    assert grown == pytest.approx(Hs @ inverse @ Hs + np.trace(inverse @ covariance), rel=1e-9)
+    w = np.mean([after.squared for after in states]) * (s @ s)  # beta = 0
+    noise = np.trace(inverse @ covariance)
+    assert w == pytest.approx(Hs @ inverse @ Hs + noise, rel=1e-9)
     errors = [after.g - (state.g + Hs) for after in states]
     of_g = np.mean([error @ inverse @ error for error in errors])
-    assert of_g == pytest.approx(np.trace(inverse @ covariance), rel=1e-9)
-    assert 0.1 * grown < of_g < grown
+    assert of_g == pytest.approx(noise, rel=1e-9)
+    assert 0.1 * w < of_g < w
 
 
 def test_the_metric_of_exact_pairs_is_below_the_hessian():
@@ -469,15 +577,15 @@ def test_the_step_is_at_most_that_of_a_line_search_along_the_last_move():
             assert change < 0
 
 
-def test_without_metric_exact_steps_along_an_axis_descend():
-    """One parameter, all clients: the loss falls in every round, and by 1 - damping to x*."""
+def test_without_noise_one_parameter_is_solved_by_the_first_measured_step():
     problem = fp.Quadratic(np.array([[[2.0]], [[6.0]]]), np.array([[[1.0]], [[-5.0]]]))
-    run = Simulation(problem, fp.SecantPAGE(S=2, metric="none", damping=0.5), seed=0)
+    run = Simulation(problem, fp.SecantPAGE(S=2, metric="none", damping=1.0), seed=0)
     gaps = []
-    for _ in range(8):
+    for _ in range(2):
         run.step()
         gaps.append(float(np.abs(run.x - problem.x_star)[0]))
-    np.testing.assert_allclose(gaps[2:], [gap / 2 for gap in gaps[1:-1]], rtol=1e-9)
+    assert gaps[0] > 0.4
+    assert gaps[1] < 1e-12
 
 
 # 5. Invariance
@@ -526,7 +634,6 @@ def test_units_of_single_features_matter_only_by_the_ridge():
     one = method.server(state, replies_of(problem, s, (1, 4)))
     two = method.server(there, replies_of(scaled, inverse @ s, (1, 4)))
     np.testing.assert_allclose(A @ two.x, one.x, rtol=0, atol=1e-7)
-    assert two.q == pytest.approx(one.q, rel=1e-6)
     assert np.abs(one.x - state.x).max() > 0.05
 
 
@@ -570,21 +677,32 @@ def test_it_obeys_the_laws_of_any_method(metric):
 
 def test_what_is_sent():
     problem = uneven("robust")
-    d, n, S = problem.d, problem.N, 4
-    for up, gradient, change in (
-        ("none", 64, 64),
-        ("natural", 64, 12),
-        ("float32", 32, 32),
-    ):
-        method = fp.SecantPAGE(S=S, up=up, tau=2 / 3, theta=None)  # a pass of 3, T = 2
-        history = fp.simulate(problem, method, rounds=9, seed=1, record_every=1)
-        sampled = S * change * d
+    d, S = problem.d, 4
+    for up, gradient, change in (("none", 64, 64), ("natural", 64, 12), ("float32", 32, 32)):
+        method = fp.SecantPAGE(S=S, up=up)
+        history = fp.simulate(problem, method, rounds=7, seed=1, record_every=1)
         both = S * (gradient + change) * d
-        full = n * gradient * d
-        bits = [S * gradient * d, both, both, sampled, sampled, full, sampled, sampled, full]
+        assert np.diff(history["bits_up"]).tolist() == [S * gradient * d] + 6 * [both]
+        assert (np.diff(history["floats_down"]) / d).tolist() == [S] + 6 * [2 * S]
+        assert history.last("full_rounds") == 0
+        method = fp.SecantPAGE(S=S, up=up, renew="full", tau=2 / 3, theta=None)  # T = 2
+        history = fp.simulate(problem, method, rounds=8, seed=1, record_every=1)
+        sampled, full = S * change * d, problem.N * gradient * d
+        bits = [S * gradient * d, both, both, sampled, sampled, full, sampled, sampled]
         assert np.diff(history["bits_up"]).tolist() == bits
-        vectors = [S, 2 * S, 2 * S, 2 * S, 2 * S, n, 2 * S, 2 * S, n]
+        vectors = [S, 2 * S, 2 * S, 2 * S, 2 * S, problem.N, 2 * S, 2 * S]
         assert (np.diff(history["floats_down"]) / d).tolist() == vectors
+
+
+def test_a_cast_of_messages_rounds_the_model_itself():
+    """So s is the clients' own, and g is the gradient at the model, to any accuracy."""
+    A = quadratic().A[:1].repeat(8, axis=0)
+    problem = fp.Quadratic(A, quadratic(noise=1.0).b)
+    run = Simulation(problem, fp.SecantPAGE(S=3, down="float32"), seed=1)
+    for _ in range(20):
+        run.step()
+        assert np.array_equal(run.x, run.x.astype(np.float32))
+    np.testing.assert_allclose(run.state.g, problem.grad(run.state.x_prev), rtol=0, atol=1e-12)
 
 
 def test_rounding_leaves_a_floor():
@@ -608,6 +726,7 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(metric="diagonal"), "SecantPAGE: metric must be one of auto, full"),
         (lambda: fp.SecantPAGE(window=0), "SecantPAGE: window must be a whole number from 1"),
         (lambda: fp.SecantPAGE(damping=0.0), "SecantPAGE: damping must be a finite number above 0"),
+        (lambda: fp.SecantPAGE(renew="never"), "SecantPAGE: renew must be one of pass, full"),
         (lambda: fp.SecantPAGE(tau=-1.0), "SecantPAGE: tau must be"),
         (lambda: fp.SecantPAGE(theta=0.0), "SecantPAGE: theta must be"),
         (lambda: fp.SecantPAGE(beta=1.0), "SecantPAGE: beta must be in"),
@@ -618,7 +737,7 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(up="topk:2"), "SecantPAGE: up=topk:2 is biased"),
         (lambda: fp.SecantPAGE(down="natural"), "SecantPAGE: down=natural is no cast"),
         (lambda: fp.SecantPAGE(S=99).init(np.zeros(4), 8), "SecantPAGE: cannot sample S=99"),
-        (lambda: fp.FedPAGE(start="half"), "FedPAGE: start must be full or average, not 'half'"),
+        (lambda: fp.FedPAGE(start="half"), "FedPAGE: start must be one of full, average"),
     ],
 )
 def test_nonsense_is_refused_in_a_line(make, says):
@@ -632,6 +751,6 @@ def test_a_comparison_at_equal_steps_leaves_a_measured_step_alone():
 
     terms: dict[str, Any] = {"N": 40, "M": 10, "S": 5, "K": 10, "step": 0.1}
     assert build_fair_method("secantpage", **terms) == fp.SecantPAGE(S=5)
-    assert build_fair_method("secantpage:tau=1", **terms) == fp.SecantPAGE(S=5, tau=1.0)
+    assert build_fair_method("secantpage:beta=0.9", **terms) == fp.SecantPAGE(S=5, beta=0.9)
     fixed = build_fair_method("secantpage:eta=0.3", **terms)
     assert fixed == fp.SecantPAGE(S=5, eta=0.3)

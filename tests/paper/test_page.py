@@ -237,7 +237,7 @@ def test_pages_of_the_commands(run, tmp_path):
     for name, words_in_it in (
         ("one.html", "FedPAGE"),
         ("two.html", "SCAFFOLD"),
-        ("three.html", "costs over the searched grid"),
+        ("three.html", "costs over the searched values"),
     ):
         text = (tmp_path / name).read_text()
         assert words_in_it in text

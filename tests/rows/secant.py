@@ -27,21 +27,25 @@ def _averaging(name: str) -> Any:
 
 
 def _rest_after_the_pass(run: Any, gradients: np.ndarray) -> None:
-    g, seen = gradients.mean(axis=0), np.ones(run.N, dtype=bool)
-    run.state = run.state._replace(g=g, seen=seen)
+    after = {"passes": 1} if run.method.name == "SecantPAGE" else {"seen": run.state.seen | True}
+    run.state = run.state._replace(g=gradients.mean(axis=0), **after)
     run.costs.round = 1
 
 
 _rest: Any = {"rest": _rest_after_the_pass}
+_two: Any = {"messages": 2, **_rest}
 
 ROWS = {
-    "SecantPAGE": Row(_secant(), descent=None, **_rest),
-    "SecantPAGE-window": Row(_secant(metric="window", window=3), descent=None, **_rest),
-    "SecantPAGE-none": Row(_secant(metric="none"), descent=None, **_rest),
-    "SecantPAGE-fixed": Row(_secant(metric="none", eta=1.0), **_rest),
-    "SecantPAGE+natural": Row(_secant(up="natural"), descent=None, **_rest),
-    "SecantPAGE+float32": Row(_secant(up="float32"), descent=None, rests=False),
-    "FedPAGE-average": Row(_averaging("FedPAGE"), messages=3, **_rest),
-    "FedPAGE-leak-free-average": Row(_averaging("FedPAGE-leak-free"), messages=3, **_rest),
-    "PAGE-average": Row(_averaging("PAGE"), messages=3, **_rest),
+    "SecantPAGE": Row(_secant(), descent=None, **_two),
+    "SecantPAGE-window": Row(_secant(metric="window", window=3), descent=None, **_two),
+    "SecantPAGE-none": Row(_secant(metric="none"), descent=None, **_two),
+    "SecantPAGE-fixed": Row(_secant(metric="none", eta=1.0), **_two),
+    "SecantPAGE-full-rounds": Row(_secant(renew="full"), descent=None, **_rest),
+    "SecantPAGE+natural": Row(_secant(up="natural"), descent=None, **_two),
+    "SecantPAGE+float32": Row(
+        _secant(up="float32", down="float32"), descent=None, messages=2, rests=False
+    ),
+    "FedPAGE-average": Row(_averaging("FedPAGE"), messages=4, **_rest),
+    "FedPAGE-leak-free-average": Row(_averaging("FedPAGE-leak-free"), messages=4, **_rest),
+    "PAGE-average": Row(_averaging("PAGE"), messages=4, **_rest),
 }

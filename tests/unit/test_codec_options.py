@@ -116,7 +116,7 @@ def test_tune_searches_codecs(run, tmp_path):
     words += ["--cost", "bytes", "--target", "0.2", "--seeds", "1", "--fresh", "1", "--S", "3"]
     code, out, err = run("tune", "pp-marina", *SMALL, *words, "--out", "search")
     assert code == 0, err
-    assert (tmp_path / "search" / "grid.png").exists()
+    assert (tmp_path / "search" / "search.png").exists()
     assert "randk:0.2" in out
     command = " ".join(out[out.index("Run it: ") :].split())
     assert any(f"--up {codec}" in command for codec in ("natural", "randk:0.2")) or (

@@ -14,6 +14,7 @@ from fedpage.engine.stopping import Stop
 from fedpage.report import page, plots, summary
 from fedpage.runs.history import History, by_method
 from fedpage.studies import tune as tuning
+from fedpage.studies.question import Question
 from fedpage.theory.planner import Costs
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--S", "5")
@@ -137,19 +138,20 @@ def test_budgets_are_costs_too():
 def test_a_search_for_the_least_sum():
     history = make_history()
     links = Costs(latency=2.0)
-    assert tuning.cost_of(history, 0.5, "bits_up+0.1*bits_down", links, "loss") == 236.0
-    assert tuning.cost_of(history, 0.5, "seconds+rounds", links, "loss") == 3.0
+    for cost, paid in (("bits_up+0.1*bits_down", 236.0), ("seconds+rounds", 3.0)):
+        assert Question(0.5, "loss", Cost.parse(cost), link=links).cost_of(history) == paid
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     grid = {"eta_g": [0.1, 0.3]}
     found = tuning.tune(
-        problem, fp.PAGE(S=5), target=0.05, cost="up+0.1*down", grid=grid, rounds=200, seeds=1,
+        problem, fp.PAGE(S=5), target=0.05, cost="up+0.1*down", search=grid, rounds=200, seeds=1,
         fresh=1,
     )  # fmt: skip
     run = fp.simulate(problem, found.method, rounds=200, seed=tuning.FRESH_SEED)
-    assert found.judged[1] == run.cost_to("grad_norm", 0.05, "up+0.1*down")
-    assert found.goal == "up+0.1*down to gradient norm 0.05"
+    paid = run.cost_to("grad_norm", 0.05, "up+0.1*down", interpolate=True)
+    assert found.judged.costs == (paid,)
+    assert found.goal == "bytes_up+0.1*bytes_down to gradient norm 0.05"
     with pytest.raises(InputError, match="needs at least one of latency"):
-        tuning.tune(problem, fp.PAGE(S=5), target=0.05, cost="seconds+rounds", grid=grid)
+        tuning.tune(problem, fp.PAGE(S=5), target=0.05, cost="seconds+rounds", search=grid)
 
 
 def test_the_summary_has_up_down_and_the_cost():
@@ -211,7 +213,7 @@ def test_compare_and_tune_on_the_command_line(run, tmp_path):
     words += ("--fresh", "1", "--search", "eta_g=0.1,0.3", "--out", "t", "--report", "t.html")
     code, out, err = run(*words, "--cost", "up+0.1*down")
     assert code == 0, err
-    assert "up+0.1*down to gradient norm 0.08" in out
+    assert "bytes_up+0.1*bytes_down to gradient norm 0.08" in out
     assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "t.html").read_text()
 
 

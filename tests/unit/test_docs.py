@@ -177,7 +177,7 @@ def test_command_lines_are_valid(name):
         ("fedpage compare --etag 1", "no option --etag"),
         ("fedpage run fedpage --eta-x 1", "no option --eta-x"),
         ("fedpage plan --epsilon x", "number|float"),
-        ("fedpage plan", "(?i)missing .*epsilon"),
+        ("fedpage tune", "(?i)missing .*method"),
         ("fedpage run fedpoge", "unknown method"),
     ],
 )

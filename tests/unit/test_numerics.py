@@ -22,7 +22,8 @@ from fedpage.core.types import Batch, StopReason
 from fedpage.problems.base import norm
 from fedpage.report import page, plots, summary
 from fedpage.runs.history import by_method
-from fedpage.studies.tune import default_grid, tune
+from fedpage.studies.space import search_space
+from fedpage.studies.tune import tune
 from fedpage.theory import (
     Setting,
     convex_fedpage,
@@ -367,14 +368,16 @@ def test_constants_of_degenerate_data(kind, name, monkeypatch):
         for ask in (
             lambda: fp.FedPAGE.from_theory(problem, S=1, K=2),
             lambda: fp.PAGE.from_theory(problem, S=1, K=1),
-            lambda: default_grid(method, problem),
         ):
             with pytest.raises(InputError, match="smoothness"):
                 ask()
     else:
         for K in (1, 2):
             assert 0 < fp.FedPAGE.from_theory(problem, S=problem.N, K=K).eta_g < math.inf
-        assert all(0 < step < math.inf for step in default_grid(method, problem)["step"])
+    steps = search_space(method, problem)["step"]  # without L: around the method's own step
+    assert all(0 < step < math.inf for step in steps.values)
+    assert steps.at(-5) < steps.values[0]
+    assert steps.values[-1] < steps.at(len(steps.values) + 5)
 
 
 @pytest.mark.parametrize("size", [1e-100, 1e-80, 1e80, 1e100])
@@ -632,14 +635,14 @@ def test_a_search_in_which_every_candidate_has_cost_zero(tmp_path):
     grid = {"step": [0.01, 0.1, 1.0, 10.0], "rho": [0.1, 1.0]}
     for cost in ("rounds", "bytes", "seconds"):
         found = tune(
-            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, grid=grid, rounds=5,
+            problem, fp.FedPAGE(S=1, K=2), target=1e-3, cost=cost, search=grid, rounds=5,
             record_every=1, seeds=2, fresh=2,
             costs=planner.Costs(latency=1.0), store=tmp_path / f"{cost}.jsonl",
         )  # fmt: skip
-        assert found.judged == (0.0, 0.0, 0.0)
+        assert found.judged.costs == (0.0, 0.0)
         assert all((score.cost, score.best) == (0.0, 0.0) for _, score in found.scores)
         assert found.method == found.scores[0][0]
-        assert plots.heat_map(found, tmp_path / f"{cost}.png").stat().st_size > 0
+        assert plots.search_panels(found, tmp_path / f"{cost}.png").stat().st_size > 0
 
 
 # The command line
@@ -664,7 +667,6 @@ def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
         ["run", "fedpage", *zero, "--S", "1", "--steps", "theory"],
         "smoothness must be a finite number above 0",
     )
-    refused(["tune", "fedavg", *zero, "--S", "1"], "smoothness is not a finite number above 0")
     refused(["plan", "--epsilon", "1e-200"], "epsilon must be from 1e-30 to 1e+30")
     words = [
         "compare",
@@ -697,7 +699,7 @@ def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
         "1",
     )
     assert (code, err.count("Warning")) == (0, 0)
-    assert "0 rounds (quartiles 0 to 0)" in out
+    assert "0 [0, 0], 10 of 10 seeds" in out
     words = [
         "--data",
         "ones.txt",

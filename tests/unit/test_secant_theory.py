@@ -175,7 +175,9 @@ def test_a_step_in_the_metric_descends_while_the_error_is_small():
 
 def average_start(grads, blocks, path) -> list[dict]:
     """Run the first pass over blocks of clients; path(k, xs, gs) is the point of round k."""
-    g, seen, xs, gs, rounds = 0.0, 0, [], [], []
+    g, seen, rounds = np.zeros(2), 0, []
+    xs: list[np.ndarray] = []
+    gs: list[np.ndarray] = []
     for k, block in enumerate(blocks):
         xs.append(path(k, xs, gs))
         x, x_prev = xs[-1], xs[max(k - 1, 0)]

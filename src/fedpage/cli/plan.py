@@ -1,38 +1,32 @@
-"""`fedpage plan`: compare methods by their theory, before anything is run."""
+"""`fedpage plan`: compare methods by their theory and by short pilot runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.common import parse_cost
 from fedpage.cli.options import with_config_options
 from fedpage.cli.output import console
+from fedpage.cli.plan_output import print_conversions, print_json, print_plan, print_predictions
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, setting
 
 if TYPE_CHECKING:
-    from fedpage.theory.planner import Costs, Row
+    from fedpage.codecs import Codec
+    from fedpage.problems import LinearModel
+    from fedpage.studies.pilot import Pilot
+    from fedpage.theory.planner import Costs, Measure, Row
     from fedpage.theory.tables import Setting
 
 _CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
 _OPTIONAL = ("mu", "delta")
 """Constants without a default; the analyses that need them are left out where they are unknown."""
-_LEAST_NEEDED = ("gradients a client", "clients", "needs", "bytes down")
-"""The columns that a narrow terminal does not show, the first one first."""
-_LEGEND = """\
-bound: proved with explicit constants for the mean over rounds, as far as the constants hold.
-order: a complexity up to constants; it shows growth and promises no number.
-unverified: taken from code or from a summary, without a look at its proof.
-no result: the paper has a dash here.
-BV: bounded variance of rows (sigma). BGD: bounded dissimilarity of clients (G, B).
-delta: bounded dissimilarity of the clients' Hessians. mu: strong convexity.
-S = N: every client takes part in every round. C: the codec of replies (--up). Rounds are exchanges
-of messages."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +72,19 @@ class ConstantsConfig:
 
 @with_config_options
 def plan(
-    epsilon: Annotated[
-        float,
-        typer.Option("--epsilon", help="Gradient norm to reach; with --convex: gap f - f*."),
-    ],
     problem: PlanProblemConfig,
     constants: ConstantsConfig,
     link: LinkConfig,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Gradient norm to reach.")
+    ] = None,
+    gap: Annotated[
+        float | None, typer.Option("--gap", help="Gap f - f* to reach, of a convex objective.")
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option("--epsilon", hidden=True, help="--gap if f is convex, else --target."),
+    ] = None,
     sampled: Annotated[
         int, typer.Option("--S", "--sampled", help="Clients sampled in a round.")
     ] = 10,
@@ -103,26 +103,47 @@ def plan(
         str, typer.Option("--up", help="Codec of replies, for methods that have a theorem for it.")
     ] = "none",
     cost: Annotated[
-        str, typer.Option("--cost", help="Show this cost too: bits, bits_up, up+0.1*down, ...")
+        str, typer.Option("--cost", help="Compare this cost: bits, bits_up, up+0.1*down, ...")
     ] = "bytes",
+    pilots: Annotated[
+        bool,
+        typer.Option("--pilots/--no-pilots", help="With --data: predict from short runs too."),
+    ] = True,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time that the short runs may take, such as 15s or 5m.")
+    ] = "15s",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Estimate rounds and bytes of each method by theory."""
-    from fedpage.codecs import as_codec
+    """Estimate rounds and bytes of each method by theory and by short runs."""
+    from fedpage.codecs import IDENTITY, as_codec
+    from fedpage.core.columns import Cost
     from fedpage.theory import Setting
     from fedpage.theory import planner as planning
 
-    costs, codec, cost = link.costs(), as_codec(up), parse_cost(cost)
-    planning.Row("", "", "", "no result").cost(cost)  # refuses a cost that plans do not have
+    accuracy = _read_accuracy(target, gap, epsilon)
+    costs, codec, compared = link.costs(), as_codec(up), Cost.parse(parse_cost(cost))
+    seconds = _read_budget(budget)
+    planning.Row("", "", "", "no result").cost(compared)  # refuses a cost that plans do not have
+    if "seconds" in compared.name and not costs.given:
+        raise InputError(
+            "--cost seconds needs at least one of --latency, --uplink, --downlink and "
+            "--seconds-per-gradient"
+        )
     given = {name: getattr(constants, name) for name in (*_CONSTANTS, *_OPTIONAL)}
     base: dict[str, float] = dict.fromkeys(_CONSTANTS, 1.0)
     origin = dict.fromkeys(_CONSTANTS, "default")
+    objective: LinearModel | None = None
+    computed: dict[str, float] = {}
     average: float | None = None
+    whole: float | None = None
     if problem.data:
-        base, about = _estimate(problem)
-        average, convex = base.pop("average"), bool(about["convex"])
+        objective, computed, about = _estimate(problem)
+        average, whole = computed["average"], computed["whole"]
+        base = {name: computed[name] for name in (*_CONSTANTS, *_OPTIONAL) if name in computed}
+        convex = bool(about["convex"])
         rows, parameters = rows or about["M"], parameters or about["d"]
         origin = dict.fromkeys(base, "estimated") | {"L": "computed"}
+        origin |= {"mu": "computed"} if "mu" in base else {}
     values = base | {name: value for name, value in given.items() if value is not None}
     origin |= {name: "given" for name, value in given.items() if value is not None}
     for name in ("L", "D0", "R2"):
@@ -130,134 +151,138 @@ def plan(
             raise InputError(
                 f"{problem.data}: x0 = 0 is a minimiser already ({name} = 0); no plan is needed"
             )
+    measure, value = accuracy(convex)
     M, d = (10 if rows is None else rows), (100 if parameters is None else parameters)
     try:
-        terms = Setting(N=problem.clients, S=sampled, K=K, M=M, epsilon=epsilon, **values)
+        terms = Setting(N=problem.clients, S=sampled, K=K, M=M, epsilon=value, **values)
+        is_own = origin["L"] == "computed"
         table = planning.plan(
             terms,
             d=d,
             convex=convex,
+            measure=measure,
             costs=costs,
-            average_L=average if origin["L"] == "computed" else None,
+            average_L=average if is_own else None,
+            whole_L=whole if is_own else None,
             up=codec,
         )
     except (ZeroDivisionError, OverflowError):
         raise InputError(
             "these numbers are too small or too large to compute with; choose others"
         ) from None
+    predicted: dict[str, Pilot] = {}
+    if objective is not None and pilots:
+        # Without a codec, methods of compression are other methods of the table.
+        shown = [row for row in table if codec != IDENTITY or row.method not in _compressed()]
+        predicted = _run_pilots(objective, shown, terms, measure, computed, codec, seconds)
     if as_json:
-        _print_json(terms, d, convex, origin, table, str(codec))
+        print_json(terms, measure, d, convex, origin, table, str(codec), predicted, costs)
+        return
+    text = f"N={terms.N:,} clients, S={terms.S}, M={terms.M:g} rows, K={terms.K}, d={d:,}"
+    kind = "convex" if convex else "nonconvex"
+    coded = "" if str(codec) == "none" else f"; replies through {codec} where proved"
+    screen = console()
+    screen.print(f"{text}; {kind}: {_NAMES[measure]} <= {value:g}{coded}", markup=False)
+    known = (f"{name}={getattr(terms, name):.3g}\xa0({how})" for name, how in origin.items())
+    print(fill(f"constants: {', '.join(known)}", min(screen.width, 120)).replace("\xa0", " "))
+    if predicted:
+        print_predictions(shown, predicted, costs, compared)
     else:
-        text = f"N={terms.N:,} clients, S={terms.S}, M={terms.M:g} rows, K={terms.K}, d={d:,}"
-        aim = "convex: gap f - f*" if convex else "nonconvex: gradient norm"
-        coded = "" if str(codec) == "none" else f"; replies through {codec} where proved"
-        screen = console()
-        screen.print(f"{text}; {aim} <= {epsilon:g}{coded}", markup=False)
-        known = (f"{name}={getattr(terms, name):.3g} ({how})" for name, how in origin.items())
-        screen.print(f"constants: {', '.join(known)}", markup=False)
-        _print_plan(table, costs.given, cost)
+        print_plan(table, costs.given, compared)
+    print_conversions(table, measure)
 
 
-def _estimate(config: ProblemConfig) -> tuple[dict[str, float], dict[str, int]]:
-    """Estimate a problem's constants; return them, and M, d and whether it is convex."""
+_NAMES = {"grad_norm": "gradient norm", "gap": "gap f - f*"}
+
+
+def _read_accuracy(
+    target: float | None, gap: float | None, epsilon: float | None
+) -> Callable[[bool], tuple[Measure, float]]:
+    """Check that one accuracy is given; return it as a function of whether f is convex."""
+    given = {"--target": target, "--gap": gap, "--epsilon": epsilon}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        found = f", not {' and '.join(names)}" if names else ""
+        raise InputError(
+            f"give one accuracy: --target for a gradient norm or --gap for f - f*{found}"
+        )
+    (value,) = (value for value in given.values() if value is not None)
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{names[0]} must be a finite number above 0, not {value!r}")
+
+    def choose(convex: bool) -> tuple[Measure, float]:
+        is_gap = names[0] == "--gap" or (names[0] == "--epsilon" and convex)
+        return ("gap" if is_gap else "grad_norm"), value
+
+    return choose
+
+
+def _read_budget(text: str) -> float:
+    from fedpage.runs.store import parse_interval
+
+    try:
+        _, seconds = parse_interval(text)
+    except InputError:
+        seconds = None
+    if seconds is None:
+        raise InputError(f"--budget must be a time such as 15s, 5m or 1h, not {text!r}")
+    return seconds
+
+
+def _estimate(config: ProblemConfig) -> tuple[LinearModel, dict[str, float], dict[str, int]]:
+    """Build a problem; return it with its constants, and M, d and whether it is convex."""
     from fedpage.runs.build import build_problem
     from fedpage.theory import estimate
+    from fedpage.theory.planner import strong_convexity
 
-    c = estimate(build_problem(config))
+    problem = build_problem(config)
+    c, mu = estimate(problem), strong_convexity(problem)
     constants = {
         "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2,
-        "average": c.L.average,
+        "average": c.L.average, "whole": c.L.whole,
     }  # fmt: skip
+    constants |= {} if mu is None else {"mu": mu}
     constants |= {"delta": c.delta} if math.isfinite(c.delta) else {}
-    return constants, {"M": max(1, round(c.M)), "d": c.d, "convex": c.convex}
+    return problem, constants, {"M": max(1, round(c.M)), "d": c.d, "convex": c.convex}
 
 
-def _print_json(
-    setting: Setting, d: int, convex: bool, origin: dict[str, str], table: list[Row], up: str
-) -> None:
-    import dataclasses
-    import json
+def _compressed() -> set[str]:
+    """Return the methods whose analysis is about a codec."""
+    from fedpage.theory.tables import RIVALS
 
-    plan = {
-        "setting": {**dataclasses.asdict(setting), "d": d, "convex": convex, "up": up},
-        "origin": origin,
-        "methods": [dataclasses.asdict(row) for row in table],
-    }
-    print(json.dumps(plan, indent=2, ensure_ascii=False))
+    return {entry.method for entry in RIVALS if entry.codec}
 
 
-def _print_plan(table: list[Row], timed: bool, cost: str) -> None:
-    from rich.table import Table
+def _run_pilots(
+    problem: LinearModel,
+    table: Sequence[Row],
+    setting: Setting,
+    measure: Measure,
+    constants: Mapping[str, float],
+    codec: Codec,
+    budget: float,
+) -> dict[str, Pilot]:
+    """Run the pilots of the table's methods, and of methods without a theorem."""
+    import numpy as np
 
-    from fedpage.core.columns import Cost
-    from fedpage.report.summary import IN_TABLE, format_bytes, format_cost, format_duration
+    from fedpage.callbacks.progress import progress_bars
+    from fedpage.studies.pilot import FIRST_STEP, check_start, pilot_methods, run_pilots
 
-    compared = Cost.parse(cost)
-    extra = [] if cost in IN_TABLE else [compared.short_name]
-    words = ("method", "analysis", "kind", "needs")
-    numeric = ["rounds", "clients", "bytes up", "bytes down", "gradients a client"]
-    numeric += ["time, estimated"] if timed else []
-    numeric += extra
-    headings = (*words[:3], *numeric, words[3])
-    cells = []
-    for row in table:
-        if row.rounds is None or row.bytes_up is None or row.bytes_down is None:
-            numbers = ["-"] * len(numeric)
-        else:
-            numbers = [
-                f"{row.rounds:,.0f}" if row.rounds < 1e7 else f"{row.rounds:.2e}",
-                f"{row.clients:.3g}", format_bytes(row.bytes_up), format_bytes(row.bytes_down),
-                f"{row.gradients_per_client:.3g}",
-            ]  # fmt: skip
-            numbers += [format_duration(row.seconds)] if timed and row.seconds is not None else []
-            paid = row.cost(compared)
-            if extra:
-                shown_unit = compared.column.unit
-                numbers.append("-" if paid is None else format_cost(paid, shown_unit))
-        cells.append((row.method, row.source, row.kind, *numbers, row.assumption))
-    columns = {heading: [cell[i] for cell in cells] for i, heading in enumerate(headings)}
-    screen = console()
-    widths = _fit(columns, numeric, screen.width)
-    shown = Table(show_lines=False)
-    for heading, width in widths.items():
-        justify: Literal["left", "right"] = "left" if heading in words else "right"
-        shown.add_column(heading, justify=justify, width=width)
-    for values in zip(*(columns[heading] for heading in widths), strict=True):
-        shown.add_row(*values)
-    screen.print(shown)
-    if len(widths) < len(columns):
-        left_out = ", ".join(heading for heading in columns if heading not in widths)
-        print(f"In a wider terminal or with --json: {left_out}.")
-    print(_LEGEND)
-    for row in table:
-        if row.steps:
-            steps = ", ".join(f"{name} = {value:.4g}" for name, value in row.steps.items())
-            print(f"{row.method}: {steps}")
+    labels = [*(row.method for row in table), *_WITHOUT_THEOREM]
+    methods = pilot_methods(labels, setting.N, setting.S, setting.K, codec)
+    f_star = problem.loss(np.zeros(problem.d)) - constants["D0"]
+    check_start(problem, setting.epsilon, measure, f_star)  # before the progress bar
+    with progress_bars() as bars:
+        task = bars.add_task("pilots", total=len(methods))
+
+        def progress(done: int, total: int, note: str) -> None:
+            bars.update(task, completed=done, total=total, note=note)
+
+        return run_pilots(
+            problem, methods, target=setting.epsilon, measure=measure, f_star=f_star,
+            first_step=FIRST_STEP / constants["whole"], budget=budget, progress=progress,
+        )  # fmt: skip
 
 
-def _fit(
-    columns: Mapping[str, Sequence[str]], numeric: Sequence[str], screen: int
-) -> dict[str, int]:
-    """Choose the columns that fit the screen, and widths at which no word is broken.
-
-    Args:
-        columns: The cells of each column by its heading.
-        numeric: The headings of the columns that get the space that is left first.
-        screen: The width of the screen.
-
-    Returns:
-        The width of each chosen column.
-    """
-    widths = {
-        heading: max(len(word) for text in (heading, *cells) for word in text.split())
-        for heading, cells in columns.items()
-    }
-    for heading in _LEAST_NEEDED:
-        if sum(3 + width for width in widths.values()) >= screen:
-            del widths[heading]
-    spare = screen - 1 - sum(3 + width for width in widths.values())
-    for heading in sorted(widths, key=lambda heading: heading not in numeric):
-        more = min(spare, max(map(len, columns[heading])) - widths[heading])
-        widths[heading] += max(0, more)
-        spare -= max(0, more)
-    return widths
+_WITHOUT_THEOREM = ("SecantPAGE",)
+"""Methods that no theorem is about, which pilots predict all the same."""

@@ -348,13 +348,13 @@ class RoundDraws:
         chosen: Ints = _choose(self._keys, N, S)
         return chosen
 
-    def order(self, N: int) -> Ints:
-        """Return all N clients in a random order, which is the same in every round of a run.
+    def order(self, N: int, number: int = 0) -> Ints:
+        """Return all N clients in the run's random order of this number, in any round.
 
         >>> RoundDraws(0, 7).order(5).tolist() == RoundDraws(0, 8).order(5).tolist()
         True
         """
-        return _order(self._seed, N)
+        return _order(self._seed, N, number)
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw minibatches first..first+count-1 of each client: (n, count, min(b, max M_i))."""
@@ -372,9 +372,9 @@ class RoundDraws:
 
 
 @lru_cache(maxsize=8)
-def _order(seed: int, N: int) -> Ints:
-    """Return a run's order of its clients, read-only because the rounds share it."""
-    order: Ints = shuffle(_key(seed, ORDER), N).astype(np.int64)
+def _order(seed: int, N: int, number: int) -> Ints:
+    """Return an order of a run's clients, read-only because rounds share it."""
+    order: Ints = shuffle(_key(seed, ORDER, number), N).astype(np.int64)
     order.flags.writeable = False
     return order
 

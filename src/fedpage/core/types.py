@@ -159,8 +159,8 @@ class Draws(Protocol):
         """
         ...
 
-    def order(self, N: int) -> Ints:
-        """Return all N clients in a random order, which is the same in every round of a run."""
+    def order(self, N: int, number: int = 0) -> Ints:
+        """Return all N clients in the run's random order of this number, in any round."""
         ...
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:

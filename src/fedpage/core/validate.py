@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,12 @@ def geometric_steps(method: str, p: float, K: float) -> int:
     if not 1.0 <= K <= 1.0 + 37.0 / p or int(K) != K:
         raise InputError(f"{method}: a message asks for {K:g} local steps, which p={p} never gives")
     return int(K)
+
+
+def choice(method: str, name: str, value: object, words: Sequence[str]) -> None:
+    """Check a word that must be one of several."""
+    if value not in words:
+        raise InputError(f"{method}: {name} must be one of {', '.join(words)}, not {value!r}")
 
 
 def decay(method: str, name: str, value: object) -> None:

@@ -26,12 +26,14 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
-from fedpage.methods import first_pass, steps
-from fedpage.methods.first_pass import (
+from fedpage.methods import passes, steps
+from fedpage.methods.passes import (
     Difference,
     Differences,
+    FirstGradient,
     PassGradients,
     PassReply,
+    PassStart,
 )
 from fedpage.methods.registry import register
 
@@ -89,8 +91,10 @@ class Reply(NamedTuple):
     g: Vector
 
 
-_Message = FullGradient | LocalSteps | LeakFreeSteps | PassGradients | Differences
-_Reply = Reply | LeakFreeReply | PassReply | Difference
+_Message = (
+    FullGradient | LocalSteps | LeakFreeSteps | PassStart | PassGradients | Differences
+)
+_Reply = Reply | LeakFreeReply | FirstGradient | PassReply | Difference
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
@@ -135,6 +139,7 @@ class FedPAGE:
         FullGradient: Reply,
         LocalSteps: Reply,
         LeakFreeSteps: LeakFreeReply,
+        PassStart: FirstGradient,
         PassGradients: PassReply,
         Differences: Difference,
     }
@@ -168,10 +173,7 @@ class FedPAGE:
             validate.batch(self.name, name, getattr(self, name))
         for name in ("periodic", "leak_free"):
             validate.flag(self.name, name, getattr(self, name))
-        if self.start not in ("full", "average"):
-            raise InputError(
-                f"{self.name}: start must be full or average, not {self.start!r}"
-            )
+        validate.choice(self.name, "start", self.start, ("full", "average"))
         codecs.check(self, "unbiased")
         if type(self) is FedPAGE and self.b1 is self.b2 is self.b3 is None:
             object.__setattr__(self, "name", "FedPAGE-Full")
@@ -194,6 +196,7 @@ class FedPAGE:
             return changes
         gradients: Compressible = {
             FullGradient: {"g": None},
+            PassStart: {"g": None},
             PassGradients: {"g": None, "y": None},
         }
         return {**changes, **gradients}
@@ -233,7 +236,8 @@ class FedPAGE:
             K: Local steps.
             epsilon: The target gradient norm, for b1 and b2.
             sigma2: The variance of rows at a client, for b1 and b2; None: all rows.
-            variant: "corrected", or "printed" as in the paper (docs/theory.md).
+            variant: "corrected", or "printed": the paper's steps, which its proofs do
+                not cover, and which can diverge at K = 1 (docs/theory.md).
 
         Raises:
             InputError: The values are impossible or do not determine the minibatches.
@@ -269,18 +273,15 @@ class FedPAGE:
     def init(self, x0: Vector, N: int) -> State:
         """Return x^0; x^{-1} and g^{-1} are never used: round 0 asks for gradients."""
         validate.check_sample(self.name, self.S, N)
-        seen = first_pass.start_pass(self.start, N)
+        seen = passes.nobody(N) if self.start == "average" else passes.everybody(N)
         return State(x=x0, x_prev=x0, g=0.0 * x0, seen=seen)
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Choose a full or a sampled round (lines 2-4 and 10-11)."""
-        if not first_pass.is_complete(state.seen):
+        if not passes.is_complete(state.seen):
+            x, x_prev, _, seen = state
             sampled = partial(self._call_sampled, state, draws)
-            first = FullGradient(state.x)
-            others = PassGradients(state.x, state.x_prev)
-            return first_pass.call_next(
-                state.seen, draws, self.S, (first, others), sampled
-            )
+            return passes.call_next(x, x_prev, seen, 0, draws, self.S, sampled)
         p = self.S / state.N if self.p is None else self.p
         if self.periodic:
             full = draws.round % max(1, round(1 / p)) == 0
@@ -314,11 +315,10 @@ class FedPAGE:
             ), None  # lines 6-7
         if isinstance(message, LeakFreeSteps):
             return self._leak_free_steps(message, oracle), None
-        if isinstance(message, PassGradients):
-            reply = first_pass.reply_in_pass(oracle, message, self.b1, self.b2)
-            return reply, None
+        if isinstance(message, PassStart | PassGradients):
+            return passes.reply_in_pass(oracle, message, self.b1, self.b2), None
         if isinstance(message, Differences):
-            return Difference(first_pass.difference(oracle, message, self.b2)), None
+            return Difference(passes.difference(oracle, *message, self.b2)), None
         x_prev, g = message
         x = x_prev - self.eta_g * g  # line 26 of the last round, as the server did
         g = local_page(
@@ -342,10 +342,9 @@ class FedPAGE:
 
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Set g and move along it (lines 9, 24 and 26)."""
-        mean, seen = replies.mean, first_pass.next_seen(state.seen, replies)
+        mean, seen = replies.mean, passes.next_seen(state.seen, replies)
         if isinstance(mean, PassReply):
-            share = first_pass.share_of(replies, seen)
-            g = first_pass.join(state.g, mean, share)
+            g = passes.join(state.g, mean, passes.share(replies, seen))
         elif isinstance(mean, Difference):
             g = state.g + mean.y
         else:

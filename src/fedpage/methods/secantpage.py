@@ -1,7 +1,7 @@
-"""SecantPAGE: PAGE with an averaging start and a metric from its own differences.
+"""SecantPAGE: PAGE with passes over the clients and a metric from its own differences.
 
-A method of this library. In a sampled round of PAGE the mean difference of gradients y
-and the last step s are a stochastic secant pair: curvature that has been sent anyway.
+A method of this library. The mean difference of gradients y that PAGE sends and the
+last step s are a stochastic secant pair: curvature that has been sent anyway.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import ClassVar, Literal, NamedTuple, Self, get_args
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
+from fedpage.codecs.wire import as_received
 from fedpage.core import validate
-from fedpage.core.errors import InputError
 from fedpage.core.secant import Metric, dot, new_metric, norm
 from fedpage.core.types import (
     Call,
@@ -24,13 +24,15 @@ from fedpage.core.types import (
     Replies,
     Vector,
 )
-from fedpage.methods import first_pass
+from fedpage.methods import passes
 from fedpage.methods.fedpage import FullGradient
-from fedpage.methods.first_pass import (
+from fedpage.methods.passes import (
     Difference,
     Differences,
+    FirstGradient,
     PassGradients,
     PassReply,
+    PassStart,
 )
 from fedpage.methods.registry import register
 
@@ -40,13 +42,18 @@ _LEAST = 1e-3
 
 
 class State(NamedTuple):
-    """The model, the one before it, the estimator g, and what has been measured."""
+    """The model, the one before it, two estimators, and what has been measured."""
 
     x: Vector
     x_prev: Vector
     g: Vector
+    """The estimator to move along: that of the last pass, carried along to x."""
+    fresh: Vector
+    """The mean gradient of this pass's clients so far, carried along to x."""
     seen: Flags
-    """Whether the first pass has had each client, (N,)."""
+    """Whether this pass has had each client, (N,)."""
+    passes: int
+    """Complete passes; with renew="full" there is one."""
     metric: Metric
     pairs: int
     """Secant pairs so far."""
@@ -54,8 +61,10 @@ class State(NamedTuple):
     """The running mean of |s.y|/|s|^2."""
     squared: float
     """The running mean of y.(K/n)^-1 y/|s|^2, a squared curvature in the metric."""
+    damping: float
+    """c, the factor of the Barzilai-Borwein step."""
     variance: float
-    """V, the estimated variance of g in the metric."""
+    """V, an estimate of the variance of g in the metric."""
     q: float
     """g.(K/n)^-1 g, the squared length of g in the metric."""
     t: int
@@ -68,38 +77,36 @@ class Gradient(NamedTuple):
     g: Vector
 
 
-_Message = FullGradient | PassGradients | Differences
-_Reply = Gradient | PassReply | Difference
+_Message = PassStart | PassGradients | Differences | FullGradient
+_Reply = FirstGradient | PassReply | Difference | Gradient
 
 
-@register(
-    "secantpage",
-    group="variance-reduced",
-    assumes="all clients reachable now and then",
-)
+@register("secantpage", group="variance-reduced", assumes="all clients reachable")
 @dataclass(frozen=True)
 class SecantPAGE:
     """SecantPAGE: PAGE whose differences also give a metric and the step size.
 
-    It begins with a pass over the clients instead of a full round. Full rounds come
-    when the variance that the differences show is large against g, and after T =
-    tau N/S sampled rounds at the latest. No step size has to be chosen.
+    Passes over the clients without replacement refresh the estimator g, so that no
+    round calls all clients. No step size has to be chosen.
 
     Args:
         S: Sampled clients.
-        damping: The factor of the Barzilai-Borwein step.
+        renew: What renews g: "pass": pass after pass. "full": after the first pass
+            full rounds, and between them sampled rounds as PAGE has them.
+        damping: The factor of the Barzilai-Borwein step at first. From the second pass
+            on each pass adapts it.
         metric: "full": a d x d matrix; "window": the last pairs only; "none": the
             identity, so that only the step is measured. "auto" is "full" up to 1,000
             parameters, "window" up to a million and "none" above.
         window: Pairs in a window.
-        tau: Full rounds come after tau N/S sampled rounds at the latest.
-        theta: A full round comes when V > theta q; None: only after tau N/S rounds.
         beta: The weight of the past in the running means of the step size.
         ridge: The initial metric, in units of the first pair's |z|^2.
         first_step: The step size before the first pair; that step is at most as long.
-        b: Rows in the minibatches of differences; None: all rows. Gradients of the
-            first pass and of full rounds are over all rows.
+        b: Rows in the minibatches of differences; None: all rows. Gradients are over
+            all rows.
         eta: A fixed step size instead of a measured one; None: measured.
+        tau: With renew="full" a full round comes after T = tau N/S sampled rounds.
+        theta: With renew="full" it comes after T/4 rounds if V > theta q; None: never.
         up: The codec of replies, unbiased. Differences are compressed; gradients are
             not, except by a cast.
         down: The codec of messages, a cast.
@@ -108,24 +115,26 @@ class SecantPAGE:
     name: ClassVar[str] = "SecantPAGE"
     paper: ClassVar[str] = "this library"
     messages: ClassVar[MessageTypes] = {
-        FullGradient: Gradient,
+        PassStart: FirstGradient,
         PassGradients: PassReply,
         Differences: Difference,
+        FullGradient: Gradient,
     }
     client_state: ClassVar[None] = None
 
     S: int = 10
     _: KW_ONLY
+    renew: Literal["pass", "full"] = "pass"
     damping: float = 0.25
     metric: MetricName = "auto"
     window: int = 30
-    tau: float = 0.5
-    theta: float | None = 4.0
     beta: float = 0.95
     ridge: float = 1.0
     first_step: float = 0.01
     b: int | None = None
     eta: float | None = None
+    tau: float = 0.5
+    theta: float | None = 4.0
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
@@ -133,18 +142,15 @@ class SecantPAGE:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "window", self.window)
-        for name in ("damping", "tau", "ridge", "first_step"):
+        for name in ("damping", "ridge", "first_step", "tau"):
             validate.positive(self.name, name, getattr(self, name))
-        for name in ("theta", "eta"):
+        for name in ("eta", "theta"):
             if getattr(self, name) is not None:
                 validate.positive(self.name, name, getattr(self, name))
         validate.decay(self.name, "beta", self.beta)
         validate.batch(self.name, "b", self.b)
-        if self.metric not in get_args(MetricName):
-            words = ", ".join(get_args(MetricName))
-            raise InputError(
-                f"{self.name}: metric must be one of {words}, not {self.metric!r}"
-            )
+        validate.choice(self.name, "metric", self.metric, get_args(MetricName))
+        validate.choice(self.name, "renew", self.renew, ("pass", "full"))
         codecs.check(self, "unbiased")
 
     @property
@@ -152,9 +158,10 @@ class SecantPAGE:
         """What passes through `up`: differences, and with a cast also gradients."""
         if self.up.is_cast:
             return {
-                FullGradient: {"g": None},
+                PassStart: {"g": None},
                 PassGradients: {"g": None, "y": None},
                 Differences: {"y": None},
+                FullGradient: {"g": None},
             }
         return {PassGradients: {"y": None}, Differences: {"y": None}}
 
@@ -172,33 +179,34 @@ class SecantPAGE:
     def init(self, x0: Vector, N: int) -> State:
         """Return the start, at which no client has been seen."""
         validate.check_sample(self.name, self.S, N)
-        metric = new_metric(self.metric, self.window, x0)
-        seen = first_pass.start_pass("average", N)
-        return State(x0, x0, 0.0 * x0, seen, metric, 0, 0.0, 0.0, 0.0, 0.0, 0)
+        metric, zero = new_metric(self.metric, self.window, x0), 0.0 * x0
+        return State(
+            x=x0, x_prev=x0, g=zero, fresh=zero, seen=passes.nobody(N), passes=0,
+            metric=metric, pairs=0, curvature=0.0, squared=0.0, damping=self.damping,
+            variance=0.0, q=0.0, t=0,
+        )  # fmt: skip
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call the next clients of the first pass, all clients, or S of them."""
+        """Call the next S clients of the pass, or S random clients, or all."""
         sampled = partial(self._call_sampled, state, draws)
-        full = FullGradient(state.x)
-        if not first_pass.is_complete(state.seen):
-            rest = PassGradients(state.x, state.x_prev)
-            return first_pass.call_next(
-                state.seen, draws, self.S, (full, rest), sampled
-            )
-        N = len(state.seen)
-        if self._is_full_due(state, self.tau * N / self.S):
-            clients = draws.clients(N, N)
-            return Call(clients, full, require_all=True, fallback=sampled)
-        return sampled()
+        if self.renew == "pass" or state.passes == 0:
+            x, x_prev, seen, number = state.x, state.x_prev, state.seen, state.passes
+            return passes.call_next(x, x_prev, seen, number, draws, self.S, sampled)
+        if not self._is_full_due(state):
+            return sampled()
+        clients = draws.clients(len(state.seen), len(state.seen))
+        message = FullGradient(state.x)
+        return Call(clients, message, require_all=True, fallback=sampled)
 
-    def _is_full_due(self, state: State, T: float) -> bool:
+    def _is_full_due(self, state: State) -> bool:
         """Return whether g is old, or its variance is large against its length."""
+        T = self.tau * len(state.seen) / self.S
         if state.t >= T or self.theta is None:
             return state.t >= T
         return state.t >= T / 4 and state.variance > self.theta * state.q
 
     def _call_sampled(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call S clients for differences; also the fallback of the other rounds."""
+        """Call S clients for differences; also where nobody of a pass answers."""
         clients = draws.clients(len(state.seen), self.S)
         return Call(clients, Differences(state.x, state.x_prev))
 
@@ -208,23 +216,26 @@ class SecantPAGE:
         """Compute the gradient at x, its change from x_prev to x, or both."""
         if isinstance(message, FullGradient):
             return Gradient(oracle.grad(message.x, oracle.batch(None))), None
-        if isinstance(message, PassGradients):
-            return first_pass.reply_in_pass(oracle, message, None, self.b), None
-        return Difference(first_pass.difference(oracle, message, self.b)), None
+        if isinstance(message, Differences):
+            return Difference(passes.difference(oracle, *message, self.b)), None
+        return passes.reply_in_pass(oracle, message, None, self.b), None
 
     def server(self, state: State, replies: Replies[_Reply]) -> State:
-        """Update g, learn from the pair (s, y), and step along (K/n)^-1 g."""
-        mean, seen = replies.mean, first_pass.next_seen(state.seen, replies)
-        if isinstance(mean, Gradient):
-            state = state._replace(g=mean.g, t=0, variance=0.0)
+        """Update the estimators, learn from the pair (s, y), and move."""
+        mean, seen = replies.mean, passes.next_seen(state.seen, replies)
+        if isinstance(mean, FirstGradient | Gradient):
+            g = fresh = mean.g
+            state = state._replace(t=0, variance=0.0)
         elif isinstance(mean, PassReply):
-            share = first_pass.share_of(replies, seen)
-            g = first_pass.join(state.g, mean, share)
-            state = self._learn(state, mean.y, share)._replace(g=g)
+            share = passes.share(replies, seen)
+            fresh = passes.join(state.fresh, mean, share)
+            g = fresh if state.passes == 0 else state.g + mean.y
+            state = self._learn(state, mean.y, share)
         else:
-            g = state.g + mean.y
-            state = self._learn(state, mean.y, 0.0)._replace(g=g, t=state.t + 1)
-        return self._step(state._replace(seen=seen))
+            g, fresh = state.g + mean.y, state.fresh + mean.y
+            state = self._learn(state, mean.y, 0.0)._replace(t=state.t + 1)
+        state = state._replace(g=g, fresh=fresh, seen=seen)
+        return self._move(self._end_pass(state) if passes.is_complete(seen) else state)
 
     def _learn(self, state: State, y: Vector, share: float) -> State:
         """Measure curvature and variance by the pair (s, y), and add it to K."""
@@ -248,13 +259,33 @@ class SecantPAGE:
             variance=(1 - share) ** 2 * (state.variance + w),
         )
 
-    def _step(self, state: State) -> State:
-        """Move along p = (K/n)^-1 g by the damped Barzilai-Borwein step."""
+    def _end_pass(self, state: State) -> State:
+        """Begin a new pass with a new g, and adapt the damping to the old one's error.
+
+        The old g is what is left to do, and its difference to the new one is noise.
+        """
+        damping, g, noise = state.damping, state.g, state.fresh - state.g
+        if state.passes > 0:
+            left2 = dot(g, state.metric.solve(g))
+            noise2 = dot(noise, state.metric.solve(noise))
+            ratio = left2 / noise2 if noise2 > 0 else 16.0
+            damping = min(1.0, damping * min(2.0, max(0.25, ratio**0.25)))
+        return state._replace(
+            g=state.fresh,
+            fresh=0.0 * g,
+            seen=passes.nobody(len(state.seen)),
+            passes=state.passes + 1,
+            damping=damping,
+        )
+
+    def _move(self, state: State) -> State:
+        """Move along (K/n)^-1 g by the damped Barzilai-Borwein step."""
         p = state.metric.solve(state.g)
         if self.eta is not None:
             step = self.eta
         elif state.pairs == 0:
             step = self.first_step / max(1.0, norm(p))
         else:
-            step = self.damping * (state.curvature / state.squared)
-        return state._replace(x=state.x - step * p, x_prev=state.x, q=dot(state.g, p))
+            step = state.damping * (state.curvature / state.squared)
+        x = as_received(self.down, state.x - step * p)  # so that s is the clients'
+        return state._replace(x=x, x_prev=state.x, q=dot(state.g, p))

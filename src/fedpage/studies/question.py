@@ -113,7 +113,7 @@ class _Watch:
         self._first = loss if self._first is None else self._first
         history = History()
         history.append(record)
-        if float(self._question.costs(history)[0]) >= self._cap:
+        if float(self._question.costs(history)[0]) > self._cap:
             return "capped"
         value, target = record[self._question.column], self._question.target
         if (value >= target if self._higher else value <= target) and loss <= self._first:
@@ -131,7 +131,7 @@ def run_trial(
         method: The method.
         seed: The seed.
         question: What is asked.
-        cap: The cost at which the run ends; at most `question.limit`.
+        cap: The most that the run may cost; at most `question.limit`.
 
     Returns:
         What it cost, and how it ended.
@@ -236,9 +236,9 @@ class Trials:
         """Return the stored trial as it would have ended at this cap; None: it must be run."""
         trial = self._store.get(method, seed)
         cap = min(cap, self.question.limit)
-        if trial is None or (trial.capped and trial.spent < cap):
+        if trial is None or (trial.capped and trial.spent <= cap):
             return None
-        if trial.spent >= cap and not trial.capped:
+        if trial.spent > cap and not trial.capped:
             return dataclasses.replace(trial, cost=math.inf, capped=True)
         return trial
 

@@ -151,7 +151,9 @@ class Entry:
 
 
 def convex_case(N: int, S: int) -> tuple[str, float]:
-    """Find which of FedPAGE's three convex cases applies (Theorem 3).
+    """Find which of FedPAGE's three convex cases applies (Theorem 3, as the paper states it).
+
+    `convex_page` needs fewer rounds where S > sqrt(N) (docs/theory.md).
 
     Args:
         N: Clients.

@@ -1,0 +1,143 @@
+"""Passes over the clients without replacement, in place of full rounds.
+
+Each round of a pass calls the next S clients of a random order. They send their
+gradients at x, and how these change from x_prev to x. The gradients join a mean over
+the clients that the pass has had so far, which the changes carry along to x. At the end
+of the pass it is an estimate of the gradient of f from all clients, though no round has
+called all of them. A client that does not answer is asked again later in the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedpage.core import passes
+from fedpage.core.types import Call, Draws, Flags, Oracle, Replies, Vector
+
+
+class PassStart(NamedTuple):
+    """To the first S clients of a run: send your gradient at x."""
+
+    x: Vector
+
+
+class FirstGradient(NamedTuple):
+    """The client's gradient at x."""
+
+    g: Vector
+
+
+class PassGradients(NamedTuple):
+    """To the next S clients of a pass: send your gradient at x and its change."""
+
+    x: Vector
+    x_prev: Vector
+
+
+class PassReply(NamedTuple):
+    """The client's gradient at x, and its change from x_prev to x."""
+
+    g: Vector
+    y: Vector
+
+
+class Differences(NamedTuple):
+    """To S clients outside a pass: send the change of your gradient from x_prev to x."""
+
+    x: Vector
+    x_prev: Vector
+
+
+class Difference(NamedTuple):
+    """The change of the client's gradient from x_prev to x."""
+
+    y: Vector
+
+
+def nobody(N: int) -> Flags:
+    """Return the flags of a pass that has had none of N clients."""
+    return passes.flags(N, False)
+
+
+def everybody(N: int) -> Flags:
+    """Return the flags of a pass that has had all of N clients."""
+    return passes.flags(N, True)
+
+
+def is_complete(seen: Flags) -> bool:
+    """Return whether the pass has had every client."""
+    return passes.count(seen) == len(seen)
+
+
+def call_next(
+    x: Vector,
+    x_prev: Vector,
+    seen: Flags,
+    number: int,
+    draws: Draws,
+    S: int,
+    fallback: Callable[[], Call[Any]],
+) -> Call[Any]:
+    """Call the next S clients of a pass.
+
+    With no failure the rounds cut the order of the clients into blocks. The place in
+    the order moves on by S a round, so a client that is missing is asked again when
+    the others have been.
+
+    Args:
+        x: The model.
+        x_prev: The one before it.
+        seen: Which clients the pass has had.
+        number: The number of the pass.
+        draws: The round's random numbers.
+        S: The number of clients.
+        fallback: Makes the call to use if none of them answers; the first g has none.
+    """
+    order = draws.order(len(seen), number)
+    clients = passes.next_clients(order, seen, draws.round * S, S)
+    if number == 0 and passes.count(seen) == 0:
+        return Call(clients, PassStart(x))
+    return Call(clients, PassGradients(x, x_prev), fallback=fallback)
+
+
+def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
+    """Return which clients the pass has had after a round."""
+    if isinstance(replies.mean, FirstGradient | PassReply):
+        return passes.add_clients(seen, replies.clients)
+    return seen
+
+
+def share(replies: Replies[Any], seen: Flags) -> float:
+    """Return the share of a round's clients among all that the pass has had."""
+    return replies.count / passes.count(seen)
+
+
+def join(g: Vector, mean: PassReply, share: float) -> Vector:
+    """Return the pass's mean gradient at x, with the new clients in it.
+
+    Args:
+        g: The mean over the clients that the pass had before, at x_prev.
+        mean: The mean reply of the new clients.
+        share: The new clients among all that the pass has had.
+    """
+    return (1 - share) * (g + mean.y) + share * mean.g
+
+
+def difference(oracle: Oracle, x: Vector, x_prev: Vector, b: int | None) -> Vector:
+    """Return the change of the clients' gradients from x_prev to x, over b rows."""
+    batch = oracle.batch(b)
+    return oracle.grad(x, batch) - oracle.grad(x_prev, batch)
+
+
+def reply_in_pass(
+    oracle: Oracle, message: PassStart | PassGradients, b1: int | None, b2: int | None
+) -> FirstGradient | PassReply:
+    """Return the clients' gradients over b1 rows, and their changes over b2 rows."""
+    g = oracle.grad(message.x, oracle.batch(b1))
+    if isinstance(message, PassStart):
+        return FirstGradient(g)
+    x, x_prev = message
+    if b1 is None and b2 is None:
+        return PassReply(g, g - oracle.grad(x_prev, oracle.batch(None)))
+    return PassReply(g, difference(oracle, x, x_prev, b2))

@@ -1,0 +1,263 @@
+"""Plans to a gradient norm or to a gap: conversions, strong convexity, pilots of the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.theory import Setting, convex_page, nonconvex_page, strongly_convex_page
+from fedpage.theory import planner as planning
+from fedpage.theory.tables import RIVALS
+
+BASE = Setting(
+    N=100, S=10, K=5, M=20, epsilon=1e-3, sigma=0.5, G=0.5, L=4.0, D0=0.7, R2=50.0, delta=0.4
+)
+
+
+def planned(**changes) -> dict[str, planning.Row]:
+    """Return the row with the fewest rounds of each method, but for an analysis with G > 0."""
+    options = {name: changes.pop(name) for name in ("measure", "whole_L") if name in changes}
+    setting = dataclasses.replace(BASE, **changes)
+    best: dict[str, planning.Row] = {}
+    for row in planning.plan(setting, d=10, convex=True, average_L=3.0, **options):
+        if row.source == "Yu et al. 2019" or row.rounds is None:
+            continue
+        if row.rounds < getattr(best.get(row.method), "rounds", 1e99):
+            best[row.method] = row
+    return best
+
+
+# --- conversions ----------------------------------------------------------------------------------
+
+
+def test_the_inequalities_of_the_conversions_hold():
+    problem = fp.Quadratic.random(5, 2, 4, seed=3)
+    mu, L = planning.strong_convexity(problem), problem.smoothness().whole
+    f_star = problem.loss(problem.x_star)
+    for seed in range(20):
+        x = problem.x_star + np.random.default_rng(seed).standard_normal(4)
+        norm, gap = np.linalg.norm(problem.grad(x)), problem.loss(x) - f_star
+        assert norm**2 <= 2 * L * gap * (1 + 1e-9)
+        assert gap <= norm**2 / (2 * mu) * (1 + 1e-9)
+
+
+def test_a_theorem_about_the_gap_is_used_for_a_gradient_norm():
+    page = planned(measure="grad_norm", whole_L=2.0, R2=0.01)["PAGE"]
+    common = {"L": 3.0, "N": 100, "S": 10}
+    converted = convex_page(**common, R2=0.01, epsilon=BASE.epsilon**2 / (2 * 2.0))
+    assert (page.rounds, page.converted) == (math.ceil(converted.rounds), True)
+    assert page.source.startswith("Theorem 3")
+    page = planned(measure="grad_norm", whole_L=2.0)["PAGE"]  # here Theorem 1 needs fewer rounds
+    own = nonconvex_page(**common, D0=0.7, epsilon=BASE.epsilon)
+    assert (page.rounds, page.converted) == (math.ceil(own.rounds), False)
+
+
+def test_a_theorem_about_the_gradient_norm_is_used_for_a_gap():
+    mu = 0.1
+    sarah = next(entry for entry in RIVALS if entry.method == "ZeroSARAH")
+    row = planned(measure="gap", mu=mu)["ZeroSARAH"]
+    implied = dataclasses.replace(BASE, epsilon=math.sqrt(2 * mu * BASE.epsilon))
+    assert row.converted
+    assert row.rounds == pytest.approx(sarah.nonconvex(implied))
+    assert "ZeroSARAH" not in planned(measure="gap")  # without mu there is no conversion
+    assert not planned(measure="grad_norm")["ZeroSARAH"].converted
+    assert not any(row.converted for row in planned(measure="gap").values())
+
+
+def test_a_gap_needs_a_convex_objective():
+    with pytest.raises(InputError, match="a convex objective only"):
+        planning.plan(BASE, d=10, convex=False, measure="gap")
+
+
+def test_nothing_is_converted_for_a_nonconvex_objective():
+    rows = planning.plan(BASE, d=10, convex=False)
+    assert rows == planning.plan(BASE, d=10, convex=False, measure="grad_norm")
+    assert not any(row.converted for row in rows)
+    default = planning.plan(BASE, d=10, convex=True)
+    assert default == planning.plan(BASE, d=10, convex=True, measure="gap")
+
+
+# --- strong convexity -----------------------------------------------------------------------------
+
+
+def test_strong_convexity_is_that_of_the_l2_regulariser():
+    data = fp.load("census", rows=100)
+    l2 = {"reg": "l2", "alpha": 0.03}
+    assert planning.strong_convexity(fp.LogisticRegression(data, 10, **l2)) == 0.03
+    weights = np.arange(1.0, 11.0)
+    weighted = fp.LogisticRegression(data, 10, **l2, weights=weights)
+    assert planning.strong_convexity(weighted) == pytest.approx(0.03 * 10 / 55)
+    assert planning.strong_convexity(fp.LogisticRegression(data, 10)) is None
+    assert planning.strong_convexity(fp.RobustRegression(data, 10)) is None
+    planted = fp.Quadratic(np.diag([0.5, 2.0])[None] * np.ones((3, 1, 1)), np.ones((3, 1, 2)))
+    assert planning.strong_convexity(planted) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "method", ["PAGE", "FedPAGE", "gradient descent", "SCAFFOLD", "FedAvg", "Scaffnew"]
+)
+@pytest.mark.parametrize("measure", ["gap", "grad_norm"])
+def test_with_mu_rounds_grow_with_the_logarithm(method, measure):
+    rounds = [
+        planned(measure=measure, mu=0.01, sigma=0.0, G=0.0, epsilon=epsilon)[method].rounds
+        for epsilon in (1e-4, 1e-8)
+    ]
+    assert 1.3 < rounds[1] / rounds[0] < 2.2
+    if method != "Scaffnew":
+        without = planned(measure=measure, sigma=0.0, G=0.0, epsilon=1e-8)[method].rounds
+        assert without > 1000 * rounds[1]
+
+
+def test_the_strongly_convex_bound_is_the_theorems():
+    row = planned(measure="gap", mu=0.01)["PAGE"]
+    theorem = strongly_convex_page(L=3.0, mu=0.01, N=100, S=10, D0=0.7, epsilon=BASE.epsilon)
+    assert row.rounds == math.ceil(theorem.rounds)
+    assert row.steps == {"eta_g": theorem.method.eta_g}
+    assert row.kind == "bound"
+    # 1/mu log(D0/epsilon) for L = mu, N/S log(D0/epsilon) for L >> mu and few clients
+    scaffold = planned(measure="gap", mu=0.01, sigma=0.0)["SCAFFOLD"]
+    assert scaffold.rounds == pytest.approx((400 + 10) * math.log(700))
+
+
+@pytest.mark.parametrize("measure", ["gap", "grad_norm"])
+@pytest.mark.parametrize("least", [0.002, 0.02, 0.5])
+def test_gradient_descent_keeps_its_bound(measure, least):
+    curvatures = np.geomspace(least, 1.0, 6)
+    slopes = np.random.default_rng(0).standard_normal((4, 1, 6)) * curvatures
+    problem = fp.Quadratic(np.tile(np.diag(curvatures), (4, 1, 1)), slopes)
+    L, f_star = problem.smoothness().whole, problem.loss(problem.x_star)
+    setting = Setting(
+        N=4, S=2, K=1, M=1, epsilon=1e-3, L=problem.smoothness().row, mu=least,
+        D0=problem.loss(np.zeros(6)) - f_star, R2=float((problem.x_star**2).sum()),
+    )  # fmt: skip
+    rows = planning.plan(setting, d=6, convex=True, measure=measure, whole_L=L)
+    (row,) = [row for row in rows if row.method == "gradient descent"]
+    assert row.kind == "bound"
+    method = fp.PAGE(S=4, p=1.0, eta_g=row.steps["eta_g"])
+    history = fp.simulate(problem, method, rounds=int(row.rounds), seed=0, record_every=1)
+    reached = history["grad_norm"] if measure == "grad_norm" else history["loss"] - f_star
+    assert reached[-1] <= 1e-3
+    needed = history["round"][np.argmax(reached <= 1e-3)]
+    assert needed >= row.rounds / 50  # the bound is not far from what is needed
+    assert history.last("clients") == row.clients
+    assert history.last("bytes_up") == row.bytes_up
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+SMALL = (
+    "plan", "--data", "census:rows=400", "--clients", "40", "--S", "4", "--K", "2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def few_pilots(monkeypatch):
+    """Run short pilots of few methods, without a time limit."""
+    from fedpage.studies import pilot
+
+    def few(problem, methods, **options):
+        chosen = {name: methods[name] for name in ("PAGE", "SAGA", "FedAvg") if name in methods}
+        return run(problem, chosen, **options | {"rounds": 60, "budget": math.inf})
+
+    run = pilot.run_pilots
+    monkeypatch.setattr(pilot, "run_pilots", few)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_plan_on_data_has_theory_and_prediction_side_by_side(run, few_pilots, monkeypatch, width):
+    from rich.console import Console
+
+    from fedpage.cli import plan_output
+
+    monkeypatch.setattr(plan_output, "console", lambda: Console(width=width))
+    words = ("--objective", "logistic-l2", "--target", "0.05", "--latency", "1")
+    code, out, _ = run(*SMALL, *words)
+    assert code == 0
+    table = [line for line in out.splitlines() if line[:1] in "┏┃┡│└"]
+    assert len({len(line) for line in table}) == 1
+    assert len(table[0]) <= min(width, 120)
+    lines = {line.split("│")[1].strip(): line for line in table if line[0] == "│"}
+    assert {"PAGE", "FedPAGE", "SAGA", "SCAFFOLD", "gradient descent"} <= set(lines)
+    assert "COFIG" not in lines  # without a codec it is SAGA
+    assert "[" in lines["SAGA"]
+    assert "[" not in lines["SCAFFOLD"]
+    assert "gradient norm <= 0.05" in out
+    assert "mu=0.1 (computed)" in out
+    assert "*: a theorem about the gap" in out
+    assert max(map(len, out.splitlines())) <= 140
+    if width == 140:
+        assert "strongly convex*" in lines["PAGE"]
+        assert "~" in lines["SAGA"]
+
+
+def test_a_plan_as_json_has_every_cost_of_the_pilots(run, few_pilots):
+    code, out, _ = run(*SMALL, "--target", "0.1", "--json", "--uplink", "1e6")
+    assert code == 0
+    found = json.loads(out)
+    assert found["setting"]["measure"] == "grad_norm"
+    saga = found["pilots"]["SAGA"]
+    assert saga["kind"] in ("measured", "predicted")
+    assert saga["low"] < saga["rounds"] < saga["high"]
+    middle, low, high = saga["costs"]["clients"]
+    assert (middle, low, high) == pytest.approx(
+        [4 * saga[name] for name in ("rounds", "low", "high")]
+    )
+    assert saga["costs"]["seconds"][0] == pytest.approx(saga["rounds"] * 123 * 8 / 1e6)
+    assert "COFIG" in {row["method"] for row in found["methods"]}
+
+
+def test_pilots_and_theory_have_the_same_measure(run, few_pilots):
+    words = ("--objective", "logistic-l2", "--json", "--gap", "0.01")
+    code, out, _ = run(*SMALL, *words)
+    assert code == 0
+    found = json.loads(out)
+    problem = fp.LogisticRegression(fp.load("census", rows=400), 40, reg="l2")
+    pilot = found["pilots"]["SAGA"]
+    assert found["setting"]["measure"] == "gap"
+    method = fp.METHODS["saga"](S=4).with_step(pilot["step"])
+    history = fp.simulate(problem, method, rounds=60, seed=1, record_every=1)
+    from fedpage.theory import reference
+
+    gaps = history["loss"] - reference(problem).loss
+    assert pilot["low"] <= np.argmax(gaps <= 0.01) <= pilot["high"]
+
+
+def test_no_pilots_lists_every_analysis(run):
+    code, out, _ = run(*SMALL, "--target", "0.05", "--no-pilots")
+    assert code == 0
+    assert "COFIG" in out
+    assert "by pilot" not in out
+    again = run(*SMALL, "--epsilon", "0.05", "--no-pilots")[1]
+    assert again == out
+    convex = ("--convex", "--no-pilots")
+    gap = run("plan", "--gap", "0.05", *convex)[1]
+    assert run("plan", "--epsilon", "0.05", *convex)[1] == gap
+    assert run("plan", "--target", "0.05", *convex)[1] != gap
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ((), "give one accuracy: --target for a gradient norm or --gap for f - f*"),
+        (("--target", "0.1", "--gap", "0.1"), "f - f*, not --target and --gap"),
+        (("--target", "0"), "--target must be a finite number above 0"),
+        (("--gap", "nan", "--convex"), "--gap must be a finite number above 0"),
+        (("--gap", "0.1"), "a convex objective only; choose one, or ask for a gradient norm"),
+        (("--target", "0.1", "--budget", "soon"), "--budget must be a time such as 15s"),
+        (("--target", "0.1", "--budget", "100"), "--budget must be a time such as 15s"),
+        (("--target", "0.1", "--cost", "seconds"), "--cost seconds needs at least one of"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_one_line(refused, words, what):
+    refused(("plan", *words), what)
+
+
+def test_a_target_that_the_start_has_reached_is_one_line(refused):
+    refused((*SMALL, "--target", "9"), "the start has a gradient norm of 0.7")
+    refused((*SMALL, "--gap", "9", "--objective", "logistic"), "the start has a gap of 0.")
