@@ -16,6 +16,7 @@ import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
+from fedpage.runs.provenance import describe_method
 from fedpage.studies import race as racing
 from fedpage.studies.choose import parse_budget, resolve_target
 from fedpage.studies.entrants import list_entrants
@@ -211,11 +212,12 @@ def test_stateless_leaves_out_client_states(problem):
 def test_codecs_are_used_where_bytes_count(problem):
     plain, _ = list_entrants(problem, methods=["page", "ef21", "saga"])
     coded, _ = list_entrants(problem, methods=["page", "ef21", "saga"], codecs=True)
-    assert [str(e.method.up) for e in plain] == ["none", "none", "none"]
-    assert [str(e.method.up) for e in coded] == ["natural", "natural", "float32"]
-    assert [str(e.method.down) for e in coded] == ["float32"] * 3
+    settings = [describe_method(entrant.method) for entrant in (*plain, *coded)]
+    assert [each["up"] for each in settings[:3]] == ["none"] * 3
+    assert [each["up"] for each in settings[3:]] == ["natural", "natural", "float32"]
+    assert [each["down"] for each in settings[3:]] == ["float32"] * 3
     found = fp.choose(problem, target=0.05, cost="bytes", methods=["page"], **SMALL)
-    assert str(found.method.up) != "none"
+    assert describe_method(found.method)["up"] != "none"
 
 
 def test_the_one_that_asks_less_is_recommended_among_tied(choice):
@@ -299,10 +301,10 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
     config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
     assert (config.method, config.clients, config.target) == ("page", 20, 0.05)
     assert (config.data, config.objective) == ("census:rows=200", "logistic-l2")
-    method = build_method(config)
+    method = describe_method(build_method(config))
     settings = re.search(r"fedpage run page (.*)", out)[1]
-    assert f"--eta-g {method.eta_g!r}".rstrip("0") in settings
-    assert str(method.up) == re.search(r"--up (\S+)", settings)[1]
+    assert float(re.search(r"--eta-g (\S+)", settings)[1]) == method["eta_g"]
+    assert re.search(r"--up (\S+)", settings)[1] == method["up"]
     assert write_app(config) == text
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.metrics import METRICS
-from fedpage.core.types import AnyMethod, HyperParameter
+from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
@@ -131,7 +131,7 @@ def build_objective(
     )
 
 
-def median_rows(problem: LinearModel) -> int:
+def median_rows(problem: Problem) -> int:
     """Return the median number of rows of a client, from which minibatches are chosen."""
     return int(np.median(problem.sizes))
 
@@ -242,7 +242,7 @@ def _step_sizes(method: AnyMethod) -> set[str]:
 
 
 def build_default_method(
-    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: LinearModel
+    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: Problem
 ) -> AnyMethod:
     """Return a method with the given values and, for others, the paper's terms on a problem."""
     K = int(given.get("K", 1 if entry.hyper_parameters.get("K") == 1 else 10))

@@ -138,7 +138,7 @@ def _with_first(
         return method
     for choice in choices:
         try:
-            return replace(method, **{name: choice})  # type: ignore[type-var]
+            return replace(method, **{name: choice})
         except InputError:
             continue
     return method

@@ -19,14 +19,13 @@ import numpy as np
 from fedpage.codecs import as_codec
 from fedpage.core.columns import describe_column
 from fedpage.core.errors import InputError
-from fedpage.core.types import AnyMethod
 from fedpage.runs import build
 from fedpage.studies.choice import Eliminated, Finalist
 from fedpage.studies.entrants import Entrant
 from fedpage.studies.judge import Judgement, ranking
 from fedpage.studies.question import FRESH_SEED, Question, SearchEnded, Trials
-from fedpage.studies.search import Point, Search
-from fedpage.studies.space import Axis, search_space
+from fedpage.studies.search import Search
+from fedpage.studies.space import Axis, Candidate, Point, search_space
 from fedpage.studies.trials import Trial
 
 LIMIT = 3.0
@@ -76,6 +75,8 @@ class Stage:
 
 SCREEN_UNTIL = 0.3
 """The share of the time budget at which the screen must end."""
+DEFAULTS_UNTIL = 0.9
+"""The share at which the comparison of the finalists with their defaults must end."""
 STAGES = (
     Stage("first round", 12, 2, 1, 0.5),
     Stage("second round", 6, 3, 2, 0.65),
@@ -111,11 +112,10 @@ class Racer:
         self.cost = self.best = math.inf
 
     @property
-    def method(self) -> AnyMethod:
+    def method(self) -> Candidate:
         """Its best settings so far."""
         if self.search.leader is not None:
-            found: AnyMethod = self.search.best
-            return found
+            return self.search.best
         return self.search.candidate(self._first()) if self.screened else self.entrant.method
 
     def _first(self) -> Point:
@@ -131,8 +131,10 @@ class Racer:
     def prefer_defaults(self) -> None:
         """Return to the defaults of the method, codecs aside, unless tuning saves enough."""
         start = self.waves[0][0]
-        words = build.hyper_words(self.search.candidate(start))
-        if self.search.leader not in (None, start) and words.keys() <= {"up", "down"}:
+        own = self.search.candidate(start)
+        if own is None or self.search.leader in (None, start):
+            return
+        if build.hyper_words(own).keys() <= {"up", "down"}:
             self.search.prefer(start, DEFAULTS)
 
     def measure(self) -> None:
@@ -158,7 +160,7 @@ def _codec_axes(entrant: Entrant) -> dict[str, Axis]:
         for text in texts:
             codec = as_codec(text)
             try:
-                replace(entrant.method, **{name: codec})  # type: ignore[type-var]
+                replace(entrant.method, **{name: codec})
             except InputError:
                 continue
             values += [codec] if codec not in values else []
@@ -235,6 +237,13 @@ class Race:
                 self._cut.append(f"the {stage.name}")
             self._sort()
             before = stage.name
+        self._begin_round("final", DEFAULTS_UNTIL)
+        try:
+            for racer in self._racers:
+                racer.prefer_defaults()
+        except SearchEnded:
+            pass
+        self._sort()
 
     @property
     def question(self) -> Question:
@@ -312,9 +321,6 @@ class Race:
         while (stage.moves is None or moves < stage.moves) and searches:
             searches = [search for search in searches if search.improve()]
             moves += 1
-        if stage.moves is None:
-            for racer in self._racers:
-                racer.prefer_defaults()
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""
