@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpage.core.types import AnyMethod
+from fedpage.core.types import AnyMethod, measures_step
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.marina import PPMARINA
 from fedpage.methods.page import PAGE
@@ -70,6 +70,4 @@ def match_terms(
 
 def at_step(method: AnyMethod, step: float) -> AnyMethod:
     """Return a method at an effective step, unless it measures its step itself."""
-    if isinstance(method, SecantPAGE) and method.eta is None:
-        return method
-    return method.with_step(step)
+    return method if measures_step(method) else method.with_step(step)

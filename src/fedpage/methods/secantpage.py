@@ -174,6 +174,11 @@ class SecantPAGE:
         return {PassGradients: {"y": None}, Differences: {"y": None}}
 
     @property
+    def measures_step(self) -> bool:
+        """Whether the step size is measured in the run."""
+        return self.eta is None
+
+    @property
     def effective_step(self) -> float:
         """The fixed step, or the damping of a measured one."""
         return self.damping if self.eta is None else self.eta

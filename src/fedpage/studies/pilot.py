@@ -20,7 +20,7 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError
-from fedpage.core.types import AnyMethod, Problem, Vector
+from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.engine.simulation import start_of
@@ -70,7 +70,7 @@ class Pilot:
     @property
     def step(self) -> float | None:
         """The effective step that was used; None where the method measures its own."""
-        if self.method is None or _measures_step(self.method):
+        if self.method is None or measures_step(self.method):
             return None
         return self.method.effective_step
 
@@ -334,18 +334,13 @@ class _Runs:
         return math.inf, float(np.median(values[-max(1, len(values) // 6) :]))
 
 
-def _measures_step(method: AnyMethod) -> bool:
-    """Say whether a method chooses its step in a run, as SecantPAGE does."""
-    return getattr(method, "eta", 0.0) is None
-
-
 def _search_step(runs: _Runs, method: AnyMethod, start: float) -> tuple[AnyMethod | None, int]:
     """Find a step by doubling or halving from `start` until it gets worse.
 
     Returns:
         The method with its step, None where every run diverged; and the steps tried.
     """
-    if _measures_step(method):
+    if measures_step(method):
         return method, 0
     tried: dict[int, tuple[float, float]] = {}
     worst = (math.inf, math.inf)
