@@ -73,6 +73,8 @@ class Stage:
     until: float
 
 
+REACHED_UNTIL = 0.8
+"""The share of the time budget at which some method must have reached the target."""
 SCREEN_UNTIL = 0.3
 """The share of the time budget at which the screen must end."""
 DEFAULTS_UNTIL = 0.9
@@ -148,6 +150,9 @@ class Racer:
             costs = [trial.cost for trial in trials]
             self.cost = float(np.quantile(costs, 0.5, method="higher"))
             self.best = float(np.median([trial.best for trial in trials]))
+        elif self.screened:  # with a lower cap than the present one
+            trial = self.screened[self._first()]
+            self.cost, self.best = trial.cost, trial.best
 
 
 def _codec_axes(entrant: Entrant) -> dict[str, Axis]:
@@ -217,13 +222,11 @@ class Race:
         Raises:
             InputError: No method reached the target.
         """
-        self._begin_round("screen", SCREEN_UNTIL)
         try:
             self._screen()
         except SearchEnded:
             self._cut.append("the screen")
-            ran = [trial.cost for racer in self._racers for trial in racer.screened.values()]
-            self._set_limit(LIMIT * min(ran, default=math.inf))
+            self._set_limit(LIMIT * min((t.cost for t in self._screened()), default=math.inf))
         self._sort()
         self._check_reached()
         self._drop_equal()
@@ -266,9 +269,12 @@ class Race:
 
     def _screen(self) -> None:
         """Run every method with a few steps on one seed, until some method reaches the target."""
+        self._begin_round("screen", REACHED_UNTIL)
         cap = LIMIT * self._find_least()
+        self._begin_round("screen", SCREEN_UNTIL)
         self._set_limit(cap)
-        self._try([(r, point) for r in self._racers for point in list(r.screened)], cap)
+        for wave in range(2):  # so that a cut leaves every method with equally many steps
+            self._try_wave(wave, cap)
         while more := [(r, point) for r in self._racers if (point := r.next_step()) is not None]:
             self._try(more, cap)
 
@@ -281,10 +287,11 @@ class Race:
         cap = FIRST_ROUNDS * min(racer.entrant.round_cost(question) for racer in self._racers)
         while True:
             began, done = time.monotonic(), self._trials.done
-            for wave in range(2):  # so that a cut leaves every method with equally many steps
-                self._try([(r, point) for r in self._racers for point in _wave(r, wave)], cap)
+            self._try_wave(0, cap)
+            if not math.isfinite(min(trial.cost for trial in self._screened())):
+                self._try_wave(1, cap)
             self._choose_jobs(time.monotonic() - began, self._trials.done - done)
-            ran = [trial for racer in self._racers for trial in racer.screened.values()]
+            ran = self._screened()
             first = min(ran, key=lambda trial: (trial.cost, trial.rounds))
             if not math.isfinite(first.cost) and any(trial.capped for trial in ran):
                 cap *= _GROWTH
@@ -295,6 +302,12 @@ class Race:
             self._trials.ask(replace(question, record_every=every))
             for racer in self._racers:
                 racer.screened.clear()
+
+    def _screened(self) -> list[Trial]:
+        return [trial for racer in self._racers for trial in racer.screened.values()]
+
+    def _try_wave(self, wave: int, cap: float) -> None:
+        self._try([(r, point) for r in self._racers for point in _wave(r, wave)], cap)
 
     def _choose_jobs(self, seconds: float, runs: int) -> None:
         """Use all processes from now on where runs are long; starting them takes seconds."""
