@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,20 @@ _TRIES = 9
 _COUNTED = (
     "clients", "bytes_up", "bytes_down", "bits_up", "bits_down", "gradients_per_client",
 )  # fmt: skip
+_NORMAL = 1.645
+"""The standard deviations that a 90 % interval extends to each side."""
 OUT_OF_TIME = "out of time"
+
+
+class Traffic(NamedTuple):
+    """A cost as a function of the rounds, as the pilots counted it."""
+
+    start: float
+    """What the first rounds cost more than later ones."""
+    growth: float
+    """The mean cost of a round."""
+    variance: float
+    """The variance of a round's cost, which is large where full rounds come by a coin."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Pilot:
         rounds: Rounds of a pilot run, at most.
         seeds: Seeds that were run with this step.
         tried: Steps that were tried.
-        traffic: For each cost, its value at round 0 and its growth per round, as counted.
+        traffic: Each cost by name, as a function of the rounds.
     """
 
     method: AnyMethod | None
@@ -65,7 +78,7 @@ class Pilot:
     rounds: int = 0
     seeds: int = 0
     tried: int = 0
-    traffic: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
     @property
     def step(self) -> float | None:
@@ -100,11 +113,17 @@ class Pilot:
             return None
         rows = [self._row(rounds, costs) for rounds in (found.rounds, found.low, found.high)]
         middle, low, high = (cost.evaluate(partial(read_column, row)) for row in rows)
-        return middle, low, high
+        # Costs of a run deviate together: a full round adds to all of them.
+        deviations = dict.fromkeys(rows[0], 0.0)
+        for name, each in self.traffic.items():
+            deviations[name] = math.sqrt(each.variance * found.rounds)
+        noise = _NORMAL * cost.evaluate(partial(read_column, deviations))
+        low = max(middle - math.hypot(middle - low, noise), 0.0)
+        return middle, low, middle + math.hypot(high - middle, noise)
 
     def _row(self, rounds: float, costs: Costs | None) -> dict[str, float]:
         """Return all columns after so many rounds."""
-        row = {key: start + growth * rounds for key, (start, growth) in self.traffic.items()}
+        row = {key: each.start + each.growth * rounds for key, each in self.traffic.items()}
         if costs is not None and costs.given:
             calls = max(row["clients"], 1.0)
             down, up = row["bytes_down"] / calls, row["bytes_up"] / calls
@@ -387,18 +406,20 @@ def _run_pilot(runs: _Runs, method: AnyMethod, start: float, seeds: int) -> Pilo
     )
 
 
-def _count_traffic(histories: Sequence[History]) -> dict[str, tuple[float, float]]:
-    """Fit a line to each cost: its growth per round after the first record, and what precedes."""
+def _count_traffic(histories: Sequence[History]) -> dict[str, Traffic]:
+    """Fit a line to each cost, from the first record after the start to the last."""
     traffic = {}
     for name in _COUNTED:
-        spans = [(history["round"], history[name]) for history in histories]
-        rounds = sum(float(at[-1] - at[min(1, len(at) - 1)]) for at, _ in spans)
-        paid = sum(float(cost[-1] - cost[min(1, len(cost) - 1)]) for _, cost in spans)
-        growth = paid / rounds if rounds > 0 else 0.0
-        starts = [float(cost[min(1, len(cost) - 1)]) for _, cost in spans]
-        firsts = [float(at[min(1, len(at) - 1)]) for at, _ in spans]
-        start = float(np.median(starts)) - growth * float(np.median(firsts))
-        if rounds == 0:  # every run ended at its first record
-            growth, start = float(np.median(starts)) / max(float(np.median(firsts)), 1.0), 0.0
-        traffic[name] = (max(start, 0.0), growth)
+        first = [min(1, len(history) - 1) for history in histories]
+        at = [history["round"][k:] for history, k in zip(histories, first, strict=True)]
+        paid = [history[name][k:] for history, k in zip(histories, first, strict=True)]
+        rounds, costs = np.hstack([np.diff(each) for each in at]), np.hstack([*map(np.diff, paid)])
+        start = float(np.median([each[0] for each in at]))
+        spent = float(np.median([each[0] for each in paid]))
+        if rounds.sum() == 0:  # every run ended at its first record
+            traffic[name] = Traffic(0.0, spent / max(start, 1.0), 0.0)
+            continue
+        growth = float(costs.sum() / rounds.sum())
+        variance = float(((costs - growth * rounds) ** 2).sum() / rounds.sum())
+        traffic[name] = Traffic(max(spent - growth * start, 0.0), growth, variance)
     return traffic
