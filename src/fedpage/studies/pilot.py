@@ -211,8 +211,8 @@ def run_pilots(
         measure: "grad_norm", or "gap" for f(x) - f*.
         f_star: f* of a gap; None: by L-BFGS.
         first_step: The effective step that is tried first; None: 0.9/L, L of f.
-        rounds: Rounds of a pilot run; None: 40 to 600, or as many as two passes over the clients
-            take; fewer where a round takes much work.
+        rounds: Rounds of a pilot run; None: 600, or two passes over the clients, four where full
+            rounds come by a coin; fewer, at least 40, where a round takes much work.
         seed: The seed of the search; those that follow are for the chosen step.
         seeds: Seeds of the chosen step.
         budget: Seconds for all pilots. Methods whose turn does not come have no prediction; those
@@ -282,9 +282,9 @@ def _work_per_round(problem: Problem, method: AnyMethod) -> float:
 
 
 def _choose_rounds(problem: Problem, method: AnyMethod) -> int:
-    """Allow for the work of a round, and for two passes over the clients."""
-    passes = 2 * problem.N / (getattr(method, "S", None) or problem.N)
-    most = max(MOST_ROUNDS, passes)
+    """Allow for the work of a round, for two passes over the clients, and for four full rounds."""
+    passes = 4 if hasattr(method, "p") else 2  # p: full rounds come by a coin, S/N by default
+    most = max(MOST_ROUNDS, passes * problem.N / (getattr(method, "S", None) or problem.N))
     return int(np.clip(_WORK / _work_per_round(problem, method), LEAST_ROUNDS, most))
 
 
