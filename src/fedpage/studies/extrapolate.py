@@ -233,7 +233,7 @@ def _interval(
     below = (np.cumsum(mass[order]) - mass[order] / 2) / mass.sum()
     tail = (1 - LEVEL) / 2
     low, middle, high = np.exp(np.interp([tail, 0.5, 1 - tail], below, points[order]))
-    if high > _MOST_WIDTH * low:
+    if kind == "predicted" and high > _MOST_WIDTH * low:
         return _refuse(f"anything from {low:,.0f} to {high:,.0f} rounds")
     return Forecast(kind, float(middle), float(low), float(high), shape)
 

@@ -1,6 +1,6 @@
 """Predict from short runs what a method needs to reach a target: the pilots of `fedpage plan`.
 
-A pilot searches the step by doubling, on half of its rounds and one seed. It then runs the best
+A pilot searches the step by doubling, on half of its rounds and two seeds. It then runs the best
 step on a few other seeds and extrapolates them (`extrapolate.py`). Traffic and work per round are
 those that these runs counted. All of it depends on the arguments alone, but for the time limit,
 which may leave out methods.
@@ -213,7 +213,7 @@ def run_pilots(
         first_step: The effective step that is tried first; None: 0.9/L, L of f.
         rounds: Rounds of a pilot run; None: 600, or two passes over the clients, four where full
             rounds come by a coin; fewer, at least 40, where a round takes much work.
-        seed: The seed of the search; those that follow are for the chosen step.
+        seed: The first of two seeds of the search; those that follow are for the chosen step.
         seeds: Seeds of the chosen step.
         budget: Seconds for all pilots. Methods whose turn does not come have no prediction; those
             with the least work come first.
@@ -339,10 +339,21 @@ class _Runs:
     def _gap(self, history: History) -> Vector:
         return history["loss"] - self.f_star
 
-    def score(self, method: AnyMethod) -> tuple[float, float]:
-        """Return the rounds to the target, or inf, and the value at the end; less is better."""
+    def score(
+        self, method: AnyMethod, best: tuple[float, float] = (math.inf, math.inf)
+    ) -> tuple[float, float]:
+        """Return the rounds to the target, or inf, and the value at the end; less is better.
+
+        Where clients are sampled, it is the worse of two seeds. The second is left out where the
+        first is not better than `best`.
+        """
+        first = self._score(method, self.seed)
+        samples = getattr(method, "S", None) not in (None, self.problem.N)
+        return max(first, self._score(method, self.seed + 1)) if samples and first < best else first
+
+    def _score(self, method: AnyMethod, seed: int) -> tuple[float, float]:
         try:
-            history = self.run(method, self.seed, max(10, self.rounds // 2), 20)
+            history = self.run(method, seed, max(10, self.rounds // 2), 20)
         except InputError:  # the method refuses such a step
             return math.inf, math.inf
         rounds, values = self.curve(history)
@@ -371,7 +382,8 @@ def _search_step(runs: _Runs, method: AnyMethod, start: float) -> tuple[AnyMetho
 
     def score(power: int) -> tuple[float, float]:
         if power not in tried:
-            tried[power] = runs.score(method.with_step(start * 2.0**power))
+            best = min(tried.values(), default=worst)
+            tried[power] = runs.score(method.with_step(start * 2.0**power), best)
         return tried[power]
 
     best = 0
@@ -389,7 +401,7 @@ def _run_pilot(runs: _Runs, method: AnyMethod, start: float, seeds: int) -> Pilo
         reason = "the pilot diverges at every step tried"
         return Pilot(None, Forecast("none", reason=reason), runs.rounds, tried=tried)
     histories: list[History] = []
-    for seed in range(runs.seed + 1, runs.seed + 1 + seeds):
+    for seed in range(runs.seed + 2, runs.seed + 2 + seeds):
         histories.append(runs.run(chosen, seed, runs.rounds, 40))
         if len(histories) == 2 and histories[0].same(histories[1]):
             break  # nothing is random in it
