@@ -423,6 +423,15 @@ def test_the_damping_balances_what_is_left_and_noise(scale):
     assert after.passes == 2
 
 
+@pytest.mark.parametrize("metric", ["full", "window"])
+def test_a_ridge_below_the_rounding_error_ends_no_run_with_an_exception(metric):
+    """K^-1 is then indefinite, and g.(K/n)^-1 g below 0 has no real root."""
+    problem = fp.LogisticRegression(fp.load("census", rows=100), clients=10, reg="l2")
+    method = fp.SecantPAGE(S=5, metric=metric, ridge=1e-20)
+    history = fp.simulate(problem, method, rounds=100, seed=0, record_every=50)
+    assert history.last("round") == 100 or history.diverged
+
+
 def test_passes_follow_random_orders_of_the_seed():
     problem, method = quadratic(), fp.SecantPAGE(S=4)
     orders = set()

@@ -75,8 +75,11 @@ class State(NamedTuple):
     """Sampled rounds since the last full one."""
 
     def norm2(self, v: Vector) -> float:
-        """Return the squared length of a gradient in the metric, v.(K/n)^-1 v."""
-        return dot(v, self.metric.solve(v))
+        """Return the squared length of a gradient in the metric, v.(K/n)^-1 v.
+
+        It is at least 0, also where rounding has left K^-1 indefinite.
+        """
+        return max(0.0, dot(v, self.metric.solve(v)))
 
 
 class Gradient(NamedTuple):
