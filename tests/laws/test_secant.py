@@ -538,14 +538,14 @@ def replies_of(problem: Any, s: np.ndarray, chosen: tuple[int, ...]) -> Replies[
     return Replies(Difference(y), np.array(chosen))
 
 
-def every_state(problem: Any, state: State, s: np.ndarray) -> list[State]:
+def every_state(problem: Any, state: State, s: np.ndarray) -> list[Any]:
     """Return the states after a sampled round with each subset of the clients."""
     method = fp.SecantPAGE(S=SAMPLED, beta=0.0)
     subsets = itertools.combinations(range(problem.N), SAMPLED)
     return [method.server(state, replies_of(problem, s, chosen)) for chosen in subsets]
 
 
-def state_with_metric(problem: Any, s: np.ndarray, ridge: float = 1.0) -> State:
+def state_with_metric(problem: Any, s: np.ndarray, ridge: float = 1.0) -> Any:
     """Return a state after the pass whose last move was s and whose metric has nine pairs."""
     rng = np.random.default_rng(7)
     method = fp.SecantPAGE(S=SAMPLED)
@@ -603,7 +603,8 @@ def test_the_squared_length_of_y_is_that_of_its_mean_and_its_variance():
 def test_the_metric_of_exact_pairs_is_below_the_hessian():
     """For each s z z' = H s s'H/(s.Hs) <= H, and so is their mean: p is never too short."""
     H = quadratic().A.mean(axis=0)
-    metric, n, delta = secant.new_metric("full", 1, np.zeros(4)).begin(1e-3), 60, 1e-3
+    n, delta = 60, 1e-3
+    metric: Any = secant.new_metric("full", 1, np.zeros(4)).begin(delta)
     for s in np.random.default_rng(0).normal(size=(n, 4)):
         metric = metric.add(H @ s / math.sqrt(s @ H @ s))
     learned = (np.linalg.inv(metric.P) - delta * np.eye(4)) / n
@@ -618,7 +619,7 @@ def test_the_step_is_at_most_that_of_a_line_search_along_the_last_move():
     """
     H, rng = quadratic().A.mean(axis=0), np.random.default_rng(3)
     for _ in range(50):
-        metric = secant.new_metric("full", 1, np.zeros(4)).begin(rng.uniform(0.1, 3))
+        metric: Any = secant.new_metric("full", 1, np.zeros(4)).begin(rng.uniform(0.1, 3))
         for z in rng.normal(size=(5, 4)):
             metric = metric.add(z)
         s = rng.normal(size=4)
@@ -698,6 +699,7 @@ def test_units_of_single_features_matter_only_by_the_ridge():
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 30])
 def test_metrics_solve_their_own_equations(d):
     rng = np.random.default_rng(d)
+    full: Any
     full, window = (
         secant.new_metric(name, 5, np.zeros(d)).begin(0.7) for name in ("full", "window")
     )
@@ -716,7 +718,8 @@ def test_metrics_solve_their_own_equations(d):
 def test_auto_chooses_by_the_number_of_parameters():
     kinds = [type(secant.new_metric("auto", 2, np.zeros(d))) for d in (1000, 1001, 1_000_001)]
     assert kinds == [secant.FullMetric, secant.WindowMetric, secant.NoMetric]
-    metric = fp.SecantPAGE(metric="window", window=7, S=1).init(np.zeros(3, np.float32), 4).metric
+    method = fp.SecantPAGE(metric="window", window=7, S=1)
+    metric: Any = method.init(np.zeros(3, np.float32), 4).metric
     assert metric.Z.shape == (7, 3)
     assert metric.Z.dtype == np.float32
     assert metric.solve(np.ones(3, np.float32)).dtype == np.float32
