@@ -418,7 +418,8 @@ SMALL = ("--data", "census:rows=500", "--clients", "50")
 
 
 def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
-    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300")
+    words: tuple[str, ...] = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04")
+    words += ("--rounds", "300")
     words += ("--seeds", "2", "--fresh", "3", "--cost", "clients", "--out", "tuned")
     words += ("--search", "step", "--search", "p=0.1,0.2")
     code, out, err = run(*words)
