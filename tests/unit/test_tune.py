@@ -198,7 +198,7 @@ class Planted(fp.FedAvg):
 
 
 def test_planted_values_of_other_hyper_parameters_are_found():
-    options = {"target": 1e-3, "fixed": ["b", "eta_g"], "seeds": 1, "fresh": 1}
+    options = {"target": 1e-2, "fixed": ["b", "eta_g"], "seeds": 1, "fresh": 1, "rounds": 200}
     found = fp.tune(quadratic(), Planted(S=4, b=None), **options)
     assert found.is_enclosed
     assert {name: coordinate(found.method, name) for name in Planted.best} == pytest.approx(

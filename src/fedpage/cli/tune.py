@@ -86,7 +86,7 @@ def tune(
 
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
-    objective = build.build_problem(problem)
+    objective = build.build_problem(build.record_target(problem, run.target))
     base = build.build_default_method(entry, given, objective)
     values = build.parse_grid(entry, search or []) or None
     parse_cost(cost)

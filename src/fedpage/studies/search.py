@@ -296,6 +296,7 @@ class Search:
             if self._stride == 1:
                 self._level = self.seeds
                 self._lead(self.leader)
+                self._rematch()
             return True
         if self._move(self._diagonals(), combine=False):
             return True
@@ -327,9 +328,13 @@ class Search:
             return
         self._lead(self.leader)
         if is_new:
-            self._run(sorted(self._led), range(self._level), self._caps())
-            ratios = {point: self.compare(point, self._level) for point in sorted(self._led)}
-            self._lead(min(ratios, key=ratios.__getitem__))
+            self._rematch()
+
+    def _rematch(self) -> None:
+        """Compare the earlier leaders on all seeds of a comparison, and lead with the best."""
+        self._run(sorted(self._led), range(self._level), self._caps())
+        ratios = {point: self.compare(point, self._level) for point in sorted(self._led)}
+        self._lead(min(ratios, key=ratios.__getitem__))
 
     def prefer(self, point: Point, gain: float) -> None:
         """Return to a point unless the leader costs less than it by at least this share.
