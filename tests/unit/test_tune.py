@@ -198,7 +198,7 @@ class Planted(fp.FedAvg):
 
 
 def test_planted_values_of_other_hyper_parameters_are_found():
-    options = {"target": 1e-3, "fixed": ["b", "eta_g"], "seeds": 1, "fresh": 1}
+    options = {"target": 1e-2, "fixed": ["b", "eta_g"], "seeds": 1, "fresh": 1, "rounds": 200}
     found = fp.tune(quadratic(), Planted(S=4, b=None), **options)
     assert found.is_enclosed
     assert {name: coordinate(found.method, name) for name in Planted.best} == pytest.approx(
@@ -423,7 +423,8 @@ SMALL = ("--data", "census:rows=500", "--clients", "50")
 
 
 def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
-    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300")
+    words: tuple[str, ...] = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04")
+    words += ("--rounds", "300")
     words += ("--seeds", "2", "--fresh", "3", "--cost", "clients", "--out", "tuned")
     words += ("--search", "step", "--search", "p=0.1,0.2")
     code, out, err = run(*words)

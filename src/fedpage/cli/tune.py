@@ -59,7 +59,7 @@ def tune(
     fixed_grid: Annotated[
         bool, typer.Option("--fixed-grid", help="Search no values but those of --search.")
     ] = False,
-    seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 6,
+    seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 10,
     fresh: Annotated[
         int, typer.Option("--fresh", help="Other seeds, on which the winner is judged.")
     ] = 10,

@@ -201,7 +201,7 @@ def tune(
     rounds: int = 2000,
     limit: float | None = None,
     record_every: int = 10,
-    seeds: int = 6,
+    seeds: int = 10,
     fresh: int = 10,
     jobs: int | None = 1,
     costs: Costs | None = None,
