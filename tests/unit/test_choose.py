@@ -342,12 +342,9 @@ def test_wrong_options_are_refused(refused, words, what):
     refused((*COMMAND, *words), what)
 
 
-def test_nothing_reached_is_one_clear_line(run, monkeypatch):
-    from fedpage.studies import choose
-
-    whole = choose.choose
-    monkeypatch.setattr(choose, "choose", lambda *args, **words: whole(*args, rounds=30, **words))
-    code, _, err = run(*COMMAND, "--target", "1e-13", "--methods", "fedavg")
+def test_nothing_reached_is_one_clear_line(run):
+    words = ("--target", "1e-13", "--methods", "fedavg", "--rounds", "30")
+    code, _, err = run(*COMMAND, *words)
     assert code == 2
     line = err.rstrip("\n").split("\n")[-1]
     assert re.fullmatch(

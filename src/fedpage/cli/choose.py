@@ -64,6 +64,7 @@ def choose(
             help="Search compression too (default: where the cost counts bytes or bits).",
         ),
     ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="The most rounds of a run.")] = 20_000,
     seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last round of the race.")] = 6,
     fresh: Annotated[
         int, typer.Option("--fresh", help="Other seeds, on which the finalists are judged.")
@@ -91,6 +92,7 @@ def choose(
     from fedpage.studies.question import parse_budget, resolve_target
 
     goal = Target.from_text(target)
+    check_count("--rounds", rounds, high=10_000_000)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
     parse_cost(cost)
@@ -119,7 +121,7 @@ def choose(
 
         choice = race(
             objective, target=value, column=column, cost=cost, budget=budget, methods=names,
-            stateless=stateless, codecs=codecs, seeds=seeds, fresh=fresh,
+            stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds, fresh=fresh,
             jobs=jobs or os.cpu_count() or 1, costs=link.costs(),
             store=None if out is None else out / "trials.jsonl", progress=progress,
         )  # fmt: skip

@@ -30,6 +30,8 @@ from fedpage.studies.trials import Trial
 
 LIMIT = 3.0
 """A run ends when it has cost this many times what the best method needs."""
+OVERSHOOT = 2.0
+"""How many times the limit a run may cost at its last record, for its best value to count."""
 JUDGED_LIMIT = 10.0
 """The same for runs on fresh seeds."""
 FIRST_ROUNDS = 30
@@ -114,7 +116,7 @@ class Racer:
         self.entrant = entrant
         self.search = Search(trials, entrant.method, axes, seeds=1, design=design)
         self.screened: dict[Point, Trial] = {}
-        self.cost = self.best = math.inf
+        self.cost, self.best = math.inf, -math.inf if trials.higher else math.inf
 
     @property
     def method(self) -> Candidate:
@@ -144,18 +146,25 @@ class Racer:
 
     def measure(self) -> None:
         """Compute the medians of the best settings over the seeds that they have run on."""
-        trials = [
-            trial
-            for seed in range(self.search.seeds)
-            if (trial := self.search.trials.known(self.method, seed, math.inf)) is not None
-        ]
+        every = (
+            self.search.trials.known(self.method, s, math.inf) for s in range(self.search.seeds)
+        )
+        trials = [trial for trial in every if trial is not None]
+        if not trials and self.screened:  # with a lower cap than the present one
+            trials = [self.screened[self._first()]]
         if trials:
-            costs = [trial.cost for trial in trials]
-            self.cost = float(np.quantile(costs, 0.5, method="higher"))
-            self.best = float(np.median([trial.best for trial in trials]))
-        elif self.screened:  # with a lower cap than the present one
-            trial = self.screened[self._first()]
-            self.cost, self.best = trial.cost, trial.best
+            self.cost = float(np.quantile([t.cost for t in trials], 0.5, method="higher"))
+            self.best = float(np.median([self._best(trial) for trial in trials]))
+
+    def _best(self, trial: Trial) -> float:
+        """Return the best value of a run; the worst possible if it cost much more than it may.
+
+        Methods with expensive rounds are at their first record by then.
+        """
+        trials = self.search.trials
+        if trial.spent <= OVERSHOOT * trials.question.limit:
+            return trial.best
+        return -math.inf if trials.higher else math.inf
 
 
 def _codec_axes(entrant: Entrant) -> dict[str, Axis]:
@@ -393,7 +402,7 @@ class Race:
         for racer in self._racers[: methods - 1 : -1]:
             if racer in stateless[:1]:
                 continue
-            if not math.isfinite(racer.best):
+            if not racer.screened:
                 reason = "the time budget ended before they ran"
             elif math.isfinite(racer.cost):
                 reason = f"left after the {before}"
