@@ -135,7 +135,7 @@ class Plain:
             self.G = add((1 - share, self.G), (1 - share, y), (share, a))
             self.g = add((1, self.g), (1, y)) if self.k else self.G
         if self.B == N:
-            if self.k:
+            if self.k and self.method.eta is None:
                 noise = add((1, self.G), (-1, self.g))
                 left, wrong = (math.sqrt(inner(v, self.solve(v))) for v in (self.g, noise))
                 self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
