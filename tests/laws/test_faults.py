@@ -153,6 +153,7 @@ def test_a_full_round_without_all_clients_falls_back_to_a_sampled_round():
         clients, message, *_ = method._call_sampled(state, draws)
         there = np.array([client for client in clients if client != 6])
         reply, _ = method.client(message, problem.oracle(there, draws), None)
+        assert isinstance(reply, fp.methods.fedpage.Reply)
         np.testing.assert_array_equal(run.state.g, np.add.reduce(reply.g) / len(there))
         assert run.costs.fallbacks == before.fallbacks + 1
         assert run.costs.full_rounds == 1

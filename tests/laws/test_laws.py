@@ -276,6 +276,7 @@ def test_leak_free_steps_move_along_the_same_mean():
     )
     message = fp.methods.fedpage.LeakFreeSteps(x_prev - 0.1 * g, x_prev, g)
     two, _ = free.client(message, problem.oracle(clients, RoundDraws(1, 3)), None)
+    assert isinstance(one, fp.methods.fedpage.Reply)
     assert isinstance(two, fp.methods.fedpage.LeakFreeReply)
     np.testing.assert_allclose(two.move, one.g, rtol=0, atol=1e-13)
 
@@ -327,6 +328,7 @@ def test_fedpages_local_steps_reply_x_minus_y_over_K_eta(kind):
         batch = oracle.batch(3 if k == 0 else 1)
         estimate = estimate + oracle.grad(y, batch) - oracle.grad(before, batch)
         y, before = y - eta_l * estimate, y
+    assert isinstance(reply, fp.methods.fedpage.Reply)
     np.testing.assert_allclose(reply.g, (x - y) / (K * eta_l), rtol=0, atol=1e-12)
 
 

@@ -23,7 +23,9 @@ from fedpage.core import secant
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
 from fedpage.engine.simulation import Simulation
-from fedpage.methods.secantpage import Difference, State
+from fedpage.methods import secantpage
+from fedpage.methods.passes import Difference
+from fedpage.methods.secantpage import State
 
 ALL_ROWS = list(range(M))
 ORDERS = [[3, 0, 4, 1, 2], [1, 2, 0, 3, 4], [4, 0, 1, 3, 2], [2, 3, 1, 4, 0]] * 3
@@ -57,14 +59,16 @@ def rotated(order: list[int], first: int) -> list[int]:
 class Plain:
     """SecantPAGE in plain Python, on one objective."""
 
-    def __init__(self, objective: str, method: fp.SecantPAGE) -> None:
+    def __init__(self, objective: str, method: fp.SecantPAGE, rest: float = 1e-4) -> None:
+        self.rest = rest
         self.objective, self.method, self.codec = objective, method, as_codec(method.up)
         self.x, self.x_prev, self.g, self.G = X0, X0, [0.0] * D, [0.0] * D
         self.zs: list[list[float]] = []
         self.delta = self.num = self.den = 0.0
         self.c, self.cs = method.damping, [method.damping]
         self.B = self.k = self.first = self.t = 0
-        self.V = self.q = 0.0
+        self.V = self.q = self.q_start = 0.0
+        self.rests = 0
         self.reasons: list[str] = []
         self.chance = random.Random(5)
 
@@ -105,7 +109,9 @@ class Plain:
             self.after_pass(r, rows, sampled)
         p = self.solve(self.g)
         self.q = inner(self.g, p)
-        if m.eta is not None:
+        if m.renew == "pass" and self.q < self.rest * self.q_start:
+            step, self.rests = 0.0, self.rests + 1
+        elif m.eta is not None:
             step = m.eta
         elif not self.zs:
             step = m.first_step / max(1.0, math.sqrt(inner(p, p)))
@@ -120,8 +126,9 @@ class Plain:
         self.B += len(block)
         share = len(block) / self.B
         a = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in block])
-        if r == 0:
-            self.g = self.G = a
+        if self.x == self.x_prev:
+            self.G = add((1 - share, self.G), (share, a))
+            self.g = self.g if self.k else self.G
         else:
             y = mean([self.difference(i, rows[i][1], r, 1) for i in block])
             self.learn(y, share)
@@ -134,6 +141,7 @@ class Plain:
                 self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
                 self.cs.append(self.c)
             self.g, self.G = self.G, [0.0] * D
+            self.q_start = inner(self.g, self.solve(self.g))
             self.k, self.B, self.first = self.k + 1, 0, (r + 1) * S
 
     def after_pass(self, r: int, rows: list[list[list[int]]], sampled: list[int]) -> None:
@@ -185,6 +193,24 @@ def test_secantpage_in_plain_python(objective, check, case):
     measured = (found.damping, found.curvature, found.squared, found.variance, found.q)
     replayed = (plain.c, plain.num, plain.den, plain.V, plain.q)
     np.testing.assert_allclose(measured, replayed, rtol=1e-7)
+
+
+@pytest.mark.parametrize("metric", ["full", "none"])
+def test_x_rests_in_a_pass_where_g_has_become_short(objective, check, monkeypatch, metric):
+    """Replay with a larger threshold, because these passes have three rounds only."""
+    monkeypatch.setattr(secantpage, "_REST", 0.6)
+    method = fp.SecantPAGE(S=2, metric=metric)
+    plain, script, expected = Plain(objective, method, rest=0.6), [], []
+    for r in range(24):
+        script.append(plain.round(r))
+        expected.append(plain.x)
+    run = check(method, script, expected)
+    np.testing.assert_allclose(run.state.g, plain.g, rtol=0, atol=1e-10)
+    assert 2 < plain.rests < 20
+    points = [X0, X0, *expected]
+    vectors = [1 if points[r] == points[r + 1] else 2 for r in range(24)]
+    called = [1 if r % 3 == 2 else 2 for r in range(24)]
+    assert run.costs.floats_down == D * inner(vectors, called)
 
 
 def test_the_replays_see_the_damping_rise_and_fall():
@@ -397,6 +423,15 @@ def test_the_damping_balances_what_is_left_and_noise(scale):
     assert after.passes == 2
 
 
+@pytest.mark.parametrize("metric", ["full", "window"])
+def test_a_ridge_below_the_rounding_error_ends_no_run_with_an_exception(metric):
+    """K^-1 is then indefinite, and g.(K/n)^-1 g below 0 has no real root."""
+    problem = fp.LogisticRegression(fp.load("census", rows=100), clients=10, reg="l2")
+    method = fp.SecantPAGE(S=5, metric=metric, ridge=1e-20)
+    history = fp.simulate(problem, method, rounds=100, seed=0, record_every=50)
+    assert history.last("round") == 100 or history.diverged
+
+
 def test_passes_follow_random_orders_of_the_seed():
     problem, method = quadratic(), fp.SecantPAGE(S=4)
     orders = set()
@@ -466,6 +501,26 @@ def test_sampled_rounds_carry_both_estimators_along():
     assert run.costs.fallbacks > 2
 
 
+def test_a_resting_x_moves_again_in_the_next_pass():
+    """Rounds at rest send one vector down and up, others two."""
+    A = quadratic().A[:1].repeat(60, axis=0)
+    problem = fp.Quadratic(A, np.random.default_rng(0).normal(size=(60, 1, 4)))
+    run = Simulation(problem, fp.SecantPAGE(S=1), seed=1)
+    rested = set()
+    for _ in range(200):
+        before, x, number = run.costs.floats_up, run.x, run.state.passes
+        was_moving = not np.array_equal(run.state.x, run.state.x_prev)
+        run.step()
+        assert run.costs.floats_up - before == problem.d * (2 if was_moving else 1)
+        if np.array_equal(run.x, x):
+            rested.add(number)
+            assert run.state.q < 1e-4 * run.state.q_start
+        elif number in rested:
+            assert run.state.passes == number + 1
+    assert rested == {1, 2, 3}
+    assert np.linalg.norm(problem.grad(run.x)) < 1e-4
+
+
 # 4. What the metric and the variance estimate: the mean over all sampled clients
 
 
@@ -483,14 +538,14 @@ def replies_of(problem: Any, s: np.ndarray, chosen: tuple[int, ...]) -> Replies[
     return Replies(Difference(y), np.array(chosen))
 
 
-def every_state(problem: Any, state: State, s: np.ndarray) -> list[State]:
+def every_state(problem: Any, state: State, s: np.ndarray) -> list[Any]:
     """Return the states after a sampled round with each subset of the clients."""
     method = fp.SecantPAGE(S=SAMPLED, beta=0.0)
     subsets = itertools.combinations(range(problem.N), SAMPLED)
     return [method.server(state, replies_of(problem, s, chosen)) for chosen in subsets]
 
 
-def state_with_metric(problem: Any, s: np.ndarray, ridge: float = 1.0) -> State:
+def state_with_metric(problem: Any, s: np.ndarray, ridge: float = 1.0) -> Any:
     """Return a state after the pass whose last move was s and whose metric has nine pairs."""
     rng = np.random.default_rng(7)
     method = fp.SecantPAGE(S=SAMPLED)
@@ -548,7 +603,8 @@ def test_the_squared_length_of_y_is_that_of_its_mean_and_its_variance():
 def test_the_metric_of_exact_pairs_is_below_the_hessian():
     """For each s z z' = H s s'H/(s.Hs) <= H, and so is their mean: p is never too short."""
     H = quadratic().A.mean(axis=0)
-    metric, n, delta = secant.new_metric("full", 1, np.zeros(4)).begin(1e-3), 60, 1e-3
+    n, delta = 60, 1e-3
+    metric: Any = secant.new_metric("full", 1, np.zeros(4)).begin(delta)
     for s in np.random.default_rng(0).normal(size=(n, 4)):
         metric = metric.add(H @ s / math.sqrt(s @ H @ s))
     learned = (np.linalg.inv(metric.P) - delta * np.eye(4)) / n
@@ -563,7 +619,7 @@ def test_the_step_is_at_most_that_of_a_line_search_along_the_last_move():
     """
     H, rng = quadratic().A.mean(axis=0), np.random.default_rng(3)
     for _ in range(50):
-        metric = secant.new_metric("full", 1, np.zeros(4)).begin(rng.uniform(0.1, 3))
+        metric: Any = secant.new_metric("full", 1, np.zeros(4)).begin(rng.uniform(0.1, 3))
         for z in rng.normal(size=(5, 4)):
             metric = metric.add(z)
         s = rng.normal(size=4)
@@ -643,6 +699,7 @@ def test_units_of_single_features_matter_only_by_the_ridge():
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 30])
 def test_metrics_solve_their_own_equations(d):
     rng = np.random.default_rng(d)
+    full: Any
     full, window = (
         secant.new_metric(name, 5, np.zeros(d)).begin(0.7) for name in ("full", "window")
     )
@@ -661,7 +718,8 @@ def test_metrics_solve_their_own_equations(d):
 def test_auto_chooses_by_the_number_of_parameters():
     kinds = [type(secant.new_metric("auto", 2, np.zeros(d))) for d in (1000, 1001, 1_000_001)]
     assert kinds == [secant.FullMetric, secant.WindowMetric, secant.NoMetric]
-    metric = fp.SecantPAGE(metric="window", window=7, S=1).init(np.zeros(3, np.float32), 4).metric
+    method = fp.SecantPAGE(metric="window", window=7, S=1)
+    metric: Any = method.init(np.zeros(3, np.float32), 4).metric
     assert metric.Z.shape == (7, 3)
     assert metric.Z.dtype == np.float32
     assert metric.solve(np.ones(3, np.float32)).dtype == np.float32

@@ -18,8 +18,9 @@ from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
 from fedpage.runs.provenance import describe_method
 from fedpage.studies import race as racing
-from fedpage.studies.choose import parse_budget, resolve_target
 from fedpage.studies.entrants import list_entrants
+from fedpage.studies.judge import Judgement
+from fedpage.studies.question import parse_budget, resolve_target
 from fedpage.theory import reference
 
 HOUR = "1h"
@@ -229,6 +230,17 @@ def test_the_one_that_asks_less_is_recommended_among_tied(choice):
     assert apart.recommended is apart.first
 
 
+def test_a_method_that_does_not_reach_the_target_is_not_recommended_for_asking_less(choice):
+    """Two seeds never tell methods apart, so one that asks less would win by failing."""
+    saga, page = sorted(choice.ranking, key=lambda finalist: finalist.name, reverse=True)
+    failed = Judgement((1.0, float("inf")))
+    page = replace(page, is_tied=True, judgement=failed)
+    saga = replace(saga, is_tied=True, judgement=Judgement((1.0, 2.0)))
+    assert replace(choice, ranking=(saga, page)).recommended.name == "saga"
+    saga = replace(saga, judgement=failed)
+    assert replace(choice, ranking=(saga, page)).recommended.name == "page"
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -269,6 +281,10 @@ def test_a_gap_is_a_loss_above_the_minimum(problem):
     with pytest.raises(InputError, match="convex objectives only"):
         resolve_target(robust, 0.01, "gap")
     assert parse_budget("2m") == parse_budget(120)
+    assert parse_budget(0.4) == 0.4
+    for wrong in (0, -1.0, float("nan"), float("inf"), None, "5", "-5s"):
+        with pytest.raises(InputError, match="must be a time such as"):
+            parse_budget(wrong)
 
 
 # --- the command line -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fedpage.engine.stopping import Stop
 from fedpage.report import page, plots, summary
 from fedpage.runs.history import History, by_method
 from fedpage.studies import tune as tuning
-from fedpage.studies.question import Question
+from fedpage.studies.question import FRESH_SEED, Question
 from fedpage.theory.planner import Costs
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--S", "5")
@@ -146,7 +146,7 @@ def test_a_search_for_the_least_sum():
         problem, fp.PAGE(S=5), target=0.05, cost="up+0.1*down", search=grid, rounds=200, seeds=1,
         fresh=1,
     )  # fmt: skip
-    run = fp.simulate(problem, found.method, rounds=200, seed=tuning.FRESH_SEED)
+    run = fp.simulate(problem, found.method, rounds=200, seed=FRESH_SEED)
     paid = run.cost_to("grad_norm", 0.05, "up+0.1*down", interpolate=True)
     assert found.judged.costs == (paid,)
     assert found.goal == "bytes_up+0.1*bytes_down to gradient norm 0.05"

@@ -283,7 +283,7 @@ def test_provenance(runs):
     assert meta["method"] == {
         "name": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None,
         "p": None, "b1": None, "b2": None, "b3": 1, "periodic": False, "leak_free": False,
-        "up": "none", "down": "none", "effective_step": 0.1,
+        "start": "full", "up": "none", "down": "none", "effective_step": 0.1,
     }  # fmt: skip
     assert meta["problem"]["data_digest"] == fp.load("census", rows=500).digest
     assert meta["problem"]["partition_digest"] == fp.blocks(500, 50).digest
@@ -375,3 +375,13 @@ def test_summary_and_page(runs, tmp_path):
     head, cells = summary.table(rows)
     assert head[2] == "gradient norm"
     assert [row[0] for row in cells] == list(by_method(runs))
+
+
+def test_a_measured_step_is_said_to_be_measured():
+    problem = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    runs = [
+        fp.simulate(problem, method, rounds=2, seed=0)
+        for method in (fp.SecantPAGE(S=2), fp.SecantPAGE(S=2, eta=0.5))
+    ]
+    assert runs[0].meta["method"]["effective_step"] is None
+    assert [row.cells()[1] for row in summary.summarise(runs, target=0.1)] == ["measured", "0.5"]

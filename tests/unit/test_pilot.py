@@ -220,7 +220,26 @@ def test_first_rounds_are_counted_once(quadratic):
     """FedPAGE's first round calls all clients; only later rounds have the average cost."""
     method = fp.PAGE(S=4, p=1e-9, eta_g=0.2)
     pilot = run_pilots(quadratic, {"PAGE": method}, target=1e-12, rounds=40)["PAGE"]
-    assert pilot.traffic["clients"] == pytest.approx((quadratic.N - 4, 4.0))
+    assert pilot.traffic["clients"] == pytest.approx((quadratic.N - 4, 4.0, 0.0), abs=1e-9)
+
+
+def test_costs_allow_for_full_rounds_that_come_by_a_coin(quadratic):
+    """Runs of equal length differ in their cost, so the cost's interval is wider."""
+    methods = pilot_methods(["PAGE", "SAGA"], quadratic.N, 2, 1, IDENTITY)
+    found = run_pilots(quadratic, methods, target=1e-2, rounds=400)
+    saga, page = found["SAGA"], found["PAGE"]
+    assert saga.cost("clients") == pytest.approx([2 * each for each in saga.cost("rounds")])
+    coin = 0.1 * 0.9 * (quadratic.N - 2) ** 2  # of a full round in place of two clients
+    assert page.traffic["clients"].variance == pytest.approx(coin, rel=0.5)
+    held = 0
+    for seed in range(10_000, 10_010):
+        history = fp.simulate(
+            quadratic, page.method, rounds=1000, seed=seed, record_every=1,
+            stop=fp.Stop(grad_norm=1e-2),
+        )  # fmt: skip
+        _, low, high = page.cost("clients")
+        held += low <= history.last("clients") <= high
+    assert held >= 8
 
 
 def test_pilots_end_with_their_time(quadratic):

@@ -198,7 +198,7 @@ class Planted(fp.FedAvg):
 
 
 def test_planted_values_of_other_hyper_parameters_are_found():
-    options = {"target": 1e-3, "fixed": ["b", "eta_g"], "seeds": 1, "fresh": 1}
+    options = {"target": 1e-2, "fixed": ["b", "eta_g"], "seeds": 1, "fresh": 1, "rounds": 200}
     found = fp.tune(quadratic(), Planted(S=4, b=None), **options)
     assert found.is_enclosed
     assert {name: coordinate(found.method, name) for name in Planted.best} == pytest.approx(
@@ -220,6 +220,11 @@ def test_a_search_that_is_cut_judges_nothing():
     assert "ended before the winner was enclosed" in cut.advice
     with pytest.raises(InputError, match="before its first runs"):
         fp.tune(quadratic(), DESCENT, target=1e-4, max_runs=0, **STEP_ONLY)
+
+
+def test_a_target_that_the_start_has_reached_is_refused(problem):
+    with pytest.raises(InputError, match="is reached before the first round"):
+        fp.tune(problem, fp.PAGE(S=5), target=10.0)
 
 
 def test_a_target_that_nobody_reaches_is_not_judged(problem):
@@ -377,9 +382,9 @@ def test_any_recorded_column_is_a_target(problem):
     with pytest.raises(InputError, match="'accurcy' is not recorded"):
         fp.tune(problem, fp.PAGE(S=5), target=0.9, column="accurcy")
     with pytest.raises(InputError, match="needs at least one of latency"):
-        fp.tune(problem, fp.PAGE(S=5), target=0.9, cost="seconds")
+        fp.tune(problem, fp.PAGE(S=5), target=0.1, cost="seconds")
     with pytest.raises(InputError, match="has no hyper-parameter 'T'"):
-        fp.tune(problem, fp.PAGE(S=5), target=0.9, fixed=["T"])
+        fp.tune(problem, fp.PAGE(S=5), target=0.1, fixed=["T"])
 
 
 def test_a_network_is_tuned_around_the_methods_own_step():
@@ -418,7 +423,8 @@ SMALL = ("--data", "census:rows=500", "--clients", "50")
 
 
 def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
-    words = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04", "--rounds", "300")
+    words: tuple[str, ...] = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04")
+    words += ("--rounds", "300")
     words += ("--seeds", "2", "--fresh", "3", "--cost", "clients", "--out", "tuned")
     words += ("--search", "step", "--search", "p=0.1,0.2")
     code, out, err = run(*words)
@@ -439,6 +445,18 @@ def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
     assert run(*shlex.split(line.removeprefix("Run it: fedpage ")))[0] == 0
     code, out, _ = run(*words)
     assert "0 runs, and" in out
+
+
+def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(run):
+    words = ("tune", "page", *SMALL, "--S", "5", "--target", "accuracy:0.70123456", "--seeds", "1")
+    words += ("--fresh", "2", "--rounds", "200", "--search", "step=0.5,1,2")
+    words += ("--objective", "logistic-l2", "--alpha", "0.1234567")
+    code, out, err = run(*words)
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("Repeat the judgement: ")]
+    command = shlex.split(line)
+    assert command[command.index("--target") + 1] == "accuracy:0.70123456"
+    assert command[command.index("--alpha") + 1] == "0.1234567"
 
 
 def test_tune_on_the_command_line_searches_all_that_is_not_given(run, tmp_path):

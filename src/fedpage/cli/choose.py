@@ -89,7 +89,7 @@ def choose(
 
     from fedpage.runs import build
     from fedpage.studies.choose import choose as race
-    from fedpage.studies.choose import parse_budget, resolve_target
+    from fedpage.studies.question import parse_budget, resolve_target
 
     goal = Target.from_text(target)
     check_count("--rounds", rounds, high=10_000_000)
@@ -174,13 +174,10 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
     from fedpage.runs import build
 
     question, chosen = choice.question, choice.recommended
-    target = repr(question.target)
-    if question.column != "grad_norm":
-        target = f"{question.column}:{target}"
     about = problem_options(problem) | {
         "--rounds": str(chosen.rounds),
         "--record-every": str(question.record_every),
-        "--target": target,
+        "--target": shlex.quote(str(Target(question.column, question.target))),
     }
     seeds = {
         "--methods": shlex.quote(build.describe_in_text(chosen.name, chosen.method)),

@@ -25,9 +25,9 @@ def demo(
     seeds: Annotated[int, typer.Option("--seeds", help="Runs of each method.")] = 3,
     force: ForceOption = False,
 ) -> None:
-    """Compare three methods on the embedded census data.
+    """Compare four methods on the embedded census data.
 
-    FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
+    SecantPAGE, FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
     """
     from fedpage.runs import build
 
@@ -40,7 +40,7 @@ def demo(
     )
     methods = [
         build.build_fair_method(name, N=problem.N, M=10, S=10, K=10, step=0.1)
-        for name in ("fedpage", "scaffold", "fedavg")
+        for name in ("secantpage", "fedpage", "scaffold", "fedavg")
     ]
     prepare_out(out, force or out == _OUT)  # its own directory is written again
     shutil.rmtree(out / "runs", ignore_errors=True)
@@ -48,7 +48,8 @@ def demo(
         problem, methods, rounds=rounds, seeds=range(seeds), record_every=10, out=out / "runs"
     )
     print_summary(runs, _TARGET)
-    write_reports(runs, out, "FedPAGE, SCAFFOLD and FedAvg on synthetic census data", _TARGET)
+    title = "SecantPAGE, FedPAGE, SCAFFOLD and FedAvg on synthetic census data"
+    write_reports(runs, out, title, _TARGET)
     print(_next_steps())
 
 
@@ -61,8 +62,8 @@ def _next_steps() -> str:
             activate = activate.relative_to(Path.cwd())
         lines.append(f"  . {activate}  # puts `fedpage` on the PATH")
     lines += [
-        "  fedpage run fedpage --clients 325 --rounds 500 --eta-g 0.3 --out my-run",
-        "  fedpage compare --methods fedpage,scaffold --clients 325",
+        "  fedpage run secantpage --clients 325 --rounds 500 --out my-run",
+        "  fedpage choose --clients 325 --target 0.02 --budget 1m  # the best method for a task",
         "  fedpage --help",
     ]
     return "\n".join(lines)

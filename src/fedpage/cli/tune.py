@@ -14,6 +14,7 @@ from fedpage.cli.common import (
     check_runs,
     parse_cost,
     prepare_out,
+    problem_options,
     read_hyper_parameters,
 )
 from fedpage.cli.options import (
@@ -25,8 +26,7 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import console
 from fedpage.cli.plan import LinkConfig
-from fedpage.core.errors import InputError
-from fedpage.runs.config import ProblemConfig, RoundsConfig, dataclass_fields
+from fedpage.runs.config import ProblemConfig, RoundsConfig
 
 if TYPE_CHECKING:
     from fedpage.problems import LinearModel
@@ -59,7 +59,7 @@ def tune(
     fixed_grid: Annotated[
         bool, typer.Option("--fixed-grid", help="Search no values but those of --search.")
     ] = False,
-    seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 6,
+    seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 10,
     fresh: Annotated[
         int, typer.Option("--fresh", help="Other seeds, on which the winner is judged.")
     ] = 10,
@@ -83,9 +83,11 @@ def tune(
     from fedpage.callbacks.progress import progress_bars
     from fedpage.runs import build
     from fedpage.studies import tune as tuning
+    from fedpage.studies.question import parse_budget
 
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
+    problem = build.record_target(problem, run.target)
     objective = build.build_problem(problem)
     base = build.build_default_method(entry, given, objective)
     values = build.parse_grid(entry, search or []) or None
@@ -97,7 +99,7 @@ def tune(
     tuning.check_question(objective, target.value, target.column, cost, costs, counts)
     tuning.check_space(objective, base, values, fixed_grid)
     check_runs(objective, [base])
-    seconds = None if budget is None else _parse_seconds(budget)
+    seconds = None if budget is None else parse_budget(budget)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     with progress_bars() as bars:
@@ -117,36 +119,11 @@ def tune(
         text = build.describe_in_text(method, found.method, list(entry.preset))
         print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
     command = build.command_line(
-        method, found.method, _options(problem) | {"--rounds": str(found.rounds)}
+        method, found.method, problem_options(problem) | {"--rounds": str(found.rounds)}
     )
     print(f"Run it: {command}")
     if report:
         _write_report(report, objective, found, out / "search.png", command)
-
-
-def _parse_seconds(budget: str) -> float:
-    """Return the seconds of a time such as 90s or 5m."""
-    from fedpage.runs.store import parse_interval
-
-    try:
-        seconds = parse_interval(budget)[1]
-    except InputError:
-        seconds = None
-    if seconds is None:
-        raise InputError(f"--budget must be a time such as 90s, 5m or 1h, not {budget!r}")
-    return seconds
-
-
-def _options(problem: ProblemConfig) -> dict[str, str]:
-    """Return the options that describe a problem, where they are not defaults."""
-    always = ("data", "clients", "objective", "partition")
-    options = {}
-    for name, field in dataclass_fields(ProblemConfig).items():
-        value = getattr(problem, name)
-        if name in always or value != field.default:
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            options[f"--{name.replace('_', '-')}"] = text
-    return options
 
 
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
@@ -154,16 +131,16 @@ def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
     from fedpage.runs.config import Target
 
     question = found.question
-    options = _options(problem) | {
-        "--methods": text,
+    options = problem_options(problem) | {
+        "--methods": shlex.quote(text),
         "--seed": str(found.fresh[0]),
         "--seeds": str(len(found.fresh)),
         "--rounds": str(found.rounds),
         "--record-every": str(question.record_every),
-        "--target": str(Target(question.column, question.target)),
-        "--cost": question.cost.name,
+        "--target": shlex.quote(str(Target(question.column, question.target))),
+        "--cost": shlex.quote(question.cost.name),
     }
-    return "fedpage compare " + " ".join(f"{k} {shlex.quote(v)}" for k, v in options.items())
+    return "fedpage compare " + " ".join(f"{k} {v}" for k, v in options.items())
 
 
 def _write_report(

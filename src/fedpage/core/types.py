@@ -338,6 +338,11 @@ class HasConvexity(Protocol):
         ...
 
 
+def measures_step(method: object) -> bool:
+    """Say whether a method measures its step size in a run: its property of this name."""
+    return bool(getattr(method, "measures_step", False))
+
+
 def dtype_of(problem: object) -> DType:
     """Return the type of a problem's numbers: its `dtype`, or float64."""
     return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)

@@ -308,6 +308,10 @@ class NodeDraws:
         """Refuse: only the server samples clients."""
         raise NotImplementedError("a client does not sample clients")
 
+    def order(self, N: int, number: int = 0) -> Ints:
+        """Refuse: only the server orders the clients of a pass."""
+        raise NotImplementedError("a client does not order the clients of a pass")
+
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw the rows (1, count, min(b, M)) of this client's minibatches."""
         return self._draws.rows(self._client, sizes, b, first, count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpage.core.types import AnyMethod
+from fedpage.core.types import AnyMethod, measures_step
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.marina import PPMARINA
 from fedpage.methods.page import PAGE
@@ -37,7 +37,7 @@ def match_terms(
 
     FedPAGE samples S clients, and calls all clients with probability S/N: fewer than 2S
     clients a round on average. So do PP-MARINA, SVRP and SABER. Methods without full
-    rounds sample 2S.
+    rounds sample 2S. SecantPAGE samples S, and keeps the step size that it measures.
 
     With codecs these terms are not equal: a called client no longer sends a vector, and
     PP-MARINA calls S (1 + 1/(1+omega)) clients on average. Compare compressed methods
@@ -70,6 +70,4 @@ def match_terms(
 
 def at_step(method: AnyMethod, step: float) -> AnyMethod:
     """Return a method at an effective step, unless it measures its step itself."""
-    if isinstance(method, SecantPAGE) and method.eta is None:
-        return method
-    return method.with_step(step)
+    return method if measures_step(method) else method.with_step(step)

@@ -30,10 +30,10 @@ from fedpage.methods import passes, steps
 from fedpage.methods.passes import (
     Difference,
     Differences,
-    FirstGradient,
+    PassAtRest,
     PassGradients,
     PassReply,
-    PassStart,
+    RestReply,
 )
 from fedpage.methods.registry import register
 
@@ -92,9 +92,9 @@ class Reply(NamedTuple):
 
 
 _Message = (
-    FullGradient | LocalSteps | LeakFreeSteps | PassStart | PassGradients | Differences
+    FullGradient | LocalSteps | LeakFreeSteps | PassAtRest | PassGradients | Differences
 )
-_Reply = Reply | LeakFreeReply | FirstGradient | PassReply | Difference
+_Reply = Reply | LeakFreeReply | RestReply | PassReply | Difference
 _FULL: dict[str, None] = {"b1": None, "b2": None, "b3": None}
 
 
@@ -139,7 +139,7 @@ class FedPAGE:
         FullGradient: Reply,
         LocalSteps: Reply,
         LeakFreeSteps: LeakFreeReply,
-        PassStart: FirstGradient,
+        PassAtRest: RestReply,
         PassGradients: PassReply,
         Differences: Difference,
     }
@@ -196,7 +196,7 @@ class FedPAGE:
             return changes
         gradients: Compressible = {
             FullGradient: {"g": None},
-            PassStart: {"g": None},
+            PassAtRest: {"g": None},
             PassGradients: {"g": None, "y": None},
         }
         return {**changes, **gradients}
@@ -315,7 +315,7 @@ class FedPAGE:
             ), None  # lines 6-7
         if isinstance(message, LeakFreeSteps):
             return self._leak_free_steps(message, oracle), None
-        if isinstance(message, PassStart | PassGradients):
+        if isinstance(message, PassAtRest | PassGradients):
             return passes.reply_in_pass(oracle, message, self.b1, self.b2), None
         if isinstance(message, Differences):
             return Difference(passes.difference(oracle, *message, self.b2)), None
@@ -343,7 +343,7 @@ class FedPAGE:
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Set g and move along it (lines 9, 24 and 26)."""
         mean, seen = replies.mean, passes.next_seen(state.seen, replies)
-        if isinstance(mean, PassReply):
+        if isinstance(mean, RestReply | PassReply):
             g = passes.join(state.g, mean, passes.share(replies, seen))
         elif isinstance(mean, Difference):
             g = state.g + mean.y

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedpage.core import passes
+from fedpage.core.secant import dot
 from fedpage.core.types import Call, Draws, Flags, Oracle, Replies, Vector
 
 
-class PassStart(NamedTuple):
-    """To the first S clients of a run: send your gradient at x."""
+class PassAtRest(NamedTuple):
+    """To the next S clients of a pass, where x is x_prev: send your gradient at x."""
 
     x: Vector
 
 
-class FirstGradient(NamedTuple):
+class RestReply(NamedTuple):
     """The client's gradient at x."""
 
     g: Vector
@@ -96,14 +97,16 @@ def call_next(
     """
     order = draws.order(len(seen), number)
     clients = passes.next_clients(order, seen, draws.round * S, S)
+    s = x - x_prev
+    message = PassGradients(x, x_prev) if dot(s, s) > 0 else PassAtRest(x)
     if number == 0 and passes.count(seen) == 0:
-        return Call(clients, PassStart(x))
-    return Call(clients, PassGradients(x, x_prev), fallback=fallback)
+        return Call(clients, message)
+    return Call(clients, message, fallback=fallback)
 
 
 def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
     """Return which clients the pass has had after a round."""
-    if isinstance(replies.mean, FirstGradient | PassReply):
+    if isinstance(replies.mean, RestReply | PassReply):
         return passes.add_clients(seen, replies.clients)
     return seen
 
@@ -113,7 +116,7 @@ def share(replies: Replies[Any], seen: Flags) -> float:
     return replies.count / passes.count(seen)
 
 
-def join(g: Vector, mean: PassReply, share: float) -> Vector:
+def join(g: Vector, mean: RestReply | PassReply, share: float) -> Vector:
     """Return the pass's mean gradient at x, with the new clients in it.
 
     Args:
@@ -121,7 +124,8 @@ def join(g: Vector, mean: PassReply, share: float) -> Vector:
         mean: The mean reply of the new clients.
         share: The new clients among all that the pass has had.
     """
-    return (1 - share) * (g + mean.y) + share * mean.g
+    moved = g + mean.y if isinstance(mean, PassReply) else g
+    return (1 - share) * moved + share * mean.g
 
 
 def difference(oracle: Oracle, x: Vector, x_prev: Vector, b: int | None) -> Vector:
@@ -131,12 +135,12 @@ def difference(oracle: Oracle, x: Vector, x_prev: Vector, b: int | None) -> Vect
 
 
 def reply_in_pass(
-    oracle: Oracle, message: PassStart | PassGradients, b1: int | None, b2: int | None
-) -> FirstGradient | PassReply:
+    oracle: Oracle, message: PassAtRest | PassGradients, b1: int | None, b2: int | None
+) -> RestReply | PassReply:
     """Return the clients' gradients over b1 rows, and their changes over b2 rows."""
     g = oracle.grad(message.x, oracle.batch(b1))
-    if isinstance(message, PassStart):
-        return FirstGradient(g)
+    if isinstance(message, PassAtRest):
+        return RestReply(g)
     x, x_prev = message
     if b1 is None and b2 is None:
         return PassReply(g, g - oracle.grad(x_prev, oracle.batch(None)))

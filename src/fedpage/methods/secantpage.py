@@ -29,16 +29,18 @@ from fedpage.methods.fedpage import FullGradient
 from fedpage.methods.passes import (
     Difference,
     Differences,
-    FirstGradient,
+    PassAtRest,
     PassGradients,
     PassReply,
-    PassStart,
+    RestReply,
 )
 from fedpage.methods.registry import register
 
 MetricName = Literal["auto", "full", "window", "none"]
 _LEAST = 1e-3
 """The least cosine of s and y in the weight of a pair."""
+_REST = 1e-4
+"""The share of a pass's first q below which x rests: what is left of g is noise."""
 
 
 class State(NamedTuple):
@@ -67,8 +69,17 @@ class State(NamedTuple):
     """V, an estimate of the variance of g in the metric."""
     q: float
     """g.(K/n)^-1 g, the squared length of g in the metric."""
+    q_start: float
+    """q at the start of the pass; 0 in the first."""
     t: int
     """Sampled rounds since the last full one."""
+
+    def norm2(self, v: Vector) -> float:
+        """Return the squared length of a gradient in the metric, v.(K/n)^-1 v.
+
+        It is at least 0, also where rounding has left K^-1 indefinite.
+        """
+        return max(0.0, dot(v, self.metric.solve(v)))
 
 
 class Gradient(NamedTuple):
@@ -77,8 +88,8 @@ class Gradient(NamedTuple):
     g: Vector
 
 
-_Message = PassStart | PassGradients | Differences | FullGradient
-_Reply = FirstGradient | PassReply | Difference | Gradient
+_Message = PassAtRest | PassGradients | Differences | FullGradient
+_Reply = RestReply | PassReply | Difference | Gradient
 
 
 @register("secantpage", group="variance-reduced", assumes="all clients reachable")
@@ -115,7 +126,7 @@ class SecantPAGE:
     name: ClassVar[str] = "SecantPAGE"
     paper: ClassVar[str] = "this library"
     messages: ClassVar[MessageTypes] = {
-        PassStart: FirstGradient,
+        PassAtRest: RestReply,
         PassGradients: PassReply,
         Differences: Difference,
         FullGradient: Gradient,
@@ -158,12 +169,17 @@ class SecantPAGE:
         """What passes through `up`: differences, and with a cast also gradients."""
         if self.up.is_cast:
             return {
-                PassStart: {"g": None},
+                PassAtRest: {"g": None},
                 PassGradients: {"g": None, "y": None},
                 Differences: {"y": None},
                 FullGradient: {"g": None},
             }
         return {PassGradients: {"y": None}, Differences: {"y": None}}
+
+    @property
+    def measures_step(self) -> bool:
+        """Whether the step size is measured in the run."""
+        return self.eta is None
 
     @property
     def effective_step(self) -> float:
@@ -183,7 +199,7 @@ class SecantPAGE:
         return State(
             x=x0, x_prev=x0, g=zero, fresh=zero, seen=passes.nobody(N), passes=0,
             metric=metric, pairs=0, curvature=0.0, squared=0.0, damping=self.damping,
-            variance=0.0, q=0.0, t=0,
+            variance=0.0, q=0.0, q_start=0.0, t=0,
         )  # fmt: skip
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
@@ -223,17 +239,17 @@ class SecantPAGE:
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Update the estimators, learn from the pair (s, y), and move."""
         mean, seen = replies.mean, passes.next_seen(state.seen, replies)
-        if isinstance(mean, FirstGradient | Gradient):
-            g = fresh = mean.g
-            state = state._replace(t=0, variance=0.0)
-        elif isinstance(mean, PassReply):
-            share = passes.share(replies, seen)
-            fresh = passes.join(state.fresh, mean, share)
-            g = fresh if state.passes == 0 else state.g + mean.y
-            state = self._learn(state, mean.y, share)
-        else:
+        if isinstance(mean, Gradient):
+            return self._move(state._replace(g=mean.g, t=0, variance=0.0))
+        if isinstance(mean, Difference):
+            state = self._learn(state, mean.y, 0.0)
             g, fresh = state.g + mean.y, state.fresh + mean.y
-            state = self._learn(state, mean.y, 0.0)._replace(t=state.t + 1)
+            return self._move(state._replace(g=g, fresh=fresh, t=state.t + 1))
+        share, g = passes.share(replies, seen), state.g
+        fresh = passes.join(state.fresh, mean, share)
+        if isinstance(mean, PassReply):
+            state, g = self._learn(state, mean.y, share), g + mean.y
+        g = fresh if state.passes == 0 else g
         state = state._replace(g=g, fresh=fresh, seen=seen)
         return self._move(self._end_pass(state) if passes.is_complete(seen) else state)
 
@@ -264,11 +280,10 @@ class SecantPAGE:
 
         The old g is what is left to do, and its difference to the new one is noise.
         """
-        damping, g, noise = state.damping, state.g, state.fresh - state.g
+        damping, g = state.damping, state.g
         if state.passes > 0:
-            left2 = dot(g, state.metric.solve(g))
-            noise2 = dot(noise, state.metric.solve(noise))
-            ratio = left2 / noise2 if noise2 > 0 else 16.0
+            left, noise = state.norm2(g), state.norm2(state.fresh - g)
+            ratio = left / noise if noise > 0 else 16.0
             damping = min(1.0, damping * min(2.0, max(0.25, ratio**0.25)))
         return state._replace(
             g=state.fresh,
@@ -276,11 +291,18 @@ class SecantPAGE:
             seen=passes.nobody(len(state.seen)),
             passes=state.passes + 1,
             damping=damping,
+            q_start=state.norm2(state.fresh),
         )
 
     def _move(self, state: State) -> State:
-        """Move along (K/n)^-1 g by the damped Barzilai-Borwein step."""
+        """Move along (K/n)^-1 g by the damped Barzilai-Borwein step.
+
+        x rests until the end of a pass where g has become 100 times shorter in it.
+        """
         p = state.metric.solve(state.g)
+        q = dot(state.g, p)
+        if self.renew == "pass" and q < _REST * state.q_start:
+            return state._replace(x_prev=state.x, q=q)
         if self.eta is not None:
             step = self.eta
         elif state.pairs == 0:
@@ -288,4 +310,4 @@ class SecantPAGE:
         else:
             step = state.damping * (state.curvature / state.squared)
         x = as_received(self.down, state.x - step * p)  # so that s is the clients'
-        return state._replace(x=x, x_prev=state.x, q=dot(state.g, p))
+        return state._replace(x=x, x_prev=state.x, q=q)

@@ -18,7 +18,7 @@ class SummaryRow:
 
     Attributes:
         method: The method's label.
-        step: Its effective step.
+        step: Its effective step; NaN where it is measured in the run.
         value: The last value of the target's column.
         loss: The last loss.
         rounds: Rounds to the target; inf if it was not reached, as in the next five.
@@ -52,7 +52,7 @@ class SummaryRow:
         """Format the row for people, in the order of `headings`."""
         return [
             self.method,
-            f"{self.step:g}",
+            "measured" if math.isnan(self.step) else f"{self.step:g}",
             f"{self.value:.3g}",
             f"{self.loss:.5g}",
             _format_count(self.rounds),
@@ -125,7 +125,7 @@ def summarise(
         rows.append(
             SummaryRow(
                 method=label,
-                step=runs[0].meta.get("method", {}).get("effective_step", math.nan),
+                step=_step_of(runs[0]),
                 value=median(lambda run: run.last(column)),
                 loss=median(lambda run: run.last("loss")),
                 rounds=median(lambda run: run.cost_to(column, target, "round")),
@@ -143,6 +143,11 @@ def summarise(
             )
         )
     return rows
+
+
+def _step_of(run: History) -> float:
+    step = run.meta.get("method", {}).get("effective_step")
+    return math.nan if step is None else float(step)
 
 
 def needed(

@@ -108,7 +108,9 @@ class Target:
         return cls(column.strip() or "grad_norm", value)
 
     def __str__(self) -> str:
-        return f"{self.value:g}" if self.column == "grad_norm" else f"{self.column}:{self.value:g}"
+        number = f"{self.value:g}"
+        number = number if float(number) == self.value else repr(self.value)
+        return number if self.column == "grad_norm" else f"{self.column}:{number}"
 
 
 @dataclass(frozen=True)

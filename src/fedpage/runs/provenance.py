@@ -11,7 +11,7 @@ from functools import cache
 
 from fedpage._version import __version__
 from fedpage.codecs.base import Codec
-from fedpage.core.types import AnyMethod, Vector
+from fedpage.core.types import AnyMethod, Vector, measures_step
 
 
 def describe_run(
@@ -51,7 +51,10 @@ def describe_run(
 
 
 def describe_method(method: AnyMethod) -> dict[str, object]:
-    """Return the name, hyper-parameters and effective step of a method, as plain values."""
+    """Return the name, hyper-parameters and effective step of a method, as plain values.
+
+    The step is None where the method measures it in the run.
+    """
     parameters: dict[str, object] = {}
     if is_dataclass(method):
         values = {field.name: getattr(method, field.name) for field in fields(method)}
@@ -63,7 +66,7 @@ def describe_method(method: AnyMethod) -> dict[str, object]:
         "name": method.name,
         "class": type(method).__name__,
         **parameters,
-        "effective_step": method.effective_step,
+        "effective_step": None if measures_step(method) else method.effective_step,
     }
 
 

@@ -134,9 +134,11 @@ class Choice:
         """The first of the tied finalists that asks the least of the clients.
 
         A method without client states is preferred to one with them, and one that does not need
-        all clients in every round to one that does. The median decides among equals.
+        all clients in every round to one that does. The median decides among equals. A method that
+        does not reach the target in the median is recommended only if none does.
         """
-        return min(self.tied, key=lambda finalist: len(finalist.entrant.notes))
+        reaches = [f for f in self.tied if math.isfinite(f.judgement.median)] or self.tied
+        return min(reaches, key=lambda finalist: len(finalist.entrant.notes))
 
     @property
     def method(self) -> AnyMethod:

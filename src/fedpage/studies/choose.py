@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
 
-from fedpage.core.columns import Cost, describe_column
-from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.metrics import METRICS
-from fedpage.core.types import AnyMethod, HasConvexity, Problem
+from fedpage.core.columns import Cost
+from fedpage.core.errors import InputError
+from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
-from fedpage.engine.simulation import start_of
-from fedpage.runs.history import History
-from fedpage.runs.store import parse_interval
 from fedpage.studies.choice import Choice
 from fedpage.studies.entrants import counts_bytes, list_entrants
-from fedpage.studies.question import Question, Trials
+from fedpage.studies.question import Question, Trials, parse_budget, resolve_target
 from fedpage.studies.race import Notify, Race
 from fedpage.studies.trials import TrialStore
-from fedpage.theory.constants import reference
 from fedpage.theory.planner import Costs
 
 
@@ -116,68 +110,3 @@ def choose(
         seconds=time.monotonic() - began,
         cut=race.cut,
     )
-
-
-def parse_budget(budget: str | float) -> float:
-    """Return the seconds of a time such as "60s", "5m" or "1h", or of a number of seconds.
-
-    Raises:
-        InputError: It is not a time above 0.
-
-    >>> parse_budget("5m"), parse_budget(20)
-    (300.0, 20.0)
-    """
-    try:
-        seconds = parse_interval(budget if isinstance(budget, str) else f"{budget:.0f}s")[1]
-    except (InputError, TypeError, ValueError):
-        seconds = None
-    if seconds is None:
-        raise InputError(
-            f"the budget must be a time such as 60s, 5m or 1h, not {short_repr(budget)}"
-        )
-    return seconds
-
-
-def resolve_target(problem: Problem, target: float, column: str) -> tuple[float, str]:
-    """Check a target, and turn a gap into a loss.
-
-    Args:
-        problem: The problem.
-        target: The value to reach.
-        column: A recorded column, or "gap": the loss above its minimum.
-
-    Returns:
-        The value and the recorded column.
-
-    Raises:
-        InputError: The column is not recorded, its direction is not known, the value cannot be
-            reached, or the minimum of the loss is not known.
-    """
-    is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
-    if not is_number or not math.isfinite(target) or (column == "grad_norm" and target <= 0):
-        raise InputError(f"target must be a finite number above 0, not {short_repr(target)}")
-    if column == "gap":
-        if target <= 0:
-            raise InputError(f"a gap must be above 0, not {target:g}")
-        if not (isinstance(problem, HasConvexity) and problem.convex):
-            raise InputError(
-                "a gap needs the minimum of the loss, which is known for convex objectives only; "
-                "choose a gradient norm, or loss:VALUE"
-            )
-        target, column = float(f"{reference(problem).loss + target:.12g}"), "loss"
-    recorded = problem.evaluate(start_of(problem))
-    if column not in recorded:
-        raise InputError(
-            f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
-            f"the problem records {', '.join(recorded)}"
-        )
-    higher, first = (
-        History({"problem": problem.describe()}).higher_is_better(column),
-        recorded[column],
-    )
-    if first >= target if higher else first <= target:
-        raise InputError(
-            f"{describe_column(column).label} {target:g} is reached before the first round, where "
-            f"it is {first:.4g}; choose a harder target"
-        )
-    return float(target), column

@@ -143,7 +143,9 @@ def forecast(curves: Sequence[Curve], target: float, *, has_floor: bool = False)
     if lowest > (1 - _LEAST_PROGRESS) * float(np.median(before)):
         return _refuse(f"it stalls at {lowest:.2g}")
     if has_floor:
-        return _refuse(f"came to {lowest:.2g}; it has a floor, so nothing is extrapolated")
+        count = int(np.isfinite(reached).sum())
+        some = f"{count} of {len(curves)} runs reached it" if count else f"came to {lowest:.2g}"
+        return _refuse(f"{some}; it has a floor, so nothing is extrapolated")
     return _extrapolate(decay, math.log(first / target), _spread(fitted))
 
 
@@ -231,7 +233,7 @@ def _interval(
     below = (np.cumsum(mass[order]) - mass[order] / 2) / mass.sum()
     tail = (1 - LEVEL) / 2
     low, middle, high = np.exp(np.interp([tail, 0.5, 1 - tail], below, points[order]))
-    if high > _MOST_WIDTH * low:
+    if kind == "predicted" and high > _MOST_WIDTH * low:
         return _refuse(f"anything from {low:,.0f} to {high:,.0f} rounds")
     return Forecast(kind, float(middle), float(low), float(high), shape)
 

@@ -1,6 +1,6 @@
 """Predict from short runs what a method needs to reach a target: the pilots of `fedpage plan`.
 
-A pilot searches the step by doubling, on half of its rounds and one seed. It then runs the best
+A pilot searches the step by doubling, on half of its rounds and two seeds. It then runs the best
 step on a few other seeds and extrapolates them (`extrapolate.py`). Traffic and work per round are
 those that these runs counted. All of it depends on the arguments alone, but for the time limit,
 which may leave out methods.
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError
-from fedpage.core.types import AnyMethod, Problem, Vector
+from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.engine.simulation import start_of
@@ -44,7 +44,20 @@ _TRIES = 9
 _COUNTED = (
     "clients", "bytes_up", "bytes_down", "bits_up", "bits_down", "gradients_per_client",
 )  # fmt: skip
+_NORMAL = 1.645
+"""The standard deviations that a 90 % interval extends to each side."""
 OUT_OF_TIME = "out of time"
+
+
+class Traffic(NamedTuple):
+    """A cost as a function of the rounds, as the pilots counted it."""
+
+    start: float
+    """What the first rounds cost more than later ones."""
+    growth: float
+    """The mean cost of a round."""
+    variance: float
+    """The variance of a round's cost, which is large where full rounds come by a coin."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Pilot:
         rounds: Rounds of a pilot run, at most.
         seeds: Seeds that were run with this step.
         tried: Steps that were tried.
-        traffic: For each cost, its value at round 0 and its growth per round, as counted.
+        traffic: Each cost by name, as a function of the rounds.
     """
 
     method: AnyMethod | None
@@ -65,12 +78,12 @@ class Pilot:
     rounds: int = 0
     seeds: int = 0
     tried: int = 0
-    traffic: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
     @property
     def step(self) -> float | None:
         """The effective step that was used; None where the method measures its own."""
-        if self.method is None or _measures_step(self.method):
+        if self.method is None or measures_step(self.method):
             return None
         return self.method.effective_step
 
@@ -100,11 +113,17 @@ class Pilot:
             return None
         rows = [self._row(rounds, costs) for rounds in (found.rounds, found.low, found.high)]
         middle, low, high = (cost.evaluate(partial(read_column, row)) for row in rows)
-        return middle, low, high
+        # Costs of a run deviate together: a full round adds to all of them.
+        deviations = dict.fromkeys(rows[0], 0.0)
+        for name, each in self.traffic.items():
+            deviations[name] = math.sqrt(each.variance * found.rounds)
+        noise = _NORMAL * cost.evaluate(partial(read_column, deviations))
+        low = max(middle - math.hypot(middle - low, noise), 0.0)
+        return middle, low, middle + math.hypot(high - middle, noise)
 
     def _row(self, rounds: float, costs: Costs | None) -> dict[str, float]:
         """Return all columns after so many rounds."""
-        row = {key: start + growth * rounds for key, (start, growth) in self.traffic.items()}
+        row = {key: each.start + each.growth * rounds for key, each in self.traffic.items()}
         if costs is not None and costs.given:
             calls = max(row["clients"], 1.0)
             down, up = row["bytes_down"] / calls, row["bytes_up"] / calls
@@ -192,9 +211,9 @@ def run_pilots(
         measure: "grad_norm", or "gap" for f(x) - f*.
         f_star: f* of a gap; None: by L-BFGS.
         first_step: The effective step that is tried first; None: 0.9/L, L of f.
-        rounds: Rounds of a pilot run; None: 40 to 600, or as many as two passes over the clients
-            take; fewer where a round takes much work.
-        seed: The seed of the search; those that follow are for the chosen step.
+        rounds: Rounds of a pilot run; None: 600, or two passes over the clients, four where full
+            rounds come by a coin; fewer, at least 40, where a round takes much work.
+        seed: The first of two seeds of the search; those that follow are for the chosen step.
         seeds: Seeds of the chosen step.
         budget: Seconds for all pilots. Methods whose turn does not come have no prediction; those
             with the least work come first.
@@ -263,9 +282,9 @@ def _work_per_round(problem: Problem, method: AnyMethod) -> float:
 
 
 def _choose_rounds(problem: Problem, method: AnyMethod) -> int:
-    """Allow for the work of a round, and for two passes over the clients."""
-    passes = 2 * problem.N / (getattr(method, "S", None) or problem.N)
-    most = max(MOST_ROUNDS, passes)
+    """Allow for the work of a round, for two passes over the clients, and for four full rounds."""
+    passes = 4 if hasattr(method, "p") else 2  # p: full rounds come by a coin, S/N by default
+    most = max(MOST_ROUNDS, passes * problem.N / (getattr(method, "S", None) or problem.N))
     return int(np.clip(_WORK / _work_per_round(problem, method), LEAST_ROUNDS, most))
 
 
@@ -320,10 +339,21 @@ class _Runs:
     def _gap(self, history: History) -> Vector:
         return history["loss"] - self.f_star
 
-    def score(self, method: AnyMethod) -> tuple[float, float]:
-        """Return the rounds to the target, or inf, and the value at the end; less is better."""
+    def score(
+        self, method: AnyMethod, best: tuple[float, float] = (math.inf, math.inf)
+    ) -> tuple[float, float]:
+        """Return the rounds to the target, or inf, and the value at the end; less is better.
+
+        Where clients are sampled, it is the worse of two seeds. The second is left out where the
+        first is not better than `best`.
+        """
+        first = self._score(method, self.seed)
+        samples = getattr(method, "S", None) not in (None, self.problem.N)
+        return max(first, self._score(method, self.seed + 1)) if samples and first < best else first
+
+    def _score(self, method: AnyMethod, seed: int) -> tuple[float, float]:
         try:
-            history = self.run(method, self.seed, max(10, self.rounds // 2), 20)
+            history = self.run(method, seed, max(10, self.rounds // 2), 20)
         except InputError:  # the method refuses such a step
             return math.inf, math.inf
         rounds, values = self.curve(history)
@@ -334,25 +364,21 @@ class _Runs:
         return math.inf, float(np.median(values[-max(1, len(values) // 6) :]))
 
 
-def _measures_step(method: AnyMethod) -> bool:
-    """Say whether a method chooses its step in a run, as SecantPAGE does."""
-    return getattr(method, "eta", 0.0) is None
-
-
 def _search_step(runs: _Runs, method: AnyMethod, start: float) -> tuple[AnyMethod | None, int]:
     """Find a step by doubling or halving from `start` until it gets worse.
 
     Returns:
         The method with its step, None where every run diverged; and the steps tried.
     """
-    if _measures_step(method):
+    if measures_step(method):
         return method, 0
     tried: dict[int, tuple[float, float]] = {}
     worst = (math.inf, math.inf)
 
     def score(power: int) -> tuple[float, float]:
         if power not in tried:
-            tried[power] = runs.score(method.with_step(start * 2.0**power))
+            best = min(tried.values(), default=worst)
+            tried[power] = runs.score(method.with_step(start * 2.0**power), best)
         return tried[power]
 
     best = 0
@@ -370,7 +396,7 @@ def _run_pilot(runs: _Runs, method: AnyMethod, start: float, seeds: int) -> Pilo
         reason = "the pilot diverges at every step tried"
         return Pilot(None, Forecast("none", reason=reason), runs.rounds, tried=tried)
     histories: list[History] = []
-    for seed in range(runs.seed + 1, runs.seed + 1 + seeds):
+    for seed in range(runs.seed + 2, runs.seed + 2 + seeds):
         histories.append(runs.run(chosen, seed, runs.rounds, 40))
         if len(histories) == 2 and histories[0].same(histories[1]):
             break  # nothing is random in it
@@ -387,18 +413,20 @@ def _run_pilot(runs: _Runs, method: AnyMethod, start: float, seeds: int) -> Pilo
     )
 
 
-def _count_traffic(histories: Sequence[History]) -> dict[str, tuple[float, float]]:
-    """Fit a line to each cost: its growth per round after the first record, and what precedes."""
+def _count_traffic(histories: Sequence[History]) -> dict[str, Traffic]:
+    """Fit a line to each cost, from the first record after the start to the last."""
     traffic = {}
     for name in _COUNTED:
-        spans = [(history["round"], history[name]) for history in histories]
-        rounds = sum(float(at[-1] - at[min(1, len(at) - 1)]) for at, _ in spans)
-        paid = sum(float(cost[-1] - cost[min(1, len(cost) - 1)]) for _, cost in spans)
-        growth = paid / rounds if rounds > 0 else 0.0
-        starts = [float(cost[min(1, len(cost) - 1)]) for _, cost in spans]
-        firsts = [float(at[min(1, len(at) - 1)]) for at, _ in spans]
-        start = float(np.median(starts)) - growth * float(np.median(firsts))
-        if rounds == 0:  # every run ended at its first record
-            growth, start = float(np.median(starts)) / max(float(np.median(firsts)), 1.0), 0.0
-        traffic[name] = (max(start, 0.0), growth)
+        first = [min(1, len(history) - 1) for history in histories]
+        at = [history["round"][k:] for history, k in zip(histories, first, strict=True)]
+        paid = [history[name][k:] for history, k in zip(histories, first, strict=True)]
+        rounds, costs = np.hstack([np.diff(each) for each in at]), np.hstack([*map(np.diff, paid)])
+        start = float(np.median([each[0] for each in at]))
+        spent = float(np.median([each[0] for each in paid]))
+        if rounds.sum() == 0:  # every run ended at its first record
+            traffic[name] = Traffic(0.0, spent / max(start, 1.0), 0.0)
+            continue
+        growth = float(costs.sum() / rounds.sum())
+        variance = float(((costs - growth * rounds) ** 2).sum() / rounds.sum())
+        traffic[name] = Traffic(max(spent - growth * start, 0.0), growth, variance)
     return traffic

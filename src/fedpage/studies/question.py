@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -11,16 +12,20 @@ from typing import TypeAlias
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.core.columns import Cost
-from fedpage.core.types import Problem, StopReason, Vector
+from fedpage.core.columns import Cost, describe_column
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.metrics import METRICS
+from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
 from fedpage.engine.simulate import simulate
 from fedpage.engine.simulation import HasCode, start_of
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_start
+from fedpage.runs.store import parse_interval
 from fedpage.studies.parallel import run_tasks
 from fedpage.studies.space import Candidate
 from fedpage.studies.trials import Trial, TrialStore
+from fedpage.theory.constants import reference
 from fedpage.theory.planner import Costs
 
 FRESH_SEED = 10_000
@@ -99,6 +104,73 @@ class Question:
             "gradients": self.gradients,
             "link": dataclasses.asdict(self.link),
         }
+
+
+def parse_budget(budget: str | float) -> float:
+    """Return the seconds of a time such as "60s", "5m" or "1h", or of a number of seconds.
+
+    Raises:
+        InputError: It is not a time above 0.
+
+    >>> parse_budget("5m"), parse_budget(20)
+    (300.0, 20.0)
+    """
+    seconds: float | None = None
+    if isinstance(budget, str):
+        with contextlib.suppress(InputError):
+            seconds = parse_interval(budget)[1]
+    elif isinstance(budget, (int, float)) and 0 < budget < math.inf:
+        seconds = float(budget)
+    if seconds is None:
+        raise InputError(
+            f"the budget must be a time such as 60s, 5m or 1h, not {short_repr(budget)}"
+        )
+    return seconds
+
+
+def resolve_target(problem: Problem, target: float, column: str) -> tuple[float, str]:
+    """Check a target, and turn a gap into a loss.
+
+    Args:
+        problem: The problem.
+        target: The value to reach.
+        column: A recorded column, or "gap": the loss above its minimum.
+
+    Returns:
+        The value and the recorded column.
+
+    Raises:
+        InputError: The column is not recorded, its direction is not known, the value cannot be
+            reached, or the minimum of the loss is not known.
+    """
+    is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
+    if not is_number or not math.isfinite(target) or (column == "grad_norm" and target <= 0):
+        raise InputError(f"target must be a finite number above 0, not {short_repr(target)}")
+    if column == "gap":
+        if target <= 0:
+            raise InputError(f"a gap must be above 0, not {target:g}")
+        if not (isinstance(problem, HasConvexity) and problem.convex):
+            raise InputError(
+                "a gap needs the minimum of the loss, which is known for convex objectives only; "
+                "choose a gradient norm, or loss:VALUE"
+            )
+        target, column = float(f"{reference(problem).loss + target:.12g}"), "loss"
+    recorded = problem.evaluate(start_of(problem))
+    if column not in recorded:
+        raise InputError(
+            f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
+            f"the problem records {', '.join(recorded)}"
+        )
+    higher, first = (
+        History({"problem": problem.describe()}).higher_is_better(column),
+        recorded[column],
+    )
+    if first >= target if higher else first <= target:
+        raise InputError(
+            f"{describe_column(column).label} {target:g} is reached before the first round, where "
+            f"it is {first:.4g}; choose a harder target"
+        )
+    return float(target), column
 
 
 class _Watch:

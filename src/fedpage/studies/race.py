@@ -40,8 +40,11 @@ RECORDS = 10
 """The least number of records until the best method reaches the target, if rounds allow it."""
 DEFAULTS = 0.1
 """The least share of the cost that tuning must save, or a method keeps its defaults."""
-LEAST_FRESH = 5
-"""Fresh seeds that are judged whatever time is left."""
+LEAST_FRESH = 6
+"""Fresh seeds that are judged whatever time is left.
+
+With fewer seeds an interval has less than 95 %, and five finalists could never be told apart.
+"""
 _LONG_RUN = 0.2
 """The mean seconds of a run from which several processes pay."""
 _GROWTH = 4.0

@@ -1,7 +1,8 @@
 """Search hyper-parameters on paired seeds until the best are inside of what was tried.
 
-A search runs in two parts. *Successive halving*: the candidates of a first design run on one seed,
-the better third on three, and the better third of these on all. *Moves*: the neighbours of the
+A search runs in two parts. *Successive halving*: a first design of steps, and of random points
+around the best of them, runs on one seed, the better third on two, and the better third of these on
+three. *Moves*: the neighbours of the
 leader on every axis of the space run on the same seeds, and the best of them becomes the leader,
 until none is better. The leader is then *enclosed*: on each axis it has a worse neighbour on both
 sides, or is at a natural bound.
@@ -42,6 +43,8 @@ _FEW = 3
 """Seeds of a comparison while moves are long."""
 _LONGEST = 4
 """Places of the longest moves, a factor of 16 on most axes; then 2, then 1."""
+_SCATTERED = 6
+"""Random points of the first design for each axis."""
 _STEP_MOVE = 2
 """Places on the axis of the effective step by which it moves together with another one."""
 
@@ -88,7 +91,7 @@ class Search:
         method: Candidate,
         axes: Mapping[str, Axis],
         *,
-        seeds: int = 6,
+        seeds: int = 10,
         design: Sequence[Point] | None = None,
     ) -> None:
         self.trials, self.method, self.axes = trials, method, dict(axes)
@@ -102,6 +105,7 @@ class Search:
         self._stride = _LONGEST
         self.leader: Point | None = None
         self.is_enclosed = False
+        self._is_given = design is not None
         self._design = list(self._first_design() if design is None else design)
         if not any(self.candidate(point) is not None for point in self._design):
             self._build(self._design[0])  # raises the refusal
@@ -222,6 +226,8 @@ class Search:
                 break
             self._run([more], range(1), {})
             points.append(more)
+        points += self._scatter(points[0])
+        points.sort(key=self._rank_on_first)
         alive = points[: max(1, math.ceil(len(points) / 3))]
         for seeds in sorted({min(2, self._level), self._level}):
             self._run(alive[:1], range(seeds), {})
@@ -231,8 +237,27 @@ class Search:
             alive = sorted(alive, key=ratios.__getitem__)[: max(1, math.ceil(len(alive) / 3))]
         self._lead(alive[0])
 
+    def _scatter(self, best: Point) -> list[Point]:
+        """Run random points around the best of the usual design, which another basin may be at."""
+        if self._is_given or len(self._list) < 3:
+            return []
+        rng = np.random.default_rng(0)
+        cap = CAP * self._trial(best, 0, math.inf).cost
+        found: dict[Point, None] = {}
+        for _ in range(_SCATTERED * len(self._list)):
+            away = rng.integers(-_LONGEST, _LONGEST + 1, len(best))
+            places = (
+                min(axis.last, max(axis.first, place + int(by)))
+                for axis, place, by in zip(self._list, best, away, strict=True)
+            )
+            point = tuple(places)
+            if point != best and self.candidate(point) is not None:
+                found[point] = None
+        self._run(found, range(1), {0: cap})
+        return list(found)
+
     def _rank_on_first(self, point: Point) -> tuple[float, float, Point]:
-        trial = self._trial(point, 0, math.inf)
+        trial = self.trials.stored(self.candidate(point), 0)
         best = -trial.best if self.trials.higher else trial.best
         return trial.cost, best, point
 
@@ -271,6 +296,7 @@ class Search:
             if self._stride == 1:
                 self._level = self.seeds
                 self._lead(self.leader)
+                self._rematch()
             return True
         if self._move(self._diagonals(), combine=False):
             return True
@@ -302,9 +328,13 @@ class Search:
             return
         self._lead(self.leader)
         if is_new:
-            self._run(sorted(self._led), range(self._level), self._caps())
-            ratios = {point: self.compare(point, self._level) for point in sorted(self._led)}
-            self._lead(min(ratios, key=ratios.__getitem__))
+            self._rematch()
+
+    def _rematch(self) -> None:
+        """Compare the earlier leaders on all seeds of a comparison, and lead with the best."""
+        self._run(sorted(self._led), range(self._level), self._caps())
+        ratios = {point: self.compare(point, self._level) for point in sorted(self._led)}
+        self._lead(min(ratios, key=ratios.__getitem__))
 
     def prefer(self, point: Point, gain: float) -> None:
         """Return to a point unless the leader costs less than it by at least this share.

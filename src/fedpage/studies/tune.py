@@ -18,10 +18,15 @@ from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
-from fedpage.engine.simulation import start_of
-from fedpage.runs.history import History
 from fedpage.studies.judge import Judgement
-from fedpage.studies.question import FRESH_SEED, Progress, Question, SearchEnded, Trials
+from fedpage.studies.question import (
+    FRESH_SEED,
+    Progress,
+    Question,
+    SearchEnded,
+    Trials,
+    resolve_target,
+)
 from fedpage.studies.search import Score, Search
 from fedpage.studies.space import (
     Axis,
@@ -196,7 +201,7 @@ def tune(
     rounds: int = 2000,
     limit: float | None = None,
     record_every: int = 10,
-    seeds: int = 6,
+    seeds: int = 10,
     fresh: int = 10,
     jobs: int | None = 1,
     costs: Costs | None = None,
@@ -216,7 +221,8 @@ def tune(
         method: The method. Hyper-parameters that differ from its class's defaults are taken as
             given and keep their values.
         target: The value of the column to reach.
-        column: Any recorded column; its direction decides what reaching means.
+        column: Any recorded column; its direction decides what reaching means. "gap" is the loss
+            above its minimum, for convex problems.
         cost: What to minimise: a cost that is recorded, such as "bytes", "bits_up" or "clients",
             a sum such as "up+0.1*down", or "seconds", which are estimated from `costs`.
         search: Values by hyper-parameter, "step" or "rho". Only these are searched, and all their
@@ -252,7 +258,7 @@ def tune(
     """
     began = time.monotonic()
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
-    check_question(problem, target, column, cost, costs or Costs(), counts)
+    target, column = check_question(problem, target, column, cost, costs or Costs(), counts)
     given = _given(method, search, fixed)
     if search is None:
         axes, design = search_space(method, problem, fixed=given), None
@@ -390,7 +396,7 @@ def check_question(
     cost: str | Cost,
     costs: Costs,
     counts: Mapping[str, int],
-) -> None:
+) -> tuple[float, str]:
     """Check the arguments of `tune` without running anything.
 
     Args:
@@ -401,23 +407,16 @@ def check_question(
         costs: Latency, bandwidth and speed.
         counts: Whole numbers of at least 1, by the names that error messages use.
 
+    Returns:
+        The target and its recorded column, as `resolve_target` returns them.
+
     Raises:
         InputError: The question cannot be asked.
     """
-    parts = [name for name, _ in Cost.parse(cost).terms]
-    if not math.isfinite(target) or (column == "grad_norm" and target <= 0):
-        raise InputError(f"target must be a finite number above 0, not {target!r}")
-    if "seconds" in parts and not costs.given:
+    if "seconds" in (name for name, _ in Cost.parse(cost).terms) and not costs.given:
         raise InputError(
             "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
         )
     for name, value in counts.items():
         check_whole(name, value, 1)
-    if column not in ("grad_norm", "loss"):
-        recorded = problem.evaluate(start_of(problem))
-        if column not in recorded:
-            raise InputError(
-                f"column {column!r} is not recorded;{did_you_mean(column, recorded)} "
-                f"the problem records {', '.join(recorded)}"
-            )
-        History({"problem": problem.describe()}).higher_is_better(column)  # it must be known
+    return resolve_target(problem, target, column)
