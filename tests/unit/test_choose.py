@@ -228,6 +228,7 @@ def test_the_one_that_asks_less_is_recommended_among_tied(choice):
     assert "SAGA has the lower median, but asks more: clients keep a state." in tied.reason
     apart = replace(choice, ranking=(saga, replace(page, is_tied=False)))
     assert apart.recommended is apart.first
+    assert f"Without client states: PAGE, {page.judgement.text()}." in apart.reason
 
 
 def test_a_method_that_does_not_reach_the_target_is_not_recommended_for_asking_less(choice):

@@ -165,6 +165,10 @@ class Choice:
             )
         parts += self._lead(chosen)
         parts.append(_describe_needs(chosen))
+        stateless = [finalist for finalist in self.ranking if finalist.entrant.is_stateless]
+        if stateless and not chosen.entrant.is_stateless:
+            other = stateless[0]
+            parts.append(f"Without client states: {other.label}, {other.judgement.text(unit)}.")
         return " ".join(parts)
 
     def _lead(self, chosen: Finalist) -> list[str]:
