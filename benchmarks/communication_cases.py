@@ -1,0 +1,194 @@
+"""The problems and the entrants of communication.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.core.random import uniforms
+from fedpage.data import Dataset
+from fedpage.methods import METHODS, MethodEntry
+from fedpage.problems import OBJECTIVES
+from fedpage.report.methods import codecs_of
+from fedpage.runs import build
+from fedpage.runs.config import ProblemConfig
+
+OURS = "secantpage"
+"""The method that runs with its defaults and is not tuned."""
+
+S, K = 10, 10
+"""Clients of a sampled round, and local steps, of every method that has them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem and its targets."""
+
+    name: str
+    title: str
+    data: str
+    clients: int
+    objective: str = ""
+    column: str = "grad_norm"
+    targets: tuple[float, ...] = (1e-2, 1e-3, 1e-4)
+
+    def problem(self) -> Any:
+        """Return the problem.
+
+        Raises:
+            InputError: The data is not on this machine.
+        """
+        if self.data == "digits":
+            return digits_network(self.clients)
+        if self.data != "phishing-like":
+            config = ProblemConfig(data=self.data, clients=self.clients, objective=self.objective)
+            return build.build_problem(config)
+        data = phishing_like()
+        return OBJECTIVES[self.objective].problem(data, fp.blocks(data.rows, self.clients))
+
+
+ROBUST, NONCONVEX = "robust regression", "logistic, nonconvex regulariser"
+CASES = (
+    Case("a9a-robust", f"a9a, {ROBUST}", "a9a", 3250, "robust"),
+    Case("a9a-logistic", f"a9a, {NONCONVEX}", "a9a", 3250, "logistic-nonconvex"),
+    Case("w8a-robust", f"w8a, {ROBUST}", "w8a", 4974, "robust"),
+    Case("w8a-logistic", f"w8a, {NONCONVEX}", "w8a", 4974, "logistic-nonconvex"),
+    Case("mushrooms-logistic", f"mushrooms, {NONCONVEX}", "mushrooms", 812, "logistic-nonconvex"),
+    Case(
+        "phishing-like-logistic", f"phishing-like, {NONCONVEX}", "phishing-like", 1105,
+        "logistic-nonconvex",
+    ),
+    Case(
+        "digits-network", "digits, network 64-16-10", "digits", 179, column="loss",
+        targets=(0.3, 0.1, 0.03),
+    ),
+)  # fmt: skip
+
+
+def phishing_like(rows: int = 11_055, features: int = 68, seed: int = 0) -> Dataset:
+    """Generate rows of features with the values 0, 0.5 and 1, and labels of a planted model.
+
+    The size is that of LIBSVM's phishing. A quarter of the entries are 0.5, a third are 1, with
+    shares that differ between features; labels have logistic noise.
+    """
+    u = uniforms(seed, 1, size=rows * features).reshape(rows, features)
+    shares = 0.5 + uniforms(seed, 2, size=features)
+    X = 0.5 * (u < 0.6 * shares) + 0.5 * (u < 0.35 * shares)
+    weights = 4.0 * (uniforms(seed, 3, size=features) - 0.5)
+    v = uniforms(seed, 4, size=rows)
+    score = (X - X.mean(axis=0)) @ weights + np.log(np.maximum(v, 1e-300)) - np.log1p(-v)
+    return Dataset.from_arrays(X, np.where(score > 0, 1.0, -1.0), "phishing-like", note="synthetic")
+
+
+def digits_network(clients: int) -> Any:
+    """Return a 64-16-10 network with tanh on scikit-learn's digits, in rows of file order."""
+    try:
+        import torch
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError(
+            "the network needs torch and scikit-learn: pip install 'fedpage[torch]' scikit-learn, "
+            "or leave it out with --cases"
+        ) from None
+    X, y = load_digits(return_X_y=True)
+    X = (X / 16).astype("float64")
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10))
+    model = torch.nn.Sequential(*layers).double()
+    parts = np.array_split(np.arange(len(y)), clients)
+    return fp.TorchProblem(model, torch.nn.CrossEntropyLoss(), [(X[i], y[i]) for i in parts])
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method of the library, with or without codecs."""
+
+    name: str
+    codecs: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}+codecs" if self.codecs else self.name
+
+    @property
+    def entry(self) -> MethodEntry:
+        return METHODS[self.name]
+
+    @property
+    def cost(self) -> str:
+        """What its settings are chosen for: client contacts, or all bytes if it has codecs."""
+        return "bytes" if self.codecs else "clients"
+
+
+CODECS = {
+    "casts": ("float32", "float16", "bfloat16"),
+    "unbiased": ("natural", "float16", "randk:0.3+natural"),
+    "contractive": ("topk:0.1+natural", "topk:0.3+natural", "natural"),
+    "any": ("natural", "topk:0.1+natural", "topk:0.3+natural"),
+}
+"""Codecs of replies to search, by what a method takes; the first is used in the screening."""
+CASTS = ("float32", "float16", "bfloat16")
+"""Codecs of messages to search."""
+OPTIONS = {"beta": (0.0, 0.9), "start": ("full", "average")}
+"""Settings that are tried in the screening where a method has them with the first as default."""
+
+
+def entrants(names: Iterable[str] | None = None) -> list[Entrant]:
+    """List every method of the registry without and with codecs, but each method only once.
+
+    Minibatches are all rows here, so that names such as fedavg-full would be repetitions.
+    """
+    found: dict[Any, str] = {}
+    for name in METHODS if names is None else names:
+        if name != OURS:
+            found.setdefault(base_method(name), name)
+    return [Entrant(name, codecs) for name in found.values() for codecs in (False, True)]
+
+
+def base_method(name: str) -> Any:
+    """Return a method with S sampled clients, gradients of all rows, and defaults otherwise."""
+    entry = METHODS[name]
+    options: dict[str, Any] = {}
+    for field, value in entry.hyper_parameters.items():
+        if field in ("b", "b1", "b2", "b3") and value is not None:
+            options[field] = None
+        elif field == "S" and _accepts(entry, S=S):
+            options[field] = S
+    return entry(**options)
+
+
+def _accepts(entry: MethodEntry, **options: Any) -> bool:
+    try:
+        entry(**options)
+    except InputError:
+        return False
+    return True
+
+
+def codec_choices(entrant: Entrant) -> dict[str, tuple[str, ...]]:
+    """Return the codecs to search for replies and for messages."""
+    if not entrant.codecs:
+        return {}
+    known = entrant.entry.hyper_parameters
+    choices = {"up": CODECS.get(codecs_of(entrant.entry), ()), "down": CASTS}
+    return {field: values for field, values in choices.items() if field in known and values}
+
+
+def bases(entrant: Entrant) -> list[Any]:
+    """Return the methods that the screening tries, before their steps are chosen."""
+    method = base_method(entrant.name)
+    method = replace(method, **{key: values[0] for key, values in codec_choices(entrant).items()})
+    known = entrant.entry.hyper_parameters
+    options = {
+        key: values for key, values in OPTIONS.items() if key in known and known[key] == values[0]
+    }
+    return [
+        replace(method, **dict(zip(options, values, strict=True)))
+        for values in product(*options.values())
+    ]
