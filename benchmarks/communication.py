@@ -1,86 +1,285 @@
-"""Compare what all methods of the library need to reach a target: `make communication`."""
+"""Compare what all methods of the library need to reach a target: `make communication`.
+
+Every method is first *screened*: few steps, one seed. Those that are not far from the best are
+*tuned* by `fedpage.studies.search`, for each target on its own, and the winners *run* on fresh
+seeds. Methods run twice: without codecs, tuned for client contacts, and with the codecs that suit
+them best, tuned for bytes in all. SecantPAGE is not tuned. Everything that is finished is kept
+below --out, so that a benchmark that was killed resumes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from communication_cases import CASES, Case, Entrant, bases, entrants
-from communication_runs import Ladder, Rung, Runs
+import communication_report as report
+import numpy as np
+from communication_cases import (
+    CASES,
+    OURS,
+    OURS_CODECS,
+    Case,
+    Entrant,
+    Terms,
+    codec_choices,
+    settings,
+    with_settings,
+)
+from communication_runs import Ladder, Rung, Runs, append_line, read_lines
+from communication_screening import Screened, screen_all, selected
 
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
-from fedpage.report.methods import codecs_of
+from fedpage.methods import METHODS
+from fedpage.studies.judge import Judgement
+from fedpage.studies.search import Question, Search, SearchEnded, Trials
+from fedpage.studies.space import Axis, search_space
+from fedpage.studies.trials import TrialStore
+
+FRESH = 20_000
+"""The first seed of the final runs; searches use 0, 1, ..."""
+FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
+"""Hyper-parameters that no search changes: clients, local steps and minibatches are equal."""
 
 
-@dataclass(frozen=True)
-class Terms:
-    """Terms that are equal for all methods."""
-
-    steps: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
-    """Effective steps of the screening, in units of 1/L, where L is the smoothness of f."""
-    screening: tuple[float, ...] = (30_000, 60_000, 120_000)
-    """Contacts to each target that a run of the screening may cost."""
-    between: tuple[int, ...] = (100, 200, 400)
-    """Contacts between two records of a run for each target; costs in between are interpolated."""
+# --- tuning ---------------------------------------------------------------------------------------
 
 
-def step_unit(problem: Any) -> float:
-    """Return 1/L, or 1 where L is not known."""
-    try:
-        return 1 / float(problem.smoothness().whole)
-    except InputError:
-        return 1.0
+def axes_of(entrant: Entrant, method: Any, problem: Any) -> dict[str, Axis]:
+    """Return the axes of a search: those of the tuner, and codecs and the start where it has them.
 
-
-def screen(case: Case, runs: Runs, found: Sequence[Entrant], terms: Terms) -> dict[str, Any]:
-    """Try every entrant at few steps on one seed, without codecs where it converges without."""
-    unit = step_unit(runs.problem)
-    results = {}
-    for entrant in found:
-        rungs = [Rung(*pair) for pair in zip(case.targets, terms.screening, strict=True)]
-        began = time.process_time()
-        tried = [
-            (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), 200))
-            for base in bases(entrant)
-            for method in (base.with_step(float(f"{step * unit:.3g}")) for step in terms.steps)
-        ]
-        results[entrant.key] = tried
-        texts = []
-        for target in case.targets:
-            cost, step = min(
-                (run["costs"][f"{target:g}"]["clients"], method.effective_step / unit)
-                for method, run in tried
-            )
-            texts.append(f"{cost:7.0f} @{step:6.3g}")
-        best = min(run["best"] for _, run in tried)
-        spent = time.process_time() - began
-        print(
-            f"{case.name} {entrant.key:20s} {' '.join(texts)} best {best:.2e} ({spent:.1f} s)",
-            flush=True,
+    The axis of the step begins at the step of the screening.
+    """
+    axes = search_space(method, problem, fixed=FIXED)
+    if hasattr(method, "start"):
+        axes["start"] = Axis(
+            "start", ("full", "average"), int(method.start != "full"), ordered=False
         )
-    return results
+    for name, values in codec_choices(entrant).items():
+        axes[name] = Axis(name, values, 0, ordered=False)
+    if "step" in axes:
+        step = axes["step"]
+        places = range(step.first, step.last + 1)
+        near = [abs(math.log(float(step.at(i)) / method.effective_step)) for i in places]
+        axes["step"] = replace(step, start=places[near.index(min(near))])
+    return axes
+
+
+def tuned(
+    case: Case, problem: Any, entrant: Entrant, method: Any, place: int, terms: Terms, out: Path
+) -> dict[str, Any]:
+    """Search the settings of an entrant for a target, or read them from the file."""
+    target = case.targets[place]
+    key = json.dumps([entrant.key, target, str(terms), settings(method)], default=str)
+    path = out / case.name / "tuned.jsonl"
+    for line in read_lines(path):
+        if line["key"] == key:
+            return {**line, "method": with_settings(entrant, line["settings"])}
+    unit = 8 * problem.d if entrant.codecs else 1
+    called = getattr(method, "S", None) or problem.N
+    question = Question(
+        target, case.column, Cost.parse(entrant.cost), limit=terms.limits[place] * unit,
+        record_every=max(1, round(terms.between[place] / called)), rounds=1_000_000,
+    )  # fmt: skip
+    store = TrialStore(out / case.name / "trials.jsonl", question.describe(problem))
+    trials = Trials(problem, question, store=store, max_runs=terms.runs)
+    axes = axes_of(entrant, method, problem)
+    start = tuple(axis.start for axis in axes.values())
+    number = list(axes).index("step")
+    design = [(*start[:number], start[number] + by, *start[number + 1 :]) for by in (-2, 0, 2)]
+    search = Search(trials, method, axes, seeds=terms.search_seeds, design=design)
+    try:
+        search.run()
+    except SearchEnded:
+        pass
+    winner = method if search.leader is None else search.best
+    values = {} if search.leader is None else search.values(search.leader)
+    found = {
+        "key": key,
+        "settings": settings(winner),
+        "words": ", ".join(f"{name} {_word(value)}" for name, value in values.items()),
+        "enclosed": search.is_enclosed,
+        "runs": trials.done + trials.reused,
+    }
+    append_line(path, found)
+    return {**found, "method": winner}
+
+
+def _word(value: object) -> str:
+    return (
+        "default" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    )
+
+
+# --- final runs -----------------------------------------------------------------------------------
+
+
+def evaluate(
+    case: Case, runs: Runs, entrant: Entrant, method: Any, place: int, terms: Terms, words: str
+) -> report.Found:
+    """Run a method on the fresh seeds."""
+    target = case.targets[place]
+    unit = 8 * runs.problem.d if entrant.codecs else 1
+    rungs = [Rung(target, terms.limits[place] * unit)]
+    found = [
+        runs.measure(method, seed, Ladder(case.column, rungs, entrant.cost), terms.between[place])
+        for seed in range(FRESH, FRESH + terms.seeds)
+    ]
+    costs = {
+        name: Judgement(tuple(run["costs"][f"{target:g}"][name] for run in found))
+        for name in report.SCALES
+    }
+    return report.Found(words, costs, float(np.median([run["best"] for run in found])))
+
+
+class Evaluation:
+    """A case with its files: the screening, the searches and the final runs."""
+
+    def __init__(self, case: Case, out: Path, names: Sequence[str] | None) -> None:
+        self.case, self.out, self.terms = case, out, case.terms
+        self.names = case.methods if names is None else names
+        self.runs = Runs(out / case.name / "runs.jsonl", case.problem())
+        self.lines: dict[Entrant, dict[float, report.Found]] = {}
+        self.screened: list[Screened] = []
+
+    def screen(self) -> None:
+        """Screen all methods."""
+        began = time.process_time()
+        self.screened = screen_all(self.case, self.runs, self.names, self.terms)
+        say(f"{self.case.name}: {len(self.screened)} screened", began)
+
+    def compare(self, place: int) -> None:
+        """Tune what the screening left for a target, and run the winners on fresh seeds."""
+        target, problem = self.case.targets[place], self.runs.problem
+        for entrant, method in selected(self.runs, self.screened, place, self.terms):
+            began = time.process_time()
+            found = tuned(self.case, problem, entrant, method, place, self.terms, self.out)
+            words = found["words"] + ("" if found["enclosed"] else " (not enclosed)")
+            self._evaluate(entrant, found["method"], place, words)
+            text = f"{self.case.name} {entrant.key} for {target:g}: {words}, {found['runs']} runs"
+            say(text + self._result(entrant, target), began)
+
+    def run_ours(self, place: int) -> None:
+        """Run our method with its defaults, without and with codecs."""
+        for codecs in (False, True):
+            began = time.process_time()
+            entrant = Entrant(OURS, codecs)
+            method = METHODS[OURS](**(OURS_CODECS if codecs else {}))
+            self._evaluate(entrant, method, place, "defaults")
+            target = self.case.targets[place]
+            say(f"{self.case.name} {entrant.key}" + self._result(entrant, target), began)
+
+    def _result(self, entrant: Entrant, target: float) -> str:
+        each = self.lines[entrant][target].costs[entrant.cost]
+        return f" -> {each.median:.4g} (worst {each.worst:.4g}, {each.reached} reached)"
+
+    def _evaluate(self, entrant: Entrant, method: Any, place: int, words: str) -> None:
+        found = evaluate(self.case, self.runs, entrant, method, place, self.terms, words)
+        self.lines.setdefault(entrant, {})[self.case.targets[place]] = found
+
+    def table_lines(self, codecs: bool) -> list[report.Line]:
+        """Return the lines of the table without codecs, or with."""
+        return [
+            report.Line(entrant.entry.label, entrant.name == OURS, found)
+            for entrant, found in self.lines.items()
+            if entrant.codecs == codecs
+        ]
+
+
+def say(text: str, began: float) -> None:
+    """Print a line with the time of day and the seconds of processor time."""
+    spent = time.process_time() - began
+    print(f"{time.strftime('%H:%M:%S')} {text} ({spent:.1f} s)", flush=True)
+
+
+def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
+    """Write the tables, the results as CSV and the pictures below a directory."""
+    parts, results = [], {}
+    for each in evaluations:
+        plain, coded = each.table_lines(False), each.table_lines(True)
+        results[each.case.name] = {"no": plain, "yes": coded}
+        targets = each.case.targets
+        parts += [f"### {each.case.title}", "Without codecs, tuned for contacts:"]
+        parts.append(report.table(plain, targets, ("bytes", "clients")))
+        parts.append("With codecs, tuned for bytes in all:")
+        parts.append(report.table(coded, targets, ("clients", "bytes_up", "bytes")))
+    screened = {
+        each.case.name: {found.entrant.key: found.contacts for found in each.screened}
+        for each in evaluations
+    }
+    titles = {
+        key: METHODS[key.partition("+")[0]].label + (", codecs" if "+" in key else "")
+        for found in screened.values()
+        for key in found
+    }
+    parts += ["### Screening", report.screening_table(screened, titles)]
+    parts.append("### Chosen settings")
+    for each in evaluations:
+        parts.append(f"**{each.case.title}**")
+        lines = [
+            replace(line, title=line.title + (", codecs" if codecs else ""))
+            for codecs in (False, True)
+            for line in each.table_lines(codecs)
+        ]
+        parts.append(report.settings_table(lines, each.case.targets))
+    text = "\n\n".join(parts)
+    (out / "tables.md").write_text(text + "\n", encoding="utf-8")
+    (out / "communication.csv").write_text(report.as_csv(results), encoding="utf-8")
+    for codecs, cost, label, name in (
+        (False, "clients", "client contacts, without codecs", "communication.png"),
+        (True, "bytes", "MB up and down, with codecs", "communication-bytes.png"),
+    ):
+        panels = {
+            each.case.title: (each.table_lines(codecs), each.case.targets) for each in evaluations
+        }
+        report.draw(panels, cost, label, out / name)
+    return text
 
 
 def main() -> None:
     known = {case.name: case for case in CASES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("communication-runs"))
-    parser.add_argument("--cases", default=",".join(known))
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("communication-runs"),
+        help="the directory of all files; an earlier benchmark there resumes",
+    )
+    parser.add_argument(
+        "--cases", default=",".join(known), help=f"of {', '.join(known)}; default: all"
+    )
+    parser.add_argument("--methods", help="names with commas between; default: all")
+    parser.add_argument(
+        "--targets", type=int, default=3, help="how many of the targets; default: 3"
+    )
+    parser.add_argument("--no-ours", action="store_true", help=f"leave {OURS} out")
     given = parser.parse_args()
-    for name in given.cases.split(","):
-        case = known[name]
-        runs = Runs(given.out / case.name / "runs.jsonl", case.problem())
-        plain = [
-            entrant
-            for entrant in entrants()
-            if not entrant.codecs or codecs_of(entrant.entry) in ("contractive", "any")
-        ]
-        screen(case, runs, plain, Terms())
+    names = given.methods and given.methods.split(",")
+    try:
+        for name in given.cases.split(","):
+            if name not in known:
+                raise InputError(f"unknown case {name!r}; known are {', '.join(known)}")
+        for name in names or ():
+            METHODS[name]
+        evaluations = [Evaluation(known[name], given.out, names) for name in given.cases.split(",")]
+    except InputError as error:
+        raise SystemExit(f"communication.py: {error}") from None
+    for each in evaluations:
+        each.screen()
+    for place in range(given.targets):
+        for each in evaluations:
+            each.compare(place)
+            if not given.no_ours:
+                each.run_ours(place)
+    print(write_report(evaluations, given.out))
+    print(f"\n{report.versions()}\n{given.out}")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 import fedpage as fp
+from fedpage.codecs import Codec
 from fedpage.core.errors import InputError
 from fedpage.core.random import uniforms
 from fedpage.data import Dataset
@@ -21,9 +22,34 @@ from fedpage.runs.config import ProblemConfig
 
 OURS = "secantpage"
 """The method that runs with its defaults and is not tuned."""
+OURS_CODECS = {"up": "float16", "down": "float16"}
+"""Its codecs in the comparison of bytes, for all cases and targets."""
 
 S, K = 10, 10
 """Clients of a sampled round, and local steps, of every method that has them."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms that are equal for all methods; a number for each target where there are several."""
+
+    steps: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
+    """Effective steps of the screening, in units of 1/L, where L is the smoothness of f."""
+    screening: tuple[float, ...] = (30_000, 60_000, 120_000)
+    """Contacts to each target that a run of the screening may cost."""
+    factor: float = 3.0
+    """Methods that cost more than this many times the best of the screening are not tuned."""
+    most: int = 6
+    """The most methods that are tuned without codecs, and with them."""
+    limits: tuple[float, ...] = (40_000, 100_000, 200_000)
+    """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""
+    between: tuple[int, ...] = (100, 200, 400)
+    """Contacts between two records of a run; costs in between are interpolated."""
+    search_seeds: int = 4
+    runs: int = 120
+    """The most runs of a search."""
+    seeds: int = 10
+    """Fresh seeds of the final runs."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +63,9 @@ class Case:
     objective: str = ""
     column: str = "grad_norm"
     targets: tuple[float, ...] = (1e-2, 1e-3, 1e-4)
+    methods: tuple[str, ...] | None = None
+    """The methods of this case; None: all."""
+    terms: Terms = Terms()
 
     def problem(self) -> Any:
         """Return the problem.
@@ -54,6 +83,14 @@ class Case:
 
 
 ROBUST, NONCONVEX = "robust regression", "logistic, nonconvex regulariser"
+NETWORK_METHODS = (
+    "fedavg", "fedavgm", "fedadam", "scaffold", "feddyn", "page", "saga", "cofig",
+)  # fmt: skip
+"""The methods that run on the network, where a round takes a hundred times as long."""
+NETWORK_TERMS = Terms(
+    steps=(1 / 4, 1.0, 4.0), screening=(2_000, 4_000, 6_000), limits=(3_000, 6_000, 9_000),
+    between=(20, 50, 50), search_seeds=2, runs=30,
+)  # fmt: skip
 CASES = (
     Case("a9a-robust", f"a9a, {ROBUST}", "a9a", 3250, "robust"),
     Case("a9a-logistic", f"a9a, {NONCONVEX}", "a9a", 3250, "logistic-nonconvex"),
@@ -66,7 +103,7 @@ CASES = (
     ),
     Case(
         "digits-network", "digits, network 64-16-10", "digits", 179, column="loss",
-        targets=(0.3, 0.1, 0.03),
+        targets=(0.3, 0.1, 0.03), methods=NETWORK_METHODS, terms=NETWORK_TERMS,
     ),
 )  # fmt: skip
 
@@ -192,3 +229,14 @@ def bases(entrant: Entrant) -> list[Any]:
         replace(method, **dict(zip(options, values, strict=True)))
         for values in product(*options.values())
     ]
+
+
+def settings(method: Any) -> dict[str, Any]:
+    """Return a method's hyper-parameters as plain values."""
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
+    return {key: str(value) if isinstance(value, Codec) else value for key, value in values.items()}
+
+
+def with_settings(entrant: Entrant, values: Mapping[str, Any]) -> Any:
+    """Return an entrant's method with given hyper-parameters."""
+    return entrant.entry.cls(**values)

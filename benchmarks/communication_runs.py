@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -67,16 +68,9 @@ class Runs:
 
     def __init__(self, path: Path, problem: Any) -> None:
         self.problem, self.new = problem, 0
-        self._path, self._known = path, dict[str, dict[str, Any]]()
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        self._is_torn = bool(text) and not text.endswith("\n")
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-                self._known[entry.pop("key")] = entry
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # a line that was not finished; its run is repeated
+        self._known = {entry["key"]: entry for entry in read_lines(path)}
 
     def measure(self, method: Any, seed: int, ladder: Ladder, between: int) -> dict[str, Any]:
         """Return what a run cost at each target, and its best value.
@@ -89,7 +83,7 @@ class Runs:
 
         Returns:
             "costs": for each target a table of `COSTS`, inf where it was not reached; "best": the
-            best value of the column.
+            best value of the column; and what the whole run cost.
         """
         called = getattr(method, "S", None) or self.problem.N
         options: dict[str, Any] = {
@@ -106,16 +100,35 @@ class Runs:
                 f"{rung.target:g}": costs_to(history, ladder.column, rung.target)
                 for rung in ladder.rungs
             }
-            self._put(key, {"costs": costs, "best": history.best(ladder.column)})
+            entry = {"key": key, "costs": costs, "best": history.best(ladder.column)}
+            entry |= {name: history.last(name) for name in COSTS}
+            append_line(self._path, entry)
+            self._known[key], self.new = entry, self.new + 1
         return self._known[key]
 
-    def _put(self, key: str, found: dict[str, Any]) -> None:
-        self._known[key], self.new = found, self.new + 1
-        with open(self._path, "a", encoding="utf-8") as stream:
-            stream.write(("\n" if self._is_torn else "") + json.dumps({"key": key} | found) + "\n")
-            self._is_torn = False
-            stream.flush()
-            os.fsync(stream.fileno())
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a file of JSON lines; a line that was not finished is left out."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [entry for entry in found if isinstance(entry, dict) and "key" in entry]
+
+
+def append_line(path: Path, entry: Mapping[str, Any]) -> None:
+    """Append an entry to a file of JSON lines; it is on disk when this returns."""
+    with open(path, "a+b") as stream:
+        stream.seek(0, os.SEEK_END)
+        if stream.tell():
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                stream.write(b"\n")  # after a line that was not finished
+        stream.write(json.dumps(entry).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def costs_to(history: fp.History, column: str, target: float) -> dict[str, float]:

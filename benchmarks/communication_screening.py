@@ -1,0 +1,151 @@
+"""The screening of communication.py: which methods are worth a search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from communication_cases import Case, Entrant, Terms, bases, codec_choices, entrants
+from communication_runs import Ladder, Rung, Runs
+
+from fedpage.core.errors import InputError
+from fedpage.report.methods import codecs_of
+
+ALWAYS = ("fedpage", "scaffold", "fedavg")
+"""Methods that are tuned without codecs wherever the screening saw them reach the target."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """An entrant in the screening.
+
+    Attributes:
+        entrant: The entrant.
+        contacts: The fewest contacts to each target; inf where it was not reached.
+        methods: The method with the settings that needed them, or that came closest.
+        best: The best value of the target's column.
+    """
+
+    entrant: Entrant
+    contacts: tuple[float, ...]
+    methods: tuple[Any, ...]
+    best: float
+
+
+def step_unit(problem: Any) -> float:
+    """Return 1/L, or 1 where L is not known."""
+    try:
+        return 1 / float(problem.smoothness().whole)
+    except InputError:
+        return 1.0
+
+
+def screen(case: Case, runs: Runs, entrant: Entrant, terms: Terms) -> Screened:
+    """Try an entrant at few steps on one seed."""
+    unit = step_unit(runs.problem)
+    rungs = [Rung(*pair) for pair in zip(case.targets, terms.screening, strict=True)]
+    tried = [
+        (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), terms.between[1]))
+        for base in bases(entrant)
+        for method in (base.with_step(float(f"{step * unit:.3g}")) for step in terms.steps)
+    ]
+    contacts, methods = [], []
+    for target in case.targets:
+        costs = [run["costs"][f"{target:g}"]["clients"] for _, run in tried]
+        ranks = [(cost, run["best"]) for cost, (_, run) in zip(costs, tried, strict=True)]
+        place = ranks.index(min(ranks))
+        contacts.append(costs[place])
+        methods.append(tried[place][0])
+    best = min(run["best"] for _, run in tried)
+    return Screened(entrant, tuple(contacts), tuple(methods), best)
+
+
+def is_screened(entrant: Entrant) -> bool:
+    """Say whether an entrant is screened: with codecs, only where these change how it converges.
+
+    The cost of other entrants with codecs is estimated from their contacts without.
+    """
+    return not entrant.codecs or codecs_of(entrant.entry) in ("contractive", "any")
+
+
+def selected(
+    runs: Runs, screened: Sequence[Screened], place: int, terms: Terms
+) -> list[tuple[Entrant, Any]]:
+    """Return the entrants to tune for a target, with the methods from which searches start.
+
+    Args:
+        runs: Runs on the problem.
+        screened: All that were screened.
+        place: The number of the target.
+        terms: The terms.
+    """
+    plain = [found for found in screened if not found.entrant.codecs]
+    ranked = [((each.contacts[place], each.best), each) for each in _without_twins(plain)]
+    near = _near([rank for rank, _ in ranked], terms)
+    chosen = [
+        (each.entrant, each.methods[place])
+        for rank, each in sorted(ranked, key=lambda pair: pair[0])
+        if rank in near or (math.isfinite(rank[0]) and each.entrant.name in ALWAYS)
+    ]
+    with_codecs = [
+        ((found.contacts[place] * bytes_per_contact(runs, method), found.best), entrant, method)
+        for found, entrant, method in _with_codecs(screened, place)
+    ]
+    near = _near([rank for rank, _, _ in with_codecs], terms)
+    with_codecs.sort(key=lambda triple: triple[0])
+    return chosen + [(entrant, method) for rank, entrant, method in with_codecs if rank in near]
+
+
+def _without_twins(screened: Sequence[Screened]) -> list[Screened]:
+    """Leave out methods that are another one without their codec, such as PP-MARINA: PAGE."""
+    seen: set[tuple[object, ...]] = set()
+    found = []
+    for each in screened:
+        key = (*each.contacts, each.best)
+        if key not in seen:
+            found.append(each)
+        seen.add(key)
+    return found
+
+
+def _with_codecs(screened: Sequence[Screened], place: int) -> list[tuple[Screened, Entrant, Any]]:
+    """Return entrants with codecs, from what was screened with or without."""
+    own = {found.entrant.name for found in screened if found.entrant.codecs}
+    found = []
+    for each in screened:
+        entrant, method = Entrant(each.entrant.name, True), each.methods[place]
+        if each.entrant.codecs:
+            found.append((each, entrant, method))
+        elif entrant.name not in own:
+            first = {key: values[0] for key, values in codec_choices(entrant).items()}
+            if first:
+                found.append((each, entrant, replace(method, **first)))
+    return found
+
+
+def _near(ranks: Sequence[tuple[float, float]], terms: Terms) -> set[tuple[float, float]]:
+    """Return the ranks within a factor of the best, or the first three if few reached."""
+    ranks = sorted(ranks)
+    reached = [rank for rank in ranks if math.isfinite(rank[0])]
+    if len(reached) < 3:
+        return set(ranks[:3])
+    return {rank for rank in reached if rank[0] <= terms.factor * reached[0][0]} & set(
+        reached[: terms.most]
+    )
+
+
+def bytes_per_contact(runs: Runs, method: Any) -> float:
+    """Return the bytes, up and down, of a called client, on average over short runs."""
+    rungs = [Rung(-math.inf, 30 * (getattr(method, "S", None) or runs.problem.N))]
+    ladder = Ladder("loss", rungs, "clients")
+    found = runs.measure(method.with_step(1e-6), 0, ladder, 100)
+    return float(found["bytes"] / found["clients"])
+
+
+def screen_all(case: Case, runs: Runs, names: Sequence[str] | None, terms: Terms) -> list[Screened]:
+    """Screen all methods of a case."""
+    return [
+        screen(case, runs, entrant, terms) for entrant in entrants(names) if is_screened(entrant)
+    ]
