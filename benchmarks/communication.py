@@ -10,6 +10,7 @@ below --out, so that a benchmark that was killed resumes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -52,16 +53,18 @@ FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
 # --- tuning ---------------------------------------------------------------------------------------
 
 
-def axes_of(entrant: Entrant, method: Any, problem: Any) -> dict[str, Axis]:
+def axes_of(entrant: Entrant, method: Any, problem: Any, is_tuned: bool) -> dict[str, Axis]:
     """Return the axes of a search: those of the tuner, and codecs and the start where it has them.
 
-    The axis of the step begins at the step of the screening.
+    The axis of the step begins at the method's step. Where the method has been tuned without
+    codecs, only the step is searched again.
     """
     axes = search_space(method, problem, fixed=FIXED)
-    if hasattr(method, "start"):
-        axes["start"] = Axis(
-            "start", ("full", "average"), int(method.start != "full"), ordered=False
-        )
+    if is_tuned:
+        axes = {name: axis for name, axis in axes.items() if name == "step"}
+    elif hasattr(method, "start"):
+        starts = ("full", "average")
+        axes["start"] = Axis("start", starts, starts.index(method.start), ordered=False)
     for name, values in codec_choices(entrant).items():
         axes[name] = Axis(name, values, 0, ordered=False)
     if "step" in axes:
@@ -73,10 +76,20 @@ def axes_of(entrant: Entrant, method: Any, problem: Any) -> dict[str, Axis]:
 
 
 def tuned(
-    case: Case, problem: Any, entrant: Entrant, method: Any, place: int, terms: Terms, out: Path
+    case: Case, problem: Any, entrant: Entrant, method: Any, place: int, out: Path, is_tuned: bool
 ) -> dict[str, Any]:
-    """Search the settings of an entrant for a target, or read them from the file."""
-    target = case.targets[place]
+    """Search the settings of an entrant for a target, or read them from the file.
+
+    Args:
+        case: The case.
+        problem: Its problem.
+        entrant: The entrant.
+        method: Where the search starts.
+        place: The number of the target.
+        out: The directory of all files.
+        is_tuned: Whether the method has been tuned without codecs.
+    """
+    target, terms = case.targets[place], case.terms
     key = json.dumps([entrant.key, target, str(terms), settings(method)], default=str)
     path = out / case.name / "tuned.jsonl"
     for line in read_lines(path):
@@ -90,15 +103,13 @@ def tuned(
     )  # fmt: skip
     store = TrialStore(out / case.name / "trials.jsonl", question.describe(problem))
     trials = Trials(problem, question, store=store, max_runs=terms.runs)
-    axes = axes_of(entrant, method, problem)
+    axes = axes_of(entrant, method, problem, is_tuned)
     start = tuple(axis.start for axis in axes.values())
     number = list(axes).index("step")
     design = [(*start[:number], start[number] + by, *start[number + 1 :]) for by in (-2, 0, 2)]
     search = Search(trials, method, axes, seeds=terms.search_seeds, design=design)
-    try:
+    with contextlib.suppress(SearchEnded):
         search.run()
-    except SearchEnded:
-        pass
     winner = method if search.leader is None else search.best
     values = {} if search.leader is None else search.values(search.leader)
     found = {
@@ -148,6 +159,8 @@ class Evaluation:
         self.runs = Runs(out / case.name / "runs.jsonl", case.problem())
         self.lines: dict[Entrant, dict[float, report.Found]] = {}
         self.screened: list[Screened] = []
+        self.winners: dict[tuple[str, int], Any] = {}
+        """Tuned methods without codecs, by name and number of the target."""
 
     def screen(self) -> None:
         """Screen all methods."""
@@ -160,19 +173,36 @@ class Evaluation:
         target, problem = self.case.targets[place], self.runs.problem
         for entrant, method in selected(self.runs, self.screened, place, self.terms):
             began = time.process_time()
-            found = tuned(self.case, problem, entrant, method, place, self.terms, self.out)
+            known = self.winners.get((entrant.name, place)) if entrant.codecs else None
+            if known is not None:
+                codecs = {key: getattr(method, key) for key in codec_choices(entrant)}
+                method = replace(known, **codecs)
+            elif not self.is_reached(entrant, place):
+                method = self.winners.get((entrant.name, place - 1), method)
+            is_tuned = known is not None
+            found = tuned(self.case, problem, entrant, method, place, self.out, is_tuned)
+            if not entrant.codecs:
+                self.winners[entrant.name, place] = found["method"]
             words = found["words"] + ("" if found["enclosed"] else " (not enclosed)")
             self._evaluate(entrant, found["method"], place, words)
             text = f"{self.case.name} {entrant.key} for {target:g}: {words}, {found['runs']} runs"
             say(text + self._result(entrant, target), began)
+
+    def is_reached(self, entrant: Entrant, place: int) -> bool:
+        """Say whether an entrant reached a target in the screening."""
+        found = {each.entrant: each.contacts[place] for each in self.screened}
+        return math.isfinite(found.get(entrant, math.inf))
 
     def run_ours(self, place: int) -> None:
         """Run our method with its defaults, without and with codecs."""
         for codecs in (False, True):
             began = time.process_time()
             entrant = Entrant(OURS, codecs)
-            method = METHODS[OURS](**(OURS_CODECS if codecs else {}))
-            self._evaluate(entrant, method, place, "defaults")
+            cast = OURS_CODECS[place] if codecs else "none"
+            method = METHODS[OURS](up=cast, down=cast)
+            self._evaluate(
+                entrant, method, place, f"up {cast}, down {cast}" if codecs else "defaults"
+            )
             target = self.case.targets[place]
             say(f"{self.case.name} {entrant.key}" + self._result(entrant, target), began)
 

@@ -22,8 +22,8 @@ from fedpage.runs.config import ProblemConfig
 
 OURS = "secantpage"
 """The method that runs with its defaults and is not tuned."""
-OURS_CODECS = {"up": "float16", "down": "float16"}
-"""Its codecs in the comparison of bytes, for all cases and targets."""
+OURS_CODECS = ("float16", "float16", "float32")
+"""Its casts, up and down, for each target in the comparison of bytes."""
 
 S, K = 10, 10
 """Clients of a sampled round, and local steps, of every method that has them."""
@@ -39,14 +39,14 @@ class Terms:
     """Contacts to each target that a run of the screening may cost."""
     factor: float = 3.0
     """Methods that cost more than this many times the best of the screening are not tuned."""
-    most: int = 6
-    """The most methods that are tuned without codecs, and with them."""
+    most: tuple[int, ...] = (6, 5, 4)
+    """The most methods that are tuned without codecs, and with them, for each target."""
     limits: tuple[float, ...] = (40_000, 100_000, 200_000)
     """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""
     between: tuple[int, ...] = (100, 200, 400)
     """Contacts between two records of a run; costs in between are interpolated."""
     search_seeds: int = 4
-    runs: int = 120
+    runs: int = 80
     """The most runs of a search."""
     seeds: int = 10
     """Fresh seeds of the final runs."""
@@ -164,13 +164,13 @@ class Entrant:
 
 
 CODECS = {
-    "casts": ("float32", "float16", "bfloat16"),
-    "unbiased": ("natural", "float16", "randk:0.3+natural"),
+    "casts": ("float16", "float32"),
+    "unbiased": ("natural", "float16", "float32"),
     "contractive": ("topk:0.1+natural", "topk:0.3+natural", "natural"),
     "any": ("natural", "topk:0.1+natural", "topk:0.3+natural"),
 }
 """Codecs of replies to search, by what a method takes; the first is used in the screening."""
-CASTS = ("float32", "float16", "bfloat16")
+CASTS = ("float32", "float16")
 """Codecs of messages to search."""
 OPTIONS = {"beta": (0.0, 0.9), "start": ("full", "average")}
 """Settings that are tried in the screening where a method has them with the first as default."""

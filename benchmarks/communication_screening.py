@@ -83,7 +83,7 @@ def selected(
     """
     plain = [found for found in screened if not found.entrant.codecs]
     ranked = [((each.contacts[place], each.best), each) for each in _without_twins(plain)]
-    near = _near([rank for rank, _ in ranked], terms)
+    near = _near([rank for rank, _ in ranked], place, terms)
     chosen = [
         (each.entrant, each.methods[place])
         for rank, each in sorted(ranked, key=lambda pair: pair[0])
@@ -93,7 +93,7 @@ def selected(
         ((found.contacts[place] * bytes_per_contact(runs, method), found.best), entrant, method)
         for found, entrant, method in _with_codecs(screened, place)
     ]
-    near = _near([rank for rank, _, _ in with_codecs], terms)
+    near = _near([rank for rank, _, _ in with_codecs], place, terms)
     with_codecs.sort(key=lambda triple: triple[0])
     return chosen + [(entrant, method) for rank, entrant, method in with_codecs if rank in near]
 
@@ -125,15 +125,16 @@ def _with_codecs(screened: Sequence[Screened], place: int) -> list[tuple[Screene
     return found
 
 
-def _near(ranks: Sequence[tuple[float, float]], terms: Terms) -> set[tuple[float, float]]:
+def _near(
+    ranks: Sequence[tuple[float, float]], place: int, terms: Terms
+) -> set[tuple[float, float]]:
     """Return the ranks within a factor of the best, or the first three if few reached."""
     ranks = sorted(ranks)
     reached = [rank for rank in ranks if math.isfinite(rank[0])]
     if len(reached) < 3:
         return set(ranks[:3])
-    return {rank for rank in reached if rank[0] <= terms.factor * reached[0][0]} & set(
-        reached[: terms.most]
-    )
+    near = [rank for rank in reached if rank[0] <= terms.factor * reached[0][0]]
+    return set(near[: terms.most[place]])
 
 
 def bytes_per_contact(runs: Runs, method: Any) -> float:
