@@ -301,10 +301,10 @@ def main() -> None:
         evaluations = [Evaluation(known[name], given.out, names) for name in given.cases.split(",")]
     except InputError as error:
         raise SystemExit(f"communication.py: {error}") from None
-    for each in evaluations:
-        each.screen()
     for place in range(given.targets):
         for each in evaluations:
+            if not each.screened:
+                each.screen()
             each.compare(place)
             if not given.no_ours:
                 each.run_ours(place)

@@ -39,7 +39,7 @@ class Terms:
     """Contacts to each target that a run of the screening may cost."""
     factor: float = 3.0
     """Methods that cost more than this many times the best of the screening are not tuned."""
-    most: tuple[int, ...] = (6, 5, 4)
+    most: tuple[int, ...] = (5, 5, 3)
     """The most methods that are tuned without codecs, and with them, for each target."""
     limits: tuple[float, ...] = (40_000, 100_000, 200_000)
     """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""
