@@ -37,13 +37,15 @@ class Terms:
     """Effective steps of the screening, in units of 1/L, where L is the smoothness of f."""
     screening: tuple[float, ...] = (30_000, 60_000, 120_000)
     """Contacts to each target that a run of the screening may cost."""
+    screening_between: int = 200
+    """Contacts between two records in the screening."""
     factor: float = 3.0
     """Methods that cost more than this many times the best of the screening are not tuned."""
-    most: tuple[int, ...] = (5, 5, 3)
+    most: tuple[int, ...] = (4, 4, 3)
     """The most methods that are tuned without codecs, and with them, for each target."""
     limits: tuple[float, ...] = (40_000, 100_000, 200_000)
     """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""
-    between: tuple[int, ...] = (100, 200, 400)
+    between: tuple[int, ...] = (100, 400, 1_000)
     """Contacts between two records of a run; costs in between are interpolated."""
     search_seeds: int = 4
     runs: int = 80
@@ -89,7 +91,7 @@ NETWORK_METHODS = (
 """The methods that run on the network, where a round takes a hundred times as long."""
 NETWORK_TERMS = Terms(
     steps=(1 / 4, 1.0, 4.0), screening=(2_000, 4_000, 6_000), limits=(3_000, 6_000, 9_000),
-    between=(20, 50, 50), search_seeds=2, runs=30,
+    screening_between=50, between=(20, 50, 50), search_seeds=2, runs=30,
 )  # fmt: skip
 CASES = (
     Case("a9a-robust", f"a9a, {ROBUST}", "a9a", 3250, "robust"),

@@ -46,8 +46,9 @@ def screen(case: Case, runs: Runs, entrant: Entrant, terms: Terms) -> Screened:
     """Try an entrant at few steps on one seed."""
     unit = step_unit(runs.problem)
     rungs = [Rung(*pair) for pair in zip(case.targets, terms.screening, strict=True)]
+    between = terms.screening_between
     tried = [
-        (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), terms.between[1]))
+        (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), between))
         for base in bases(entrant)
         for method in (base.with_step(float(f"{step * unit:.3g}")) for step in terms.steps)
     ]
