@@ -199,10 +199,8 @@ class Evaluation:
             began = time.process_time()
             entrant = Entrant(OURS, codecs)
             cast = OURS_CODECS[place] if codecs else "none"
-            method = METHODS[OURS](up=cast, down=cast)
-            self._evaluate(
-                entrant, method, place, f"up {cast}, down {cast}" if codecs else "defaults"
-            )
+            words = f"defaults, up {cast}, down {cast}" if codecs else "defaults"
+            self._evaluate(entrant, METHODS[OURS](up=cast, down=cast), place, words)
             target = self.case.targets[place]
             say(f"{self.case.name} {entrant.key}" + self._result(entrant, target), began)
 

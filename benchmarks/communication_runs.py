@@ -45,7 +45,7 @@ class Ladder:
     def __call__(self, row: Mapping[str, float]) -> str | None:
         """Return why the run ends at this record, or None."""
         if row["round"] == 0:
-            self._first_loss = row["loss"]
+            self._next, self._first_loss = 0, row["loss"]
         while row["loss"] <= self._first_loss and row[self.column] <= self.rungs[self._next].target:
             self._next += 1
             if self._next == len(self.rungs):
