@@ -25,7 +25,6 @@ import numpy as np
 from communication_cases import (
     CASES,
     OURS,
-    OURS_CODECS,
     Case,
     Entrant,
     Terms,
@@ -57,7 +56,7 @@ def axes_of(entrant: Entrant, method: Any, problem: Any, is_tuned: bool) -> dict
     """Return the axes of a search: those of the tuner, and codecs and the start where it has them.
 
     The axis of the step begins at the method's step. Where the method has been tuned without
-    codecs, only the step is searched again.
+    codecs, or is ours, only the step is searched again, if there is one.
     """
     axes = search_space(method, problem, fixed=FIXED)
     if is_tuned:
@@ -105,8 +104,10 @@ def tuned(
     trials = Trials(problem, question, store=store, max_runs=terms.runs)
     axes = axes_of(entrant, method, problem, is_tuned)
     start = tuple(axis.start for axis in axes.values())
-    number = list(axes).index("step")
-    design = [(*start[:number], start[number] + by, *start[number + 1 :]) for by in (-2, 0, 2)]
+    design = [start]
+    if "step" in axes:
+        number = list(axes).index("step")
+        design = [(*start[:number], start[number] + by, *start[number + 1 :]) for by in (-2, 0, 2)]
     search = Search(trials, method, axes, seeds=terms.search_seeds, design=design)
     with contextlib.suppress(SearchEnded):
         search.run()
@@ -194,15 +195,20 @@ class Evaluation:
         return math.isfinite(found.get(entrant, math.inf))
 
     def run_ours(self, place: int) -> None:
-        """Run our method with its defaults, without and with codecs."""
-        for codecs in (False, True):
+        """Run our method with its defaults; with codecs, only these are searched."""
+        target = self.case.targets[place]
+        for entrant in (Entrant(OURS, False), Entrant(OURS, True)):
             began = time.process_time()
-            entrant = Entrant(OURS, codecs)
-            cast = OURS_CODECS[place] if codecs else "none"
-            words = f"defaults, up {cast}, down {cast}" if codecs else "defaults"
-            self._evaluate(entrant, METHODS[OURS](up=cast, down=cast), place, words)
-            target = self.case.targets[place]
-            say(f"{self.case.name} {entrant.key}" + self._result(entrant, target), began)
+            first = {key: values[0] for key, values in codec_choices(entrant).items()}
+            method, words = METHODS[OURS](**first), "defaults"
+            if first:
+                found = tuned(
+                    self.case, self.runs.problem, entrant, method, place, self.out, is_tuned=True
+                )
+                method, words = found["method"], found["words"]
+            self._evaluate(entrant, method, place, words)
+            text = f"{self.case.name} {entrant.key} for {target:g}: {words}"
+            say(text + self._result(entrant, target), began)
 
     def _result(self, entrant: Entrant, target: float) -> str:
         each = self.lines[entrant][target].costs[entrant.cost]

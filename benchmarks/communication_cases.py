@@ -22,9 +22,6 @@ from fedpage.runs.config import ProblemConfig
 
 OURS = "secantpage"
 """The method that runs with its defaults and is not tuned."""
-OURS_CODECS = ("float16", "float16", "float32")
-"""Its casts, up and down, for each target in the comparison of bytes."""
-
 S, K = 10, 10
 """Clients of a sampled round, and local steps, of every method that has them."""
 
@@ -41,14 +38,16 @@ class Terms:
     """Contacts between two records in the screening."""
     factor: float = 3.0
     """Methods that cost more than this many times the best of the screening are not tuned."""
-    most: tuple[int, ...] = (4, 4, 3)
-    """The most methods that are tuned without codecs, and with them, for each target."""
-    limits: tuple[float, ...] = (40_000, 100_000, 200_000)
+    most: tuple[int, ...] = (4, 4, 2)
+    """The most methods that are tuned without codecs for each target."""
+    most_with_codecs: tuple[int, ...] = (3, 3, 2)
+    """The most methods that are tuned with codecs."""
+    limits: tuple[float, ...] = (40_000, 100_000, 160_000)
     """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""
     between: tuple[int, ...] = (100, 400, 1_000)
     """Contacts between two records of a run; costs in between are interpolated."""
-    search_seeds: int = 4
-    runs: int = 80
+    search_seeds: int = 3
+    runs: int = 50
     """The most runs of a search."""
     seeds: int = 10
     """Fresh seeds of the final runs."""

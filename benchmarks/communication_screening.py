@@ -84,7 +84,7 @@ def selected(
     """
     plain = [found for found in screened if not found.entrant.codecs]
     ranked = [((each.contacts[place], each.best), each) for each in _without_twins(plain)]
-    near = _near([rank for rank, _ in ranked], place, terms)
+    near = _near([rank for rank, _ in ranked], terms.most[place], terms)
     chosen = [
         (each.entrant, each.methods[place])
         for rank, each in sorted(ranked, key=lambda pair: pair[0])
@@ -94,7 +94,7 @@ def selected(
         ((found.contacts[place] * bytes_per_contact(runs, method), found.best), entrant, method)
         for found, entrant, method in _with_codecs(screened, place)
     ]
-    near = _near([rank for rank, _, _ in with_codecs], place, terms)
+    near = _near([rank for rank, _, _ in with_codecs], terms.most_with_codecs[place], terms)
     with_codecs.sort(key=lambda triple: triple[0])
     return chosen + [(entrant, method) for rank, entrant, method in with_codecs if rank in near]
 
@@ -127,7 +127,7 @@ def _with_codecs(screened: Sequence[Screened], place: int) -> list[tuple[Screene
 
 
 def _near(
-    ranks: Sequence[tuple[float, float]], place: int, terms: Terms
+    ranks: Sequence[tuple[float, float]], most: int, terms: Terms
 ) -> set[tuple[float, float]]:
     """Return the ranks within a factor of the best, or the first three if few reached."""
     ranks = sorted(ranks)
@@ -135,7 +135,7 @@ def _near(
     if len(reached) < 3:
         return set(ranks[:3])
     near = [rank for rank in reached if rank[0] <= terms.factor * reached[0][0]]
-    return set(near[: terms.most[place]])
+    return set(near[:most])
 
 
 def bytes_per_contact(runs: Runs, method: Any) -> float:
