@@ -111,8 +111,8 @@ def tuned(
     search = Search(trials, method, axes, seeds=terms.search_seeds, design=design)
     with contextlib.suppress(SearchEnded):
         search.run()
-    winner = method if search.leader is None else search.best
-    values = {} if search.leader is None else search.values(search.leader)
+    point = start if search.leader is None else search.leader
+    winner, values = search.candidate(point), search.values(point)
     found = {
         "key": key,
         "settings": settings(winner),

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import numpy as np
 
 import fedpage as fp
 from fedpage.core.columns import read_column
+from fedpage.core.errors import InputError
 from fedpage.engine.simulate import describe_simulation
+from fedpage.runs.fingerprint import code_digest
 
 COSTS = ("round", "clients", "bytes_up", "bytes")
 
@@ -67,10 +70,19 @@ class Runs:
     """
 
     def __init__(self, path: Path, problem: Any) -> None:
+        problem.smoothness = cache(problem.smoothness)  # every search asks for it
         self.problem, self.new = problem, 0
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._known = {entry["key"]: entry for entry in read_lines(path)}
+
+    @property
+    def unit(self) -> float:
+        """The unit of steps: 1/L, or 1 where L is not known."""
+        try:
+            return 1 / float(self.problem.smoothness().whole)
+        except InputError:
+            return 1.0
 
     def measure(self, method: Any, seed: int, ladder: Ladder, between: int) -> dict[str, Any]:
         """Return what a run cost at each target, and its best value.
@@ -92,7 +104,8 @@ class Runs:
             "record_every": max(1, round(between / called)),
             "stop": ladder,
         }
-        about = [describe_simulation(self.problem, method, **options), ladder.describe()]
+        run = describe_simulation(self.problem, method, **options)
+        about = [run, ladder.describe(), code_digest(type(method))]
         key = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:20]
         if key not in self._known:
             history = fp.simulate(self.problem, method, **options)

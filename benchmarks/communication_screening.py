@@ -10,7 +10,6 @@ from typing import Any
 from communication_cases import Case, Entrant, Terms, bases, codec_choices, entrants
 from communication_runs import Ladder, Rung, Runs
 
-from fedpage.core.errors import InputError
 from fedpage.report.methods import codecs_of
 
 ALWAYS = ("fedpage", "scaffold", "fedavg")
@@ -34,23 +33,14 @@ class Screened:
     best: float
 
 
-def step_unit(problem: Any) -> float:
-    """Return 1/L, or 1 where L is not known."""
-    try:
-        return 1 / float(problem.smoothness().whole)
-    except InputError:
-        return 1.0
-
-
 def screen(case: Case, runs: Runs, entrant: Entrant, terms: Terms) -> Screened:
     """Try an entrant at few steps on one seed."""
-    unit = step_unit(runs.problem)
     rungs = [Rung(*pair) for pair in zip(case.targets, terms.screening, strict=True)]
     between = terms.screening_between
     tried = [
         (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), between))
         for base in bases(entrant)
-        for method in (base.with_step(float(f"{step * unit:.3g}")) for step in terms.steps)
+        for method in (base.with_step(float(f"{step * runs.unit:.3g}")) for step in terms.steps)
     ]
     contacts, methods = [], []
     for target in case.targets:
@@ -83,7 +73,7 @@ def selected(
         terms: The terms.
     """
     plain = [found for found in screened if not found.entrant.codecs]
-    ranked = [((each.contacts[place], each.best), each) for each in _without_twins(plain)]
+    ranked = [((each.contacts[place], each.best), each) for each in _without_twins(plain, place)]
     near = _near([rank for rank, _ in ranked], terms.most[place], terms)
     chosen = [
         (each.entrant, each.methods[place])
@@ -99,16 +89,16 @@ def selected(
     return chosen + [(entrant, method) for rank, entrant, method in with_codecs if rank in near]
 
 
-def _without_twins(screened: Sequence[Screened]) -> list[Screened]:
-    """Leave out methods that are another one without their codec, such as PP-MARINA: PAGE."""
-    seen: set[tuple[object, ...]] = set()
-    found = []
+def _without_twins(screened: Sequence[Screened], place: int) -> list[Screened]:
+    """Leave out methods that are another one without their codec, such as PP-MARINA: PAGE.
+
+    They need the same contacts to the last digit.
+    """
+    found: dict[object, Screened] = {}
     for each in screened:
-        key = (*each.contacts, each.best)
-        if key not in seen:
-            found.append(each)
-        seen.add(key)
-    return found
+        cost = each.contacts[place]
+        found.setdefault(cost if math.isfinite(cost) else each.entrant, each)
+    return list(found.values())
 
 
 def _with_codecs(screened: Sequence[Screened], place: int) -> list[tuple[Screened, Entrant, Any]]:

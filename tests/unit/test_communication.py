@@ -52,7 +52,8 @@ def runs_of(bench):
 def tiny(cases):
     terms = cases.Terms(
         steps=(0.25, 1.0), screening=(500, 800, 800), screening_between=50, limits=(600, 900, 900),
-        between=(20, 50, 50), search_seeds=2, runs=12, seeds=3, most=(2, 2, 2), most_with_codecs=(2, 2, 2),
+        between=(20, 50, 50), search_seeds=2, runs=12, seeds=3, most=(2, 2, 2),
+        most_with_codecs=(2, 2, 2),
     )  # fmt: skip
     targets = (0.2, 0.12, 1e-9)
     return cases.Case(
