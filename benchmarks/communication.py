@@ -52,15 +52,17 @@ FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
 # --- tuning ---------------------------------------------------------------------------------------
 
 
-def axes_of(entrant: Entrant, method: Any, problem: Any, is_tuned: bool) -> dict[str, Axis]:
+def axes_of(
+    entrant: Entrant, method: Any, problem: Any, only: Sequence[str] | None
+) -> dict[str, Axis]:
     """Return the axes of a search: those of the tuner, and codecs and the start where it has them.
 
-    The axis of the step begins at the method's step. Where the method has been tuned without
-    codecs, or is ours, only the step is searched again, if there is one.
+    The axis of the step begins at the method's step. `only` names the axes beside codecs that are
+    searched; None: all.
     """
     axes = search_space(method, problem, fixed=FIXED)
-    if is_tuned:
-        axes = {name: axis for name, axis in axes.items() if name == "step"}
+    if only is not None:
+        axes = {name: axis for name, axis in axes.items() if name in only}
     elif hasattr(method, "start"):
         starts = ("full", "average")
         axes["start"] = Axis("start", starts, starts.index(method.start), ordered=False)
@@ -75,7 +77,13 @@ def axes_of(entrant: Entrant, method: Any, problem: Any, is_tuned: bool) -> dict
 
 
 def tuned(
-    case: Case, problem: Any, entrant: Entrant, method: Any, place: int, out: Path, is_tuned: bool
+    case: Case,
+    problem: Any,
+    entrant: Entrant,
+    method: Any,
+    place: int,
+    out: Path,
+    only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Search the settings of an entrant for a target, or read them from the file.
 
@@ -86,7 +94,7 @@ def tuned(
         method: Where the search starts.
         place: The number of the target.
         out: The directory of all files.
-        is_tuned: Whether the method has been tuned without codecs.
+        only: The hyper-parameters to search beside codecs; None: all.
     """
     target, terms = case.targets[place], case.terms
     key = json.dumps([entrant.key, target, str(terms), settings(method)], default=str)
@@ -102,7 +110,7 @@ def tuned(
     )  # fmt: skip
     store = TrialStore(out / case.name / "trials.jsonl", question.describe(problem))
     trials = Trials(problem, question, store=store, max_runs=terms.runs)
-    axes = axes_of(entrant, method, problem, is_tuned)
+    axes = axes_of(entrant, method, problem, only)
     start = tuple(axis.start for axis in axes.values())
     design = [start]
     if "step" in axes:
@@ -180,8 +188,8 @@ class Evaluation:
                 method = replace(known, **codecs)
             elif not self.is_reached(entrant, place):
                 method = self.winners.get((entrant.name, place - 1), method)
-            is_tuned = known is not None
-            found = tuned(self.case, problem, entrant, method, place, self.out, is_tuned)
+            only = None if known is None else ("step",)  # the rest has been tuned without codecs
+            found = tuned(self.case, problem, entrant, method, place, self.out, only)
             if not entrant.codecs:
                 self.winners[entrant.name, place] = found["method"]
             words = found["words"] + ("" if found["enclosed"] else " (not enclosed)")
@@ -202,9 +210,8 @@ class Evaluation:
             first = {key: values[0] for key, values in codec_choices(entrant).items()}
             method, words = METHODS[OURS](**first), "defaults"
             if first:
-                found = tuned(
-                    self.case, self.runs.problem, entrant, method, place, self.out, is_tuned=True
-                )
+                problem = self.runs.problem
+                found = tuned(self.case, problem, entrant, method, place, self.out, only=())
                 method, words = found["method"], found["words"]
             self._evaluate(entrant, method, place, words)
             text = f"{self.case.name} {entrant.key} for {target:g}: {words}"
