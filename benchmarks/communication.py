@@ -97,7 +97,8 @@ def tuned(
         only: The hyper-parameters to search beside codecs; None: all.
     """
     target, terms = case.targets[place], case.terms
-    key = json.dumps([entrant.key, target, str(terms), settings(method)], default=str)
+    asked = [terms.limits[place], terms.between[place], terms.search_seeds, terms.runs]
+    key = json.dumps([entrant.key, target, *asked, settings(method), only])
     path = out / case.name / "tuned.jsonl"
     for line in read_lines(path):
         if line["key"] == key:

@@ -38,9 +38,9 @@ class Terms:
     """Contacts between two records in the screening."""
     factor: float = 3.0
     """Methods that cost more than this many times the best of the screening are not tuned."""
-    most: tuple[int, ...] = (4, 4, 2)
+    most: tuple[int, ...] = (4, 4, 3)
     """The most methods that are tuned without codecs for each target."""
-    most_with_codecs: tuple[int, ...] = (3, 3, 2)
+    most_with_codecs: tuple[int, ...] = (4, 4, 3)
     """The most methods that are tuned with codecs."""
     limits: tuple[float, ...] = (40_000, 100_000, 160_000)
     """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""

@@ -81,8 +81,12 @@ def selected(
         if rank in near or (math.isfinite(rank[0]) and each.entrant.name in ALWAYS)
     ]
     with_codecs = [
-        ((found.contacts[place] * bytes_per_contact(runs, method), found.best), entrant, method)
-        for found, entrant, method in _with_codecs(screened, place)
+        (
+            (each.contacts[place] * bytes_per_contact(runs, entrant, method), each.best),
+            entrant,
+            method,
+        )
+        for each, entrant, method in _with_codecs(screened, place)
     ]
     near = _near([rank for rank, _, _ in with_codecs], terms.most_with_codecs[place], terms)
     with_codecs.sort(key=lambda triple: triple[0])
@@ -111,7 +115,7 @@ def _with_codecs(screened: Sequence[Screened], place: int) -> list[tuple[Screene
             found.append((each, entrant, method))
         elif entrant.name not in own:
             first = {key: values[0] for key, values in codec_choices(entrant).items()}
-            if first:
+            if "up" in first:
                 found.append((each, entrant, replace(method, **first)))
     return found
 
@@ -128,12 +132,18 @@ def _near(
     return set(near[:most])
 
 
-def bytes_per_contact(runs: Runs, method: Any) -> float:
-    """Return the bytes, up and down, of a called client, on average over short runs."""
+def bytes_per_contact(runs: Runs, entrant: Entrant, method: Any) -> float:
+    """Return the fewest bytes of a called client, up and down, over the codecs of its replies.
+
+    They are measured in the first rounds, with a step that changes nothing.
+    """
     rungs = [Rung(-math.inf, 30 * (getattr(method, "S", None) or runs.problem.N))]
-    ladder = Ladder("loss", rungs, "clients")
-    found = runs.measure(method.with_step(1e-6), 0, ladder, 100)
-    return float(found["bytes"] / found["clients"])
+    costs = []
+    for up in codec_choices(entrant)["up"]:
+        small = replace(method, up=up).with_step(1e-6)
+        found = runs.measure(small, 0, Ladder("loss", rungs, "clients"), 100)
+        costs.append(float(found["bytes"] / found["clients"]))
+    return min(costs)
 
 
 def screen_all(case: Case, runs: Runs, names: Sequence[str] | None, terms: Terms) -> list[Screened]:

@@ -226,11 +226,14 @@ def test_methods_near_the_best_are_tuned_and_some_always(screening, cases, runs_
     assert names[:3] == ["fedavg", "fedprox", "fedpage"]  # the first three, if few reached
 
 
-def test_bytes_of_a_contact_are_those_of_its_codecs(screening, runs_of, tiny, tmp_path):
+def test_bytes_of_a_contact_are_those_of_its_cheapest_codec(
+    screening, cases, runs_of, tiny, tmp_path
+):
     runs = runs_of.Runs(tmp_path / "runs.jsonl", tiny.problem())
-    method = fp.COFIG(S=10, eta=0.1, up="natural", down="float16")
-    expected = math.ceil(12 * 123 / 8) + 2 * 123
-    assert screening.bytes_per_contact(runs, method) == pytest.approx(expected)
+    method = fp.COFIG(S=10, eta=0.1, up="float32", down="float16")
+    expected = math.ceil(12 * 123 / 8) + 2 * 123  # natural
+    found = screening.bytes_per_contact(runs, cases.Entrant("cofig", True), method)
+    assert found == pytest.approx(expected)
 
 
 # --- tables ---------------------------------------------------------------------------------------
