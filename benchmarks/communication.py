@@ -249,9 +249,9 @@ def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
         results[each.case.name] = {"no": plain, "yes": coded}
         targets = each.case.targets
         parts += [f"### {each.case.title}", "Without codecs, tuned for contacts:"]
-        parts.append(report.table(plain, targets, ("bytes", "clients")))
+        parts.append(report.table(plain, targets, "clients"))
         parts.append("With codecs, tuned for bytes in all:")
-        parts.append(report.table(coded, targets, ("clients", "bytes_up", "bytes")))
+        parts.append(report.table(coded, targets, "bytes"))
     screened = {
         each.case.name: {found.entrant.key: found.contacts for found in each.screened}
         for each in evaluations

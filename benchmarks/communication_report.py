@@ -82,18 +82,19 @@ def winners(lines: Sequence[Line], target: float, cost: str) -> set[str]:
     return {place.name for place in ranking(reached) if place.is_tied}
 
 
-def table(lines: Sequence[Line], targets: Sequence[float], costs: Sequence[str]) -> str:
-    """Return a Markdown table, sorted by the last cost to the first target.
+def table(lines: Sequence[Line], targets: Sequence[float], by: str) -> str:
+    """Return a Markdown table with a column for each cost and target.
 
     Args:
         lines: The methods.
         targets: The targets.
-        costs: The costs to show, each with a column for every target.
+        by: The cost to sort by: to the first target, then the second, ...
     """
+    costs = tuple(SCALES)
     heads = [f"{HEADS[cost]} to {text(target)}" for cost in costs for target in targets]
     rows = [f"| method | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     best = {(cost, target): winners(lines, target, cost) for cost in costs for target in targets}
-    for line in sorted(lines, key=lambda line: _order(line, targets, costs[-1])):
+    for line in sorted(lines, key=lambda line: _order(line, targets, by)):
         cells = [f"**{line.title}**" if line.ours else line.title]
         for cost in costs:
             for target in targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,9 +88,12 @@ def selected(
         )
         for each, entrant, method in _with_codecs(screened, place)
     ]
-    near = _near([rank for rank, _, _ in with_codecs], terms.most_with_codecs[place], terms)
-    with_codecs.sort(key=lambda triple: triple[0])
-    return chosen + [(entrant, method) for rank, entrant, method in with_codecs if rank in near]
+    near = _near({rank for rank, _, _ in with_codecs}, terms.most_with_codecs[place], terms)
+    coded: dict[tuple[float, float], tuple[Entrant, Any]] = {}
+    for rank, entrant, method in sorted(with_codecs, key=lambda triple: triple[0]):
+        if rank in near:
+            coded.setdefault(rank, (entrant, method))  # without twins, such as FedPAGE and PAGE
+    return chosen + list(coded.values())
 
 
 def _without_twins(screened: Sequence[Screened], place: int) -> list[Screened]:
@@ -121,7 +124,7 @@ def _with_codecs(screened: Sequence[Screened], place: int) -> list[tuple[Screene
 
 
 def _near(
-    ranks: Sequence[tuple[float, float]], most: int, terms: Terms
+    ranks: Iterable[tuple[float, float]], most: int, terms: Terms
 ) -> set[tuple[float, float]]:
     """Return the ranks within a factor of the best, or the first three if few reached."""
     ranks = sorted(ranks)
