@@ -315,6 +315,8 @@ def main() -> None:
         raise SystemExit(f"communication.py: {error}") from None
     for place in range(given.targets):
         for each in evaluations:
+            if place >= len(each.case.targets):
+                continue
             if not each.screened:
                 each.screen()
             each.compare(place)

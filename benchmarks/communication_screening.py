@@ -81,11 +81,7 @@ def selected(
         if rank in near or (math.isfinite(rank[0]) and each.entrant.name in ALWAYS)
     ]
     with_codecs = [
-        (
-            (each.contacts[place] * bytes_per_contact(runs, entrant, method), each.best),
-            entrant,
-            method,
-        )
+        ((_bytes(runs, each.contacts[place], entrant, method), each.best), entrant, method)
         for each, entrant, method in _with_codecs(screened, place)
     ]
     near = _near({rank for rank, _, _ in with_codecs}, terms.most_with_codecs[place], terms)
@@ -133,6 +129,12 @@ def _near(
         return set(ranks[:3])
     near = [rank for rank in reached if rank[0] <= terms.factor * reached[0][0]]
     return set(near[:most])
+
+
+def _bytes(runs: Runs, contacts: float, entrant: Entrant, method: Any) -> float:
+    """Estimate the bytes of a number of contacts."""
+    reached = math.isfinite(contacts)
+    return contacts * bytes_per_contact(runs, entrant, method) if reached else math.inf
 
 
 def bytes_per_contact(runs: Runs, entrant: Entrant, method: Any) -> float:
