@@ -39,7 +39,8 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.methods import METHODS
 from fedpage.studies.judge import Judgement
-from fedpage.studies.search import Question, Search, SearchEnded, Trials
+from fedpage.studies.question import Question, SearchEnded, Trials
+from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.trials import TrialStore
 
@@ -55,7 +56,7 @@ FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
 def axes_of(
     entrant: Entrant, method: Any, problem: Any, only: Sequence[str] | None
 ) -> dict[str, Axis]:
-    """Return the axes of a search: those of the tuner, and codecs and the start where it has them.
+    """Return the axes of a search: those of the tuner, and codecs.
 
     The axis of the step begins at the method's step. `only` names the axes beside codecs that are
     searched; None: all.
@@ -63,9 +64,6 @@ def axes_of(
     axes = search_space(method, problem, fixed=FIXED)
     if only is not None:
         axes = {name: axis for name, axis in axes.items() if name in only}
-    elif hasattr(method, "start"):
-        starts = ("full", "average")
-        axes["start"] = Axis("start", starts, starts.index(method.start), ordered=False)
     for name, values in codec_choices(entrant).items():
         axes[name] = Axis(name, values, 0, ordered=False)
     if "step" in axes:
@@ -229,7 +227,7 @@ class Evaluation:
     def table_lines(self, codecs: bool) -> list[report.Line]:
         """Return the lines of the table without codecs, or with."""
         return [
-            report.Line(entrant.entry.label, entrant.name == OURS, found)
+            report.Line(entrant.title, entrant.name == OURS, found)
             for entrant, found in self.lines.items()
             if entrant.codecs == codecs
         ]
@@ -253,15 +251,13 @@ def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
         parts.append("With codecs, tuned for bytes in all:")
         parts.append(report.table(coded, targets, "bytes"))
     screened = {
-        each.case.name: {found.entrant.key: found.contacts for found in each.screened}
+        each.case.name: {
+            found.entrant.title + (", codecs" if found.entrant.codecs else ""): found.contacts
+            for found in each.screened
+        }
         for each in evaluations
     }
-    titles = {
-        key: METHODS[key.partition("+")[0]].label + (", codecs" if "+" in key else "")
-        for found in screened.values()
-        for key in found
-    }
-    parts += ["### Screening", report.screening_table(screened, titles)]
+    parts += ["### Screening", report.screening_table(screened)]
     parts.append("### Chosen settings")
     for each in evaluations:
         parts.append(f"**{each.case.title}**")

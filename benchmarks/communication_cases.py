@@ -146,7 +146,12 @@ def digits_network(clients: int) -> Any:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method of the library, with or without codecs."""
+    """A method of the library, with or without codecs.
+
+    Attributes:
+        name: Its name, also with a setting of its own: "fedpage", "fedpage:start=average".
+        codecs: Whether messages and replies go through codecs.
+    """
 
     name: str
     codecs: bool
@@ -157,7 +162,12 @@ class Entrant:
 
     @property
     def entry(self) -> MethodEntry:
-        return METHODS[self.name]
+        return METHODS[self.name.partition(":")[0]]
+
+    @property
+    def title(self) -> str:
+        """Its name in tables."""
+        return self.entry.label + (", averaging start" if ":" in self.name else "")
 
     @property
     def cost(self) -> str:
@@ -174,7 +184,9 @@ CODECS = {
 """Codecs of replies to search, by what a method takes; the first is used in the screening."""
 CASTS = ("float32", "float16")
 """Codecs of messages to search."""
-OPTIONS = {"beta": (0.0, 0.9), "start": ("full", "average")}
+AVERAGING = "start=average"
+"""The setting with which methods that have it take part a second time."""
+OPTIONS = {"beta": (0.0, 0.9)}
 """Settings that are tried in the screening where a method has them with the first as default."""
 
 
@@ -187,13 +199,17 @@ def entrants(names: Iterable[str] | None = None) -> list[Entrant]:
     for name in METHODS if names is None else names:
         if name != OURS:
             found.setdefault(base_method(name), name)
+            if "start" in METHODS[name].hyper_parameters:
+                other = f"{name}:{AVERAGING}"
+                found.setdefault(base_method(other), other)
     return [Entrant(name, codecs) for name in found.values() for codecs in (False, True)]
 
 
 def base_method(name: str) -> Any:
     """Return a method with S sampled clients, gradients of all rows, and defaults otherwise."""
+    name, settings = build.split_settings(name)
     entry = METHODS[name]
-    options: dict[str, Any] = {}
+    options = build.parse_hyper_parameters(entry, settings)
     for field, value in entry.hyper_parameters.items():
         if field in ("b", "b1", "b2", "b3") and value is not None:
             options[field] = None

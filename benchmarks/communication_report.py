@@ -130,21 +130,17 @@ def settings_table(lines: Sequence[Line], targets: Sequence[float]) -> str:
     return "\n".join(rows)
 
 
-def screening_table(
-    costs: Mapping[str, Mapping[str, Sequence[float]]], titles: Mapping[str, str]
-) -> str:
+def screening_table(costs: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Return a Markdown table of the screening: thousands of contacts to each target.
 
     Args:
         costs: By case and method, the contacts to each target.
-        titles: The methods' titles by name.
     """
     rows = [f"| method | {' | '.join(costs)} |", "|---" + "|---:" * len(costs) + "|"]
-    for name, title in titles.items():
+    for title in dict.fromkeys(title for found in costs.values() for title in found):
         cells = []
         for found in costs.values():
-            each = found.get(name)
-            words = [] if each is None else [number(value / 1e3) for value in each]
+            words = [number(value / 1e3) for value in found.get(title, ())]
             cells.append("-" if set(words) == {"-"} else " / ".join(words))
         rows.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -67,6 +67,7 @@ def tiny(cases):
 def test_every_method_of_the_registry_takes_part_once_with_equal_terms(cases):
     found = cases.entrants()
     plain = {entrant.name for entrant in found if not entrant.codecs}
+    assert {"fedpage:start=average", "page:start=average"} <= plain
     repeated = set(METHODS) - plain - {cases.OURS}
     assert repeated == {"fedavg-full", "fedpage-full", "scaffold-full"}  # all have all rows here
     for name in plain:
@@ -88,12 +89,19 @@ def test_methods_accept_every_codec_that_is_searched(cases):
                 assert str(getattr(method, field)) == value
 
 
-def test_the_screening_tries_momentum_and_the_averaging_start(cases):
+def test_the_screening_tries_momentum(cases):
     assert {m.beta for m in cases.bases(cases.Entrant("scaffold", False))} == {0.0, 0.9}
-    assert {m.start for m in cases.bases(cases.Entrant("page", False))} == {"full", "average"}
     assert len(cases.bases(cases.Entrant("fedavgm", False))) == 1  # its momentum is its own
     (saga,) = cases.bases(cases.Entrant("saga", True))
     assert (str(saga.up), str(saga.down)) == ("float16", "float32")
+
+
+def test_the_averaging_start_has_lines_of_its_own(cases):
+    (paper,) = cases.bases(cases.Entrant("fedpage", False))
+    (other,) = cases.bases(cases.Entrant("fedpage:start=average", False))
+    assert (paper.start, other) == ("full", replace(paper, start="average"))
+    assert cases.Entrant("fedpage", False).title == "FedPAGE"
+    assert cases.Entrant("fedpage:start=average", True).title == "FedPAGE, averaging start"
 
 
 def test_settings_go_through_a_file(cases):
