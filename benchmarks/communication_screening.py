@@ -13,7 +13,8 @@ from communication_runs import Ladder, Rung, Runs
 from fedpage.report.methods import codecs_of
 
 ALWAYS = ("fedpage", "scaffold", "fedavg")
-"""Methods that are tuned without codecs wherever the screening saw them reach the target."""
+"""Methods that are tuned without codecs wherever the screening saw them reach the target. FedPAGE
+is tuned for the first target in any case."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def selected(
     chosen = [
         (each.entrant, each.methods[place])
         for rank, each in sorted(ranked, key=lambda pair: pair[0])
-        if rank in near or (math.isfinite(rank[0]) and each.entrant.name in ALWAYS)
+        if rank in near or _is_always(each.entrant.name, rank[0], place)
     ]
     with_codecs = [
         ((_bytes(runs, each.contacts[place], entrant, method), each.best), entrant, method)
@@ -90,6 +91,11 @@ def selected(
         if rank in near:
             coded.setdefault(rank, (entrant, method))  # without twins, such as FedPAGE and PAGE
     return chosen + list(coded.values())
+
+
+def _is_always(name: str, contacts: float, place: int) -> bool:
+    is_first = name == ALWAYS[0] and place == 0
+    return name in ALWAYS and (math.isfinite(contacts) or is_first)
 
 
 def _without_twins(screened: Sequence[Screened], place: int) -> list[Screened]:
