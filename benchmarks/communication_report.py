@@ -55,10 +55,10 @@ class Line:
 
 
 def number(value: float) -> str:
-    """Write a cost with two or three digits."""
+    """Write a cost with three digits, or all of a large one."""
     if not math.isfinite(value):
         return "-"
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.2g}" if value < 9.95 else f"{value:.0f}"
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def cell(judgement: Judgement, cost: str, first: bool) -> str:
@@ -140,7 +140,7 @@ def screening_table(costs: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     for title in dict.fromkeys(title for found in costs.values() for title in found):
         cells = []
         for found in costs.values():
-            words = [number(value / 1e3) for value in found.get(title, ())]
+            words = [number(float(f"{value / 1e3:.2g}")) for value in found.get(title, ())]
             cells.append("-" if set(words) == {"-"} else " / ".join(words))
         rows.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -284,7 +284,7 @@ def test_methods_that_cannot_be_told_apart_are_both_bold(bench):
 def test_small_and_large_numbers_are_legible(bench):
     values = [0.1234, 1.26, 12.4, 99.7, 1234.0, math.inf]
     assert [bench.report.number(value) for value in values] == [
-        "0.12", "1.3", "12", "100", "1,234", "-"
+        "0.123", "1.26", "12.4", "100", "1,234", "-"
     ]  # fmt: skip
 
 
