@@ -247,9 +247,9 @@ def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
         results[each.case.name] = {"no": plain, "yes": coded}
         targets = each.case.targets
         parts += [f"### {each.case.title}", "Without codecs, tuned for contacts:"]
-        parts.append(report.table(plain, targets, "clients"))
+        parts.append(report.table(report.distinct(plain), targets, "clients"))
         parts.append("With codecs, tuned for bytes in all:")
-        parts.append(report.table(coded, targets, "bytes"))
+        parts.append(report.table(report.distinct(coded), targets, "bytes"))
     screened = {
         each.case.name: {
             found.entrant.title + (", codecs" if found.entrant.codecs else ""): found.contacts
@@ -275,7 +275,8 @@ def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
         (True, "bytes", "MB up and down, with codecs", "communication-bytes.png"),
     ):
         panels = {
-            each.case.title: (each.table_lines(codecs), each.case.targets) for each in evaluations
+            each.case.title: (report.distinct(each.table_lines(codecs)), each.case.targets)
+            for each in evaluations
         }
         report.draw(panels, cost, label, out / name)
     return text

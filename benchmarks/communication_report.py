@@ -82,6 +82,29 @@ def winners(lines: Sequence[Line], target: float, cost: str) -> set[str]:
     return {place.name for place in ranking(reached) if place.is_tied}
 
 
+def distinct(lines: Sequence[Line]) -> list[Line]:
+    """Leave out lines that repeat another one, such as PAGE's beside FedPAGE's with K = 10.
+
+    All their medians are those of the other line to 2 %.
+    """
+    kept: list[Line] = []
+    for line in sorted(lines, key=lambda line: -len(line.found)):
+        if not any(_repeats(line, other) for other in kept):
+            kept.append(line)
+    return [line for line in lines if line in kept]
+
+
+def _repeats(line: Line, other: Line) -> bool:
+    if line.ours or other.ours or not line.found.keys() <= other.found.keys():
+        return False
+    medians = [
+        (found.costs[cost].median, other.found[target].costs[cost].median)
+        for target, found in line.found.items()
+        for cost in SCALES
+    ]
+    return all(a == b or abs(a - b) <= 0.02 * b for a, b in medians)
+
+
 def table(lines: Sequence[Line], targets: Sequence[float], by: str) -> str:
     """Return a Markdown table with a column for each cost and target.
 

@@ -272,6 +272,15 @@ def test_the_table_has_medians_worst_seeds_and_who_did_not_reach(bench):
     assert rows[5] == "| D | - | - | - |"
 
 
+def test_a_line_that_repeats_another_one_is_left_out(bench):
+    one, near, far = ((100.0,) * 3, (101.0,) * 3, (110.0,) * 3)
+    both = bench.report.Line("A", False, {1e-2: _found(bench, one), 1e-3: _found(bench, far)})
+    same = bench.report.Line("B", False, {1e-2: _found(bench, near)})
+    other = bench.report.Line("C", False, {1e-2: _found(bench, far)})
+    ours = bench.report.Line("D", True, {1e-2: _found(bench, one)})
+    assert bench.report.distinct([same, both, other, ours]) == [both, other, ours]
+
+
 def test_methods_that_cannot_be_told_apart_are_both_bold(bench):
     lines = [
         bench.report.Line("A", False, {1e-2: _found(bench, (1.0, 3.0, 5.0, 7.0))}),
