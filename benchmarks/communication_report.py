@@ -14,13 +14,15 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedpage.report.style import OTHER_STYLES
+from fedpage.report.style import METHOD_STYLES
 from fedpage.runs.provenance import versions as provenance_versions
 from fedpage.studies.judge import Judgement, ranking
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCALES = {"clients": 1.0, "bytes_up": 1e6, "bytes": 1e6}
+STYLES = tuple(METHOD_STYLES.values())
 HEADS = {"clients": "contacts", "bytes_up": "MB up", "bytes": "MB in all"}
 
 
@@ -222,6 +224,10 @@ def draw(
                 if target in line.found:
                     _mark(ax, line.found[target].costs[cost], SCALES[cost], row, place)
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(_tick))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.tick_params(axis="x", labelsize=9)
         ax.set_yticks(range(len(lines)), [line.title for line in lines], fontsize=9)
         for tick, line in zip(ax.get_yticklabels(), lines, strict=True):
             tick.set_fontweight("bold" if line.ours else "normal")
@@ -233,26 +239,32 @@ def draw(
         ax.set_title(title, fontsize=11)
         ax.set_xlabel(label, fontsize=9)
     targets = next(iter(panels.values()))[1]
-    words = ("first", "second", "third")
     handles: list[Any] = [
         plt.Line2D(
-            [], [], color=OTHER_STYLES[i][0], marker=OTHER_STYLES[i][1], ls="",
-            label=f"{words[i]} target ({text(target)})",
+            [], [], color=STYLES[i][0], marker=STYLES[i][1], ls="",
+            label=f"target {i + 1}: {text(target)}",
         )
         for i, target in enumerate(targets)
     ]  # fmt: skip
-    handles.append(plt.Line2D([], [], color="0.5", lw=1, label="to the worst of ten seeds"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    handles.append(plt.Line2D([], [], color="0.5", lw=1, label="to the worst seed"))
+    handles.append(
+        plt.Line2D([], [], color="0.5", marker="o", mfc="white", ls="", label="some seeds failed")
+    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _tick(value: float, _: int) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
 def _mark(ax: Any, found: Judgement, scale: float, row: int, place: int) -> None:
     """Draw the median and a line to the worst seed; an arrow where a seed did not reach."""
     if not math.isfinite(found.median):
         return
-    colour, marker = OTHER_STYLES[place]
+    colour, marker = STYLES[place]
     y = row + 0.24 * (place - 1)
     if found.reached == found.seeds:
         ax.plot([found.median / scale, found.worst / scale], [y, y], "-", color=colour, lw=1)
