@@ -87,7 +87,7 @@ def winners(lines: Sequence[Line], target: float, cost: str) -> set[str]:
 def distinct(lines: Sequence[Line]) -> list[Line]:
     """Leave out lines that repeat another one, such as PAGE's beside FedPAGE's with K = 10.
 
-    All their medians are those of the other line to 2 %.
+    All their medians are those of the other line to half a percent.
     """
     kept: list[Line] = []
     for line in sorted(lines, key=lambda line: -len(line.found)):
@@ -104,7 +104,7 @@ def _repeats(line: Line, other: Line) -> bool:
         for target, found in line.found.items()
         for cost in SCALES
     ]
-    return all(a == b or abs(a - b) <= 0.02 * b for a, b in medians)
+    return all(a == b or abs(a - b) <= 0.005 * b for a, b in medians)
 
 
 def table(lines: Sequence[Line], targets: Sequence[float], by: str) -> str:

@@ -273,7 +273,7 @@ def test_the_table_has_medians_worst_seeds_and_who_did_not_reach(bench):
 
 
 def test_a_line_that_repeats_another_one_is_left_out(bench):
-    one, near, far = ((100.0,) * 3, (101.0,) * 3, (110.0,) * 3)
+    one, near, far = ((100.0,) * 3, (100.4,) * 3, (102.0,) * 3)
     both = bench.report.Line("A", False, {1e-2: _found(bench, one), 1e-3: _found(bench, far)})
     same = bench.report.Line("B", False, {1e-2: _found(bench, near)})
     other = bench.report.Line("C", False, {1e-2: _found(bench, far)})
