@@ -24,11 +24,13 @@ import communication_report as report
 import numpy as np
 from communication_cases import (
     CASES,
+    NETWORK,
     OURS,
     Case,
     Entrant,
     Terms,
     codec_choices,
+    has_torch,
     settings,
     with_settings,
 )
@@ -291,9 +293,7 @@ def main() -> None:
         default=Path("communication-runs"),
         help="the directory of all files; an earlier benchmark there resumes",
     )
-    parser.add_argument(
-        "--cases", default=",".join(known), help=f"of {', '.join(known)}; default: all"
-    )
+    parser.add_argument("--cases", help=f"of {', '.join(known)}; default: all that can run")
     parser.add_argument("--methods", help="names with commas between; default: all")
     parser.add_argument(
         "--targets", type=int, default=3, help="how many of the targets; default: 3"
@@ -302,12 +302,16 @@ def main() -> None:
     given = parser.parse_args()
     names = given.methods and given.methods.split(",")
     try:
-        for name in given.cases.split(","):
+        chosen = list(known) if given.cases is None else given.cases.split(",")
+        for name in chosen:
             if name not in known:
                 raise InputError(f"unknown case {name!r}; known are {', '.join(known)}")
         for name in names or ():
             METHODS[name]
-        evaluations = [Evaluation(known[name], given.out, names) for name in given.cases.split(",")]
+        if given.cases is None and NETWORK in chosen and not has_torch():
+            print(f"{NETWORK} is left out: it needs torch and scikit-learn", flush=True)
+            chosen.remove(NETWORK)
+        evaluations = [Evaluation(known[name], given.out, names) for name in chosen]
     except InputError as error:
         raise SystemExit(f"communication.py: {error}") from None
     for place in range(given.targets):

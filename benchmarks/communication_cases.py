@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -84,6 +85,7 @@ class Case:
 
 
 ROBUST, NONCONVEX = "robust regression", "logistic, nonconvex regulariser"
+NETWORK = "digits-network"
 NETWORK_METHODS = (
     "fedavg", "fedavgm", "scaffold", "page", "saga", "cofig",
 )  # fmt: skip
@@ -104,7 +106,7 @@ CASES = (
         "logistic-nonconvex",
     ),
     Case(
-        "digits-network", "digits, network 64-16-10", "digits", 179, column="loss",
+        NETWORK, "digits, network 64-16-10", "digits", 179, column="loss",
         targets=(0.3, 0.1), methods=NETWORK_METHODS, terms=NETWORK_TERMS,
     ),
 )  # fmt: skip
@@ -125,16 +127,20 @@ def phishing_like(rows: int = 11_055, features: int = 68, seed: int = 0) -> Data
     return Dataset.from_arrays(X, np.where(score > 0, 1.0, -1.0), "phishing-like", note="synthetic")
 
 
+def has_torch() -> bool:
+    """Say whether the packages of the network are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "sklearn"))
+
+
 def digits_network(clients: int) -> Any:
     """Return a 64-16-10 network with tanh on scikit-learn's digits, in rows of file order."""
-    try:
-        import torch
-        from sklearn.datasets import load_digits
-    except ImportError:
+    if not has_torch():
         raise InputError(
-            "the network needs torch and scikit-learn: pip install 'fedpage[torch]' scikit-learn, "
-            "or leave it out with --cases"
-        ) from None
+            f"{NETWORK} needs torch and scikit-learn: pip install 'fedpage[torch]' scikit-learn"
+        )
+    import torch
+    from sklearn.datasets import load_digits
+
     X, y = load_digits(return_X_y=True)
     X = (X / 16).astype("float64")
     torch.manual_seed(0)

@@ -334,6 +334,19 @@ def test_the_benchmark_screens_tunes_runs_and_resumes(bench, program, tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")} == before
 
 
+def test_without_torch_the_network_is_left_out(bench, cases, program, tiny, monkeypatch, tmp_path):
+    network = next(case for case in cases.CASES if case.name == cases.NETWORK)
+    monkeypatch.setattr(bench, "CASES", (tiny, network))
+    for module in (bench, cases):
+        monkeypatch.setattr(module, "has_torch", lambda: False)
+    words = ("--out", tmp_path, "--methods", "saga", "--targets", 1, "--no-ours")
+    text = program(*words)
+    assert text.startswith("digits-network is left out: it needs torch and scikit-learn\n")
+    assert "### a tiny case" in text
+    with pytest.raises(SystemExit, match="digits-network needs torch and scikit-learn"):
+        program(*words, "--cases", "digits-network")
+
+
 def test_wrong_names_and_missing_data_are_one_line(bench, program, tiny, monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="unknown case 'mnist'; known are tiny"):
         program("--cases", "mnist")
