@@ -380,8 +380,8 @@ class Search:
         caps, last = self._caps(), self._level
         alive = [p for p in near if p not in self._led and self.candidate(p) is not None]
         # One seed, on which the leader may have been lucky, does not enclose it.
-        levels = _LEVELS[1:] if combine and self._stride == 1 else _LEVELS
-        levels = tuple(level for level in levels if level[0] < last)
+        least = _FEW if combine and self._stride == 1 else 1
+        levels = [level for level in _LEVELS if least <= level[0] < last]
         for number, (seeds, most) in enumerate((*levels, (last, -MARGIN))):
             self._run(alive, range(seeds), caps)
             ratios = {point: self.compare(point, seeds) for point in alive}
