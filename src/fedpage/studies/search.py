@@ -379,12 +379,16 @@ class Search:
         """Race points against the leader; move to the best if it is better."""
         caps, last = self._caps(), self._level
         alive = [p for p in near if p not in self._led and self.candidate(p) is not None]
-        for seeds, most in (*(level for level in _LEVELS if level[0] < last), (last, -MARGIN)):
+        # One seed, on which the leader may have been lucky, does not enclose it.
+        least = _FEW if combine and self._stride == 1 else 1
+        levels = [level for level in _LEVELS if least <= level[0] < last]
+        for number, (seeds, most) in enumerate((*levels, (last, -MARGIN))):
             self._run(alive, range(seeds), caps)
             ratios = {point: self.compare(point, seeds) for point in alive}
-            if seeds == 1:
+            if number == 0 and last > 1:
                 ratios = {p: r for p, r in ratios.items() if abs(r) > _NO_EFFECT}
-                mixed = self._combined(ratios, near) if combine else []
+            if number == 0 and combine:
+                mixed = self._combined(ratios, near)
                 self._run(mixed, range(seeds), caps)
                 ratios |= {point: self.compare(point, seeds) for point in mixed}
             alive = sorted((p for p, r in ratios.items() if r < most), key=ratios.__getitem__)
