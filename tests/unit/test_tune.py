@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedpage.report import plots
 from fedpage.runs import build
 from fedpage.runs.config import field_values
 from fedpage.studies import trials as trial_files
-from fedpage.studies.question import FRESH_SEED, Question, Trials, run_trial
+from fedpage.studies.question import FRESH_SEED, Question, SearchEnded, Trials, run_trial
 from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, build_candidate, codec_axis, given_axes, search_space
 from fedpage.studies.trials import Trial, TrialStore
@@ -289,7 +290,20 @@ def test_a_run_ends_at_its_cap_or_at_the_target(problem):
     far = run_trial(problem, fp.PAGE(S=5, eta_g=1e9), 0, question, math.inf)
     assert (far.cost, far.capped) == (math.inf, False)
     lazy = dataclasses.replace(question, gradients=100.0)
-    assert run_trial(problem, fp.PAGE(S=5), 0, lazy, math.inf).cost == math.inf
+    unfinished = run_trial(problem, fp.PAGE(S=5), 0, lazy, math.inf)
+    assert unfinished is not None
+    assert unfinished.cost == math.inf
+
+
+def test_a_run_ends_at_the_deadline_and_is_no_trial(problem):
+    question = Question(0.05, "grad_norm", Cost.parse("rounds"))
+    assert run_trial(problem, fp.PAGE(S=5), 0, question, math.inf, deadline=0.0) is None
+    trials = Trials(problem, question, deadline=time.monotonic() + 0.05)
+    never = Question(1e-300, "grad_norm", Cost.parse("rounds"), rounds=10**7)
+    trials.ask(never)
+    with pytest.raises(SearchEnded):
+        trials.run([(fp.PAGE(S=5, eta_g=1e-6), 0, math.inf)])
+    assert trials.known(fp.PAGE(S=5, eta_g=1e-6), 0, math.inf) is None
 
 
 def test_a_stored_trial_answers_for_smaller_caps_only(problem):

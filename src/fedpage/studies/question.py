@@ -31,6 +31,9 @@ from fedpage.theory.planner import Costs
 FRESH_SEED = 10_000
 """The first seed on which a winner is judged; searches use 0, 1, ..."""
 
+_LATE = "out of time"
+"""How a run ends at a deadline; it is not a trial."""
+
 Progress: TypeAlias = Callable[[int, int | None, str], None]
 """Called with the runs done, the runs in all if they are known, and a note."""
 
@@ -174,10 +177,13 @@ def resolve_target(problem: Problem, target: float, column: str) -> tuple[float,
 
 
 class _Watch:
-    """End a run at the target or at a cap, at the first record there."""
+    """End a run at the target, at a cap or at a deadline, at the first record there."""
 
-    def __init__(self, question: Question, higher: bool, cap: float) -> None:
+    def __init__(
+        self, question: Question, higher: bool, cap: float, deadline: float | None
+    ) -> None:
         self._question, self._higher, self._cap = question, higher, cap
+        self._deadline = deadline
         self._first: float | None = None
 
     def __call__(self, record: Mapping[str, float]) -> str | None:
@@ -190,12 +196,20 @@ class _Watch:
         value, target = record[self._question.column], self._question.target
         if (value >= target if self._higher else value <= target) and loss <= self._first:
             return "reached"
-        return "too long" if record["gradients"] >= self._question.gradients else None
+        if record["gradients"] >= self._question.gradients:
+            return "too long"
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        return _LATE if late else None
 
 
 def run_trial(
-    problem: Problem, method: Candidate, seed: int, question: Question, cap: float
-) -> Trial:
+    problem: Problem,
+    method: Candidate,
+    seed: int,
+    question: Question,
+    cap: float,
+    deadline: float | None = None,
+) -> Trial | None:
     """Run a method until it reaches the target or has cost the cap.
 
     Args:
@@ -204,9 +218,10 @@ def run_trial(
         seed: The seed.
         question: What is asked.
         cap: The most that the run may cost; at most `question.limit`.
+        deadline: When to end in any case, as `time.monotonic` counts; None: never.
 
     Returns:
-        What it cost, and how it ended.
+        What it cost, and how it ended; None if the deadline ended it.
     """
     higher = History({"problem": problem.describe()}).higher_is_better(question.column)
     cap = min(cap, question.limit)
@@ -216,8 +231,10 @@ def run_trial(
         rounds=question.rounds,
         seed=seed,
         record_every=question.record_every,
-        stop=_Watch(question, higher, cap),
+        stop=_Watch(question, higher, cap, deadline),
     )
+    if history.stop_detail == _LATE:
+        return None
     capped = history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped"
     return Trial(
         cost=math.inf if capped else question.cost_of(history),
@@ -274,12 +291,16 @@ class Trials:
             self._seen.add((method, seed))
         if todo and self._is_over(len(todo)):
             raise SearchEnded
-        # The clock is read between batches, because joblib would stop its processes within one.
+        # Runs end at the deadline by themselves; joblib would stop its processes within a batch.
         size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
         for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
-            arguments = [(self.problem, m, seed, self.question, cap) for m, seed, cap in batch]
+            arguments = [
+                (self.problem, m, seed, self.question, cap, self.deadline) for m, seed, cap in batch
+            ]
             trials = run_tasks(run_trial, arguments, self.jobs)
             for (method, seed, _), trial in zip(batch, trials, strict=True):
+                if trial is None:
+                    continue
                 self._store.put(method, seed, trial)
                 self.done += 1
                 if self.progress:
