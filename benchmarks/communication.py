@@ -1,330 +1,330 @@
-"""Compare what methods send to reach a gradient norm of 1e-2, 1e-3, 1e-4: `make communication`.
+"""Compare what all methods of the library need to reach a target: `make communication`.
 
-The problems are the paper's two objectives on a9a and w8a, with its clients and minibatches. The
-step sizes of each method are searched by `fedpage.studies.tune` with the same budget of bytes. The
-winners then run on fresh seeds. Trials and runs are files below --out. Finished runs are not
-repeated, so a benchmark that was killed resumes. communication_report.py makes the tables and the
-plot of docs/benchmarks.md from those files.
-
---methods and --cases choose others, such as --methods fedpage:up=natural,saga --cases a9a-robust.
+Every method is first *screened*: few steps, one seed. Those that are not far from the best are
+*tuned* by `fedpage.studies.search`, for each target on its own, and the winners *run* on fresh
+seeds. Methods run twice: without codecs, tuned for client contacts, and with the codecs that suit
+them best, tuned for bytes in all. SecantPAGE is not tuned. Everything that is finished is kept
+below --out, so that a benchmark that was killed resumes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
-import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from fractions import Fraction
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import communication_report as report
 import numpy as np
+from communication_cases import (
+    CASES,
+    NETWORK,
+    OURS,
+    Case,
+    Entrant,
+    Terms,
+    codec_choices,
+    has_torch,
+    settings,
+    with_settings,
+)
+from communication_runs import Ladder, Rung, Runs, append_line, read_lines
+from communication_screening import Screened, screen_all, selected
 
-import fedpage as fp
-from fedpage.core.types import dtype_of
-from fedpage.engine.simulate import describe_simulation
-from fedpage.methods.marina import PPMARINA, full_probability
-from fedpage.methods.prox import ProximalSteps
-from fedpage.runs import build
-from fedpage.runs.config import ProblemConfig
-from fedpage.studies.tune import tune
+from fedpage.core.columns import Cost
+from fedpage.core.errors import InputError
+from fedpage.methods import METHODS
+from fedpage.studies.judge import Judgement
+from fedpage.studies.question import Question, SearchEnded, Trials
+from fedpage.studies.search import Search
+from fedpage.studies.space import Axis, search_space
+from fedpage.studies.trials import TrialStore
 
 FRESH = 20_000
-"""The first seed of the final runs; the tuner uses 0, 1, ... and 10,000, 10,001, ..."""
-
-METHODS = (
-    "fedpage", "page", "fedavg", "fedprox", "scaffold", "vrl-sgd", "s-local-svrg", "fedpage-full",
-    "scaffold-full", "fedavg-full",
-)  # fmt: skip
-"""The methods of the paper."""
-
-PILOT = 200
-"""Rounds of the run that measures what a method sends in a round."""
+"""The first seed of the final runs; searches use 0, 1, ..."""
+FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
+"""Hyper-parameters that no search changes: clients, local steps and minibatches are equal."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A problem, as options of the command line."""
-
-    data: str
-    clients: int
-    objective: str
-
-    @property
-    def name(self) -> str:
-        return "".join(c if c.isalnum() else "-" for c in f"{self.data}-{self.objective}")
-
-    def problem(self) -> Any:
-        return build.build_problem(
-            ProblemConfig(data=self.data, clients=self.clients, objective=self.objective)
-        )
+# --- tuning ---------------------------------------------------------------------------------------
 
 
-CASES = tuple(
-    Case(data, clients, objective)
-    for data, clients in (("a9a", 3250), ("w8a", 4800))
-    for objective in ("robust", "logistic-nonconvex")
-)
+def axes_of(
+    entrant: Entrant, method: Any, problem: Any, only: Sequence[str] | None
+) -> dict[str, Axis]:
+    """Return the axes of a search: those of the tuner, and codecs.
 
-
-@dataclass(frozen=True)
-class Terms:
-    """Terms that are equal for all methods.
-
-    Budgets count bytes, up and down, in units of 8 d: a vector of d numbers without a codec.
+    The axis of the step begins at the method's step. `only` names the axes beside codecs that are
+    searched; None: all.
     """
-
-    multiples: tuple[float, ...] = (1 / 256, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
-    """Effective steps to search, in units of 1/L, where L is the smoothness of f."""
-    rho: tuple[float, ...] = (0.01, 1.0)
-    """K eta_l/eta_g, for FedPAGE with local steps."""
-    eta_g: tuple[float, ...] = (1.0, 4.0)
-    """Global steps of methods that have eta_g and eta_l, at the same effective step."""
-    search: int = 240_000
-    """Vectors that a run of the search may send."""
-    search_seeds: int = 3
-    run: int = 1_200_000
-    """Vectors that a final run may send."""
-    seeds: int = 5
-    tuned_for: tuple[tuple[float, tuple[float, ...]], ...] = ((1e-2, (1e-2,)), (1e-3, (1e-3, 1e-4)))
-    """Pairs: the target of a search, and the targets on which its winner is compared."""
-    between: int = 1_000
-    """Vectors between two records of a final run; 2.5 times as many in a search."""
+    axes = search_space(method, problem, fixed=FIXED)
+    if only is not None:
+        axes = {name: axis for name, axis in axes.items() if name in only}
+    for name, values in codec_choices(entrant).items():
+        axes[name] = Axis(name, values, 0, ordered=False)
+    if "step" in axes:
+        step = axes["step"]
+        places = range(step.first, step.last + 1)
+        near = [abs(math.log(float(step.at(i)) / method.effective_step)) for i in places]
+        axes["step"] = replace(step, start=places[near.index(min(near))])
+    return axes
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of a method, up and down: of its first round, and of a later one on average."""
-
-    first: float
-    later: float
-
-    def rounds(self, budget: float) -> int:
-        """Return the rounds that send a budget of bytes, on average."""
-        return 1 + max(0, math.ceil((budget - self.first) / self.later))
-
-    def between(self, budget: float) -> int:
-        """Return the rounds between records that are a budget of bytes apart."""
-        return max(1, round(budget / self.later))
-
-
-def traffic(problem: Any, method: Any) -> Traffic:
-    """Measure the bytes of a method's rounds in a short run with a small step.
-
-    Where full rounds come with a known probability, they are weighted with it and not with their
-    share of the short run.
-    """
-    pilot = method.with_step(1e-3 / problem.smoothness().whole)
-    history = fp.simulate(problem, pilot, rounds=PILOT, seed=0, record_every=1)
-    sent, called = np.diff(history["bytes"]), np.diff(history["clients"])
-    p = probability_of_full_rounds(method, problem)
-    sampled = sent[1:][called[1:] < problem.N]
-    if p is None or not len(sampled):
-        return Traffic(float(sent[0]), float(sent[1:].mean()))
-    full = sent[called == problem.N].mean()
-    return Traffic(float(sent[0]), float(p * full + (1 - p) * sampled.mean()))
-
-
-def probability_of_full_rounds(method: Any, problem: Any) -> float | None:
-    """Return the probability with which a round calls all clients; None: no coin decides that."""
-    if isinstance(method, ProximalSteps):
-        return method.full_probability(problem.N)
-    if not isinstance(method, fp.FedPAGE | PPMARINA):
-        return None
-    if method.p is not None:
-        return method.p
-    S = problem.N if method.S is None else method.S
-    if isinstance(method, fp.FedPAGE):
-        return float(S / problem.N)
-    return full_probability(S, problem.N, method.up, problem.d, dtype_of(problem))
-
-
-def grid(method: Any, problem: Any, terms: Terms) -> dict[str, list[float]]:
-    """Return the values to search: equal steps for all methods, and two of rho or eta_g."""
-    L = problem.smoothness().whole
-    values = {"step": [float(f"{multiple / L:.3g}") for multiple in terms.multiples]}
-    if isinstance(method, fp.FedPAGE):
-        return values if method.K == 1 else values | {"rho": list(terms.rho)}
-    if {"eta_g", "eta_l"} <= {field.name for field in fields(method)}:
-        return values | {"eta_g": list(terms.eta_g)}
-    return values
-
-
-def as_path(name: str) -> str:
-    """Return a method's name as a part of a file name."""
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-
-
-def build_method(name: str, problem: Any) -> Any:
-    """Return a method on the paper's terms, such as "fedavg" or "fedpage:up=natural"."""
-    kind, settings = build.split_settings(name)
-    entry = build.find_method(kind)
-    return build.build_default_method(entry, build.parse_hyper_parameters(entry, settings), problem)
-
-
-def search(
-    case: Case, problem: Any, name: str, sent: Traffic, target: float, terms: Terms, out: Path
+def tuned(
+    case: Case,
+    problem: Any,
+    entrant: Entrant,
+    method: Any,
+    place: int,
+    out: Path,
+    only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Search the best steps for a target; return them with the command line of the same search."""
-    base = build_method(name, problem)
-    values, vector = grid(base, problem, terms), 8 * problem.d
-    rounds = sent.rounds(terms.search * vector)
-    record_every = sent.between(2.5 * terms.between * vector)
-    folder = out / "tuning" / case.name / as_path(name)
-    found = tune(
-        problem, base, target=target, cost="bytes", grid=values, rounds=rounds,
-        record_every=record_every, seeds=terms.search_seeds, fresh=1,
-        store=folder / "trials.jsonl",
+    """Search the settings of an entrant for a target, or read them from the file.
+
+    Args:
+        case: The case.
+        problem: Its problem.
+        entrant: The entrant.
+        method: Where the search starts.
+        place: The number of the target.
+        out: The directory of all files.
+        only: The hyper-parameters to search beside codecs; None: all.
+    """
+    target, terms = case.targets[place], case.terms
+    asked = [terms.limits[place], terms.between[place], terms.search_seeds, terms.runs]
+    key = json.dumps([entrant.key, target, *asked, settings(method), only])
+    path = out / case.name / "tuned.jsonl"
+    for line in read_lines(path):
+        if line["key"] == key:
+            return {**line, "method": with_settings(entrant, line["settings"])}
+    unit = 8 * problem.d if entrant.codecs else 1
+    called = getattr(method, "S", None) or problem.N
+    question = Question(
+        target, case.column, Cost.parse(entrant.cost), limit=terms.limits[place] * unit,
+        record_every=max(1, round(terms.between[place] / called)), rounds=1_000_000,
     )  # fmt: skip
-    kind, settings = build.split_settings(name)
-    words = [
-        "fedpage", "tune", kind, "--data", case.data, "--clients", case.clients,
-        "--objective", case.objective, "--target", f"{target:g}", "--cost", "bytes",
-        "--rounds", rounds, "--record-every", record_every, "--seeds", terms.search_seeds,
-        "--fresh", 1, "--out", folder,
-    ]  # fmt: skip
-    for key, value in settings.items():
-        words += [f"--{key.replace('_', '-')}", value]
-    for key, numbers in values.items():
-        words += ["--search", f"{key}={','.join(f'{number:g}' for number in numbers)}"]
-    return {
-        "method": found.method,
-        "reached": math.isfinite(found.scores[0][1].cost),
-        "edge": any(edge.name == "step" for edge in found.edges),
-        "command": shlex.join(map(str, words)),
-        "runs": found.runs,
+    store = TrialStore(out / case.name / "trials.jsonl", question.describe(problem))
+    trials = Trials(problem, question, store=store, max_runs=terms.runs)
+    axes = axes_of(entrant, method, problem, only)
+    start = tuple(axis.start for axis in axes.values())
+    design = [start]
+    if "step" in axes:
+        number = list(axes).index("step")
+        design = [(*start[:number], start[number] + by, *start[number + 1 :]) for by in (-2, 0, 2)]
+    search = Search(trials, method, axes, seeds=terms.search_seeds, design=design)
+    with contextlib.suppress(SearchEnded):
+        search.run()
+    point = start if search.leader is None else search.leader
+    winner, values = search.candidate(point), search.values(point)
+    found = {
+        "key": key,
+        "settings": settings(winner),
+        "words": ", ".join(f"{name} {_word(value)}" for name, value in values.items()),
+        "enclosed": search.is_enclosed,
+        "runs": trials.done + trials.reused,
     }
+    append_line(path, found)
+    return {**found, "method": winner}
 
 
-def final(
-    problem: Any, method: Any, sent: Traffic, seed: int, least: float, terms: Terms, path: Path
-) -> tuple[fp.History, bool]:
-    """Load or run a final run; return it, and whether it is new."""
-    vector = 8 * problem.d
-    stop = fp.Stop(grad_norm=least, bytes=vector * terms.run)
-    record_every = sent.between(vector * terms.between)
-    options: dict[str, Any] = {
-        "rounds": terms.run,
-        "seed": seed,
-        "record_every": record_every,
-        "stop": stop,
-    }
-    if path.is_file():
-        try:
-            stored = fp.History.load(path)
-        except fp.InputError:
-            stored = fp.History()
-        same = json.loads(json.dumps(describe_simulation(problem, method, **options)))
-        if stored.meta == same and stored.ended:
-            return stored, False
-    history = fp.simulate(problem, method, **options)
-    history.to_jsonl(path)
-    return history, True
+def _word(value: object) -> str:
+    return (
+        "default" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+    )
+
+
+# --- final runs -----------------------------------------------------------------------------------
 
 
 def evaluate(
-    case: Case, names: Sequence[str], terms: Terms, out: Path
-) -> tuple[list[report.Line], int]:
-    """Return the lines of the case's table, and the number of new runs."""
-    problem, lines, done = case.problem(), [], 0
-    for name in names:
-        sent = traffic(problem, build_method(name, problem))
-        costs: dict[float, report.Cost] = {}
-        chosen: dict[float, dict[str, Any]] = {}
-        for aim, targets in terms.tuned_for:
-            began = time.perf_counter()
-            found = chosen[aim] = search(case, problem, name, sent, aim, terms, out)
-            histories, new = [], found["runs"]
-            for seed in range(FRESH, FRESH + terms.seeds):
-                path = out / "runs" / case.name / f"{as_path(name)}-{aim:g}-seed{seed}.jsonl"
-                history, fresh = final(
-                    problem, found["method"], sent, seed, min(targets), terms, path
-                )
-                histories.append(history)
-                new += fresh
-            costs |= {target: report.cost(histories, target) for target in targets}
-            done += new
-            spent = time.perf_counter() - began
-            print(
-                f"{case.name} {name} for {aim:g}: step {found['method'].effective_step:g}, "
-                f"{new} runs, {spent:.0f} s",
-                flush=True,
-            )
-        title = report.label(chosen[aim]["method"], build.split_settings(name)[1])
-        lines.append(report.Line(name, title, costs, chosen))
-    return lines, done
+    case: Case, runs: Runs, entrant: Entrant, method: Any, place: int, terms: Terms, words: str
+) -> report.Found:
+    """Run a method on the fresh seeds."""
+    target = case.targets[place]
+    unit = 8 * runs.problem.d if entrant.codecs else 1
+    rungs = [Rung(target, terms.limits[place] * unit)]
+    found = [
+        runs.measure(method, seed, Ladder(case.column, rungs, entrant.cost), terms.between[place])
+        for seed in range(FRESH, FRESH + terms.seeds)
+    ]
+    costs = {
+        name: Judgement(tuple(run["costs"][f"{target:g}"][name] for run in found))
+        for name in report.SCALES
+    }
+    return report.Found(words, costs, float(np.median([run["best"] for run in found])))
+
+
+class Evaluation:
+    """A case with its files: the screening, the searches and the final runs."""
+
+    def __init__(self, case: Case, out: Path, names: Sequence[str] | None) -> None:
+        self.case, self.out, self.terms = case, out, case.terms
+        self.names = case.methods if names is None else names
+        self.runs = Runs(out / case.name / "runs.jsonl", case.problem())
+        self.lines: dict[Entrant, dict[float, report.Found]] = {}
+        self.screened: list[Screened] = []
+        self.winners: dict[tuple[str, int], Any] = {}
+        """Tuned methods without codecs, by name and number of the target."""
+
+    def screen(self) -> None:
+        """Screen all methods."""
+        began = time.process_time()
+        self.screened = screen_all(self.case, self.runs, self.names, self.terms)
+        say(f"{self.case.name}: {len(self.screened)} screened", began)
+
+    def compare(self, place: int) -> None:
+        """Tune what the screening left for a target, and run the winners on fresh seeds."""
+        target, problem = self.case.targets[place], self.runs.problem
+        for entrant, method in selected(self.runs, self.screened, place, self.terms):
+            began = time.process_time()
+            known = self.winners.get((entrant.name, place)) if entrant.codecs else None
+            if known is not None:
+                codecs = {key: getattr(method, key) for key in codec_choices(entrant)}
+                method = replace(known, **codecs)
+            elif not self.is_reached(entrant, place):
+                method = self.winners.get((entrant.name, place - 1), method)
+            only = None if known is None else ("step",)  # the rest has been tuned without codecs
+            found = tuned(self.case, problem, entrant, method, place, self.out, only)
+            if not entrant.codecs:
+                self.winners[entrant.name, place] = found["method"]
+            words = found["words"] + ("" if found["enclosed"] else " (not enclosed)")
+            self._evaluate(entrant, found["method"], place, words)
+            text = f"{self.case.name} {entrant.key} for {target:g}: {words}, {found['runs']} runs"
+            say(text + self._result(entrant, target), began)
+
+    def is_reached(self, entrant: Entrant, place: int) -> bool:
+        """Say whether an entrant reached a target in the screening."""
+        found = {each.entrant: each.contacts[place] for each in self.screened}
+        return math.isfinite(found.get(entrant, math.inf))
+
+    def run_ours(self, place: int) -> None:
+        """Run our method with its defaults; with codecs, only these are searched."""
+        target = self.case.targets[place]
+        for entrant in (Entrant(OURS, False), Entrant(OURS, True)):
+            began = time.process_time()
+            first = {key: values[0] for key, values in codec_choices(entrant).items()}
+            method, words = METHODS[OURS](**first), "defaults"
+            if first:
+                problem = self.runs.problem
+                found = tuned(self.case, problem, entrant, method, place, self.out, only=())
+                method, words = found["method"], found["words"]
+            self._evaluate(entrant, method, place, words)
+            text = f"{self.case.name} {entrant.key} for {target:g}: {words}"
+            say(text + self._result(entrant, target), began)
+
+    def _result(self, entrant: Entrant, target: float) -> str:
+        each = self.lines[entrant][target].costs[entrant.cost]
+        return f" -> {each.median:.4g} (worst {each.worst:.4g}, {each.reached} reached)"
+
+    def _evaluate(self, entrant: Entrant, method: Any, place: int, words: str) -> None:
+        found = evaluate(self.case, self.runs, entrant, method, place, self.terms, words)
+        self.lines.setdefault(entrant, {})[self.case.targets[place]] = found
+
+    def table_lines(self, codecs: bool) -> list[report.Line]:
+        """Return the lines of the table without codecs, or with."""
+        return [
+            report.Line(entrant.title, entrant.name == OURS, found)
+            for entrant, found in self.lines.items()
+            if entrant.codecs == codecs
+        ]
+
+
+def say(text: str, began: float) -> None:
+    """Print a line with the time of day and the seconds of processor time."""
+    spent = time.process_time() - began
+    print(f"{time.strftime('%H:%M:%S')} {text} ({spent:.1f} s)", flush=True)
+
+
+def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
+    """Write the tables, the results as CSV and the pictures below a directory."""
+    parts, results = [], {}
+    for each in evaluations:
+        plain, coded = each.table_lines(False), each.table_lines(True)
+        results[each.case.name] = {"no": plain, "yes": coded}
+        targets = each.case.targets
+        parts += [f"### {each.case.title}", "Without codecs, tuned for contacts:"]
+        parts.append(report.table(report.distinct(plain), targets, "clients"))
+        parts.append("With codecs, tuned for bytes in all:")
+        parts.append(report.table(report.distinct(coded), targets, "bytes"))
+    screened = {
+        each.case.name: {
+            found.entrant.title + (", codecs" if found.entrant.codecs else ""): found.contacts
+            for found in each.screened
+        }
+        for each in evaluations
+    }
+    parts += ["### Screening", report.screening_table(screened)]
+    parts.append("### Chosen settings")
+    for each in evaluations:
+        parts.append(f"**{each.case.title}**")
+        lines = [
+            replace(line, title=line.title + (", codecs" if codecs else ""))
+            for codecs in (False, True)
+            for line in each.table_lines(codecs)
+        ]
+        parts.append(report.settings_table(lines, each.case.targets))
+    text = "\n\n".join(parts)
+    (out / "tables.md").write_text(text + "\n", encoding="utf-8")
+    (out / "communication.csv").write_text(report.as_csv(results), encoding="utf-8")
+    for codecs, cost, label, name in (
+        (False, "clients", "client contacts, without codecs", "communication.png"),
+        (True, "bytes", "MB up and down, with codecs", "communication-bytes.png"),
+    ):
+        panels = {
+            each.case.title: (report.distinct(each.table_lines(codecs)), each.case.targets)
+            for each in evaluations
+        }
+        report.draw(panels, cost, label, out / name)
+    return text
 
 
 def main() -> None:
-    known, terms = {case.name: case for case in CASES}, Terms()
+    known = {case.name: case for case in CASES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("communication-runs"),
-        help="the directory of trials and runs; an earlier benchmark there resumes",
+        help="the directory of all files; an earlier benchmark there resumes",
     )
+    parser.add_argument("--cases", help=f"of {', '.join(known)}; default: all that can run")
+    parser.add_argument("--methods", help="names with commas between; default: all")
     parser.add_argument(
-        "--methods",
-        nargs="+",
-        default=METHODS,
-        help="names with hyper-parameters, such as fedpage,cofig:up=natural; default: the paper's",
+        "--targets", type=int, default=3, help="how many of the targets; default: 3"
     )
-    parser.add_argument(
-        "--cases", default=",".join(known), help=f"problems, of {', '.join(known)}; default: all"
-    )
-    parser.add_argument(
-        "--steps",
-        default=",".join(str(Fraction(multiple)) for multiple in terms.multiples),
-        help="effective steps to search, in units of 1/L; default: %(default)s",
-    )
-    parser.add_argument("--search-seeds", type=int, default=terms.search_seeds)
-    parser.add_argument("--seeds", type=int, default=terms.seeds, help="seeds of the final runs")
+    parser.add_argument("--no-ours", action="store_true", help=f"leave {OURS} out")
     given = parser.parse_args()
-    names, out = [name for word in given.methods for name in word.split(",")], given.out
-    unknown = [name for name in given.cases.split(",") if name not in known]
-    if unknown:
-        raise SystemExit(f"unknown case {unknown[0]!r}; known are {', '.join(known)}")
-    for name in names:
-        kind, settings = build.split_settings(name)
-        build.parse_hyper_parameters(build.find_method(kind), settings)
-    cases = [known[name] for name in given.cases.split(",")]
-    missing = {
-        case.data
-        for case in cases
-        if fp.data.registry.find(fp.data.registry.libsvm_file(case.data)) is None
-    }
-    if missing:
-        raise SystemExit(
-            f"missing data: {', '.join(missing)}; `fedpage data fetch {' '.join(missing)}`"
-        )
-    terms = replace(
-        terms,
-        multiples=tuple(float(Fraction(text)) for text in given.steps.split(",")),
-        search_seeds=given.search_seeds,
-        seeds=given.seeds,
-    )
-    began, tables = time.perf_counter(), {}
-    for case in cases:
-        tables[case], _ = evaluate(case, names, terms, out)
-    default = names == list(METHODS) and cases == list(CASES)
-    table = report.table if default else report.short_table
-    text = "\n\n".join(table(report.title(case), lines, terms) for case, lines in tables.items())
-    text += f"\n\n{report.steps(tables)}"
-    (out / "tables.md").write_text(text + "\n", encoding="utf-8")
-    (out / "tuned.json").write_text(
-        json.dumps(report.tuned(tables), indent=1, default=str) + "\n", encoding="utf-8"
-    )
-    image = report.IMAGE if default else out / "communication.png"
-    report.draw(tables, terms, image)
-    seconds = time.perf_counter() - began
-    print(f"\n{text}\n\n{report.versions()}; {seconds:.0f} seconds\n{image}")
+    names = given.methods and given.methods.split(",")
+    try:
+        chosen = list(known) if given.cases is None else given.cases.split(",")
+        for name in chosen:
+            if name not in known:
+                raise InputError(f"unknown case {name!r}; known are {', '.join(known)}")
+        for name in names or ():
+            METHODS[name]
+        if given.cases is None and NETWORK in chosen and not has_torch():
+            print(f"{NETWORK} is left out: it needs torch and scikit-learn", flush=True)
+            chosen.remove(NETWORK)
+        evaluations = [Evaluation(known[name], given.out, names) for name in chosen]
+    except InputError as error:
+        raise SystemExit(f"communication.py: {error}") from None
+    for place in range(given.targets):
+        for each in evaluations:
+            if place >= len(each.case.targets):
+                continue
+            if not each.screened:
+                each.screen()
+            each.compare(place)
+            if not given.no_ours:
+                each.run_ours(place)
+    print(write_report(evaluations, given.out))
+    print(f"\n{report.versions()}\n{given.out}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Compute the counts, tables and plot of communication.py from histories."""
+"""The tables and the pictures of communication.py."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,263 +14,265 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-import fedpage as fp
-from fedpage.report.style import OTHER_STYLES
+from fedpage.report.style import METHOD_STYLES
 from fedpage.runs.provenance import versions as provenance_versions
+from fedpage.studies.judge import Judgement, ranking
 
-IMAGE = Path(__file__).parents[1] / "docs" / "img" / "communication.png"
-TITLES = {"robust": "robust regression", "logistic-nonconvex": "logistic, nonconvex regulariser"}
+DOCS = Path(__file__).parents[1] / "docs"
+SCALES = {"clients": 1.0, "bytes_up": 1e6, "bytes": 1e6}
+STYLES = tuple(METHOD_STYLES.values())
+HEADS = {"clients": "contacts", "bytes_up": "MB up", "bytes": "MB in all"}
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Median costs of a target over seeds; inf where fewer than half of the seeds reached it."""
+class Found:
+    """What a method with its chosen settings needed to reach one target on fresh seeds.
 
-    rounds: float
-    clients: float
-    up: float
-    down: float
-    """Bytes down as the library sends them: FedPAGE's local steps need two vectors."""
-    down_paper: float
-    """Bytes down as the paper sends them: FedPAGE's local steps need three vectors."""
-    total: float
-    """Bytes up and down, as the library sends them."""
-    gradients: float
-    """Gradients of single rows per called client, summed over rounds."""
-    reached: int
-    seeds: int
+    Attributes:
+        settings: The hyper-parameters that were chosen, in words.
+        costs: A judgement for each of "clients", "bytes_up" and "bytes".
+        best: The median over seeds of the best value of the target's column.
+    """
+
+    settings: str
+    costs: Mapping[str, Judgement]
     best: float
-    """The median over seeds of the smallest gradient norm; a run ends at its last target."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method's line in a table."""
+    """A method's line in the table of a case.
 
-    name: str
-    title: str
-    costs: Mapping[float, Cost]
-    chosen: Mapping[float, Mapping[str, Any]]
-    """For each search's target: the keys "method" (the winner), "command", "reached", "edge"."""
-
-
-def bytes_down_in_paper(history: fp.History) -> np.ndarray:
-    """Return the (records,) bytes down if FedPAGE sent x, x_prev and g, as in the paper.
-
-    The library sends x_prev and g, which give x = x_prev - eta_g g. A client receives one vector in
-    a full round and two for local steps, so the bytes sent tell how many clients made local steps.
-    Other methods, the leak-free FedPAGE, and FedPAGE with a codec for messages, which the paper
-    does not have, are counted as they are sent.
+    Attributes:
+        title: The method.
+        ours: Whether it ran with its defaults.
+        found: Its results by target.
     """
-    down, method = history["bytes_down"], history.meta["method"]
-    if not issubclass(getattr(fp, method["class"], object), fp.FedPAGE) or method["leak_free"]:
-        return down
-    if method.get("down", "none") != "none":
-        return down
-    vector = 8 * history.meta["problem"]["d"]
-    clients_with_local_steps = down / vector - history["clients"]
-    return down + vector * clients_with_local_steps
+
+    title: str
+    ours: bool
+    found: Mapping[float, Found]
 
 
-def _middle(values: Iterable[float]) -> float:
-    return statistics.median_high(values)
+def number(value: float) -> str:
+    """Write a cost with three digits, or all of a large one."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
-def cost(histories: Sequence[fp.History], target: float) -> Cost:
-    """Return the costs at which runs reached a gradient norm, where f(x) <= f(x0)."""
-    paid: dict[str, list[float]] = {
-        name: [] for name in ("rounds", "clients", "up", "down", "down_paper", "total", "gradients")
+def cell(judgement: Judgement, cost: str, first: bool) -> str:
+    """Write the median and the worst seed; the number of seeds where some did not reach."""
+    median, worst = (number(v / SCALES[cost]) for v in (judgement.median, judgement.worst))
+    if not judgement.reached:
+        return "-"
+    if judgement.reached < judgement.seeds:
+        worst = f"{judgement.reached} of {judgement.seeds}"
+    return f"**{median}** ({worst})" if first else f"{median} ({worst})"
+
+
+def winners(lines: Sequence[Line], target: float, cost: str) -> set[str]:
+    """Return the titles of the first in a cost and of those that cannot be told from it."""
+    judgements = {
+        line.title: line.found[target].costs[cost] for line in lines if target in line.found
     }
-    for history in histories:
-        hit = np.flatnonzero((history["grad_norm"] <= target) & history.progress())
-        columns = {
-            "rounds": history["round"], "clients": history["clients"], "up": history["bytes_up"],
-            "down": history["bytes_down"], "down_paper": bytes_down_in_paper(history),
-            "total": history["bytes"], "gradients": history["gradients_per_client"],
-        }  # fmt: skip
-        for name, column in columns.items():
-            paid[name].append(float(column[hit[0]]) if len(hit) else math.inf)
-    return Cost(
-        **{name: _middle(values) for name, values in paid.items()},
-        reached=sum(math.isfinite(value) for value in paid["rounds"]),
-        seeds=len(histories),
-        best=_middle(history.best("grad_norm") for history in histories),
+    reached = {title: each for title, each in judgements.items() if math.isfinite(each.median)}
+    if not reached:
+        return set()
+    return {place.name for place in ranking(reached) if place.is_tied}
+
+
+def distinct(lines: Sequence[Line]) -> list[Line]:
+    """Leave out lines that repeat another one, such as PAGE's beside FedPAGE's with K = 10.
+
+    All their medians are those of the other line to half a percent.
+    """
+    kept: list[Line] = []
+    for line in sorted(lines, key=lambda line: -len(line.found)):
+        if not any(_repeats(line, other) for other in kept):
+            kept.append(line)
+    return [line for line in lines if line in kept]
+
+
+def _repeats(line: Line, other: Line) -> bool:
+    if line.ours or other.ours or not line.found.keys() <= other.found.keys():
+        return False
+    medians = [
+        (found.costs[cost].median, other.found[target].costs[cost].median)
+        for target, found in line.found.items()
+        for cost in SCALES
+    ]
+    return all(a == b or abs(a - b) <= 0.005 * b for a, b in medians)
+
+
+def table(lines: Sequence[Line], targets: Sequence[float], by: str) -> str:
+    """Return a Markdown table with a column for each cost and target.
+
+    Args:
+        lines: The methods.
+        targets: The targets.
+        by: The cost to sort by: to the first target, then the second, ...
+    """
+    costs = tuple(SCALES)
+    heads = [f"{HEADS[cost]} to {text(target)}" for cost in costs for target in targets]
+    rows = [f"| method | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
+    best = {(cost, target): winners(lines, target, cost) for cost in costs for target in targets}
+    for line in sorted(lines, key=lambda line: _order(line, targets, by)):
+        cells = [f"**{line.title}**" if line.ours else line.title]
+        for cost in costs:
+            for target in targets:
+                found = line.found.get(target)
+                first = line.title in best[cost, target]
+                cells.append("" if found is None else cell(found.costs[cost], cost, first))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _order(line: Line, targets: Sequence[float], cost: str) -> tuple[object, ...]:
+    none = Judgement((math.inf,))
+    return tuple(
+        (line.found[target].costs[cost] if target in line.found else none).order
+        for target in targets
     )
 
 
-def _number(value: float, scale: float = 1.0) -> str:
-    if not math.isfinite(value):
-        return "-"
-    value /= scale
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+def text(target: float) -> str:
+    """Write a target: 1e-3, 0.3."""
+    return f"{target:.0e}".replace("e-0", "e-") if target <= 1e-2 else f"{target:g}"
 
 
-def _cells(costs: Sequence[Cost], what: str, scale: float = 1.0) -> str:
-    return " / ".join(_number(getattr(each, what), scale) for each in costs)
-
-
-def _norm(value: float) -> str:
-    digits, exponent = f"{value:.1e}".split("e")
-    return f"{digits}e{int(exponent)}"
-
-
-def table(heading: str, lines: Sequence[Line], terms: Any) -> str:
-    """Return a Markdown table: one line per method, one number per target in each cell."""
-    targets = [target for _, aims in terms.tuned_for for target in aims]
-    norms = " / ".join(_norm(target).replace(".0", "") for target in targets)
-    heads = [
-        "method", "rounds", "clients called", "MB up", "MB down, three vectors",
-        "MB down, two vectors", "gradients per client", f"seeds of {terms.seeds}", "best norm",
-    ]  # fmt: skip
+def settings_table(lines: Sequence[Line], targets: Sequence[float]) -> str:
+    """Return a Markdown table of the chosen settings."""
     rows = [
-        f"**{heading}**, to {norms}:",
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" + "|---:" * (len(heads) - 1) + "|",
+        f"| method | {' | '.join(f'for {text(target)}' for target in targets)} |",
+        "|---" * (1 + len(targets)) + "|",
     ]
     for line in lines:
-        costs = [line.costs[target] for target in targets]
-        mega = [_cells(costs, what, 1e6) for what in ("up", "down_paper", "down")]
-        cells = [
-            line.title,
-            _cells(costs, "rounds"),
-            _cells(costs, "clients"),
-            *mega,
-            _cells(costs, "gradients"),
-        ]
-        cells += [" / ".join(str(each.reached) for each in costs)]
-        cells += ["" if costs[-1].reached == terms.seeds else _norm(costs[-1].best)]
-        rows.append(f"| {' | '.join(cells)} |")
+        cells = [line.found[t].settings if t in line.found else "" for t in targets]
+        rows.append(f"| {line.title} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def short_table(heading: str, lines: Sequence[Line], terms: Any) -> str:
-    """Return a Markdown table of bytes: one line per method, one number per target in a cell."""
-    targets = [target for _, aims in terms.tuned_for for target in aims]
-    norms = " / ".join(_norm(target).replace(".0", "") for target in targets)
-    heads = ["method", "rounds", "MB up", "MB down", "MB total"]
-    heads += ["gradients per client", f"seeds of {terms.seeds}", "best norm"]
-    rows = [
-        f"**{heading}**, to {norms}:",
-        "",
-        f"| {' | '.join(heads)} |",
-        "|---" + "|---:" * (len(heads) - 1) + "|",
-    ]
-    for line in lines:
-        costs = [line.costs[target] for target in targets]
-        cells = [line.title, _cells(costs, "rounds")]
-        cells += [_cells(costs, what, 1e6) for what in ("up", "down", "total")]
-        cells += [_cells(costs, "gradients"), " / ".join(str(each.reached) for each in costs)]
-        cells += ["" if costs[-1].reached == terms.seeds else _norm(costs[-1].best)]
-        rows.append(f"| {' | '.join(cells)} |")
+def screening_table(costs: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Return a Markdown table of the screening: thousands of contacts to each target.
+
+    Args:
+        costs: By case and method, the contacts to each target.
+    """
+    rows = [f"| method | {' | '.join(costs)} |", "|---" + "|---:" * len(costs) + "|"]
+    for title in dict.fromkeys(title for found in costs.values() for title in found):
+        cells = []
+        for found in costs.values():
+            words = [number(float(f"{value / 1e3:.2g}")) for value in found.get(title, ())]
+            cells.append("-" if set(words) == {"-"} else " / ".join(words))
+        rows.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def label(method: Any, settings: Mapping[str, str]) -> str:
-    """Return a method's name and what was set, such as "FedPAGE, up=natural"."""
-    return ", ".join([method.name, *(f"{key}={value}" for key, value in settings.items())])
+def as_csv(tables: Mapping[str, Mapping[str, Sequence[Line]]]) -> str:
+    """Return every result as CSV: one line for each case, method and target."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    heads = [f"{cost}_{what}" for cost in SCALES for what in ("median", "worst")]
+    writer.writerow(
+        ["case", "codecs", "method", "target", "settings", "reached", "seeds", *heads, "best"]
+    )
+    for case, modes in tables.items():
+        for mode, lines in modes.items():
+            for line in lines:
+                for target, found in line.found.items():
+                    each = found.costs["clients"]
+                    values = [
+                        f"{value:.6g}"
+                        for cost in SCALES
+                        for value in (found.costs[cost].median, found.costs[cost].worst)
+                    ]
+                    about = [case, mode, line.title, f"{target:g}", found.settings]
+                    seeds = [each.reached, each.seeds]
+                    writer.writerow([*about, *seeds, *values, f"{found.best:.3g}"])
+    return stream.getvalue()
 
 
-def _winner(found: Mapping[str, Any]) -> str:
-    """Return the winner's step and second parameter; * means that the target was not reached."""
-    method = found["method"]
-    if isinstance(method, fp.FedPAGE):
-        second = f", rho {method.K * method.local_step / method.eta_g:g}" if method.K > 1 else ""
-    else:
-        both = hasattr(method, "eta_g") and hasattr(method, "eta_l")
-        second = f", eta_g {method.eta_g:g}" if both else ""
-    marks = ("" if found["reached"] else "*") + (" (edge)" if found["edge"] else "")
-    return f"{method.effective_step:g}{second}{marks}"
+def draw(
+    panels: Mapping[str, tuple[Sequence[Line], Sequence[float]]],
+    cost: str,
+    label: str,
+    path: Path,
+) -> None:
+    """Plot a cost to each target: a panel for each case, a row for each method.
 
+    A marker is the median, and a thin line goes to the worst seed.
 
-def steps(tables: Mapping[Any, Sequence[Line]]) -> str:
-    """Return a Markdown table of the searches' winners: one entry per target in each cell."""
-    rows = [
-        "| method | " + " | ".join(title(case) for case in tables) + " |",
-        "|---" + "|---" * len(tables) + "|",
-    ]
-    for lines in zip(*tables.values(), strict=True):
-        cells = ["; ".join(_winner(found) for found in line.chosen.values()) for line in lines]
-        rows.append(f"| {' | '.join([lines[0].title, *cells])} |")
-    return "\n".join(rows)
-
-
-def title(case: Any) -> str:
-    return f"{case.data}, {TITLES.get(case.objective, case.objective)}"
-
-
-def tuned(tables: Mapping[Any, Sequence[Line]]) -> list[dict[str, Any]]:
-    """Return every search: its winner, whether the target was reached, and the command line."""
-    return [
-        {
-            "case": case.name,
-            "target": aim,
-            **found,
-            "method": {
-                "name": line.name,
-                **{
-                    field.name: getattr(found["method"], field.name)
-                    for field in fields(found["method"])
-                },
-            },
-        }
-        for case, lines in tables.items()
-        for line in lines
-        for aim, found in line.chosen.items()
-    ]
-
-
-def draw(tables: Mapping[Any, Sequence[Line]], terms: Any, path: Path) -> None:
-    """Plot the bytes to each target, a panel per problem; bars are the paper's third vector."""
-    targets = [target for _, aims in terms.tuned_for for target in aims]
-    rows = math.ceil(len(tables) / 2)
-    size = (10, 3.6 * rows)
+    Args:
+        panels: By title of the case, its lines and its targets.
+        cost: The cost.
+        label: What the horizontal axis says.
+        path: The file.
+    """
+    rows = math.ceil(len(panels) / 2)
+    most = max(len(lines) for lines, _ in panels.values())
+    size = (11, (1.1 + 0.27 * most) * rows + 0.5)
     figure, axes = plt.subplots(rows, 2, figsize=size, layout="constrained", squeeze=False)
-    for ax, (case, lines) in zip(axes.flat, tables.items(), strict=False):
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax, (title, (lines, targets)) in zip(axes.flat, panels.items(), strict=False):
+        lines = sorted(lines, key=lambda line: (not line.ours, _order(line, targets, cost)))
         for row, line in enumerate(lines):
-            for number, target in enumerate(targets):
-                each, y = line.costs[target], row + 0.22 * (number - 1)
-                if not math.isfinite(each.rounds):
-                    continue
-                two, three = (each.up + each.down) / 1e6, (each.up + each.down_paper) / 1e6
-                ax.plot([two, three], [y, y], "-", color=OTHER_STYLES[number][0], lw=2)
-                ax.plot(two, y, OTHER_STYLES[number][1], color=OTHER_STYLES[number][0], ms=6)
-        ax.axvline(terms.run * 8 * case.problem().d / 1e6, color="0.6", ls=":", lw=1)
+            for place, target in enumerate(targets):
+                if target in line.found:
+                    _mark(ax, line.found[target].costs[cost], SCALES[cost], row, place)
         ax.set_xscale("log")
-        ax.set_yticks(range(len(lines)), [line.title for line in lines])
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(_tick))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.tick_params(axis="x", labelsize=9)
+        ax.set_yticks(range(len(lines)), [line.title for line in lines], fontsize=9)
+        for tick, line in zip(ax.get_yticklabels(), lines, strict=True):
+            tick.set_fontweight("bold" if line.ours else "normal")
         ax.set_ylim(len(lines) - 0.5, -0.5)
         ax.grid(axis="x", which="both", color="0.92", lw=0.6)
         ax.set_axisbelow(True)
         for row in range(1, len(lines)):
             ax.axhline(row - 0.5, color="0.92", lw=0.6)
-        ax.set_title(title(case), fontsize=11)
-        ax.set_xlabel("MB up and down")
-    handles = [
+        ax.set_title(title, fontsize=11)
+        ax.set_xlabel(label, fontsize=9)
+    targets = next(iter(panels.values()))[1]
+    handles: list[Any] = [
         plt.Line2D(
-            [],
-            [],
-            color=OTHER_STYLES[i][0],
-            marker=OTHER_STYLES[i][1],
-            ls="",
-            label=f"gradient norm {_norm(t).replace('.0', '')}",
+            [], [], color=STYLES[i][0], marker=STYLES[i][1], ls="",
+            label=f"target {i + 1}: {text(target)}",
         )
-        for i, t in enumerate(targets)
-    ]
+        for i, target in enumerate(targets)
+    ]  # fmt: skip
+    handles.append(plt.Line2D([], [], color="0.5", lw=1, label="to the worst seed"))
     handles.append(
-        plt.Line2D([], [], color="0.3", lw=2, label="the third vector of FedPAGE's downlink")
+        plt.Line2D([], [], color="0.5", marker="o", mfc="white", ls="", label="some seeds failed")
     )
-    handles.append(
-        plt.Line2D(
-            [], [], color="0.6", ls=":", label="the budget; no marker: not reached within it"
-        )
-    )
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
+def _tick(value: float, _: int) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+def _mark(ax: Any, found: Judgement, scale: float, row: int, place: int) -> None:
+    """Draw the median and a line to the worst seed; an arrow where a seed did not reach."""
+    if not math.isfinite(found.median):
+        return
+    colour, marker = STYLES[place]
+    y = row + 0.24 * (place - 1)
+    if found.reached == found.seeds:
+        ax.plot([found.median / scale, found.worst / scale], [y, y], "-", color=colour, lw=1)
+        ax.plot(found.median / scale, y, marker, color=colour, ms=6)
+    else:
+        ax.plot(found.median / scale, y, marker, color=colour, ms=6, mfc="white")
+
+
 def versions() -> str:
+    """Return the versions of fedpage, Python and numpy."""
     return ", ".join(f"{name} {version}" for name, version in provenance_versions().items())

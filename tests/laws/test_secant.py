@@ -135,7 +135,7 @@ class Plain:
             self.G = add((1 - share, self.G), (1 - share, y), (share, a))
             self.g = add((1, self.g), (1, y)) if self.k else self.G
         if self.B == N:
-            if self.k:
+            if self.k and self.method.eta is None:
                 noise = add((1, self.G), (-1, self.g))
                 left, wrong = (math.sqrt(inner(v, self.solve(v))) for v in (self.g, noise))
                 self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
@@ -152,7 +152,8 @@ class Plain:
             self.g = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in range(N)])
             self.t, self.V = 0, 0.0
         else:
-            self.reasons.append("sampled")
+            is_early = m.theta is not None and m.theta * self.q < self.V
+            self.reasons.append("early" if is_early else "sampled")
             y = mean([self.difference(i, rows[i][0], r, 0) for i in sampled])
             self.learn(y, 0.0)
             self.g, self.t = add((1, self.g), (1, y)), self.t + 1
@@ -168,12 +169,12 @@ CASES: dict[str, dict[str, Any]] = {
     "long first step": {"metric": "full", "first_step": 5.0},
 }
 FULL: dict[str, dict[str, Any]] = {
-    "full rounds": {"metric": "full", "theta": 0.7},
+    "full rounds": {"metric": "full", "theta": 0.4},
     "full rounds, few rows": {"metric": "window", "window": 4, "theta": 0.7, "b": 2},
     "full rounds, natural": {"metric": "none", "theta": 0.7, "up": "natural"},
     "no trigger": {"metric": "full", "theta": None},
 }
-CASES |= {name: {"renew": "full", "tau": 1.6, **options} for name, options in FULL.items()}
+CASES |= {name: {"renew": "full", "tau": 3.2, **options} for name, options in FULL.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -225,13 +226,14 @@ def test_the_replays_see_the_damping_rise_and_fall():
 
 
 def test_the_replays_see_both_reasons_of_a_full_round():
-    reasons = []
-    for case in ("full rounds", "no trigger"):
-        plain = Plain("robust", fp.SecantPAGE(S=2, **CASES[case]))
+    reasons: dict[str, set[str]] = {"full rounds": set(), "no trigger": set()}
+    for case, objective in itertools.product(reasons, ("robust", "nonconvex")):
+        plain = Plain(objective, fp.SecantPAGE(S=2, **CASES[case]))
         for r in range(40):
             plain.round(r)
-        reasons.append(set(plain.reasons))
-    assert reasons == [{"sampled", "old", "variance"}, {"sampled", "old"}]
+        reasons[case] |= set(plain.reasons)
+    assert reasons["full rounds"] == {"sampled", "early", "old", "variance"}
+    assert reasons["no trigger"] == {"sampled", "old"}
 
 
 @pytest.mark.parametrize("leak_free", [False, True])
@@ -446,6 +448,15 @@ def test_passes_follow_random_orders_of_the_seed():
             assert sorted(order) == list(range(problem.N))
             orders.add(tuple(order))
     assert len(orders) == 18
+
+
+def test_only_the_first_clients_have_no_fallback():
+    """Without their gradients there is no g; later a sampled round carries it along."""
+    method = fp.SecantPAGE(S=3)
+    state = method.init(np.zeros(4), 8)
+    assert method.call(state, RoundDraws(0, 0)).fallback is None
+    for later in ({"passes": 1}, {"seen": np.arange(8) < 3}):
+        assert method.call(state._replace(**later), RoundDraws(0, 1)).fallback is not None
 
 
 def test_each_client_is_equally_often_first():
@@ -812,3 +823,5 @@ def test_a_comparison_at_equal_steps_leaves_a_measured_step_alone():
     assert build_fair_method("secantpage:beta=0.9", **terms) == fp.SecantPAGE(S=5, beta=0.9)
     fixed = build_fair_method("secantpage:eta=0.3", **terms)
     assert fixed == fp.SecantPAGE(S=5, eta=0.3)
+    assert fp.SecantPAGE().with_step(0.1) == fp.SecantPAGE(damping=0.1)
+    assert fp.SecantPAGE(eta=0.3).with_step(0.1) == fp.SecantPAGE(eta=0.1)

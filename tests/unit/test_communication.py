@@ -1,25 +1,23 @@
-"""Check benchmarks/communication.py: its counts, targets that are not reached, resuming."""
+"""Check benchmarks/communication.py: entrants, counts, screening, resuming, tables."""
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 import math
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage.core.types import Call
-from fedpage.methods.fedpage import LeakFreeSteps, Reply
-from fedpage.runs import build
+from fedpage.methods import METHODS
+from fedpage.studies.judge import Judgement
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-D, N, S = 123, 20, 5
-VECTOR = 8 * D
+MODULES = ("", "_cases", "_runs", "_screening", "_report")
 
 
 @pytest.fixture(scope="module")
@@ -31,234 +29,330 @@ def bench():
         yield communication
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("communication", "communication_report"):
-            sys.modules.pop(name, None)
+        for suffix in MODULES:
+            sys.modules.pop(f"communication{suffix}", None)
 
 
 @pytest.fixture(scope="module")
-def problem():
-    return fp.RobustRegression(fp.load("census", rows=200), clients=N)
+def cases(bench):
+    return sys.modules["communication_cases"]
 
 
-class AsInPaper(fp.FedPAGE):
-    """FedPAGE that sends x, x_prev and g, as in the paper."""
-
-    messages: ClassVar = {**fp.FedPAGE.messages, LeakFreeSteps: Reply}
-    compressible: ClassVar = {}
-
-    def _call_sampled(self, state, draws):
-        return Call(draws.clients(state.N, self.S), LeakFreeSteps(state.x, state.x_prev, state.g))
-
-    def _leak_free_steps(self, message, oracle):
-        reply, _ = super().client(
-            fp.methods.fedpage.LocalSteps(message.x_prev, message.g), oracle, None
-        )
-        return reply
+@pytest.fixture(scope="module")
+def screening(bench):
+    return sys.modules["communication_screening"]
 
 
-def test_bytes_to_each_target_equal_a_count_by_hand(bench, problem):
-    # full rounds 0, 4, 8, ...: N vectors down, N up; others: 2 S down (the paper: 3 S), S up
-    method = fp.FedPAGE(S=S, K=2, eta_g=0.2, p=0.25, periodic=True)
-    history = fp.simulate(problem, method, rounds=100, seed=0, record_every=1)
-    for target in (0.1, 0.07):
-        cost = bench.report.cost([history], target)
-        rounds = next(int(r["round"]) for r in history.rows if r["grad_norm"] <= target)
-        full = math.ceil(rounds / 4)
-        sampled = rounds - full
-        assert rounds > 4
-        assert cost.rounds == rounds
-        assert cost.clients == full * N + sampled * S
-        assert cost.up == VECTOR * (full * N + sampled * S)
-        assert cost.down == VECTOR * (full * N + sampled * S * 2)
-        assert cost.down_paper == VECTOR * (full * N + sampled * S * 3)
-        assert cost.gradients == full * 10 + sampled * (2 * 10 + 2)
+@pytest.fixture(scope="module")
+def runs_of(bench):
+    return sys.modules["communication_runs"]
 
 
-def test_bytes_in_the_paper_equal_a_run_that_sends_three_vectors(bench, problem):
-    settings = {"S": S, "K": 3, "eta_g": 0.2, "eta_l": 0.05, "p": 0.2}
-    ours = fp.simulate(problem, fp.FedPAGE(**settings), rounds=40, seed=1, record_every=5)
-    sent = fp.simulate(problem, AsInPaper(**settings), rounds=40, seed=1, record_every=5)
-    assert ours.x.tobytes() == sent.x.tobytes()
-    assert bench.report.bytes_down_in_paper(ours).tolist() == sent["bytes_down"].tolist()
-    assert ours.last("bytes_down") < sent.last("bytes_down")
-    for method in (
-        fp.SCAFFOLD(S=S),
-        fp.SLocalSVRG(),
-        replace(fp.FedPAGE(**settings), leak_free=True),
-    ):
-        other = fp.simulate(problem, method, rounds=6, seed=0, record_every=2)
-        assert bench.report.bytes_down_in_paper(other).tolist() == other["bytes_down"].tolist()
-
-
-def test_measured_traffic_is_that_of_a_run(bench, problem):
-    names = "fedpage scaffold s-local-svrg svrp zerosarah cofig:up=natural ef21-pp:up=topk:12"
-    for name in names.split():
-        method = _fair(name)
-        sent = bench.traffic(problem, method)
-        rounds = 1_000
-        run = fp.simulate(problem, method, rounds=rounds, seed=1, record_every=rounds)
-        expected = sent.first + (rounds - 1) * sent.later
-        assert run.last("bytes") == pytest.approx(expected, rel=0.04), name
-        assert sent.rounds(expected) in (rounds, rounds + 1)  # rounding errors
-
-
-def _fair(name):
-    return build.build_fair_method(name, N=N, M=10, S=S, K=10, step=0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "up_of_a_difference", "down_of_a_difference"),
-    [
-        ("fedpage", VECTOR, 2 * VECTOR),
-        ("fedpage:up=natural", math.ceil(12 * D / 8), 2 * VECTOR),
-        ("pp-marina:up=natural", math.ceil(12 * D / 8), 2 * VECTOR),
-    ],
-)
-def test_rare_full_rounds_count_with_their_probability(
-    bench, problem, name, up_of_a_difference, down_of_a_difference
-):
-    method = replace(_fair(name), p=1e-3)  # no full round in the short run but its first
-    sent = bench.traffic(problem, method)
-    full, sampled = N * 2 * VECTOR, S * (up_of_a_difference + down_of_a_difference)
-    assert sent.first == full
-    assert sent.later == pytest.approx(1e-3 * full + (1 - 1e-3) * sampled)
-    assert bench.probability_of_full_rounds(_fair("fedpage"), problem) == S / N
-    assert bench.probability_of_full_rounds(_fair("svrp"), problem) == S / N
-    assert bench.probability_of_full_rounds(_fair("saga"), problem) is None
-
-
-def test_all_methods_search_the_same_steps(bench, problem):
-    terms = bench.Terms()
-    names = ["fedpage", "fedpage-full", "page", "pp-marina", "scaffold", "fedavg", "saga", "feddyn"]
-    grids = {name: bench.grid(_fair(name), problem, terms) for name in names}
-    assert len({tuple(values["step"]) for values in grids.values()}) == 1
-    second = {name: values.keys() - {"step"} for name, values in grids.items()}
-    assert second["fedpage"] == second["fedpage-full"] == {"rho"}
-    assert second["scaffold"] == second["fedavg"] == {"eta_g"}
-    assert second["page"] == second["pp-marina"] == second["saga"] == second["feddyn"] == set()
-
-
-def test_labels_and_paths_tell_codecs(bench):
-    assert bench.report.label(_fair("fedpage"), {}) == "FedPAGE"
-    _, settings = build.split_settings("ef21-pp:up=topk:12:b=2")
-    assert bench.report.label(_fair("ef21-pp"), settings) == "EF21-PP, up=topk:12, b=2"
-    assert bench.as_path("ef21-pp:up=topk:12") == "ef21-pp_up_topk_12"
-    assert bench.as_path("vrl-sgd") == "vrl-sgd"
-
-
-def test_a_downlink_codec_is_counted_as_it_is_sent(bench, problem):
-    method = fp.FedPAGE(S=S, K=2, eta_g=0.2, down="float32")
-    history = fp.simulate(problem, method, rounds=20, seed=0, record_every=5)
-    assert bench.report.bytes_down_in_paper(history).tolist() == history["bytes_down"].tolist()
-
-
-def test_a_target_that_is_not_reached_has_a_dash_in_the_table(bench, problem):
-    runs = [
-        fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=30, seed=seed, record_every=1)
-        for seed in range(3)
-    ]
-    within = sorted(run.best("grad_norm") for run in runs)
-    got = {target: bench.report.cost(runs, target) for target in (0.2, within[0], 1e-9)}
-    assert [got[target].reached for target in got] == [3, 1, 0]
-    assert math.isinf(got[within[0]].up)  # one seed of three is not the median
-    assert got[1e-9].best == within[1]
-    terms = bench.Terms(seeds=3, tuned_for=((0.2, tuple(got)),))
-    line = bench.report.table(
-        "t", [bench.report.Line("page", "PAGE", got, {})], terms
-    ).splitlines()[-1]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[1].split(" / ")[1:] == ["-", "-"]
-    assert cells[1].split(" / ")[0] == f"{got[0.2].rounds:.0f}"
-    assert cells[-2:] == ["3 / 1 / 0", f"{within[1]:.1e}".replace("e-0", "e-")]
-    short = bench.report.short_table(
-        "t", [bench.report.Line("page", "PAGE", got, {})], terms
-    ).splitlines()[-1]
-    total = f"{(got[0.2].up + got[0.2].down) / 1e6:.2g} / - / -"
-    assert f"| {total} |" in short
-
-
-def test_a_target_counts_only_below_the_first_loss(bench, problem):
-    history = fp.simulate(problem, fp.PAGE(S=S, eta_g=0.2), rounds=2, seed=0, record_every=1)
-    history.append(
-        history.rows[-1] | {"round": 3, "loss": 2 * history.first_loss, "grad_norm": 1e-6}
-    )
-    assert bench.report.cost([history], 1e-3).reached == 0
-    history.append(history.rows[-1] | {"round": 4, "loss": 0.5 * history.first_loss})
-    assert bench.report.cost([history], 1e-3).rounds == 4
-
-
-def test_a_benchmark_resumes_and_its_command_line_repeats_the_search(
-    bench, tmp_path, run, monkeypatch
-):
-    case = bench.Case("census:rows=200", N, "robust")
-    terms = bench.Terms(
-        multiples=(0.25, 0.5), search=1_000, run=2_000, search_seeds=1, seeds=2, between=200,
-        tuned_for=((0.2, (0.2,)), (0.1, (0.1, 1e-9))),
+@pytest.fixture(scope="module")
+def tiny(cases):
+    terms = cases.Terms(
+        steps=(0.25, 1.0), screening=(500, 800, 800), screening_between=50, limits=(600, 900, 900),
+        between=(20, 50, 50), search_seeds=2, runs=12, seeds=3, most=(2, 2, 2),
+        most_with_codecs=(2, 2, 2),
     )  # fmt: skip
-    names, out = ["fedpage:up=natural", "vrl-sgd"], tmp_path / "out"
-    lines, done = bench.evaluate(case, names, terms, out)
-    trials = (out / "tuning" / case.name / "fedpage_up_natural" / "trials.jsonl").read_bytes()
-    # two searches each: candidates, a fresh seed, final runs
-    assert done == 2 * (4 + 1 + 2) + 2 * (2 + 1 + 2)
-    assert bench.evaluate(case, names, terms, out) == (_without_new_runs(lines), 0)
-
-    torn = out / "runs" / case.name / f"fedpage_up_natural-0.1-seed{bench.FRESH}.jsonl"
-    torn.write_bytes(torn.read_bytes()[:-40])
-    (out / "runs" / case.name / f"vrl-sgd-0.2-seed{bench.FRESH + 1}.jsonl").unlink()
-    monkeypatch.setattr(bench, "tune", _assert_no_new_runs(bench.tune))
-    again, done = bench.evaluate(case, names, terms, out)
-    assert (again, done) == (_without_new_runs(lines), 2)
-    more = bench.evaluate(case, ["vrl-sgd"], replace(terms, run=3_000), out)
-    assert more[1] == 4  # with another budget all runs are new
-
-    command = shlex.split(lines[0].chosen[0.1]["command"])
-    assert math.isfinite(lines[0].costs[0.1].rounds)
-    code, out_text, err = run(*command[1:])
-    assert code == 0, err
-    assert "fedpage run fedpage" in out_text
-    assert "--up natural" in out_text
-    assert (
-        out / "tuning" / case.name / "fedpage_up_natural" / "trials.jsonl"
-    ).read_bytes() == trials
+    targets = (0.2, 0.12, 1e-9)
+    return cases.Case(
+        "tiny", "a tiny case", "census:rows=200", 20, "robust", targets=targets, terms=terms
+    )
 
 
-def _without_new_runs(lines):
-    return [
-        replace(line, chosen={aim: {**found, "runs": 0} for aim, found in line.chosen.items()})
-        for line in lines
+# --- entrants -------------------------------------------------------------------------------------
+
+
+def test_every_method_of_the_registry_takes_part_once_with_equal_terms(cases):
+    found = cases.entrants()
+    plain = {entrant.name for entrant in found if not entrant.codecs}
+    assert {"fedpage:start=average", "page:start=average"} <= plain
+    repeated = set(METHODS) - plain - {cases.OURS}
+    assert repeated == {"fedavg-full", "fedpage-full", "scaffold-full"}  # all have all rows here
+    for name in plain:
+        method = cases.base_method(name)
+        assert getattr(method, "S", None) in (10, None), name
+        rows = [getattr(method, key) for key in ("b", "b1", "b2", "b3") if hasattr(method, key)]
+        assert rows == [None] * len(rows), name
+    sampling = [name for name in plain if getattr(cases.base_method(name), "S", None) == 10]
+    assert {"s-dane", "s-local-svrg", "saga", "scaffold", "page"} <= set(sampling)
+
+
+def test_methods_accept_every_codec_that_is_searched(cases):
+    for entrant in cases.entrants():
+        choices = cases.codec_choices(entrant)
+        assert bool(choices) == entrant.codecs
+        for field, values in choices.items():
+            for value in values:
+                method = replace(cases.base_method(entrant.name), **{field: value})
+                assert str(getattr(method, field)) == value
+
+
+def test_the_screening_tries_momentum(cases):
+    assert {m.beta for m in cases.bases(cases.Entrant("scaffold", False))} == {0.0, 0.9}
+    assert len(cases.bases(cases.Entrant("fedavgm", False))) == 1  # its momentum is its own
+    (saga,) = cases.bases(cases.Entrant("saga", True))
+    assert (str(saga.up), str(saga.down)) == ("float16", "float32")
+
+
+def test_the_averaging_start_has_lines_of_its_own(cases):
+    (paper,) = cases.bases(cases.Entrant("fedpage", False))
+    (other,) = cases.bases(cases.Entrant("fedpage:start=average", False))
+    assert (paper.start, other) == ("full", replace(paper, start="average"))
+    assert cases.Entrant("fedpage", False).title == "FedPAGE"
+    assert cases.Entrant("fedpage:start=average", True).title == "FedPAGE, averaging start"
+
+
+def test_settings_go_through_a_file(cases):
+    entrant = cases.Entrant("cofig", True)
+    method = fp.COFIG(S=10, eta=0.3, up="natural", down="float16")
+    assert cases.with_settings(entrant, cases.settings(method)) == method
+
+
+def test_the_phishing_like_data_is_always_the_same(cases):
+    data = cases.phishing_like(rows=300)
+    assert (data.rows, data.features) == (300, 68)
+    assert set(np.unique(data.values)) == {0.5, 1.0}
+    assert 0.2 < np.mean(data.values == 0.5) < 0.6
+    assert 0.3 < np.mean(data.y > 0) < 0.7
+    again = cases.phishing_like(rows=300)
+    assert again.values.tobytes() == data.values.tobytes()
+    assert again.y.tobytes() == data.y.tobytes()
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def _history(values, losses=None):
+    history = fp.History()
+    losses = [1.0] * len(values) if losses is None else losses
+    for place, (value, loss) in enumerate(zip(values, losses, strict=True)):
+        history.append(
+            {
+                "round": 10 * place, "clients": 100 * place, "bytes_up": 8 * place,
+                "bytes_down": 16 * place, "loss": loss, "grad_norm": value,
+            }
+        )  # fmt: skip
+    return history
+
+
+def test_costs_are_interpolated_in_the_logarithm(runs_of):
+    found = runs_of.costs_to(_history([1.0, 1e-1, 1e-3]), "grad_norm", 1e-2)
+    assert found == pytest.approx({"round": 15, "clients": 150, "bytes_up": 12, "bytes": 36})
+    exact = runs_of.costs_to(_history([1.0, 1e-1, 1e-3]), "grad_norm", 1e-3)
+    assert exact["clients"] == 200
+    missed = runs_of.costs_to(_history([1.0, 1e-1]), "grad_norm", 1e-2)
+    assert set(missed.values()) == {math.inf}
+
+
+def test_a_target_counts_only_below_the_first_loss(runs_of):
+    far = _history([1.0, 1e-3, 1e-3], losses=[1.0, 2.0, 0.5])
+    assert runs_of.costs_to(far, "grad_norm", 1e-2)["clients"] == 200
+
+
+def test_a_ladder_ends_a_run_at_its_last_target_or_at_a_limit(runs_of):
+    rungs = [runs_of.Rung(0.5, 100), runs_of.Rung(0.1, 1_000)]
+
+    def end(records):
+        ladder = runs_of.Ladder("grad_norm", rungs, "clients")
+        rows = [
+            {"round": place, "clients": clients, "loss": loss, "grad_norm": norm}
+            for place, (clients, norm, loss) in enumerate(records)
+        ]
+        verdicts = [ladder(row) for row in rows]
+        assert not any(verdicts[:-1])
+        return verdicts[-1]
+
+    assert end([(0, 1.0, 1.0), (100, 0.9, 1.0)]) == "reached its limit"
+    assert end([(0, 1.0, 1.0), (50, 0.4, 1.0), (900, 0.2, 1.0)]) is None
+    assert end([(0, 1.0, 1.0), (50, 0.4, 1.0), (1_000, 0.2, 1.0)]) == "reached its limit"
+    assert end([(0, 1.0, 1.0), (50, 0.05, 1.0)]) == "reached the last target"
+    assert end([(0, 1.0, 1.0), (50, 0.05, 1.5)]) is None  # above f(x0)
+
+
+def test_a_run_is_repeated_only_if_its_line_is_torn(runs_of, tiny, tmp_path):
+    path = tmp_path / "runs.jsonl"
+    rungs = [runs_of.Rung(0.2, 500)]
+
+    def measure():
+        runs = runs_of.Runs(path, tiny.problem())
+        ladder = runs_of.Ladder("grad_norm", rungs, "clients")
+        found = [runs.measure(fp.PAGE(S=5, eta_g=0.2), seed, ladder, 50) for seed in (0, 1)]
+        return found, runs.new
+
+    first, new = measure()
+    assert new == 2
+    assert math.isfinite(first[0]["costs"]["0.2"]["clients"])
+    assert measure() == (first, 0)
+    path.write_bytes(path.read_bytes()[:-30])
+    assert measure() == (first, 1)
+    assert measure() == (first, 0)
+
+
+def test_costs_of_a_run_equal_a_count_by_hand(runs_of, tiny, tmp_path):
+    runs = runs_of.Runs(tmp_path / "runs.jsonl", tiny.problem())
+    ladder = runs_of.Ladder("grad_norm", [runs_of.Rung(1e-9, 200)], "clients")
+    found = runs.measure(fp.SAGA(S=5, eta=0.1, up="float32"), 0, ladder, 5)
+    assert found["costs"]["1e-09"]["clients"] == math.inf
+    assert (found["round"], found["clients"]) == (40, 200)
+    assert found["bytes_up"] == 200 * 4 * 123
+    assert found["bytes"] == 200 * 12 * 123
+
+
+# --- screening ------------------------------------------------------------------------------------
+
+
+def _screened(screening, cases, name, contacts, codecs=False, best=1e-5):
+    entrant = cases.Entrant(name, codecs)
+    methods = (cases.bases(entrant)[0],) * len(contacts)
+    return screening.Screened(entrant, contacts, methods, best)
+
+
+def test_methods_near_the_best_are_tuned_and_some_always(screening, cases, runs_of, tiny, tmp_path):
+    runs = runs_of.Runs(tmp_path / "runs.jsonl", tiny.problem())
+    terms = replace(tiny.terms, factor=3.0, most=(3,), most_with_codecs=(3,))
+    found = [
+        _screened(screening, cases, "fedavg", (900.0,)),  # far, but always
+        _screened(screening, cases, "fedprox", (1000.0,)),  # far
+        _screened(screening, cases, "saga", (100.0,), best=2e-5),
+        _screened(screening, cases, "cofig", (100.0,), best=2e-5),  # SAGA without a codec
+        _screened(screening, cases, "scaffold", (150.0,)),
+        _screened(screening, cases, "zerosarah", (250.0,)),
+        _screened(screening, cases, "feddyn", (290.0,)),  # the fourth
+        _screened(screening, cases, "fedpage", (math.inf,)),
+        _screened(screening, cases, "ef21-pp", (250.0,), codecs=True),
     ]
+    chosen = screening.selected(runs, found, 0, terms)
+    plain = [entrant.name for entrant, _ in chosen if not entrant.codecs]
+    coded = [entrant.name for entrant, _ in chosen if entrant.codecs]
+    assert plain == ["saga", "scaffold", "zerosarah", "fedavg", "fedpage"]
+    # bytes of a contact for a number: COFIG 12 + 32 bits, SAGA 16 + 32, EF21-PP 10 % of 12 + 32
+    assert coded == ["cofig", "saga", "ef21-pp"]
+    few = [each for each in found if each.entrant.name in ("fedavg", "fedpage", "fedprox")]
+    names = [entrant.name for entrant, _ in screening.selected(runs, few, 0, terms)]
+    assert names[:3] == ["fedavg", "fedprox", "fedpage"]  # the first three, if few reached
 
 
-def _assert_no_new_runs(tune):
-    def call(*args, **options):
-        found = tune(*args, **options)
-        assert found.runs == 0
-        return found
+def test_bytes_of_a_contact_are_those_of_its_cheapest_codec(
+    screening, cases, runs_of, tiny, tmp_path
+):
+    runs = runs_of.Runs(tmp_path / "runs.jsonl", tiny.problem())
+    method = fp.COFIG(S=10, eta=0.1, up="float32", down="float16")
+    expected = math.ceil(12 * 123 / 8) + 2 * 123  # natural
+    found = screening.bytes_per_contact(runs, cases.Entrant("cofig", True), method)
+    assert found == pytest.approx(expected)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _found(bench, costs):
+    scaled = {"clients": 1.0, "bytes_up": 1e6, "bytes": 2e6}
+    judged = {
+        name: Judgement(tuple(scale * cost for cost in costs)) for name, scale in scaled.items()
+    }
+    return bench.report.Found("step 0.1", judged, 1e-3)
+
+
+def test_the_table_has_medians_worst_seeds_and_who_did_not_reach(bench):
+    quick = tuple(100.0 + k for k in range(9))
+    slow = tuple(200.0 + k for k in range(9))
+    lines = [
+        bench.report.Line("B", False, {1e-2: _found(bench, slow)}),
+        bench.report.Line("A", True, {1e-2: _found(bench, quick)}),
+        bench.report.Line("C", False, {1e-2: _found(bench, (*slow[:-1], math.inf))}),
+        bench.report.Line("D", False, {1e-2: _found(bench, (math.inf,) * 9)}),
+    ]
+    rows = bench.report.table(lines, (1e-2,), "clients").splitlines()
+    assert rows[0] == "| method | contacts to 1e-2 | MB up to 1e-2 | MB in all to 1e-2 |"
+    assert rows[2] == "| **A** | **104** (108) | **104** (108) | **208** (216) |"
+    assert rows[3] == "| B | 204 (208) | 204 (208) | 408 (416) |"
+    assert rows[4] == "| C | 204 (8 of 9) | 204 (8 of 9) | 408 (8 of 9) |"
+    assert rows[5] == "| D | - | - | - |"
+
+
+def test_a_line_that_repeats_another_one_is_left_out(bench):
+    one, near, far = ((100.0,) * 3, (100.4,) * 3, (102.0,) * 3)
+    both = bench.report.Line("A", False, {1e-2: _found(bench, one), 1e-3: _found(bench, far)})
+    same = bench.report.Line("B", False, {1e-2: _found(bench, near)})
+    other = bench.report.Line("C", False, {1e-2: _found(bench, far)})
+    ours = bench.report.Line("D", True, {1e-2: _found(bench, one)})
+    assert bench.report.distinct([same, both, other, ours]) == [both, other, ours]
+
+
+def test_methods_that_cannot_be_told_apart_are_both_bold(bench):
+    lines = [
+        bench.report.Line("A", False, {1e-2: _found(bench, (1.0, 3.0, 5.0, 7.0))}),
+        bench.report.Line("B", False, {1e-2: _found(bench, (2.0, 4.0, 6.0, 8.0))}),
+    ]
+    rows = bench.report.table(lines, (1e-2,), "clients").splitlines()
+    assert [row.count("**") for row in rows[2:]] == [6, 6]
+
+
+def test_small_and_large_numbers_are_legible(bench):
+    values = [0.1234, 1.26, 12.4, 99.7, 1234.0, math.inf]
+    assert [bench.report.number(value) for value in values] == [
+        "0.123", "1.26", "12.4", "100", "1,234", "-"
+    ]  # fmt: skip
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(bench, tiny, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "CASES", (tiny,))
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["communication.py", *map(str, words)])
+        bench.main()
+        return capsys.readouterr().out
 
     return call
 
 
-def test_the_command_line_chooses_methods_cases_and_steps(bench, tmp_path, monkeypatch, capsys):
-    case = bench.Case("census:rows=200", N, "robust")
-    small = bench.Terms(search=500, run=1_000, between=200, tuned_for=((0.2, (0.2,)),))
-    monkeypatch.setattr(bench, "CASES", (case,))
-    monkeypatch.setattr(bench, "Terms", lambda: small)
-    monkeypatch.setattr(bench.fp.data.registry, "libsvm_file", lambda name: name)
-    monkeypatch.setattr(bench.fp.data.registry, "find", lambda name: tmp_path)
-    monkeypatch.setattr(bench.report, "IMAGE", tmp_path / "not drawn")
-    words = f"--out {tmp_path} --cases {case.name} --methods saga,page cofig:up=natural"
-    words += " --steps 1/4,1 --search-seeds 1 --seeds 2"
-    monkeypatch.setattr(sys, "argv", ["communication.py", *words.split()])
-    bench.main()
-    text = capsys.readouterr().out
-    assert "| method | rounds | MB up | MB down | MB total |" in text
-    assert "| COFIG, up=natural |" in text
-    assert (tmp_path / "communication.png").is_file()
-    assert not bench.report.IMAGE.exists()
-    tuned = json.loads((tmp_path / "tuned.json").read_text())
-    assert [found["method"]["name"] for found in tuned] == ["saga", "page", "cofig:up=natural"]
-    assert tuned[2]["method"]["up"] == "natural"
+def test_the_benchmark_screens_tunes_runs_and_resumes(bench, program, tmp_path):
+    words = ("--out", tmp_path, "--methods", "saga,fedavg,cofig", "--targets", 2)
+    text = program(*words)
+    assert "### a tiny case" in text
+    table = csv.DictReader(io.StringIO((tmp_path / "communication.csv").read_text()))
+    rows = list(table)
+    names = {(row["method"], row["codecs"]) for row in rows}
+    assert {("SAGA", "no"), ("FedAvg", "no"), ("SecantPAGE", "no")} <= names
+    assert {("COFIG", "yes"), ("SecantPAGE", "yes")} <= names
+    assert {row["target"] for row in rows} == {"0.2", "0.12"}
+    assert all(row["seeds"] == "3" for row in rows)
+    ours = [row for row in rows if row["method"] == "SecantPAGE" and row["codecs"] == "yes"]
+    assert all(row["settings"].startswith("up ") for row in ours)
+    for name in ("communication.png", "communication-bytes.png", "tables.md"):
+        assert (tmp_path / name).is_file()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    assert len(before) == 3  # runs, trials and tuned settings
+    again = program(*words)
+    assert again.partition("###")[2] == text.partition("###")[2]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")} == before
 
-    monkeypatch.setattr(sys, "argv", ["communication.py", "--cases", "mnist"])
-    with pytest.raises(SystemExit, match=f"unknown case 'mnist'; known are {case.name}"):
-        bench.main()
+
+def test_without_torch_the_network_is_left_out(bench, cases, program, tiny, monkeypatch, tmp_path):
+    network = next(case for case in cases.CASES if case.name == cases.NETWORK)
+    monkeypatch.setattr(bench, "CASES", (tiny, network))
+    for module in (bench, cases):
+        monkeypatch.setattr(module, "has_torch", lambda: False)
+    words = ("--out", tmp_path, "--methods", "saga", "--targets", 1, "--no-ours")
+    text = program(*words)
+    assert text.startswith("digits-network is left out: it needs torch and scikit-learn\n")
+    assert "### a tiny case" in text
+    with pytest.raises(SystemExit, match="digits-network needs torch and scikit-learn"):
+        program(*words, "--cases", "digits-network")
+
+
+def test_wrong_names_and_missing_data_are_one_line(bench, program, tiny, monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match="unknown case 'mnist'; known are tiny"):
+        program("--cases", "mnist")
+    with pytest.raises(SystemExit, match="unknown method 'sagaa'"):
+        program("--methods", "sagaa", "--out", tmp_path)
+    monkeypatch.setenv("FEDPAGE_DATA", str(tmp_path))
+    monkeypatch.setattr(bench, "CASES", (replace(tiny, data="a9a", clients=3250),))
+    with pytest.raises(SystemExit, match=r"'a9a' is not on this machine: run `fedpage data fetch"):
+        program("--out", tmp_path)

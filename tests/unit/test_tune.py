@@ -448,14 +448,24 @@ def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
 
 
 def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(run):
-    words = ("tune", "page", *SMALL, "--S", "5", "--target", "accuracy:0.70123456", "--seeds", "1")
+    words: tuple[str, ...] = (
+        "tune",
+        "page",
+        *SMALL,
+        "--S",
+        "5",
+        "--target",
+        "accuracy:0.76212345",
+        "--seeds",
+        "1",
+    )
     words += ("--fresh", "2", "--rounds", "200", "--search", "step=0.5,1,2")
     words += ("--objective", "logistic-l2", "--alpha", "0.1234567")
     code, out, err = run(*words)
     assert code == 0, err
     (line,) = [line for line in out.splitlines() if line.startswith("Repeat the judgement: ")]
     command = shlex.split(line)
-    assert command[command.index("--target") + 1] == "accuracy:0.70123456"
+    assert command[command.index("--target") + 1] == "accuracy:0.76212345"
     assert command[command.index("--alpha") + 1] == "0.1234567"
 
 

@@ -281,7 +281,7 @@ class SecantPAGE:
         The old g is what is left to do, and its difference to the new one is noise.
         """
         damping, g = state.damping, state.g
-        if state.passes > 0:
+        if state.passes > 0 and self.eta is None:
             left, noise = state.norm2(g), state.norm2(state.fresh - g)
             ratio = left / noise if noise > 0 else 16.0
             damping = min(1.0, damping * min(2.0, max(0.25, ratio**0.25)))

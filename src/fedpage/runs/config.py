@@ -104,7 +104,10 @@ class Target:
         try:
             value = _finite(float(number))
         except (ValueError, _Mismatch):
-            raise InputError(f"expected a finite number or column:number, not {text!r}") from None
+            raise InputError(
+                "expected a finite number or column:number, such as 0.01 or accuracy:0.9, "
+                f"not {text!r}"
+            ) from None
         return cls(column.strip() or "grad_norm", value)
 
     def __str__(self) -> str:

@@ -384,6 +384,8 @@ class Race:
             return
         words = describe_column(question.column).label
         more = "allow more time with --budget" if self._cut else "allow more rounds"
+        if not math.isfinite(first.best):
+            raise InputError(f"no run came near {words} {question.target:g} in the time; {more}")
         raise InputError(
             f"no method reached {words} {question.target:g}; the best was {first.best:.4g}, by "
             f"{first.entrant.label}; {more}, or choose an easier target"

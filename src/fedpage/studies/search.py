@@ -226,9 +226,12 @@ class Search:
                 break
             self._run([more], range(1), {})
             points.append(more)
-        points += self._scatter(points[0])
-        points.sort(key=self._rank_on_first)
-        alive = points[: max(1, math.ceil(len(points) / 3))]
+        cap = CAP * self._trial(points[0], 0, math.inf).cost
+        points += self._scatter(points[0], cap)
+        points.sort(key=lambda point: self._rank_on_first(point, cap))
+        count = max(1, math.ceil(len(points) / 3))
+        reached = sum(math.isfinite(self._trial(point, 0, cap).cost) for point in points)
+        alive = points[: min(count, reached or count)]
         for seeds in sorted({min(2, self._level), self._level}):
             self._run(alive[:1], range(seeds), {})
             first = [self._trial(alive[0], seed, math.inf) for seed in range(seeds)]
@@ -237,12 +240,11 @@ class Search:
             alive = sorted(alive, key=ratios.__getitem__)[: max(1, math.ceil(len(alive) / 3))]
         self._lead(alive[0])
 
-    def _scatter(self, best: Point) -> list[Point]:
-        """Run random points around the best of the usual design, which another basin may be at."""
+    def _scatter(self, best: Point, cap: float) -> list[Point]:
+        """Run random points around the best of the usual design: another region may be better."""
         if self._is_given or len(self._list) < 3:
             return []
         rng = np.random.default_rng(0)
-        cap = CAP * self._trial(best, 0, math.inf).cost
         found: dict[Point, None] = {}
         for _ in range(_SCATTERED * len(self._list)):
             away = rng.integers(-_LONGEST, _LONGEST + 1, len(best))
@@ -251,13 +253,13 @@ class Search:
                 for axis, place, by in zip(self._list, best, away, strict=True)
             )
             point = tuple(places)
-            if point != best and self.candidate(point) is not None:
+            if point not in self._tried and self.candidate(point) is not None:
                 found[point] = None
         self._run(found, range(1), {0: cap})
         return list(found)
 
-    def _rank_on_first(self, point: Point) -> tuple[float, float, Point]:
-        trial = self.trials.stored(self.candidate(point), 0)
+    def _rank_on_first(self, point: Point, cap: float = math.inf) -> tuple[float, float, Point]:
+        trial = self._trial(point, 0, cap)
         best = -trial.best if self.trials.higher else trial.best
         return trial.cost, best, point
 
@@ -377,12 +379,16 @@ class Search:
         """Race points against the leader; move to the best if it is better."""
         caps, last = self._caps(), self._level
         alive = [p for p in near if p not in self._led and self.candidate(p) is not None]
-        for seeds, most in (*(level for level in _LEVELS if level[0] < last), (last, -MARGIN)):
+        # One seed, on which the leader may have been lucky, does not enclose it.
+        least = _FEW if combine and self._stride == 1 else 1
+        levels = [level for level in _LEVELS if least <= level[0] < last]
+        for number, (seeds, most) in enumerate((*levels, (last, -MARGIN))):
             self._run(alive, range(seeds), caps)
             ratios = {point: self.compare(point, seeds) for point in alive}
-            if seeds == 1:
+            if number == 0 and last > 1:
                 ratios = {p: r for p, r in ratios.items() if abs(r) > _NO_EFFECT}
-                mixed = self._combined(ratios, near) if combine else []
+            if number == 0 and combine:
+                mixed = self._combined(ratios, near)
                 self._run(mixed, range(seeds), caps)
                 ratios |= {point: self.compare(point, seeds) for point in mixed}
             alive = sorted((p for p, r in ratios.items() if r < most), key=ratios.__getitem__)

@@ -1,0 +1,266 @@
+"""The problems and the entrants of communication.py."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import fedpage as fp
+from fedpage.codecs import Codec
+from fedpage.core.errors import InputError
+from fedpage.core.random import uniforms
+from fedpage.data import Dataset
+from fedpage.methods import METHODS, MethodEntry
+from fedpage.problems import OBJECTIVES
+from fedpage.report.methods import codecs_of
+from fedpage.runs import build
+from fedpage.runs.config import ProblemConfig
+
+OURS = "secantpage"
+"""The method that runs with its defaults and is not tuned."""
+S, K = 10, 10
+"""Clients of a sampled round, and local steps, of every method that has them."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms that are equal for all methods; a number for each target where there are several."""
+
+    steps: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
+    """Effective steps of the screening, in units of 1/L, where L is the smoothness of f."""
+    screening: tuple[float, ...] = (30_000, 60_000, 120_000)
+    """Contacts to each target that a run of the screening may cost."""
+    screening_between: int = 200
+    """Contacts between two records in the screening."""
+    factor: float = 3.0
+    """Methods that cost more than this many times the best of the screening are not tuned."""
+    most: tuple[int, ...] = (4, 4, 3)
+    """The most methods that are tuned without codecs for each target."""
+    most_with_codecs: tuple[int, ...] = (4, 4, 3)
+    """The most methods that are tuned with codecs."""
+    limits: tuple[float, ...] = (40_000, 100_000, 160_000)
+    """Contacts that a run may cost; with codecs as many vectors of d numbers, up and down."""
+    between: tuple[int, ...] = (100, 400, 1_000)
+    """Contacts between two records of a run; costs in between are interpolated."""
+    search_seeds: int = 3
+    runs: int = 50
+    """The most runs of a search."""
+    seeds: int = 10
+    """Fresh seeds of the final runs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem and its targets."""
+
+    name: str
+    title: str
+    data: str
+    clients: int
+    objective: str = ""
+    column: str = "grad_norm"
+    targets: tuple[float, ...] = (1e-2, 1e-3, 1e-4)
+    methods: tuple[str, ...] | None = None
+    """The methods of this case; None: all."""
+    terms: Terms = Terms()
+
+    def problem(self) -> Any:
+        """Return the problem.
+
+        Raises:
+            InputError: The data is not on this machine.
+        """
+        if self.data == "digits":
+            return digits_network(self.clients)
+        if self.data != "phishing-like":
+            config = ProblemConfig(data=self.data, clients=self.clients, objective=self.objective)
+            return build.build_problem(config)
+        data = phishing_like()
+        return OBJECTIVES[self.objective].problem(data, fp.blocks(data.rows, self.clients))
+
+
+ROBUST, NONCONVEX = "robust regression", "logistic, nonconvex regulariser"
+NETWORK = "digits-network"
+NETWORK_METHODS = (
+    "fedavg", "fedavgm", "scaffold", "page", "saga", "cofig",
+)  # fmt: skip
+"""The methods that run on the network, where a round takes a hundred times as long."""
+NETWORK_TERMS = Terms(
+    steps=(1 / 4, 1.0, 4.0), screening=(1_500, 3_000), limits=(2_000, 4_000),
+    screening_between=50, between=(50, 50), search_seeds=2, runs=10, most=(4, 4),
+    most_with_codecs=(2, 2),
+)  # fmt: skip
+CASES = (
+    Case("a9a-robust", f"a9a, {ROBUST}", "a9a", 3250, "robust"),
+    Case("a9a-logistic", f"a9a, {NONCONVEX}", "a9a", 3250, "logistic-nonconvex"),
+    Case("w8a-robust", f"w8a, {ROBUST}", "w8a", 4974, "robust"),
+    Case("w8a-logistic", f"w8a, {NONCONVEX}", "w8a", 4974, "logistic-nonconvex"),
+    Case("mushrooms-logistic", f"mushrooms, {NONCONVEX}", "mushrooms", 812, "logistic-nonconvex"),
+    Case(
+        "phishing-like-logistic", f"phishing-like, {NONCONVEX}", "phishing-like", 1105,
+        "logistic-nonconvex",
+    ),
+    Case(
+        NETWORK, "digits, network 64-16-10", "digits", 179, column="loss",
+        targets=(0.3, 0.1), methods=NETWORK_METHODS, terms=NETWORK_TERMS,
+    ),
+)  # fmt: skip
+
+
+def phishing_like(rows: int = 11_055, features: int = 68, seed: int = 0) -> Dataset:
+    """Generate rows of features with the values 0, 0.5 and 1, and labels of a planted model.
+
+    The size is that of LIBSVM's phishing. A quarter of the entries are 0.5, a third are 1, with
+    shares that differ between features; labels have logistic noise.
+    """
+    u = uniforms(seed, 1, size=rows * features).reshape(rows, features)
+    shares = 0.5 + uniforms(seed, 2, size=features)
+    X = 0.5 * (u < 0.6 * shares) + 0.5 * (u < 0.35 * shares)
+    weights = 4.0 * (uniforms(seed, 3, size=features) - 0.5)
+    v = uniforms(seed, 4, size=rows)
+    score = (X - X.mean(axis=0)) @ weights + np.log(np.maximum(v, 1e-300)) - np.log1p(-v)
+    return Dataset.from_arrays(X, np.where(score > 0, 1.0, -1.0), "phishing-like", note="synthetic")
+
+
+def has_torch() -> bool:
+    """Say whether the packages of the network are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "sklearn"))
+
+
+def digits_network(clients: int) -> Any:
+    """Return a 64-16-10 network with tanh on scikit-learn's digits, in rows of file order."""
+    if not has_torch():
+        raise InputError(
+            f"{NETWORK} needs torch and scikit-learn: pip install 'fedpage[torch]' scikit-learn"
+        )
+    import torch
+    from sklearn.datasets import load_digits
+
+    X, y = load_digits(return_X_y=True)
+    X = (X / 16).astype("float64")
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10))
+    model = torch.nn.Sequential(*layers).double()
+    parts = np.array_split(np.arange(len(y)), clients)
+    return fp.TorchProblem(model, torch.nn.CrossEntropyLoss(), [(X[i], y[i]) for i in parts])
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method of the library, with or without codecs.
+
+    Attributes:
+        name: Its name, also with a setting of its own: "fedpage", "fedpage:start=average".
+        codecs: Whether messages and replies go through codecs.
+    """
+
+    name: str
+    codecs: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}+codecs" if self.codecs else self.name
+
+    @property
+    def entry(self) -> MethodEntry:
+        return METHODS[self.name.partition(":")[0]]
+
+    @property
+    def title(self) -> str:
+        """Its name in tables."""
+        return self.entry.label + (", averaging start" if ":" in self.name else "")
+
+    @property
+    def cost(self) -> str:
+        """What its settings are chosen for: client contacts, or all bytes if it has codecs."""
+        return "bytes" if self.codecs else "clients"
+
+
+CODECS = {
+    "casts": ("float16", "float32"),
+    "unbiased": ("natural", "float16", "float32"),
+    "contractive": ("topk:0.1+natural", "topk:0.3+natural", "natural"),
+    "any": ("natural", "topk:0.1+natural", "topk:0.3+natural"),
+}
+"""Codecs of replies to search, by what a method takes; the first is used in the screening."""
+CASTS = ("float32", "float16")
+"""Codecs of messages to search."""
+AVERAGING = "start=average"
+"""The setting with which methods that have it take part a second time."""
+OPTIONS = {"beta": (0.0, 0.9)}
+"""Settings that are tried in the screening where a method has them with the first as default."""
+
+
+def entrants(names: Iterable[str] | None = None) -> list[Entrant]:
+    """List every method of the registry without and with codecs, but each method only once.
+
+    Minibatches are all rows here, so that names such as fedavg-full would be repetitions.
+    """
+    found: dict[Any, str] = {}
+    for name in METHODS if names is None else names:
+        if name != OURS:
+            found.setdefault(base_method(name), name)
+            if "start" in METHODS[name].hyper_parameters:
+                other = f"{name}:{AVERAGING}"
+                found.setdefault(base_method(other), other)
+    return [Entrant(name, codecs) for name in found.values() for codecs in (False, True)]
+
+
+def base_method(name: str) -> Any:
+    """Return a method with S sampled clients, gradients of all rows, and defaults otherwise."""
+    name, settings = build.split_settings(name)
+    entry = METHODS[name]
+    options = build.parse_hyper_parameters(entry, settings)
+    for field, value in entry.hyper_parameters.items():
+        if field in ("b", "b1", "b2", "b3") and value is not None:
+            options[field] = None
+        elif field == "S" and _accepts(entry, S=S):
+            options[field] = S
+    return entry(**options)
+
+
+def _accepts(entry: MethodEntry, **options: Any) -> bool:
+    try:
+        entry(**options)
+    except InputError:
+        return False
+    return True
+
+
+def codec_choices(entrant: Entrant) -> dict[str, tuple[str, ...]]:
+    """Return the codecs to search for replies and for messages."""
+    if not entrant.codecs:
+        return {}
+    known = entrant.entry.hyper_parameters
+    choices = {"up": CODECS.get(codecs_of(entrant.entry), ()), "down": CASTS}
+    return {field: values for field, values in choices.items() if field in known and values}
+
+
+def bases(entrant: Entrant) -> list[Any]:
+    """Return the methods that the screening tries, before their steps are chosen."""
+    method = base_method(entrant.name)
+    method = replace(method, **{key: values[0] for key, values in codec_choices(entrant).items()})
+    known = entrant.entry.hyper_parameters
+    options = {
+        key: values for key, values in OPTIONS.items() if key in known and known[key] == values[0]
+    }
+    return [
+        replace(method, **dict(zip(options, values, strict=True)))
+        for values in product(*options.values())
+    ]
+
+
+def settings(method: Any) -> dict[str, Any]:
+    """Return a method's hyper-parameters as plain values."""
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
+    return {key: str(value) if isinstance(value, Codec) else value for key, value in values.items()}
+
+
+def with_settings(entrant: Entrant, values: Mapping[str, Any]) -> Any:
+    """Return an entrant's method with given hyper-parameters."""
+    return entrant.entry.cls(**values)
