@@ -21,8 +21,7 @@ from fedpage.runs.provenance import describe_method
 from fedpage.studies import race as racing
 from fedpage.studies.entrants import list_entrants
 from fedpage.studies.judge import Judgement
-from fedpage.studies.question import parse_budget, resolve_target
-from fedpage.studies.question import Question, Trials
+from fedpage.studies.question import Question, Trials, parse_budget, resolve_target
 from fedpage.theory import reference
 
 HOUR = "1h"
@@ -184,7 +183,7 @@ def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
 
 
 def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
-    """Natural compression rounds SecantPAGE's differences only; float32 rounds its gradients too."""
+    """Natural compression rounds SecantPAGE's differences only, float32 its gradients too."""
     (entrant,), _ = list_entrants(problem, methods=["secantpage"], codecs=True)
     question = Question(0.05, "grad_norm", Cost.parse("bytes"))
     racer = racing.Racer(Trials(problem, question), entrant, True)
