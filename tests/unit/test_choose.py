@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
@@ -20,7 +21,7 @@ from fedpage.runs.provenance import describe_method
 from fedpage.studies import race as racing
 from fedpage.studies.entrants import list_entrants
 from fedpage.studies.judge import Judgement
-from fedpage.studies.question import parse_budget, resolve_target
+from fedpage.studies.question import Question, Trials, parse_budget, resolve_target
 from fedpage.theory import reference
 
 HOUR = "1h"
@@ -179,6 +180,17 @@ def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
     assert first.runs > 0
     assert again.runs == 0
     assert again.ranking == first.ranking
+
+
+def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
+    """Natural compression rounds SecantPAGE's differences only, float32 its gradients too."""
+    (entrant,), _ = list_entrants(problem, methods=["secantpage"], codecs=True)
+    question = Question(0.05, "grad_norm", Cost.parse("bytes"))
+    racer = racing.Racer(Trials(problem, question), entrant, True)
+    points = [point for wave in racer.waves for point in wave]
+    assert [str(racer.search.candidate(point).up) for point in points] == [
+        "natural", "natural", "natural", "float32",
+    ]  # fmt: skip
 
 
 # --- who enters -----------------------------------------------------------------------------------

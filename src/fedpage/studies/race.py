@@ -54,6 +54,7 @@ _COARSE = 4
 _UP = ("none", "float32", "natural", "randk:0.1", "topk:0.1")
 _DOWN = ("none", "float32", "bfloat16")
 """Codecs to search; each method takes some of them."""
+_CAST = as_codec("float32")
 
 Notify = Callable[[int, int, str], None]
 """Called with the seconds that have passed, those of the budget, and a note."""
@@ -112,6 +113,10 @@ class Racer:
             number = list(axes).index("step")
             near = (start[number] - _COARSE, start[number] + _COARSE)
             self.waves.append([(*start[:number], at, *start[number + 1 :]) for at in near])
+        if "up" in axes and _CAST in axes["up"].values:  # it may round what `up` leaves as it is
+            number, at = list(axes).index("up"), axes["up"].values.index(_CAST)
+            other = (*start[:number], at, *start[number + 1 :])
+            self.waves[-1] += [other] if other != start else []
         design = [point for wave in self.waves for point in wave]
         self.entrant = entrant
         self.search = Search(trials, entrant.method, axes, seeds=1, design=design)
