@@ -243,6 +243,8 @@ class Race:
             self._screen()
         except SearchEnded:
             self._cut.append("the screen")
+            if (every := self._record_every()) < self.question.record_every:
+                self._trials.ask(replace(self.question, record_every=every))
             self._set_limit(LIMIT * min((t.cost for t in self._screened()), default=math.inf))
         self._sort()
         self._check_reached()
@@ -313,12 +315,18 @@ class Race:
             if not math.isfinite(first.cost) and any(trial.capped for trial in ran):
                 cap *= _GROWTH
                 continue
-            every = max(1, first.rounds // RECORDS)
-            if not math.isfinite(first.cost) or every >= self._trials.question.record_every:
+            if (every := self._record_every()) >= self._trials.question.record_every:
                 return first.cost
             self._trials.ask(replace(question, record_every=every))
             for racer in self._racers:
                 racer.screened.clear()
+
+    def _record_every(self) -> int:
+        """Return how often to record, so that the first to reach the target has enough records."""
+        reached = [trial for trial in self._screened() if math.isfinite(trial.cost)]
+        first = min(reached, key=lambda trial: (trial.cost, trial.rounds), default=None)
+        every = self._trials.question.record_every
+        return every if first is None else min(every, max(1, first.rounds // RECORDS))
 
     def _screened(self) -> list[Trial]:
         return [trial for racer in self._racers for trial in racer.screened.values()]
