@@ -133,6 +133,8 @@ def test_data_commands(run, tmp_path, monkeypatch):
     assert run("data", "path")[1].strip() == str(tmp_path)
     code, _, err = run("data", "verify", "a9a")
     assert (code, "fedpage data fetch a9a" in err) == (2, True)
+    code, _, err = run("data", "fetch", "a9a", "nowhere")
+    assert (code, "nowhere" in err) == (2, True)
     code, _, err = run("data", "fetch", "a9a", "--mirror", "http://127.0.0.1:1")
     assert code == 2
     assert "by hand" in err

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.options import Command
 from fedpage.cli.output import console
 from fedpage.core.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpage.data.registry import LibsvmFile
 
 app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
 
@@ -47,15 +50,25 @@ def data_list() -> None:
 
 @app.command(cls=Command)
 def fetch(
-    name: Annotated[str, typer.Argument(help="Name of a data set (see `fedpage data list`).")],
+    names: Annotated[
+        list[str], typer.Argument(help="Names of data sets (see `fedpage data list`).")
+    ],
     mirror: Annotated[
         str | None, typer.Option("--mirror", help="Address of another server that has the files.")
     ] = None,
 ) -> None:
-    """Download a data set into the cache.
+    """Download data sets into the cache.
 
     A download that was interrupted is continued.
     """
+    from fedpage.data import registry
+
+    for item in [registry.libsvm_file(name) for name in names]:
+        _download(item, mirror)
+
+
+def _download(item: LibsvmFile, mirror: str | None) -> None:
+    """Download a file and show its progress."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -65,18 +78,16 @@ def fetch(
         TimeRemainingColumn,
     )
 
-    from fedpage.data import registry
     from fedpage.data.download import fetch as download
 
-    item = registry.libsvm_file(name)
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(item.name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars = Progress(*columns, console=console(stderr=True))
     tasks: list[TaskID] = []
 
     def report(have: int, whole: int | None) -> None:
         if not tasks:  # no bar before the first byte
             bars.start()
-            tasks.append(bars.add_task(name, total=whole))
+            tasks.append(bars.add_task(item.name, total=whole))
         bars.update(tasks[0], completed=have, total=whole)
 
     try:
@@ -84,7 +95,7 @@ def fetch(
     finally:
         if tasks:
             bars.stop()
-    print(f"{name} is in {path}")
+    print(f"{item.name} is in {path}")
 
 
 @app.command(cls=Command)
