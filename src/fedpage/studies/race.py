@@ -51,10 +51,10 @@ _GROWTH = 4.0
 """The ratio of neighbouring caps of the screen."""
 _COARSE = 4
 """Places on the axis of the step between the runs of the screen: a factor of 4."""
-_UP = ("none", "float32", "natural", "randk:0.1", "topk:0.1")
-_DOWN = ("none", "float32", "bfloat16")
+_UP = ("none", "float16", "float32", "natural", "randk:0.1", "topk:0.1")
+_DOWN = ("none", "float16", "float32")
 """Codecs to search; each method takes some of them."""
-_CAST = as_codec("float32")
+_CAST = as_codec("float16")
 
 Notify = Callable[[int, int, str], None]
 """Called with the seconds that have passed, those of the budget, and a note."""
