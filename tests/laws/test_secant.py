@@ -481,6 +481,18 @@ def test_a_client_that_never_answers_keeps_the_pass_open(method):
     assert np.isfinite(run.x).all()
 
 
+def test_a_lost_client_does_not_keep_others_of_its_block_out():
+    order = RoundDraws(1, 0).order(8).tolist()
+    lost = order[5]  # in the second block of four
+    faults = fp.Faults(gone=(lost,))
+    run = Simulation(quadratic(), fp.SecantPAGE(S=4), seed=1, faults=faults)
+    run.step()
+    run.round.health.misses[lost] = 3
+    run.step()
+    assert np.flatnonzero(~run.state.seen).tolist() == [lost]
+    assert run.costs.fallbacks == 0
+
+
 def test_a_full_round_without_a_client_is_replaced_and_does_not_count_as_one():
     problem = quadratic()
     faults = fp.Faults(gone=(5,), gone_from=4)
