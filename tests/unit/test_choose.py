@@ -84,7 +84,7 @@ def test_a_planted_winner_is_found():
     assert found.recommended.judgement.reached == 6
     assert not found.ranking[1].is_tied
     assert "SCAFFOLD, the next, " in found.reason
-    assert "Its clients keep no state" in found.reason
+    assert "The clients of Planted keep no state" in found.reason
     assert found.cut == ""
 
 

@@ -97,7 +97,7 @@ def test_methods_lists_what_each_sends_and_explains_one(run):
     _, out, _ = run("methods", "fedpage")
     assert "eta_g/(100 K)" in out
     assert "x, x_prev, g → move, g" in out
-    assert out.count("not with the defaults") == 1
+    assert out.count("not with the defaults") == 4  # leak_free, and three of start=average
     _, out, _ = run("methods", "SCAFFOLD-full")
     assert "control variate" in out
     assert "Fixed by this name: b = None, b0 = None." in out

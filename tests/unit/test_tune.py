@@ -443,6 +443,10 @@ def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
     words += ("--search", "step", "--search", "p=0.1,0.2")
     code, out, err = run(*words)
     assert code == 0, err
+    assert "its cost is a guess between records: search again with --record-every" in out
+    words = (*words, "--record-every", "1")
+    code, out, err = run(*words)
+    assert code == 0, err
     (judged,) = [line for line in out.splitlines() if line.startswith("On 3 fresh seeds: ")]
     number = judged.removeprefix("On 3 fresh seeds: ").partition(" (")[0]
     assert number.endswith("3 of 3 seeds")

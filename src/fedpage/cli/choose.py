@@ -13,6 +13,7 @@ import typer
 from fedpage.cli.common import (
     check_count,
     check_target,
+    continues,
     parse_cost,
     prepare_out,
     problem_options,
@@ -81,7 +82,7 @@ def choose(
     report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Find the method and the settings that reach a target on your data at the least cost.
+    """Find the method that reaches a target at the least cost.
 
     All methods that apply race each other on the data; the finalists are judged on fresh seeds.
     """
@@ -113,7 +114,7 @@ def choose(
     prepare_out(out, force or is_continued, report)
     from fedpage.callbacks.progress import progress_bars
 
-    with progress_bars() as bars:
+    with continues(out), progress_bars() as bars:
         task = bars.add_task("race", total=None)
 
         def progress(done: int, total: int, note: str) -> None:

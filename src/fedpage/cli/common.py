@@ -229,3 +229,18 @@ def handle_signals(out: Path | None, jobs: int = 1) -> Iterator[None]:
         request_interrupt(False)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def continues(out: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C that the same command continues with the trials of a directory."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        from fedpage.engine.loop import Interrupted
+
+        raise Interrupted(
+            f"interrupted; the same command continues with the finished runs in {out}"
+        ) from None

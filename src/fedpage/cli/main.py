@@ -64,6 +64,8 @@ def main() -> None:
         _fail("standard output is closed: results cannot be printed", 1)
     try:
         code = app(standalone_mode=False, prog_name="fedpage")
+        if code == 130:  # Typer returns the code where Click raises
+            raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; unfinished work is not saved", 130)
     except BrokenPipeError:  # the reader of a pipe has gone, such as `head`

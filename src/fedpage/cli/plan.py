@@ -114,7 +114,7 @@ def plan(
     ] = "15s",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Estimate rounds and bytes of each method by theory and by short runs."""
+    """Predict rounds and bytes by theory and by short runs."""
     from fedpage.codecs import IDENTITY, as_codec
     from fedpage.core.columns import Cost
     from fedpage.theory import Setting

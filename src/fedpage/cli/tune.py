@@ -12,6 +12,7 @@ import typer
 from fedpage.cli.common import (
     check_count,
     check_runs,
+    continues,
     parse_cost,
     prepare_out,
     problem_options,
@@ -75,7 +76,7 @@ def tune(
     report: ReportOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Search the hyper-parameters that reach a target at the least cost.
+    """Search a method's hyper-parameters for the least cost.
 
     Those that are given as options keep their values: --S 10 --K 10. The others are searched. A run
     may cost as much as --rounds rounds of the method.
@@ -102,7 +103,7 @@ def tune(
     seconds = None if budget is None else parse_budget(budget)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
-    with progress_bars() as bars:
+    with continues(out), progress_bars() as bars:
         task = bars.add_task("runs", total=None)
 
         def progress(done: int, total: int | None, note: str) -> None:

@@ -44,7 +44,7 @@ class PassReply(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """To S clients outside a pass: send the change of your gradient from x_prev to x."""
+    """To S clients outside a pass: send how your gradient changes from x_prev to x."""
 
     x: Vector
     x_prev: Vector

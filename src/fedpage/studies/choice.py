@@ -159,9 +159,10 @@ class Choice:
                 f"{len(self.fresh)} fresh seeds do not tell them apart."
             )
         if chosen is not self.first:
+            is_lower = self.first.judgement.median < chosen.judgement.median
             parts.append(
-                f"{self.first.label} has the lower median, but asks more: "
-                f"{_join(self.first.entrant.notes)}."
+                f"{self.first.label} has the {'lower' if is_lower else 'same'} median, but asks "
+                f"more: {_join(self.first.entrant.notes)}."
             )
         parts += self._lead(chosen)
         parts.append(_describe_needs(chosen))
@@ -180,7 +181,8 @@ class Choice:
         if not math.isfinite(other.judgement.median):
             return [f"{other.label}, the next, does not reach the target in the median."]
         times = other.judgement.median / mine if mine > 0 else math.inf
-        return [f"{other.label}, the next, needs {times:.2g} times as much."]
+        digits = f"{times:.2g}" if times >= 1.05 else f"{times:.3f}"
+        return [f"{other.label}, the next, needs {digits} times as much."]
 
     @property
     def effort(self) -> str:
@@ -231,8 +233,11 @@ class Choice:
 def _describe_needs(finalist: Finalist) -> str:
     """Say what a method asks of its users."""
     entrant = finalist.entrant
-    state = "Its clients keep no state" if entrant.is_stateless else "Its clients keep a state"
-    needs = f"{state}, and the server needs only the mean of their replies"
+    state = "no state" if entrant.is_stateless else "a state"
+    needs = (
+        f"The clients of {finalist.label} keep {state}, and the server needs only the mean of "
+        "their replies"
+    )
     tuned = "" if build.hyper_words(finalist.method) else ", with the defaults and without tuning"
     text = f"{needs}{tuned}."
     return f"{text} It assumes: {entrant.entry.assumes}." if entrant.entry.assumes else text

@@ -132,9 +132,7 @@ class Racer:
 
     def _first(self) -> Point:
         """Return the best settings of the screen."""
-        sign = -1.0 if self.search.trials.higher else 1.0
-        key = {point: (trial.cost, sign * trial.best) for point, trial in self.screened.items()}
-        return min(key, key=lambda point: key[point])
+        return min(self.screened, key=lambda point: self.search.rank(point, self.screened[point]))
 
     def next_step(self) -> Point | None:
         """Return the settings with a step beyond the best of the screen, if it is at an end."""

@@ -259,9 +259,18 @@ class Search:
         return list(found)
 
     def _rank_on_first(self, point: Point, cap: float = math.inf) -> tuple[float, float, Point]:
-        trial = self._trial(point, 0, cap)
-        best = -trial.best if self.trials.higher else trial.best
-        return trial.cost, best, point
+        return *self.rank(point, self._trial(point, 0, cap)), point
+
+    def rank(self, point: Point, trial: Trial) -> tuple[float, float]:
+        """Return what to sort a point by: its cost, and the best value where it is infinite.
+
+        Of points that cost the same, the first is the one nearest to the start of the search. An
+        accuracy may be reached in the first round by any step, however small.
+        """
+        if math.isfinite(trial.cost):
+            pairs = zip(self._list, point, strict=True)
+            return trial.cost, float(sum(abs(place - axis.start) for axis, place in pairs))
+        return trial.cost, -trial.best if self.trials.higher else trial.best
 
     def beyond(self, best: Point, points: list[Point]) -> Point | None:
         """Return the point beyond the best on the axis of the step, if it is at the edge."""

@@ -45,6 +45,8 @@ _PILOT = 200
 """The most rounds of the run that measures what a round costs."""
 _MORE = 10
 """How many times more rounds, or gradients, a run may take than `rounds` rounds of the method."""
+_RECORDS = 5
+"""The least number of records until the target, for a cost between records to be reported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +164,13 @@ class Tuning:
             return (
                 "The winner does not reach the target reliably: raise the limit (more rounds), or "
                 "choose an easier target."
+            )
+        if self.question.record_every > 1 and self.rounds < _RECORDS * self.question.record_every:
+            every = max(1, self.rounds // 10)
+            return (
+                f"The winner needs at most {self.rounds} rounds, and one in "
+                f"{self.question.record_every} was recorded, so its cost is a guess between "
+                f"records: search again with --record-every {every} (record_every={every})."
             )
         return "Report this number."
 
