@@ -63,8 +63,11 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "theory": (
         "Theory, planning, tuning",
-        "Theorems as functions, the planner, and the search for step sizes.",
-        ["theory", "theory.planner", "studies.pilot", "studies.tune", "studies.choose", "studies.judge"],
+        "Theorems as functions, the planner, the search for hyper-parameters, and choose.",
+        [
+            "theory", "theory.planner", "studies.pilot", "studies.tune", "studies.choose",
+            "studies.judge",
+        ],
     ),
     "faults": (
         "Faults", "Clients that fail, and the policy for them.",
