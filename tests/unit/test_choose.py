@@ -183,13 +183,13 @@ def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
 
 
 def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
-    """Natural compression rounds SecantPAGE's differences only, float32 its gradients too."""
+    """Natural compression rounds SecantPAGE's differences only, float16 its gradients too."""
     (entrant,), _ = list_entrants(problem, methods=["secantpage"], codecs=True)
     question = Question(0.05, "grad_norm", Cost.parse("bytes"))
     racer = racing.Racer(Trials(problem, question), entrant, True)
-    points = [point for wave in racer.waves for point in wave]
+    points = [point for batch in racer.batches for point in batch]
     assert [str(racer.search.candidate(point).up) for point in points] == [
-        "natural", "natural", "natural", "float32",
+        "natural", "natural", "natural", "float16",
     ]  # fmt: skip
 
 

@@ -108,16 +108,16 @@ class Racer:
         axes = search_space(entrant.method, trials.problem)
         axes |= _codec_axes(entrant) if codecs else {}
         start = tuple(axis.start for axis in axes.values())
-        self.waves = [[start]]
+        self.batches = [[start]]
         if "step" in axes:
             number = list(axes).index("step")
             near = (start[number] - _COARSE, start[number] + _COARSE)
-            self.waves.append([(*start[:number], at, *start[number + 1 :]) for at in near])
+            self.batches.append([(*start[:number], at, *start[number + 1 :]) for at in near])
         if "up" in axes and _CAST in axes["up"].values:  # it may round what `up` leaves as it is
             number, at = list(axes).index("up"), axes["up"].values.index(_CAST)
             other = (*start[:number], at, *start[number + 1 :])
-            self.waves[-1] += [other] if other != start else []
-        design = [point for wave in self.waves for point in wave]
+            self.batches[-1] += [other] if other != start else []
+        design = [point for batch in self.batches for point in batch]
         self.entrant = entrant
         self.search = Search(trials, entrant.method, axes, seeds=1, design=design)
         self.screened: dict[Point, Trial] = {}
@@ -140,7 +140,7 @@ class Racer:
 
     def prefer_defaults(self) -> None:
         """Return to the defaults of the method, codecs aside, unless tuning saves enough."""
-        start = self.waves[0][0]
+        start = self.batches[0][0]
         own = self.search.candidate(start)
         if own is None or self.search.leader in (None, start):
             return
@@ -290,8 +290,8 @@ class Race:
         cap = LIMIT * self._find_least()
         self._begin_round("screen", SCREEN_UNTIL)
         self._set_limit(cap)
-        for wave in range(2):  # so that a cut leaves every method with equally many steps
-            self._try_wave(wave, cap)
+        for batch in range(2):  # so that a cut leaves every method with equally many steps
+            self._try_batch(batch, cap)
         while more := [(r, point) for r in self._racers if (point := r.next_step()) is not None]:
             self._try(more, cap)
 
@@ -304,9 +304,9 @@ class Race:
         cap = FIRST_ROUNDS * min(racer.entrant.round_cost(question) for racer in self._racers)
         while True:
             began, done = time.monotonic(), self._trials.done
-            self._try_wave(0, cap)
+            self._try_batch(0, cap)
             if not math.isfinite(min(trial.cost for trial in self._screened())):
-                self._try_wave(1, cap)
+                self._try_batch(1, cap)
             self._choose_jobs(time.monotonic() - began, self._trials.done - done)
             ran = self._screened()
             first = min(ran, key=lambda trial: (trial.cost, trial.rounds))
@@ -329,8 +329,8 @@ class Race:
     def _screened(self) -> list[Trial]:
         return [trial for racer in self._racers for trial in racer.screened.values()]
 
-    def _try_wave(self, wave: int, cap: float) -> None:
-        self._try([(r, point) for r in self._racers for point in _wave(r, wave)], cap)
+    def _try_batch(self, batch: int, cap: float) -> None:
+        self._try([(r, point) for r in self._racers for point in _batch(r, batch)], cap)
 
     def _choose_jobs(self, seconds: float, runs: int) -> None:
         """Use all processes from now on where runs are long; starting them takes seconds."""
@@ -471,5 +471,5 @@ class Race:
         return f"its settings were not searched to the end, being {LIMIT:g} times behind"
 
 
-def _wave(racer: Racer, wave: int) -> list[Point]:
-    return racer.waves[wave] if wave < len(racer.waves) else []
+def _batch(racer: Racer, batch: int) -> list[Point]:
+    return racer.batches[batch] if batch < len(racer.batches) else []
