@@ -120,7 +120,7 @@ def test_misspelt_words_get_a_suggestion(fail, words, meant):
         (*PLAN, "--uplink", "0"),
         (*PLAN, "--K", "0"),
         (*PLAN, "--parameters", "0"), (*PLAN, "--L", "1e308", "--D0", "1e308"), (*TUNE, "--search"),
-        (*TUNE, "--search", "step"), (*TUNE, "--search", "step=,"), (*TUNE, "--search", "eta=1"),
+        (*TUNE, "--search", "steps"), (*TUNE, "--search", "step=,"), (*TUNE, "--search", "eta=1"),
         (*TUNE, "--seeds", BIG),
         (*TUNE, "--search", "K=0"), (*TUNE, "--fresh", "0"), (*TUNE, "--fresh", BIG),
         (*TUNE, "--target", "0"),

@@ -25,6 +25,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         [
             "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg",
             "methods.FedProx", "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG",
+            "methods.SecantPAGE",
             "core.local_steps", "methods.registry", "methods.fair", "engine.check_method",
         ],
     ),
