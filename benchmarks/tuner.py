@@ -27,7 +27,8 @@ from fedpage.core.types import Smoothness
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
 from fedpage.studies.judge import Judgement
-from fedpage.studies.search import CAP, FRESH_SEED, Question, Search, Trials
+from fedpage.studies.question import FRESH_SEED, Question, Trials
+from fedpage.studies.search import CAP, Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.tune import Tuning, coordinate, make_question, tune
 

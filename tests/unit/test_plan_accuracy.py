@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage import theory
 from fedpage.core.errors import InputError
 from fedpage.theory import Setting, convex_page, nonconvex_page, strongly_convex_page
 from fedpage.theory import planner as planning
@@ -38,7 +39,7 @@ def planned(**changes) -> dict[str, planning.Row]:
 
 def test_the_inequalities_of_the_conversions_hold():
     problem = fp.Quadratic.random(5, 2, 4, seed=3)
-    mu, L = planning.strong_convexity(problem), problem.smoothness().whole
+    mu, L = theory.strong_convexity(problem), problem.smoothness().whole
     f_star = problem.loss(problem.x_star)
     for seed in range(20):
         x = problem.x_star + np.random.default_rng(seed).standard_normal(4)
@@ -89,14 +90,14 @@ def test_nothing_is_converted_for_a_nonconvex_objective():
 def test_strong_convexity_is_that_of_the_l2_regulariser():
     data = fp.load("census", rows=100)
     l2 = {"reg": "l2", "alpha": 0.03}
-    assert planning.strong_convexity(fp.LogisticRegression(data, 10, **l2)) == 0.03
+    assert theory.strong_convexity(fp.LogisticRegression(data, 10, **l2)) == 0.03
     weights = np.arange(1.0, 11.0)
     weighted = fp.LogisticRegression(data, 10, **l2, weights=weights)
-    assert planning.strong_convexity(weighted) == pytest.approx(0.03 * 10 / 55)
-    assert planning.strong_convexity(fp.LogisticRegression(data, 10)) is None
-    assert planning.strong_convexity(fp.RobustRegression(data, 10)) is None
+    assert theory.strong_convexity(weighted) == pytest.approx(0.03 * 10 / 55)
+    assert theory.strong_convexity(fp.LogisticRegression(data, 10)) == 0
+    assert theory.strong_convexity(fp.RobustRegression(data, 10)) == 0
     planted = fp.Quadratic(np.diag([0.5, 2.0])[None] * np.ones((3, 1, 1)), np.ones((3, 1, 2)))
-    assert planning.strong_convexity(planted) == pytest.approx(0.5)
+    assert theory.strong_convexity(planted) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +250,9 @@ def test_no_pilots_lists_every_analysis(run):
         (("--target", "0"), "--target must be a finite number above 0"),
         (("--gap", "nan", "--convex"), "--gap must be a finite number above 0"),
         (("--gap", "0.1"), "a convex objective only; choose one, or ask for a gradient norm"),
-        (("--target", "0.1", "--budget", "soon"), "--budget must be a time such as 15s"),
-        (("--target", "0.1", "--budget", "100"), "--budget must be a time such as 15s"),
-        (("--target", "0.1", "--cost", "seconds"), "--cost seconds needs at least one of"),
+        (("--target", "0.1", "--budget", "soon"), "the budget must be a time such as 60s"),
+        (("--target", "0.1", "--budget", "100"), "the budget must be a time such as 60s"),
+        (("--target", "0.1", "--cost", "seconds"), "cost 'seconds' needs at least one of latency"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_one_line(refused, words, what):

@@ -117,18 +117,15 @@ def plan(
     """Predict rounds and bytes by theory and by short runs."""
     from fedpage.codecs import IDENTITY, as_codec
     from fedpage.core.columns import Cost
+    from fedpage.studies.question import check_link, parse_budget
     from fedpage.theory import Setting
     from fedpage.theory import planner as planning
 
     accuracy = _read_accuracy(target, gap, epsilon)
     costs, codec, compared = link.costs(), as_codec(up), Cost.parse(parse_cost(cost))
-    seconds = _read_budget(budget)
+    seconds = parse_budget(budget)
     planning.Row("", "", "", "no result").cost(compared)  # refuses a cost that plans do not have
-    if "seconds" in compared.name and not costs.given:
-        raise InputError(
-            "--cost seconds needs at least one of --latency, --uplink, --downlink and "
-            "--seconds-per-gradient"
-        )
+    check_link(compared, costs)
     given = {name: getattr(constants, name) for name in (*_CONSTANTS, *_OPTIONAL)}
     base: dict[str, float] = dict.fromkeys(_CONSTANTS, 1.0)
     origin = dict.fromkeys(_CONSTANTS, "default")
@@ -217,31 +214,18 @@ def _read_accuracy(
     return choose
 
 
-def _read_budget(text: str) -> float:
-    from fedpage.runs.store import parse_interval
-
-    try:
-        _, seconds = parse_interval(text)
-    except InputError:
-        seconds = None
-    if seconds is None:
-        raise InputError(f"--budget must be a time such as 15s, 5m or 1h, not {text!r}")
-    return seconds
-
-
 def _estimate(config: ProblemConfig) -> tuple[LinearModel, dict[str, float], dict[str, int]]:
     """Build a problem; return it with its constants, and M, d and whether it is convex."""
     from fedpage.runs.build import build_problem
     from fedpage.theory import estimate
-    from fedpage.theory.planner import strong_convexity
 
     problem = build_problem(config)
-    c, mu = estimate(problem), strong_convexity(problem)
+    c = estimate(problem)
     constants = {
         "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2,
         "average": c.L.average, "whole": c.L.whole,
     }  # fmt: skip
-    constants |= {} if mu is None else {"mu": mu}
+    constants |= {"mu": c.mu} if c.mu > 0 else {}
     constants |= {"delta": c.delta} if math.isfinite(c.delta) else {}
     return problem, constants, {"M": max(1, round(c.M)), "d": c.d, "convex": c.convex}
 

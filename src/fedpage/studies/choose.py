@@ -7,12 +7,11 @@ import time
 from collections.abc import Sequence
 
 from fedpage.core.columns import Cost
-from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.studies.choice import Choice
 from fedpage.studies.entrants import counts_bytes, list_entrants
-from fedpage.studies.question import Question, Trials, parse_budget, resolve_target
+from fedpage.studies.question import Question, Trials, check_link, parse_budget, resolve_target
 from fedpage.studies.race import Notify, Race
 from fedpage.studies.trials import TrialStore
 from fedpage.theory.planner import Costs
@@ -81,10 +80,7 @@ def choose(
     }.items():  # fmt: skip
         check_whole(name, value, 1)
     price, link = Cost.parse(cost), costs or Costs()
-    if "seconds" in (name for name, _ in price.terms) and not link.given:
-        raise InputError(
-            "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
-        )
+    check_link(price, link)
     target, column = resolve_target(problem, target, column)
     with_codecs = counts_bytes(price) if codecs is None else codecs
     entrants, left_out = list_entrants(

@@ -131,6 +131,18 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
+def check_link(cost: Cost, link: Costs) -> None:
+    """Refuse seconds as a cost where nothing tells what takes time.
+
+    Raises:
+        InputError: The cost counts seconds, and all of `link` is at its defaults.
+    """
+    if "seconds" in (name for name, _ in cost.terms) and not link.given:
+        raise InputError(
+            "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
+        )
+
+
 def resolve_target(problem: Problem, target: float, column: str) -> tuple[float, str]:
     """Check a target, and turn a gap into a loss.
 

@@ -22,10 +22,7 @@ import numpy as np
 
 from fedpage.core.errors import InputError
 from fedpage.core.types import dtype_of
-from fedpage.studies.question import FRESH_SEED as FRESH_SEED
-from fedpage.studies.question import Question as Question
-from fedpage.studies.question import SearchEnded as SearchEnded
-from fedpage.studies.question import Trials as Trials
+from fedpage.studies.question import Trials
 from fedpage.studies.space import Axis, Candidate, Point, build_candidate
 from fedpage.studies.trials import Trial
 

@@ -25,6 +25,7 @@ from fedpage.studies.question import (
     Question,
     SearchEnded,
     Trials,
+    check_link,
     resolve_target,
 )
 from fedpage.studies.search import Score, Search
@@ -422,10 +423,7 @@ def check_question(
     Raises:
         InputError: The question cannot be asked.
     """
-    if "seconds" in (name for name, _ in Cost.parse(cost).terms) and not costs.given:
-        raise InputError(
-            "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
-        )
+    check_link(Cost.parse(cost), costs)
     for name, value in counts.items():
         check_whole(name, value, 1)
     return resolve_target(problem, target, column)

@@ -10,12 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.core.errors import InputError
-from fedpage.core.types import Problem
-from fedpage.problems import LinearModel, Quadratic
 from fedpage.theory.bounds import (
     descent_bound,
     fedpage_bound,
@@ -36,34 +32,7 @@ from fedpage.theory.rows import (
 )
 from fedpage.theory.tables import RIVALS, TABLE, Entry, Formula, Setting
 
-__all__ = ["DESCENT", "Costs", "Measure", "Row", "plan", "strong_convexity"]
-
-
-def strong_convexity(problem: Problem) -> float | None:
-    """Return the strong convexity mu of every client's objective where it is known.
-
-    It is the weight of an l2 regulariser on a convex loss, times the smallest weight of a client.
-    A quadratic's is the smallest eigenvalue of all clients.
-
-    Args:
-        problem: The problem.
-
-    Returns:
-        mu; None where it is 0 or not known.
-
-    >>> import fedpage as fp
-    >>> data = fp.load("census", rows=100)
-    >>> strong_convexity(fp.LogisticRegression(data, 10, reg="l2", alpha=0.01))
-    0.01
-    >>> strong_convexity(fp.LogisticRegression(data, 10)) is None
-    True
-    """
-    mu = 0.0
-    if isinstance(problem, LinearModel) and problem.convex and problem.reg == "l2":
-        mu = problem.alpha * float(problem._scale.min())
-    elif isinstance(problem, Quadratic):
-        mu = float((problem._scale * np.linalg.eigvalsh(problem.A)[:, 0]).min())
-    return mu if mu > 0 else None
+__all__ = ["DESCENT", "Costs", "Measure", "Row", "plan"]
 
 
 def plan(
