@@ -135,7 +135,15 @@ def test_given_values(problem):
     assert axes["rho"] == search_space(fp.FedPAGE(), problem)["rho"]
     fixed = given_axes(fp.FedPAGE(), problem, {"eta_g": [0.4, 0.1]}, fixed=True)["eta_g"]
     assert (fixed.first, fixed.last) == (0, 1)
-    assert fixed.is_at_fixed_edge(1)
+    assert fixed.is_at_edge(1)
+    step = search_space(fp.FedPAGE(), problem)["step"]
+    assert [step.is_at_edge(place) for place in (step.first, 0, step.last)] == [True, False, True]
+    share = search_space(fp.FedPAGE(), problem)["p"]
+    assert not share.is_at_edge(share.last)  # p = 1 is a natural bound
+    axes = search_space(fp.SecantPAGE(), problem)
+    assert not {"tau", "theta"} & set(axes)
+    assert {"tau", "theta"} <= set(search_space(fp.SecantPAGE(renew="full"), problem))
+    assert "window" not in search_space(fp.SecantPAGE(metric="none"), problem)
     words = given_axes(fp.FedPAGE(), problem, {"periodic": [True, False]})["periodic"]
     assert not words.ordered
     with pytest.raises(InputError, match="no hyper-parameter 'eta'"):

@@ -177,6 +177,12 @@ class SecantPAGE:
         return {PassGradients: {"y": None}, Differences: {"y": None}}
 
     @property
+    def without_effect(self) -> tuple[str, ...]:
+        """The hyper-parameters that change nothing with these settings."""
+        trigger = () if self.renew == "full" else ("tau", "theta")
+        return trigger if self.metric in ("auto", "window") else (*trigger, "window")
+
+    @property
     def measures_step(self) -> bool:
         """Whether the step size is measured in the run."""
         return self.eta is None

@@ -153,11 +153,11 @@ class Search:
         return self.scores()[0][0] if self.leader is None else self.candidate(self.leader)
 
     def edges(self) -> tuple[str, ...]:
-        """List the axes that somebody fixed and at an end of which the leader is."""
+        """List the axes at an end of which the leader is, where no natural bound is."""
         if self.leader is None:
             return ()
         pairs = zip(self._list, self.leader, strict=True)
-        return tuple(axis.name for axis, place in pairs if axis.is_at_fixed_edge(place))
+        return tuple(axis.name for axis, place in pairs if axis.is_at_edge(place))
 
     # --- running ----------------------------------------------------------------------------------
 

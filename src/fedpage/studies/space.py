@@ -111,8 +111,14 @@ class Axis:
         near = {max(self.first, place - stride), min(self.last, place + stride)}
         return sorted(near - {place})
 
-    def is_at_fixed_edge(self, place: int) -> bool:
-        """Say whether the place is an end of a list that somebody fixed."""
+    def is_at_edge(self, place: int) -> bool:
+        """Say whether values beyond a place were not allowed, though no natural bound is there.
+
+        So it is at an end of a list that somebody fixed, and after the longest growth.
+        """
+        grown = len(self.values) - 1 + _FURTHEST
+        if (self.below and place <= -_FURTHEST) or (self.above and place >= grown):
+            return True
         ends = (0, len(self.values) - 1)
         numeric = all(isinstance(v, (int, float)) or v is None for v in self.values)
         return self.fixed and self.ordered and numeric and len(self.values) > 1 and place in ends
@@ -134,6 +140,7 @@ def search_space(
     - FedPAGE's local step is searched as rho = K eta_l/eta_g.
     - S goes from 1 to N, minibatches from 1 to all rows, K from 1 on, probabilities and weights up
       to 1, momenta from 0 to 1; all of them by factors of two from the method's own values.
+    - What a method's property `without_effect` names is not searched.
     - Codecs are searched only if they are asked for: "up" with the strength of its own codec, or a
       list of codecs, each with its strength.
 
@@ -151,6 +158,7 @@ def search_space(
     scaled = _scaled_by_step(method)
     axes: dict[str, Axis] = {}
     done = set(fixed) | (scaled if "step" in fixed else set())
+    done |= set(getattr(method, "without_effect", ()))
     if scaled and not scaled & done:
         axes["step"] = _step_axis(method, problem)
         # One of the sizes that with_step changes follows from the others and the step.
