@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 
 import fedpage as fp
 from fedpage.codecs import Codec
@@ -124,7 +125,8 @@ def phishing_like(rows: int = 11_055, features: int = 68, seed: int = 0) -> Data
     weights = 4.0 * (uniforms(seed, 3, size=features) - 0.5)
     v = uniforms(seed, 4, size=rows)
     score = (X - X.mean(axis=0)) @ weights + np.log(np.maximum(v, 1e-300)) - np.log1p(-v)
-    return Dataset.from_arrays(X, np.where(score > 0, 1.0, -1.0), "phishing-like", note="synthetic")
+    labels = np.where(score > 0, 1.0, -1.0)
+    return Dataset.from_arrays(csr_array(X), labels, "phishing-like", note="synthetic")
 
 
 def has_torch() -> bool:

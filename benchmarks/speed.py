@@ -198,7 +198,7 @@ def generated(clients: int) -> fp.RobustRegression:
     ptr = np.arange(rows + 1, dtype=np.int64) * len(fields)
     ones = np.broadcast_to(np.float64(1.0), (rows * len(fields),))
     return fp.RobustRegression(
-        fp.Dataset("generated", ptr, indices.ravel(), ones, y, 123), clients=clients
+        fp.Dataset("generated", fp.data.Sparse(ptr, indices.ravel(), ones, 123), y), clients=clients
     )
 
 

@@ -157,7 +157,7 @@ def mushrooms() -> Any:
 
 def a9a() -> Any:
     data = fp.load("a9a")
-    small = fp.Dataset(data.X[:4000], data.y[:4000], "a9a")
+    small = data[:4000]
     return fp.RobustRegression(small, clients=200)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rows import ROWS, Setting
@@ -113,7 +113,7 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
     """Make a linear model over clients of very different sizes, with values other than 1."""
     data = fp.load("census", rows=240, skew=1.0)
     values = 0.5 + fp.core.random.uniforms(5, size=data.nonzeros)
-    data = fp.Dataset("scaled", data.indptr, data.indices, values, data.y, data.features)
+    data = fp.Dataset("scaled", cast(fp.data.Sparse, data.matrix)._replace(values=values), data.y)
     division = fp.power_law(240, clients, exponent=1.6, seed=1)
     if kind == "robust":
         return fp.RobustRegression(data, division, weights=weights)

@@ -21,7 +21,9 @@ def build_problem(clients: Clients) -> Any:
         data = fp.Dataset.from_arrays(arrays["X"].reshape(-1, clients.d), arrays["y"].ravel())
         return fp.LogisticRegression(data, clients=clients.N, reg="l2", alpha=clients.alpha)
     ones = np.ones(len(arrays["indices"]))
-    data = fp.Dataset("rows", arrays["indptr"], arrays["indices"], ones, arrays["y"], clients.d)
+    data = fp.Dataset(
+        "rows", fp.data.Sparse(arrays["indptr"], arrays["indices"], ones, clients.d), arrays["y"]
+    )
     return fp.RobustRegression(data, clients=clients.N)
 
 

@@ -51,9 +51,7 @@ def logistic_loss(outputs, targets):
 
 
 def as_torch(linear, reg="none", **options):
-    X = np.zeros((len(linear.data.y), linear.d))
-    for i, (a, b) in enumerate(zip(linear.data.indptr[:-1], linear.data.indptr[1:], strict=True)):
-        X[i, linear.data.indices[a:b]] = linear.data.values[a:b]
+    X = linear.data.to_dense()
     own = [linear.partition.rows(i) for i in range(linear.N)]
     clients = [(X[mine], linear.data.y[mine]) for mine in own]
     return fp.TorchProblem(Logistic(linear.d, reg).double(), logistic_loss, clients, **options)

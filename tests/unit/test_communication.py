@@ -113,11 +113,11 @@ def test_settings_go_through_a_file(cases):
 def test_the_phishing_like_data_is_always_the_same(cases):
     data = cases.phishing_like(rows=300)
     assert (data.rows, data.features) == (300, 68)
-    assert set(np.unique(data.values)) == {0.5, 1.0}
-    assert 0.2 < np.mean(data.values == 0.5) < 0.6
+    assert set(np.unique(data.X.data)) == {0.5, 1.0}
+    assert 0.2 < np.mean(data.X.data == 0.5) < 0.6
     assert 0.3 < np.mean(data.y > 0) < 0.7
     again = cases.phishing_like(rows=300)
-    assert again.values.tobytes() == data.values.tobytes()
+    assert again.X.data.tobytes() == data.X.data.tobytes()
     assert again.y.tobytes() == data.y.tobytes()
 
 

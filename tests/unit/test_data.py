@@ -30,7 +30,7 @@ def test_files_are_read_plain_and_compressed(tmp_path):
         path = tmp_path / f"small{suffix}"
         path.write_bytes(pack(TEXT))
         data = fp.load(path, features=3)
-        assert data.X.toarray().tolist() == [[0.5, 0, 2], [0, 1e-3, 0], [0, 0, 0], [0, 0, -4]]
+        assert data.to_dense().tolist() == [[0.5, 0, 2], [0, 1e-3, 0], [0, 0, 0], [0, 0, -4]]
         assert data.y.tolist() == [1, -1, -1, 1]
         assert data.digest == fp.load(tmp_path / "small", features=3).digest
 
@@ -38,7 +38,7 @@ def test_files_are_read_plain_and_compressed(tmp_path):
 def test_index_base_and_width(tmp_path):
     path = tmp_path / "zero"
     path.write_bytes(b"1 0:1 2:3\n0 1:5\n")
-    assert fp.load(path, one_based=False).X.toarray().tolist() == [[1, 0, 3], [0, 5, 0]]
+    assert fp.load(path, one_based=False).to_dense().tolist() == [[1, 0, 3], [0, 5, 0]]
     assert fp.load(path, one_based=False, features=9).features == 9
     with pytest.raises(InputError, match=r"zero, line 1: the index in '0:1' is outside 1\.\."):
         fp.load(path)
@@ -120,13 +120,13 @@ def test_regression_targets_are_kept():
 
 
 def test_indices_outside_the_arrays_are_refused():
-    ok: dict[str, Any] = {
-        "name": "d",
-        "indptr": np.array([0, 1, 2]),
-        "indices": np.array([0, 1], dtype=np.int32),
-    }
-    ok |= {"values": np.ones(2), "y": np.ones(2), "features": 2}
-    fp.Dataset(**ok)
+    indices = np.array([0, 1], dtype=np.int32)
+    ok: dict[str, Any] = {"indptr": np.array([0, 1, 2]), "indices": indices, "values": np.ones(2)}
+
+    def make(y: Any, **arrays: Any) -> fp.Dataset:
+        return fp.Dataset("d", fp.data.Sparse(**arrays, features=2), y)
+
+    make(np.ones(2), **ok)
     for bad in (
         {"indices": np.array([0, 5], dtype=np.int32)},
         {"indices": np.array([0, -1], dtype=np.int32)},
@@ -137,7 +137,7 @@ def test_indices_outside_the_arrays_are_refused():
         {"y": np.array([1.0, np.inf])},
     ):
         with pytest.raises(InputError):
-            fp.Dataset(**(ok | bad))
+            make(**({"y": np.ones(2)} | ok | bad))
     for order, ptr in (
         ([0, 1, 2], [0, 2, 50_000]),
         ([0, 1, 2], [1, 2, 3]),
@@ -327,10 +327,10 @@ def test_census_has_the_shape_of_a9a_and_a_note():
     assert (data.rows, data.features, data.nonzeros) == (32_561, 123, 32_561 * 14)
     assert 0.23 < (data.y > 0).mean() < 0.25
     assert data.note.startswith("synthetic")
-    assert (data.values == 1).all()
+    assert (data.X.data == 1).all()
     assert data.digest == fp.load("census").digest != fp.load("census", seed=1).digest
     fields = np.searchsorted(
-        np.cumsum(fp.data.synthetic.FIELDS), data.indices.reshape(-1, 14), side="right"
+        np.cumsum(fp.data.synthetic.FIELDS), data.X.indices.reshape(-1, 14), side="right"
     )
     assert (fields == np.arange(14)).all()  # one value of every field
 

@@ -62,7 +62,7 @@ def test_equal_clients_have_no_dissimilarity():
     same = fp.Quadratic(np.repeat(one.A, 6, axis=0), np.repeat(one.b, 6, axis=0))
     assert theory.dissimilarity(same, []) < 1e-15
     data = fp.load("census", rows=40)
-    rows = np.tile(data.X.toarray(), (3, 1))
+    rows = np.tile(data.to_dense(), (3, 1))
     problem = fp.LogisticRegression(
         fp.Dataset.from_arrays(rows, np.tile(data.y, 3)), fp.blocks(120, 3)
     )
@@ -74,7 +74,7 @@ def test_equal_clients_have_no_dissimilarity():
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 def test_least_squares_have_the_dissimilarity_of_their_second_moments(weights):
     problem = uneven("squares", weights=weights)
-    rows = problem.data.X.toarray()
+    rows = problem.data.to_dense()
     each = []
     for i in range(problem.N):
         own = rows[problem.partition.rows(i)]

@@ -247,14 +247,8 @@ def test_full_rounds_hold_few_replies_at_a_time():
     import tracemalloc
 
     N, d = 400, 20_000
-    data = fp.Dataset(
-        "wide",
-        np.arange(N + 1),
-        np.arange(N, dtype=np.int32),
-        np.ones(N),
-        np.tile([1.0, -1.0], N // 2),
-        d,
-    )
+    matrix = fp.data.Sparse(np.arange(N + 1), np.arange(N, dtype=np.int32), np.ones(N), d)
+    data = fp.Dataset("wide", matrix, np.tile([1.0, -1.0], N // 2))
     run = Simulation(fp.RobustRegression(data, clients=N), fp.FedPAGE(S=2, K=2), seed=0)
     run.step()  # compiles
     run.costs.round = 0

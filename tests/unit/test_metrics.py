@@ -12,8 +12,8 @@ import fedpage as fp
 from fedpage.core import metrics as m
 from fedpage.core.errors import InputError
 from fedpage.core.types import ClientEvaluations
-from fedpage.problems.glm import OBJECTIVES
 from fedpage.problems.kernels import LOSSES
+from fedpage.problems.objectives import OBJECTIVES
 
 NAMES = ["accuracy", "f1", "auc", "log_loss", "mse", "rmse", "mae", "r2"]
 LABELS = np.array([1, -1, 1, 1, -1, -1, 1, -1])
@@ -26,7 +26,7 @@ def data():
 
 
 def margins_of(dataset, x):
-    return dataset.X.toarray() @ x
+    return dataset.to_dense() @ x
 
 
 # Values and directions

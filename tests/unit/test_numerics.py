@@ -85,7 +85,7 @@ def truth(kind: str, problem, x) -> tuple[Decimal, list[Decimal], Decimal]:
     with localcontext() as context:
         context.prec, context.Emax, context.Emin = 60, 10**6, -(10**6)
         data, N = problem.data, problem.N
-        A, at = data.X.toarray(), [Decimal(float(v)) for v in x]
+        A, at = data.to_dense(), [Decimal(float(v)) for v in x]
         loss, grad, size = Decimal(0), [Decimal(0)] * problem.d, [Decimal(0)] * problem.d
         for i in range(N):
             rows = problem.partition.rows(i)
@@ -135,7 +135,7 @@ class Plain(fp.RowProblem):
     def __init__(self, data, clients):
         division = fp.blocks(data.rows, clients)
         super().__init__(division.sizes, data.features)
-        self.data, self.partition, self.A = data, division, data.X.toarray()
+        self.data, self.partition, self.A = data, division, data.to_dense()
 
     def client_loss(self, client, x):
         rows = self.partition.rows(client)
@@ -154,7 +154,7 @@ class Plain(fp.RowProblem):
 
 def as_quadratic(data, clients: int):
     """Return least squares, up to a constant, as a Quadratic."""
-    A = data.X.toarray()[: data.rows // clients * clients].reshape(clients, -1, data.features)
+    A = data.to_dense()[: data.rows // clients * clients].reshape(clients, -1, data.features)
     y = data.y[: data.rows // clients * clients].reshape(clients, -1)
     return fp.Quadratic(np.einsum("nmi,nmj->nij", A, A) / A.shape[1], A * y[:, :, None])
 
@@ -384,7 +384,7 @@ def test_constants_of_degenerate_data(kind, name, monkeypatch):
 def test_smoothness_of_tiny_and_huge_features(size):
     """Squares of the features overflow or underflow; the smoothness does not."""
     data, clients = case("one-row clients")
-    scaled = fp.Dataset.from_arrays(size * data.X.toarray(), data.y)
+    scaled = fp.Dataset.from_arrays(size * data.to_dense(), data.y)
     for kind in ("robust", "logistic", "squares", "quadratic"):
         plain, other = (
             problem_of(kind, data, clients).smoothness(),
@@ -419,7 +419,9 @@ def test_impossible_problems_are_refused():
         lambda: fp.Quadratic(0 * one, one).x_star,
         lambda: fp.RowProblem([1, 2], 0),
         lambda: fp.Dataset(
-            "none", np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0), np.ones(1), 0
+            "none",
+            fp.data.Sparse(np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0), 0),
+            np.ones(1),
         ),
         lambda: fp.Dataset.from_arrays(np.zeros((0, 2)), []),
         lambda: fp.LogisticRegression(fp.Dataset.from_arrays([[1.0], [2.0]], [0, 0]), 1),

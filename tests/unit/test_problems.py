@@ -16,7 +16,7 @@ KINDS = ["robust", "squares", "logistic", "logistic-l2", "logistic-nonconvex"]
 
 def plain(problem, x, kind, scale):
     """Return f(x), computed client by client in numpy."""
-    A, y, total = problem.data.X.toarray(), problem.data.y, 0.0
+    A, y, total = problem.data.to_dense(), problem.data.y, 0.0
     for i in range(problem.N):
         rows = problem.partition.rows(i)
         t = A[rows] @ x
@@ -119,7 +119,7 @@ def test_smoothness_bounds_the_gradient_and_is_ordered(kind):
 
 def test_smoothness_by_dense_algebra():
     problem = uneven("squares")
-    A = problem.data.X.toarray()
+    A = problem.data.to_dense()
     blocks = [A[problem.partition.rows(i)] for i in range(problem.N)]
     each = [np.linalg.eigvalsh(B.T @ B / len(B))[-1] + 0.01 for B in blocks]
     hessian = np.mean([B.T @ B / len(B) for B in blocks], axis=0)
@@ -148,7 +148,7 @@ def test_rows_are_divided_as_the_partition_says():
     data = fp.load("census", rows=100)
     division = fp.iid(100, 4, seed=2)
     problem = fp.LeastSquares(data, division)
-    A, y = data.X.toarray(), data.y
+    A, y = data.to_dense(), data.y
     oracle = problem.oracle(np.array([2]), RoundDraws(0, 0))
     x = np.linspace(0, 1, problem.d)
     rows = division.rows(2)

@@ -379,7 +379,7 @@ def test_trials_of_other_code_or_data_are_not_used(problem, tmp_path, monkeypatc
     assert TrialStore(path, about).get(fp.PAGE(S=5), 0) == trial
     assert TrialStore(path, about).get(fp.PAGE(S=5, p=0.1), 0) is None
     data = fp.load("census", rows=500)
-    changed = fp.Dataset.from_arrays(data.X.toarray() * 2, data.y, name="census")
+    changed = fp.Dataset.from_arrays(data.to_dense() * 2, data.y, name="census")
     other = question.describe(fp.RobustRegression(changed, clients=50))
     assert TrialStore(path, other).get(fp.PAGE(S=5), 0) is None
     newer = question.describe(problem) | {"version": "99"}

@@ -1,7 +1,7 @@
 """Data sets, and their partition among clients."""
 
 from fedpage.data import bundled, synthetic
-from fedpage.data.dataset import Dataset
+from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.partition import Partition, blocks, dirichlet, iid, label_shards, power_law
 from fedpage.data.registry import load
 from fedpage.data.synthetic import census
@@ -9,6 +9,7 @@ from fedpage.data.synthetic import census
 __all__ = [
     "Dataset",
     "Partition",
+    "Sparse",
     "blocks",
     "bundled",
     "census",

@@ -1,30 +1,69 @@
-"""Data sets: sparse rows, labels, a name and a digest of the content."""
+"""Data sets: rows of features, labels, whose row each is, and a digest of the content."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.random import permutation
+from fedpage.core.types import Ints, Vector
+
+if TYPE_CHECKING:
+    from fedpage.data.encoding import Encoding
+
+Label: TypeAlias = str | int | float | bool
+"""A class as the user wrote it."""
+RowChoice: TypeAlias = slice | Ints | NDArray[np.bool_] | list[int]
+"""Rows by a slice, a mask or their numbers."""
+_BLOCK = 1 << 20
+"""Numbers that are checked at a time, so that no temporary is as large as the data."""
 
 
-@dataclass(frozen=True, eq=False)
+class Sparse(NamedTuple):
+    """The features of n rows as the arrays of a CSR matrix.
+
+    Attributes:
+        indptr: (n+1,) where each row begins in `indices` and `values`.
+        indices: (nnz,) columns, from 0 to features - 1.
+        values: (nnz,) entries.
+        features: the number of columns.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: Vector
+    features: int
+
+    def take(self, rows: Ints) -> Sparse:
+        """Copy some rows, in the order given."""
+        lengths = np.diff(self.indptr)[rows]
+        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=indptr[1:])
+        where = np.repeat(self.indptr[:-1][rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
+        return Sparse(indptr, self.indices[where], self.values[where], self.features)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Hold n rows of d features and n labels, as the arrays of a CSR matrix.
+    """Hold n rows of p features and n labels, and for each row the client whose row it is.
+
+    `from_arrays`, `from_frame` and `load` make one from what users have.
 
     Attributes:
         name: the name in records and reports.
-        indptr: (n+1,) where each row begins in `indices` and `values`.
-        indices: (nnz,) columns, from 0 to d-1.
-        values: (nnz,) entries.
-        y: (n,) labels -1/+1, or targets of a regression.
-        features: the number of features, d.
+        matrix: the features, `Sparse` or a dense array (n, p) of float64 in C order.
+        y: (n,) labels or targets. Of two classes -1 and +1, of more the class numbers 0, 1, ...
+        classes: the labels as they were given, in the order of the class numbers; None for targets
+            of a regression, and for numbers that may be either.
+        clients: (n,) ids, text or whole numbers; None where rows have no owner yet.
+        columns: the names of the features, or none.
+        encoding: how the columns of a table became features; None for arrays.
         note: what a reader of results must know, such as that the data is synthetic.
 
     Raises:
@@ -32,11 +71,12 @@ class Dataset:
     """
 
     name: str
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    values: Vector
+    matrix: Sparse | Vector
     y: Vector
-    features: int
+    classes: tuple[Label, ...] | None = None
+    clients: NDArray[np.generic] | None = None
+    columns: tuple[str, ...] = ()
+    encoding: Encoding | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -46,78 +86,69 @@ class Dataset:
             raise InputError(
                 f"data set {self.name!r} must have at least one feature, not {self.features}"
             )
-        if len(self.indptr) != self.rows + 1 or len(self.indices) != len(self.values):
+        if isinstance(self.matrix, Sparse):
+            _check_sparse(self.name, self.matrix, self.rows)
+            values = self.matrix.values
+        else:
+            values = self.matrix
+            if values.shape != (self.rows, self.features):
+                raise InputError(
+                    f"data set {self.name!r}: X has {len(values)} rows but y has {self.rows} labels"
+                )
+        if self.clients is not None and self.clients.shape != (self.rows,):
             raise InputError(
-                f"data set {self.name!r}: the lengths of rows, indices and values do not agree"
+                f"data set {self.name!r}: there are {self.rows} rows but "
+                f"{len(self.clients)} client ids"
             )
-        if (
-            self.indptr[0] != 0
-            or self.indptr[-1] != len(self.indices)
-            or bool((np.diff(self.indptr) < 0).any())
-        ):
+        if self.columns and len(self.columns) != self.features:
             raise InputError(
-                f"data set {self.name!r}: indptr must rise from 0 to the number of entries"
+                f"data set {self.name!r}: there are {self.features} features but "
+                f"{len(self.columns)} column names"
             )
-        if (
-            len(self.indices)
-            and not 0 <= int(self.indices.min()) <= int(self.indices.max()) < self.features
-        ):
-            raise InputError(f"data set {self.name!r}: an index is outside 0..{self.features - 1}")
-        if not (np.isfinite(self.values).all() and np.isfinite(self.y).all()):
+        if not (is_finite(values) and is_finite(self.y)):
             raise InputError(f"data set {self.name!r}: it contains a NaN or an infinity")
 
     @classmethod
-    def from_arrays(cls, X: Any, y: ArrayLike, name: str = "mine", note: str = "") -> Dataset:
+    def from_arrays(
+        cls,
+        X: Any,
+        y: ArrayLike,
+        name: str = "mine",
+        note: str = "",
+        *,
+        clients: ArrayLike | None = None,
+    ) -> Dataset:
         """Make a data set from arrays.
 
         Args:
-            X: (n, d) features, a dense array or a scipy.sparse matrix.
-            y: (n,) labels or targets. Labels 0/1, 1/2 or -1/1 are classes and become -1/+1; other
-                values are kept, as targets of a regression.
+            X: (n, p) features. A dense array stays dense, without a copy if it holds float64 in
+                C order; a scipy.sparse matrix stays sparse.
+            y: (n,) labels or targets. Text, booleans and the numbers 0/1, 1/2 and -1/1 are classes.
+                Other numbers are kept: a problem takes them as targets or as classes.
             name: the name in records and reports.
             note: what a reader of results must know.
+            clients: (n,) ids that say whose row each is.
 
         Raises:
-            InputError: X or y has a wrong shape, or values that are not finite real numbers.
+            InputError: an argument has a wrong shape, or values that are not finite real numbers.
 
-        >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], [0, 1]).y.tolist()
-        [-1.0, 1.0]
+        >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], ["no", "yes"]).classes
+        ('no', 'yes')
         """
-        from scipy.sparse import csr_array, issparse
-
-        try:
-            dense = X if issparse(X) else np.asarray(X)
-            labels = np.asarray(y)
-            if "c" in (np.dtype(dense.dtype).kind, labels.dtype.kind):
-                raise ValueError("complex numbers")
-            matrix = csr_array(dense.astype(np.float64))
-            labels = labels.astype(np.float64).ravel()
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"data set {name!r}: X must be a matrix and y a vector of real numbers ({error})"
-            ) from None
-        if matrix.ndim != 2 or matrix.shape[1] == 0:
-            raise InputError(
-                f"data set {name!r}: X must be a matrix with at least one column, "
-                f"not of shape {matrix.shape}"
-            )
-        matrix.sum_duplicates()
-        matrix.sort_indices()
-        if matrix.shape[0] != len(labels):
-            raise InputError(
-                f"data set {name!r}: X has {matrix.shape[0]} rows but y has {len(labels)} labels"
-            )
-        if not (np.isfinite(matrix.data).all() and np.isfinite(labels).all()):
-            raise InputError(f"data set {name!r}: X and y must be finite, without NaN or infinity")
-        return cls(
-            name=name,
-            indptr=matrix.indptr.astype(np.int64),
-            indices=matrix.indices.astype(np.int32),
-            values=matrix.data.astype(np.float64),
-            y=to_signs(labels),
-            features=int(matrix.shape[1]),
-            note=note,
-        )
+        labels = np.asarray(y)
+        matrix = _features(name, X)
+        rows = len(matrix.indptr) - 1 if isinstance(matrix, Sparse) else len(matrix)
+        if labels.ndim != 1 and labels.shape != (labels.size, 1):
+            raise InputError(f"data set {name!r}: y must be a vector, not of shape {labels.shape}")
+        if rows != labels.size:
+            raise InputError(f"data set {name!r}: X has {rows} rows but y has {labels.size} labels")
+        target, classes = encode_labels(name, labels.ravel())
+        if not is_finite(target):
+            raise InputError(f"data set {name!r}: y must be finite, without NaN or infinity")
+        if not is_finite(matrix.values if isinstance(matrix, Sparse) else matrix):
+            raise InputError(f"data set {name!r}: X must be finite, without NaN or infinity")
+        ids = None if clients is None else np.asarray(clients)
+        return cls(name, matrix, target, classes=classes, clients=ids, note=note)
 
     @property
     def rows(self) -> int:
@@ -125,9 +156,19 @@ class Dataset:
         return len(self.y)
 
     @property
+    def features(self) -> int:
+        """The number of features, p."""
+        return self.matrix.features if isinstance(self.matrix, Sparse) else self.matrix.shape[1]
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the features are a dense array."""
+        return not isinstance(self.matrix, Sparse)
+
+    @property
     def nonzeros(self) -> int:
         """The number of stored entries of X."""
-        return len(self.values)
+        return len(self.matrix.values) if isinstance(self.matrix, Sparse) else self.matrix.size
 
     @property
     def binary(self) -> bool:
@@ -136,43 +177,235 @@ class Dataset:
 
     @cached_property
     def X(self) -> Any:
-        """The features (n, d) as a scipy.sparse CSR array that shares this data set's memory."""
+        """The features (n, p), dense or as a scipy.sparse CSR array that shares their memory."""
+        if not isinstance(self.matrix, Sparse):
+            return self.matrix
         from scipy.sparse import csr_array
 
-        return csr_array((self.values, self.indices, self.indptr), shape=(self.rows, self.features))
+        indptr, indices, values, features = self.matrix
+        return csr_array((values, indices, indptr), shape=(self.rows, features))
+
+    def to_dense(self) -> Vector:
+        """Return the features as a dense array (n, p)."""
+        return np.asarray(self.X if self.is_dense else self.X.toarray())
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: shape, labels, indices and values."""
-        return content_digest(self.features, self.y, self.indptr, self.indices, self.values)
+        """SHA-256 of the content: shape, labels and features."""
+        return content_digest(self.matrix, self.y)
 
-    def __repr__(self) -> str:
-        return (
-            f"Dataset({self.name!r}, {self.rows:,} x {self.features:,}, {self.nonzeros:,} nonzeros)"
+    def __getitem__(self, rows: RowChoice) -> Dataset:
+        """Return the data set of some rows: a slice, a mask (n,) or row numbers.
+
+        >>> Dataset.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 1])[1:].y.tolist()
+        [1.0, 1.0]
+        """
+        try:
+            numbers = np.arange(self.rows)[rows]
+        except (IndexError, TypeError, ValueError):
+            raise InputError(
+                f"data set {self.name!r}: rows are chosen by a slice, a mask of {self.rows} "
+                f"booleans or row numbers, not {short_repr(rows)}"
+            ) from None
+        if numbers.ndim != 1:
+            numbers = np.atleast_1d(numbers)
+        matrix = self.matrix
+        return replace(
+            self,
+            matrix=matrix.take(numbers) if isinstance(matrix, Sparse) else matrix[numbers],
+            y=self.y[numbers],
+            clients=None if self.clients is None else self.clients[numbers],
         )
 
+    def split(
+        self,
+        test: float = 0.2,
+        seed: int = 0,
+        *,
+        stratify: bool = True,
+        by: Literal["rows", "clients"] = "rows",
+    ) -> tuple[Dataset, Dataset]:
+        """Divide the data set at random into one to train on and one to test with.
 
-def content_digest(
-    features: int,
-    y: Vector,
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    values: Vector,
-) -> str:
+        Args:
+            test: the share of rows, or of clients, in the second data set.
+            seed: of the random choice.
+            stratify: whether every class (and every client, by rows) has this share of its rows in
+                the test set, up to rounding. Targets of a regression are not stratified.
+            by: "rows", or "clients": a client's rows then stay together.
+
+        Returns:
+            The training set and the test set, each in the order of the data.
+
+        Raises:
+            InputError: a part would have no rows, or `by="clients"` without client ids.
+        """
+        if not 0.0 < test < 1.0:
+            raise InputError(
+                f"split: test must be between 0 and 1, such as 0.2, not {short_repr(test)}"
+            )
+        if by not in ("rows", "clients"):
+            raise InputError(f"split: by must be 'rows' or 'clients', not {short_repr(by)}")
+        if by == "clients" and self.clients is None:
+            raise InputError(
+                f"split: {self.name!r} has no client ids; give clients= or use by='rows'"
+            )
+        chosen = np.zeros(self.rows, dtype=bool)
+        if by == "clients":
+            ids, owner = np.unique(np.asarray(self.clients), return_inverse=True)
+            count = int(test * len(ids) + 0.5)
+            picked = np.zeros(len(ids), dtype=bool)
+            picked[permutation(seed, 8, size=len(ids))[:count]] = True
+            chosen = picked[owner]
+        else:
+            groups = self._strata() if stratify else np.zeros(self.rows, dtype=np.int64)
+            order = permutation(seed, 8, size=self.rows)
+            order = order[np.argsort(groups[order], kind="stable")]
+            sizes = np.bincount(groups)
+            # the cumulative share is rounded, so that small groups do not all lose or win
+            ends = np.floor(test * np.cumsum(sizes) + 0.5).astype(np.int64)
+            counts = np.minimum(np.diff(ends, prepend=0), np.maximum(sizes - 1, 0))
+            rank = np.arange(self.rows) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            chosen[order[rank < np.repeat(counts, sizes)]] = True
+        if chosen.all() or not chosen.any():
+            raise InputError(
+                f"split: test={test:g} leaves a part of {self.name!r} without rows; "
+                "choose another share"
+            )
+        return self[~chosen], self[chosen]
+
+    def _strata(self) -> Ints:
+        """Give the rows (n,) of one class and one client a common group number."""
+        group = np.zeros(self.rows, dtype=np.int64)
+        if self.clients is not None:
+            group = np.unique(self.clients, return_inverse=True)[1].astype(np.int64)
+        if self.classes is not None:
+            labels, which = np.unique(self.y, return_inverse=True)
+            group = group * len(labels) + which
+        return np.unique(group, return_inverse=True)[1].astype(np.int64)
+
+    def __repr__(self) -> str:
+        stored = "dense" if self.is_dense else f"{self.nonzeros:,} nonzeros"
+        words = [repr(self.name), f"{self.rows:,} x {self.features:,}", stored]
+        if self.classes is not None and len(self.classes) > 2:
+            words.append(f"{len(self.classes)} classes")
+        if self.clients is not None:
+            words.append(f"{len(np.unique(self.clients)):,} clients")
+        return f"Dataset({', '.join(words)})"
+
+
+def is_finite(values: Vector) -> bool:
+    """Say whether no entry is a NaN or an infinity, without a temporary as large as the array."""
+    flat = values.reshape(-1)
+    return all(
+        bool(np.isfinite(flat[first : first + _BLOCK]).all())
+        for first in range(0, flat.size, _BLOCK)
+    )
+
+
+def _features(name: str, X: Any) -> Sparse | Vector:
+    """Convert a matrix of real numbers; dense stays dense and sparse stays sparse."""
+    from scipy.sparse import csr_array, issparse
+
+    try:
+        given = X if issparse(X) else np.asarray(X)
+        if np.dtype(given.dtype).kind == "c":
+            raise ValueError("complex numbers")
+        if given.ndim != 2 or given.shape[1] == 0:
+            raise InputError(
+                f"data set {name!r}: X must be a matrix with at least one column, "
+                f"not of shape {given.shape}"
+            )
+        if not issparse(X):
+            return np.ascontiguousarray(given, dtype=np.float64)
+        matrix = csr_array(given.astype(np.float64))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"data set {name!r}: X must be a matrix of real numbers ({error})"
+        ) from None
+    matrix.sum_duplicates()
+    matrix.sort_indices()
+    return Sparse(
+        matrix.indptr.astype(np.int64),
+        matrix.indices.astype(np.int32),
+        matrix.data,
+        int(matrix.shape[1]),
+    )
+
+
+def _check_sparse(name: str, matrix: Sparse, rows: int) -> None:
+    indptr, indices, values, features = matrix
+    if len(indptr) != rows + 1 or len(indices) != len(values):
+        raise InputError(f"data set {name!r}: the lengths of rows, indices and values do not agree")
+    if indptr[0] != 0 or indptr[-1] != len(indices) or bool((np.diff(indptr) < 0).any()):
+        raise InputError(f"data set {name!r}: indptr must rise from 0 to the number of entries")
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < features:
+        raise InputError(f"data set {name!r}: an index is outside 0..{features - 1}")
+
+
+def content_digest(matrix: Sparse | Vector, y: Vector) -> str:
     """Compute the SHA-256 of a data set in a canonical little-endian form."""
-    state = hashlib.sha256(f"fedpage-data-1 {len(y)} {features} {len(values)}".encode())
-    for array, kind in ((y, "<f8"), (indptr, "<i8"), (indices, "<i4"), (values, "<f8")):
-        state.update(np.ascontiguousarray(array, dtype=kind).tobytes())
+    if isinstance(matrix, Sparse):
+        indptr, indices, values, features = matrix
+        state = hashlib.sha256(f"fedpage-data-1 {len(y)} {features} {len(values)}".encode())
+        parts = [(y, "<f8"), (indptr, "<i8"), (indices, "<i4"), (values, "<f8")]
+    else:
+        state = hashlib.sha256(f"fedpage-dense-1 {len(y)} {matrix.shape[1]}".encode())
+        parts = [(y, "<f8"), (matrix, "<f8")]
+    for array, kind in parts:
+        state.update(np.ascontiguousarray(array, dtype=kind).data.cast("B"))
     return state.hexdigest()
 
 
-def to_signs(y: Vector) -> Vector:
-    """Map labels (n,) 0/1, 1/2 or -1/1 to -1/+1, the larger to +1, and return others as floats.
+def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Label, ...] | None]:
+    """Encode labels (n,) as numbers.
 
-    >>> to_signs(np.array([1.0, 2.0, 1.0])).tolist(), to_signs(np.array([0.0, 10.0])).tolist()
-    ([-1.0, 1.0, -1.0], [0.0, 10.0])
+    Args:
+        name: the data set's name, for the error message.
+        y: text, booleans or numbers.
+
+    Returns:
+        Two classes as -1 and +1, more as 0, 1, ... in sorted order, and the classes; numbers other
+        than 0/1, 1/2 and -1/1 as they are, and None.
+
+    Raises:
+        InputError: the labels are neither text, booleans nor real numbers.
+
+    >>> encode_labels("mine", np.array(["b", "a", "b"]))
+    (array([ 1., -1.,  1.]), ('a', 'b'))
+    >>> encode_labels("mine", np.array([0.0, 10.0]))
+    (array([ 0., 10.]), None)
     """
-    found = np.unique(y).tolist()
-    if found in ([0.0, 1.0], [1.0, 2.0], [-1.0, 1.0]):
-        return np.where(y == found[1], 1.0, -1.0)
-    return y.astype(np.float64)
+    if y.dtype.kind == "O":
+        missing = [row for row, label in enumerate(y) if label is None or label != label]
+        if missing:
+            raise InputError(f"data set {name!r}: row {missing[0] + 1} has no label")
+        if all(isinstance(label, (bool, np.bool_)) for label in y):
+            y = y.astype(bool)
+        elif all(isinstance(label, str) for label in y):
+            y = y.astype(str)
+    if y.dtype.kind in "UTb":
+        found, number = np.unique(y, return_inverse=True)
+        return class_targets(number.astype(np.int64), len(found)), tuple(found.tolist())
+    try:
+        if y.dtype.kind == "c":
+            raise ValueError("complex numbers")
+        target = y.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"data set {name!r}: y must be a vector of labels or real numbers ({error})"
+        ) from None
+    found = np.unique(target)  # a NaN is found later
+    if found.tolist() in ([0.0, 1.0], [1.0, 2.0], [-1.0, 1.0]):
+        classes = tuple(int(label) for label in found.tolist())
+        return np.where(target == found[1], 1.0, -1.0), classes
+    return target, None
+
+
+def class_targets(number: Ints, classes: int) -> Vector:
+    """Return class numbers (n,) as targets: -1 and +1 for two classes, the numbers for more."""
+    if classes == 2:
+        return np.where(number == 1, 1.0, -1.0)
+    return number.astype(np.float64)

@@ -18,7 +18,7 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.registry import Registry
 from fedpage.data import libsvm
-from fedpage.data.dataset import Dataset, to_signs
+from fedpage.data.dataset import Dataset, Sparse, encode_labels
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
@@ -273,15 +273,9 @@ def _check(item: LibsvmFile, path: Path, parsed: libsvm.Parsed) -> Dataset:
 
 
 def _dataset(name: str, parsed: libsvm.Parsed, note: str = "") -> Dataset:
-    return Dataset(
-        name=name,
-        indptr=parsed.indptr,
-        indices=parsed.indices,
-        values=parsed.values,
-        y=to_signs(parsed.y),
-        features=parsed.features,
-        note=note,
-    )
+    y, classes = encode_labels(name, parsed.y)
+    matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
+    return Dataset(name, matrix, y, classes=classes, note=note)
 
 
 def _parse(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:

@@ -11,7 +11,7 @@ import numpy as np
 from fedpage.core.errors import InputError
 from fedpage.core.random import uniforms
 from fedpage.core.types import Vector
-from fedpage.data.dataset import Dataset
+from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.registry import register_embedded
 
 FIELDS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
@@ -79,12 +79,16 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
     logistic = np.log(np.maximum(u, 1e-300)) - np.log1p(-u)
     latent = score + noise * logistic
     cut = np.partition(latent, -max(1, round(_POSITIVE * rows)))[-max(1, round(_POSITIVE * rows))]
+    matrix = Sparse(
+        np.arange(rows + 1, dtype=np.int64) * len(FIELDS),
+        columns.ravel(),
+        np.ones(rows * len(FIELDS)),
+        sum(FIELDS),
+    )
     return Dataset(
-        name="census",
-        indptr=np.arange(rows + 1, dtype=np.int64) * len(FIELDS),
-        indices=columns.ravel(),
-        values=np.ones(rows * len(FIELDS)),
+        "census",
+        matrix,
         y=np.where(latent >= cut, 1.0, -1.0),
-        features=sum(FIELDS),
+        classes=(-1, 1),
         note=f"synthetic (rows={rows}, skew={skew:g}, noise={noise:g}, seed={seed})",
     )

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
@@ -31,7 +32,7 @@ from fedpage.core.types import (
     Vector,
 )
 from fedpage.data import Dataset, libsvm
-from fedpage.data.dataset import to_signs
+from fedpage.data.dataset import Sparse, encode_labels
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, platform_cache
 from fedpage.flower.config import AppConfig, NodeConfig
@@ -212,9 +213,8 @@ def read_file(path: Path, features: int | None, labels: str, label: str) -> tupl
         data = Dataset.from_arrays(X, np.zeros(len(y)), name=path.name)
         return _with_signed_labels(data, y, labels, path)
     parsed = libsvm.parse(libsvm.read_bytes(path), features=features, source=str(path))
-    data = Dataset(
-        path.name, parsed.indptr, parsed.indices, parsed.values, parsed.y, parsed.features
-    )
+    matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
+    data = Dataset(path.name, matrix, parsed.y)
     return _with_signed_labels(data, parsed.y, labels, path)
 
 
@@ -240,8 +240,8 @@ def _with_signed_labels(data: Dataset, y: Vector, labels: str, path: Path) -> tu
     else:
         found = np.unique(y)
         distinct = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else "many"
-        y = to_signs(y)
-    return Dataset(data.name, data.indptr, data.indices, data.values, y, data.features), distinct
+        y, _ = encode_labels(data.name, y)
+    return replace(data, y=y), distinct
 
 
 def _read_csv(path: Path, label: str) -> tuple[Vector, Vector]:

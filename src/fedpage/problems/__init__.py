@@ -1,10 +1,10 @@
 """Objectives, and the oracles that compute gradients of clients' rows."""
 
 from fedpage.problems.base import RowProblem
-from fedpage.problems.glm import (
+from fedpage.problems.linear_model import LinearModel
+from fedpage.problems.objectives import (
     OBJECTIVES,
     LeastSquares,
-    LinearModel,
     LogisticRegression,
     RobustRegression,
 )

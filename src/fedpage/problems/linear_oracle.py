@@ -12,7 +12,7 @@ from fedpage.problems import kernels
 from fedpage.problems.base import RowOracle, as_rows, no_rows
 
 if TYPE_CHECKING:
-    from fedpage.problems.glm import LinearModel
+    from fedpage.problems.linear_model import LinearModel
 
 
 class LinearOracle(RowOracle, FusedOracle):

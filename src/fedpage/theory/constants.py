@@ -26,7 +26,7 @@ from fedpage.core.types import (
     dtype_of,
 )
 from fedpage.problems.base import power_of_two
-from fedpage.problems.glm import LinearModel
+from fedpage.problems.linear_model import LinearModel
 from fedpage.problems.quadratic import Quadratic
 
 _DENSE = 3e7

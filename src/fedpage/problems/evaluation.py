@@ -1,0 +1,180 @@
+"""Evaluate a linear model: losses, gradients and metrics, over all rows or each client's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpage.core.errors import InputError
+from fedpage.core.metrics import Metric, evaluate_metrics
+from fedpage.core.types import ClientEvaluations, Ints, Vector
+from fedpage.data.dataset import Dataset
+from fedpage.problems import kernels
+from fedpage.problems.base import norm
+from fedpage.problems.kernels import Loss
+
+if TYPE_CHECKING:
+    from fedpage.data.partition import Partition
+
+
+class Evaluation:
+    """Evaluate f, its gradient and metrics at a point; `LinearModel` adds the rows."""
+
+    name: str
+    data: Dataset
+    partition: Partition
+    alpha: float
+    held_out: Dataset | None
+    metrics: dict[str, Metric]
+    _loss: Loss
+    _scale: Vector
+    _reg_code: int
+    _rows_and_targets: tuple[Any, ...]
+    _held_out_rows: tuple[Any, ...]
+    """The held-out rows and their targets, as the kernels take them."""
+
+    @property
+    def N(self) -> int:
+        """The number of clients."""
+        return self.partition.N
+
+    @property
+    def d(self) -> int:
+        """The number of parameters: the data set's features."""
+        return self.data.features
+
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
+        """Evaluate x on each client's own rows.
+
+        Args:
+            clients: (n,) client numbers.
+            x: (d,) the model.
+
+        Returns:
+            Losses (n,) N w_i f_i(x) and gradients (n, d), regulariser included, and the metrics.
+        """
+        x = self._point(x)
+        losses, gradients = np.empty(len(clients)), np.zeros((len(clients), self.d))
+        values = {name: np.empty(len(clients)) for name in self.metrics}
+        start, target = self._rows_and_targets[4], self._rows_and_targets[3]
+        scale = self._scale[clients]
+        with np.errstate(over="ignore", invalid="ignore"):
+            penalty, slope = self._penalty(x)
+            for row, client in enumerate(clients.tolist()):
+                args = (self._loss.code, client, client + 1, x, True, gradients[row])
+                losses[row] = kernels.objective(*self._rows_and_targets, *args)
+                if self.metrics:
+                    first, end = int(start[client]), int(start[client + 1])
+                    outputs, where = self._margins(x, first, end), f"client {client}"
+                    each = evaluate_metrics(self.metrics, outputs, target[first:end], where)
+                    for name, value in each.items():
+                        values[name][row] = value
+            losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
+        return ClientEvaluations(losses, gradients, values)
+
+    def loss(self, x: Vector) -> float:
+        """Compute f(x) = (1/N) sum_i N w_i (1/M_i) sum_j f_ij(x) at x (d,)."""
+        return self._evaluate(self._point(x), True, 1)[0]
+
+    def grad(self, x: Vector, threads: int = 1) -> Vector:
+        """Compute the gradient (d,) of f at x (d,)."""
+        return self._evaluate(self._point(x), False, threads)[1]
+
+    def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
+        """Evaluate what a history records at x (d,). Any number of threads gives the same bits.
+
+        Returns:
+            "loss" f(x), "grad_norm" |grad f(x)|, each metric over all clients' rows, and the
+            held-out columns.
+        """
+        x = self._point(x)
+        loss, grad = self._evaluate(x, True, threads)
+        row = {"loss": loss, "grad_norm": norm(grad)}
+        if self.metrics:
+            with np.errstate(over="ignore", invalid="ignore"):
+                target = self._rows_and_targets[3]
+                margins = self._margins(x, 0, len(target))
+                row |= evaluate_metrics(self.metrics, margins, target, "the clients' rows")
+        return row | self.evaluate_held_out(x)
+
+    def evaluate_held_out(self, x: Vector) -> dict[str, float]:
+        """Evaluate held_out_loss and the metrics on the held-out rows; {} without such rows."""
+        if self.held_out is None:
+            return {}
+        *rows, target = self._held_out_rows
+        margins = np.empty(len(target))
+        with np.errstate(over="ignore", invalid="ignore"):
+            kernels.margins(*rows, self._point(x), margins)
+            row = {"loss": float(kernels.mean_loss(self._loss.code, margins, target))}
+            row |= evaluate_metrics(self.metrics, margins, target, "held_out")
+        return {f"held_out_{name}": value for name, value in row.items()}
+
+    def _margins(self, x: Vector, first: int, end: int) -> Vector:
+        """Compute a.x of rows first..end-1, which are in client order."""
+        ptr, idx, val = self._rows_and_targets[:3]
+        out = np.empty(end - first)
+        kernels.margins(ptr[first : end + 1], idx, val, x, out)
+        return out
+
+    def _point(self, x: Vector) -> Vector:
+        x = np.ascontiguousarray(x, dtype=np.float64)
+        if x.shape != (self.d,):
+            raise InputError(f"{self.name}: x must have shape ({self.d},), not {x.shape}")
+        return x
+
+    def _evaluate(self, x: Vector, want_loss: bool, threads: int) -> tuple[float, Vector]:
+        """Compute f, if wanted, and its gradient."""
+        with np.errstate(over="ignore", invalid="ignore"):  # far away both may be infinite
+            loss, grad = self._sums(x, want_loss, threads, self._scale)
+            loss /= self.N
+            grad /= self.N
+            if not (math.isfinite(loss) and np.isfinite(grad).all()):
+                # the sum may overflow where the mean does not
+                loss, grad = self._sums(x, want_loss, threads, self._scale / self.N)
+            if self._reg_code != kernels.NO_REG:
+                penalty, slope = self._penalty(x)
+                loss += penalty
+                grad += slope
+        return loss, grad
+
+    def _penalty(self, x: Vector) -> tuple[float, Vector]:
+        """Compute the regulariser at x, and its gradient (d,)."""
+        if self._reg_code == kernels.L2:
+            square = 0.5 * self.alpha * float(kernels.total(x * x))
+            if not math.isfinite(square):  # alpha x^2 may be finite where x^2 is not
+                root = math.sqrt(0.5 * self.alpha) * x
+                square = float(kernels.total(root * root))
+            return square, self.alpha * x
+        if self._reg_code == kernels.NONCONVEX:
+            x = np.clip(x, -1e77, 1e77)  # both are at their limits there, and q^2 would overflow
+            q = 1.0 + x * x
+            return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
+        return 0.0, np.zeros(self.d)
+
+    def _sums(
+        self, x: Vector, want_loss: bool, threads: int, scale: Vector
+    ) -> tuple[float, Vector]:
+        """Add up blocks of clients in order; their number depends on the data alone."""
+        nonzeros = len(self._rows_and_targets[1])
+        count = max(1, min(self.N, 32, nonzeros >> 17))
+        edges = [self.N * i // count for i in range(count + 1)]
+        sums = np.zeros((count, self.d))
+
+        def block(i: int) -> float:
+            args = (self._loss.code, edges[i], edges[i + 1], x, want_loss, sums[i])
+            return float(kernels.objective(*self._rows_and_targets[:-1], scale, *args))
+
+        if threads > 1 and count > 1:
+            with ThreadPoolExecutor(min(threads, count)) as pool:
+                parts = list(pool.map(block, range(count)))
+        else:
+            parts = [block(i) for i in range(count)]
+        loss, grad = 0.0, np.zeros(self.d)
+        for part, total in zip(parts, sums, strict=True):
+            loss += part
+            grad += total
+        return loss, grad

@@ -1,0 +1,274 @@
+"""Linear models, f_ij(x) = loss(a_ij . x, b_ij) + regulariser(x), over partitioned data."""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.metrics import MetricsOption, describe_metrics, resolve_metrics
+from fedpage.core.types import Draws, Ints, Smoothness, Vector
+from fedpage.data.dataset import Dataset, Sparse
+from fedpage.data.partition import Partition, blocks
+from fedpage.problems import kernels
+from fedpage.problems.base import (
+    Description,
+    Weights,
+    client_scale,
+    describe_weights,
+    equal_size,
+)
+from fedpage.problems.evaluation import Evaluation
+from fedpage.problems.kernels import LOSSES, REGULARISERS, Loss, Reg
+from fedpage.problems.labels import Classes, two_classes
+from fedpage.problems.linear_oracle import LinearOracle
+from fedpage.problems.smoothness import smoothness
+
+_ALPHA = 0.1
+"""The weight of a regulariser where none is given: the paper's."""
+
+
+class LinearModel(Evaluation):
+    """A loss of a linear model over a partitioned data set.
+
+    Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)`
+    takes any loss that `problems/kernels.py` declares.
+
+    Args:
+        data: the rows.
+        clients: a number of clients (equal consecutive blocks, the remainder dropped), or a
+            Partition.
+        loss: the name of a loss; a subclass has its own.
+        reg: "none", "l2" (alpha |x|^2/2) or "nonconvex" (alpha sum_l x_l^2/(1+x_l^2), the paper's).
+        alpha: the regulariser's weight, 0.1 by default.
+        weights: "uniform" (the paper's f = mean over clients), "size", or N positive numbers. They
+            scale a client's whole objective by N w_i, so that every method stays as it is.
+        metrics: what to record of the margins a.x and the labels: names such as "accuracy" and
+            "auc", or functions (outputs, targets) -> float.
+        held_out: rows that no client has. `held_out_loss`, their mean loss without the regulariser,
+            and `held_out_METRIC` are recorded.
+
+    Raises:
+        InputError: something given cannot be used.
+    """
+
+    loss_name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        data: Dataset,
+        clients: int | Partition,
+        *,
+        loss: str | None = None,
+        reg: Reg | None = None,
+        alpha: float | None = None,
+        weights: Weights = "uniform",
+        metrics: MetricsOption = (),
+        held_out: Dataset | None = None,
+    ) -> None:
+        if loss is not None and self.loss_name not in ("", loss):
+            raise InputError(
+                f"{type(self).__name__} has the loss {self.loss_name!r}; leave loss out"
+            )
+        self._loss: Loss = LOSSES[loss or self.loss_name]
+        self.name = self._loss.title
+        _check_data(self.name, "data", data)
+        self.reg, self.alpha = choose_regulariser(self._loss, reg, alpha)
+        self.data = data
+        self.partition = clients if isinstance(clients, Partition) else blocks(data.rows, clients)
+        self.weights = weights if isinstance(weights, str) else "given"
+        self._sizes = self.partition.sizes
+        self._scale = client_scale(weights, self._sizes)
+        self.classes: Classes | None = None
+        """The labels of a classification, in the order of the targets; None for a regression."""
+        target = data.y
+        if self._loss.needs_labels:
+            target, self.classes = two_classes(self.name, data)
+        self._store(target)
+        self.convex = self._loss.convex and REGULARISERS[self.reg].convex
+        self.metrics = resolve_metrics(metrics, self.name)
+        self._constants: Smoothness | None = None
+        self.held_out = held_out
+        self._check_evaluation()
+
+    def _check_evaluation(self) -> None:
+        """Refuse held-out rows of another shape, and metrics that the labels do not suit."""
+        if self.held_out is not None:
+            _check_data(self.name, "held_out", self.held_out)
+            if self.held_out.features > self.data.features:
+                raise InputError(
+                    f"{self.name}: held_out has {self.held_out.features} features, "
+                    f"the clients' rows have {self.data.features}"
+                )
+            target = self.held_out.y
+            if self.classes is not None:
+                target, _ = two_classes(self.name, self.held_out, self.classes)
+            self._held_out_rows = (*_kernel_rows(*_sparse_rows(self.held_out)[:3]), target)
+        for data in (self.data, *([] if self.held_out is None else [self.held_out])):
+            for metric in self.metrics.values():
+                if metric.needs_labels and self.classes is None and not data.binary:
+                    raise InputError(
+                        f"{self.name}: metric {metric.name!r} needs labels -1/1, 0/1 or 1/2, "
+                        f"which {data.name!r} does not have"
+                    )
+
+    def _store(self, target: Vector) -> None:
+        """Copy the rows in client order, with unsigned indices, and their targets (n,)."""
+        order, data = self.partition.order, self.data
+        if len(order) and (int(order.min()) < 0 or int(order.max()) >= data.rows):
+            raise InputError(
+                f"{self.name}: the partition names rows that {data.name!r} does not have"
+            )
+        rows = _sparse_rows(data)
+        if len(order) != data.rows or bool((order != np.arange(len(order))).any()):
+            rows = rows.take(order)
+        if len(rows.values) >= 2**32 or len(order) >= 2**32:
+            raise InputError(
+                f"{self.name}: more than 4,294,967,295 nonzeros or rows; divide the data set"
+            )
+        self._rows_and_targets = (
+            *_kernel_rows(*rows[:3]),
+            target[order],
+            self.partition.ptr,
+            self._scale,
+        )
+        self._set_codes()
+
+    def _set_codes(self) -> None:
+        self._reg_code = REGULARISERS[self.reg].code if self.alpha > 0 else kernels.NO_REG
+        self._kernel_data = (*self._rows_and_targets, self._loss.code, self._reg_code, self.alpha)
+        self._equal = equal_size(self._sizes)
+
+    @property
+    def sizes(self) -> Ints:
+        """(N,) rows M_i of each client."""
+        return self._sizes
+
+    def rescale(self, factor: float) -> Self:
+        """Multiply every client's objective by a factor.
+
+        A Flower node that has client i alone uses it, with the factor N w_i.
+        """
+        twin = copy(self)
+        twin._scale, twin._constants = self._scale * factor, None
+        twin.weights = "given"
+        twin._rows_and_targets = (*self._rows_and_targets[:-1], twin._scale)
+        twin._set_codes()
+        return twin
+
+    def mean_labels(self) -> Vector:
+        """(N,) the mean label of each client's rows."""
+        target = self._rows_and_targets[3]
+        return np.asarray(np.add.reduceat(target, self.partition.ptr[:-1]) / self._sizes)
+
+    def oracle(self, clients: Ints, draws: Draws) -> LinearOracle:
+        """Return the oracle of the called clients (n,) in this round."""
+        return LinearOracle(self, clients, draws)
+
+    def smoothness(self) -> Smoothness:
+        """Compute Lipschitz constants of the gradients.
+
+        A row's is |a|^2 times the loss's curvature. A client's and f's are the curvature times the
+        largest eigenvalue of the (weighted) second moment of the rows. The regulariser adds alpha
+        for l2 and 2 alpha for nonconvex. They are computed once.
+        """
+        if self._constants is None:
+            self._constants = smoothness(self)
+        return self._constants
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data.name!r}, {self.partition.name}, d={self.d})"
+
+    def describe(self) -> Description:
+        """Describe the problem: objective, data and partition, with digests."""
+        about: Description = {
+            "objective": self.name,
+            "data": self.data.name,
+            "data_digest": self.data.digest,
+        }
+        if self.data.note:
+            about["data_note"] = self.data.note
+        about |= {
+            "N": self.N,
+            "d": self.d,
+            "rows": int(self._sizes.sum()),
+            "partition": self.partition.name,
+            "partition_digest": self.partition.digest,
+        }
+        if self.reg != "none":
+            about |= {"regulariser": self.reg, "alpha": self.alpha}
+        if self.metrics:
+            about["metrics"] = describe_metrics(self.metrics)
+        if self.held_out is not None:
+            about["held_out"] = self.held_out.digest
+        return about | describe_weights(self.weights, self._scale)
+
+
+def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tuple[Reg, float]:
+    """Check a regulariser and its weight, and choose those that are not given.
+
+    Args:
+        loss: the loss, which says which regularisers it takes.
+        reg: the regulariser's name, or None.
+        alpha: its weight, or None.
+
+    Returns:
+        The name and the weight. Without reg, alpha weighs the only regulariser that the loss takes.
+
+    Raises:
+        InputError: the regulariser is unknown, the weight is not a number of at least 0, or a
+            weight is given without a regulariser.
+    """
+    if reg is not None and reg not in REGULARISERS:
+        hint = did_you_mean(reg, REGULARISERS) if isinstance(reg, str) else ""
+        known = ", ".join(REGULARISERS)
+        raise InputError(
+            f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}{hint}"
+        )
+    number = isinstance(alpha, (int, float)) and math.isfinite(alpha) and alpha >= 0
+    if alpha is not None and not number:
+        raise InputError(
+            f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"
+        )
+    if reg not in (None, "none"):
+        return reg, _ALPHA if alpha is None else float(alpha)
+    if not alpha:
+        return "none", 0.0
+    if reg is None and len(loss.regularisers) == 1:
+        return loss.regularisers[0], float(alpha)
+    choices = " or ".join(f"reg='{name}'" for name in loss.regularisers)
+    advice = f"choose {choices}" if choices else "choose reg='l2' or leave alpha out"
+    raise InputError(
+        f"{loss.title}: alpha={alpha:g} weighs a regulariser, but there is none; {advice}"
+    )
+
+
+def _check_data(owner: str, what: str, data: object) -> None:
+    if not isinstance(data, Dataset):
+        raise InputError(
+            f"{owner}: {what} must be a fedpage Dataset, not {type(data).__name__}; see fp.load"
+        )
+
+
+def _kernel_rows(
+    ptr: Ints, idx: NDArray[np.int32], val: Vector
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32], Vector | None]:
+    """Return CSR arrays as the kernels take them; no values where all are 1."""
+    return (
+        ptr.astype(np.uint32),
+        np.ascontiguousarray(idx, dtype=np.int32).view(np.uint32),
+        None if bool((val == 1.0).all()) else np.ascontiguousarray(val),
+    )
+
+
+def _sparse_rows(data: Dataset) -> Sparse:
+    """Return the features in sparse form, which is all that the kernels take."""
+    if isinstance(data.matrix, Sparse):
+        return data.matrix
+    from scipy.sparse import csr_array
+
+    return Dataset.from_arrays(csr_array(data.matrix), data.y).matrix  # type: ignore[return-value]
