@@ -57,12 +57,16 @@ if TYPE_CHECKING:
         Dataset,
         Partition,
         blocks,
+        by_id,
         census,
         dirichlet,
+        dirichlet_hsu,
+        dirichlet_yurochkin,
         iid,
         label_shards,
         load,
         power_law,
+        quantity_dirichlet,
     )
     from fedpage.engine.check_method import check_method
     from fedpage.engine.faults import Faults
@@ -98,7 +102,8 @@ if TYPE_CHECKING:
     from fedpage.studies.tune import tune
 
 _EXPORTS = {
-    "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
+    "fedpage.data": "Dataset Partition blocks by_id census dirichlet dirichlet_hsu "
+    "dirichlet_yurochkin iid label_shards load power_law quantity_dirichlet",
     "fedpage.callbacks.base": "Callback FunctionCallback Stopped",
     "fedpage.callbacks.best_model": "Best",
     "fedpage.callbacks.progress": "Progress",
@@ -186,6 +191,7 @@ __all__ = [
     "Track",
     "__version__",
     "blocks",
+    "by_id",
     "callbacks",
     "census",
     "check_method",
@@ -194,6 +200,8 @@ __all__ = [
     "core",
     "data",
     "dirichlet",
+    "dirichlet_hsu",
+    "dirichlet_yurochkin",
     "engine",
     "iid",
     "label_shards",
@@ -203,6 +211,7 @@ __all__ = [
     "metric",
     "power_law",
     "problems",
+    "quantity_dirichlet",
     "report",
     "runs",
     "save_model",

@@ -1,8 +1,11 @@
 """Data sets, and their partition among clients."""
 
 from fedpage.data import bundled, synthetic
+from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset, Sparse
-from fedpage.data.partition import Partition, blocks, dirichlet, iid, label_shards, power_law
+from fedpage.data.label_skew import dirichlet, dirichlet_hsu, dirichlet_yurochkin, label_shards
+from fedpage.data.partition import Partition, blocks, iid
+from fedpage.data.quantity_skew import power_law, quantity_dirichlet
 from fedpage.data.registry import load
 from fedpage.data.synthetic import census
 
@@ -12,11 +15,15 @@ __all__ = [
     "Sparse",
     "blocks",
     "bundled",
+    "by_id",
     "census",
     "dirichlet",
+    "dirichlet_hsu",
+    "dirichlet_yurochkin",
     "iid",
     "label_shards",
     "load",
     "power_law",
+    "quantity_dirichlet",
     "synthetic",
 ]

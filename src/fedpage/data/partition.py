@@ -1,7 +1,9 @@
 """Partitions: which client holds which rows of a data set.
 
 To add one, write a function of `n` (rows) or `y` (labels), `clients`, if need be one parameter of
-its own, and `seed` if it is random, and register it under the name that `--partition` takes.
+its own, `seed` if it is random and `min_rows` if clients' sizes differ, and register it under the
+name that `--partition` takes. `client_ids`, `label_skew` and `quantity_skew` beside this file hold
+the others.
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter, signature
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.random import permutation, uniforms
+from fedpage.core.random import permutation
 from fedpage.core.registry import Registry
 from fedpage.core.types import Ints, Vector
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     """Assign rows to clients: client i holds the rows `order[ptr[i]:ptr[i+1]]`.
 
@@ -29,14 +31,16 @@ class Partition:
         name: the partition and its parameters, such as "iid(10, seed=0)".
         order: (used,) row numbers.
         ptr: (N+1,) where each client's rows begin in `order`.
+        ids: the name of each client, or None where clients have numbers only.
 
     Raises:
-        InputError: a client has no row, or a row is assigned twice.
+        InputError: a client has no row, or a row is assigned twice, or an id is.
     """
 
     name: str
     order: Ints
     ptr: Ints
+    ids: tuple[str | int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", np.ascontiguousarray(self.order, dtype=np.int64))
@@ -52,9 +56,8 @@ class Partition:
             raise InputError(
                 f"partition {self.name}: ptr must rise from 0 to the number of rows in order"
             )
-        if len(self.order) and (
-            int(self.order.min()) < 0 or len(np.unique(self.order)) < len(self.order)
-        ):
+        rows = np.sort(self.order)
+        if len(rows) and (rows[0] < 0 or bool((rows[1:] == rows[:-1]).any())):
             raise InputError(f"partition {self.name}: a row number is negative or occurs twice")
         sizes = np.diff(self.ptr)
         empty = int((sizes < 1).sum())
@@ -64,6 +67,11 @@ class Partition:
                 f"partition {self.name}: {empty} of {self.N} clients have no row "
                 f"(the first is client {first}); "
                 "use fewer clients or a less skewed partition"
+            )
+        if self.ids is not None and len(set(self.ids)) != self.N:
+            raise InputError(
+                f"partition {self.name}: {self.N} clients need as many different ids, "
+                f"and there are {len(set(self.ids))}"
             )
 
     @property
@@ -88,8 +96,17 @@ class Partition:
         """Return the row numbers of one client."""
         return self.order[self.ptr[client] : self.ptr[client + 1]]
 
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        low, high = int(sizes.min()), int(sizes.max())
+        clients = f"{self.N} client{'s' * (self.N > 1)}"
+        if low == high:
+            return f"Partition({self.name}, {clients} of {low} row{'s' * (low > 1)})"
+        median = float(np.median(sizes))
+        return f"Partition({self.name}, {clients}, rows {low}..{high}, median {median:g})"
 
-def _check_counts(name: str, n: int, clients: int) -> int:
+
+def check_counts(name: str, n: int, clients: int) -> int:
     """Check that n rows are enough for the clients, and return their number as an int."""
     for what, value in (("rows", n), ("clients", clients)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
@@ -104,7 +121,7 @@ def _check_counts(name: str, n: int, clients: int) -> int:
     return int(clients)
 
 
-def _check_real(name: str, what: str, value: float) -> float:
+def check_real(name: str, what: str, value: float) -> float:
     """Check that a parameter is a finite number, and return it as a float."""
     if (
         not isinstance(value, (int, float, np.number))
@@ -115,17 +132,46 @@ def _check_real(name: str, what: str, value: float) -> float:
     return float(value)
 
 
-def _equal_parts(order: Ints, clients: int, name: str) -> Partition:
+def check_alpha(name: str, alpha: float) -> float:
+    """Check the concentration of a Dirichlet distribution, and return it as a float."""
+    alpha = check_real(name, "alpha", alpha)
+    if not alpha > 0:
+        raise InputError(f"{name}: alpha must be positive, not {alpha!r}")
+    return alpha
+
+
+def equal_parts(order: Ints, clients: int, name: str) -> Partition:
     """Cut rows into equal parts in their order, and leave the remainder out."""
     each = len(order) // clients
     return Partition(name, order[: each * clients], np.arange(clients + 1, dtype=np.int64) * each)
 
 
-def _from_owners(owner: Ints, clients: int, name: str) -> Partition:
-    """Build a partition from each row's client (n,); a client's rows keep the order of the data."""
+def check_min_rows(name: str, n: int, clients: int, min_rows: int) -> int:
+    """Check that n rows are enough for clients of `min_rows` rows each, and return it as an int."""
+    if not isinstance(min_rows, (int, np.integer)) or isinstance(min_rows, bool) or min_rows < 0:
+        raise InputError(
+            f"{name}: min_rows must be a whole number of at least 0, not {short_repr(min_rows)}"
+        )
+    if clients * min_rows > n:
+        raise InputError(
+            f"{name}: {clients} clients of at least {min_rows} rows need {clients * min_rows:,} "
+            f"rows, and there are {n:,}; use at most {n // min_rows} clients, "
+            f"or min_rows of at most {n // clients}"
+        )
+    return int(min_rows)
+
+
+def from_owners(
+    owner: Ints, clients: int, name: str, ids: tuple[str | int, ...] | None = None
+) -> Partition:
+    """Build a partition from each row's client (n,), which is -1 for rows that are not used.
+
+    A client's rows keep the order of the data.
+    """
     ptr = np.zeros(clients + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=clients), out=ptr[1:])
-    return Partition(name, np.argsort(owner, kind="stable").astype(np.int64), ptr)
+    unused = int((owner < 0).sum())
+    np.cumsum(np.bincount(owner[owner >= 0], minlength=clients), out=ptr[1:])
+    return Partition(name, np.argsort(owner, kind="stable").astype(np.int64)[unused:], ptr, ids)
 
 
 PARTITIONS: Registry[Callable[..., Partition]] = Registry("partition")
@@ -143,123 +189,43 @@ def blocks(n: int, clients: int) -> Partition:
     >>> blocks(7, 3).rows(1).tolist()
     [2, 3]
     """
-    clients = _check_counts("blocks", n, clients)
-    return _equal_parts(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
+    clients = check_counts("blocks", n, clients)
+    return equal_parts(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
 
 
 @PARTITIONS.register("iid")
 def iid(n: int, clients: int, seed: int = 0) -> Partition:
     """Shuffle the rows, then cut them into equal blocks, so that clients resemble each other."""
-    clients = _check_counts("iid", n, clients)
-    return _equal_parts(permutation(seed, 1, size=n), clients, f"iid({clients}, seed={seed})")
+    clients = check_counts("iid", n, clients)
+    return equal_parts(permutation(seed, 1, size=n), clients, f"iid({clients}, seed={seed})")
 
 
-@PARTITIONS.register("label-shards")
-def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Partition:
-    """Sort rows by label and deal `shards` equal pieces of them to each client at random.
-
-    Args:
-        y: (n,) labels.
-        clients: the number of clients, N.
-        shards: pieces that each client gets; fewer pieces mean more heterogeneous clients.
-        seed: of the random deal.
-    """
-    n = len(y)
-    clients = _check_counts("label_shards", n, clients)
-    if (
-        not isinstance(shards, (int, np.integer))
-        or isinstance(shards, bool)
-        or shards < 1
-        or clients * shards > n
-    ):
-        raise InputError(
-            f"label_shards: {clients} clients with {shards} shards each do not fit into {n} rows"
-        )
-    by_class = np.argsort(y, kind="stable").astype(np.int64)
-    each = n // (clients * shards)
-    pieces = by_class[: each * clients * shards].reshape(clients * shards, each)
-    dealt = pieces[permutation(seed, 2, size=clients * shards)]
-    return _equal_parts(
-        dealt.ravel(), clients, f"label_shards({clients}, shards={shards}, seed={seed})"
-    )
+SHARED = ("n", "y", "ids", "clients", "seed", "min_rows")
+"""The parameters of partitions that come from elsewhere than the text of `--partition`."""
 
 
-@PARTITIONS.register("dirichlet")
-def dirichlet(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition:
-    """Divide each label's rows among the clients in proportions drawn from Dirichlet(alpha).
-
-    If a client is left without rows, the draw is repeated, up to 50 times.
-
-    Args:
-        y: (n,) labels.
-        clients: the number of clients, N.
-        alpha: concentration; where it is small, a client sees few labels and sizes differ much.
-        seed: of the random proportions.
-
-    Raises:
-        InputError: after 50 draws a client still has no row.
-    """
-    from scipy.special import gammaincinv
-
-    n = len(y)
-    clients = _check_counts("dirichlet", n, clients)
-    alpha = _check_real("dirichlet", "alpha", alpha)
-    if not alpha > 0:
-        raise InputError(f"dirichlet: alpha must be positive, not {alpha!r}")
-    labels, which = np.unique(y, return_inverse=True)
-    name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
-    for attempt in range(50):
-        owner = np.empty(n, dtype=np.int64)
-        for label in range(len(labels)):
-            rows = np.flatnonzero(which == label)
-            rows = rows[permutation(seed, 3, attempt, label, size=len(rows))]
-            share = gammaincinv(min(alpha, 1e280), uniforms(seed, 4, attempt, label, size=clients))
-            if share.sum() <= 0:  # alpha is so small that every share underflows
-                share[int(uniforms(seed, 5, attempt, label, size=1)[0] * clients)] = 1.0
-            cuts = np.floor(np.cumsum(share) / share.sum() * len(rows) + 0.5).astype(np.int64)
-            owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right").clip(
-                max=clients - 1
-            )
-        if np.bincount(owner, minlength=clients).min() >= 1:
-            break
-    return _from_owners(owner, clients, name)
-
-
-@PARTITIONS.register("power-law")
-def power_law(n: int, clients: int, exponent: float = 1.0, seed: int = 0) -> Partition:
-    """Shuffle the rows and give clients numbers of rows that fall like rank^-exponent.
-
-    Every client has at least one row, and all n rows are used.
-    """
-    clients = _check_counts("power_law", n, clients)
-    exponent = _check_real("power_law", "the exponent", exponent)
-    if exponent < 0:
-        raise InputError(f"power_law: the exponent must be 0 or more and finite, not {exponent!r}")
-    weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
-    ideal = weight / weight.sum() * (n - clients)
-    sizes = 1 + np.floor(ideal).astype(np.int64)
-    short = n - int(sizes.sum())
-    sizes[np.argsort(-(ideal - np.floor(ideal)), kind="stable")[:short]] += 1
-    sizes = sizes[permutation(seed, 6, size=clients)]
-    ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Partition(
-        f"power_law({clients}, exponent={exponent:g}, seed={seed})",
-        permutation(seed, 7, size=n),
-        ptr,
-    )
-
-
-def partition_from_text(text: str, y: Vector, clients: int, seed: int = 0) -> Partition:
+def partition_from_text(
+    text: str,
+    y: Vector,
+    clients: int,
+    seed: int = 0,
+    *,
+    min_rows: int | None = None,
+    ids: Any = None,
+) -> Partition:
     """Make the partition that a text such as "iid" or "dirichlet:0.3" describes.
 
     Args:
         text: a name of PARTITIONS and, after a colon, the value of its own parameter.
         y: (n,) labels.
-        clients: the number of clients, N.
+        clients: the number of clients, N; "by-id" has as many as there are ids.
         seed: of partitions that are random.
+        min_rows: rows that every client must have; None for the partition's own default.
+        ids: (n,) whose row each is, for "by-id"; None where the data does not say.
 
     Raises:
-        InputError: the name is unknown, or its parameter is missing or not a number.
+        InputError: the name is unknown, or its parameter is missing or not a number, or a client
+            has fewer than `min_rows` rows.
 
     >>> int(partition_from_text("power-law:1.5", np.ones(100), 4).sizes.sum())
     100
@@ -269,15 +235,20 @@ def partition_from_text(text: str, y: Vector, clients: int, seed: int = 0) -> Pa
     if name not in PARTITIONS:
         raise InputError(f"{PARTITIONS.unknown(name).partition(' known are ')[0]} choose {usage()}")
     make = PARTITIONS[name]
-    parameter = own_parameter(make)
-    shared = {"n": len(y), "y": y, "clients": clients, "seed": seed}
-    arguments = {key: shared[key] for key in signature(make).parameters if key in shared}
+    parameter, takes = own_parameter(make), signature(make).parameters
+    shared = {"n": len(y), "y": y, "ids": ids, "clients": clients, "seed": seed}
+    arguments = {key: shared[key] for key in takes if key in shared}
+    if "ids" in takes and ids is None:
+        raise InputError(
+            f"partition {name}: the data does not say whose row each is; "
+            "name the column of ids when you load it (--client-column), or choose another partition"
+        )
     if value and parameter is None:
         raise InputError(f"partition {text!r}: {name} has no parameter; leave {value!r} out")
     if parameter is not None and value:
         kind = get_type_hints(make)[parameter.name]
         try:
-            arguments[parameter.name] = kind(value)
+            arguments[parameter.name] = kind(value) if kind in (int, float) else value
         except ValueError:
             noun = "whole number" if kind is int else "number"
             raise InputError(
@@ -285,20 +256,24 @@ def partition_from_text(text: str, y: Vector, clients: int, seed: int = 0) -> Pa
             ) from None
     elif parameter is not None and parameter.default is Parameter.empty:
         raise InputError(f"partition {name} needs its {parameter.name}, such as {name}:0.3")
+    if min_rows is None:
+        return make(**arguments)
+    if "min_rows" in takes:
+        return make(**arguments, min_rows=min_rows)
+    check_min_rows(name, len(y), clients, min_rows)  # the others have clients of equal sizes
     return make(**arguments)
 
 
 def own_parameter(make: Callable[..., Partition]) -> Parameter | None:
     """Return a partition's own parameter, such as Dirichlet's alpha, or None."""
-    shared = ("n", "y", "clients", "seed")
-    return next((p for p in signature(make).parameters.values() if p.name not in shared), None)
+    return next((p for p in signature(make).parameters.values() if p.name not in SHARED), None)
 
 
 def usage() -> str:
     """List the partitions as `--partition` takes them, with optional parameters in brackets.
 
-    >>> usage()
-    'blocks, iid, label-shards[:shards], dirichlet:alpha, power-law[:exponent]'
+    >>> usage().startswith("blocks, iid, by-id[:small], label-shards[:shards], dirichlet:alpha, ")
+    True
     """
     words = []
     for name, make in PARTITIONS.items():
