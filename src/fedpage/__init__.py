@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         load,
         power_law,
         quantity_dirichlet,
+        shift_features,
     )
     from fedpage.engine.check_method import check_method
     from fedpage.engine.faults import Faults
@@ -103,7 +104,8 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "fedpage.data": "Dataset Partition blocks by_id census dirichlet dirichlet_hsu "
-    "dirichlet_yurochkin iid label_shards load power_law quantity_dirichlet",
+    "dirichlet_yurochkin iid label_shards load power_law quantity_dirichlet "
+    "shift_features",
     "fedpage.callbacks.base": "Callback FunctionCallback Stopped",
     "fedpage.callbacks.best_model": "Best",
     "fedpage.callbacks.progress": "Progress",
@@ -215,6 +217,7 @@ __all__ = [
     "report",
     "runs",
     "save_model",
+    "shift_features",
     "simulate",
     "studies",
     "sweep",

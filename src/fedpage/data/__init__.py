@@ -7,6 +7,7 @@ from fedpage.data.label_skew import dirichlet, dirichlet_hsu, dirichlet_yurochki
 from fedpage.data.partition import Partition, blocks, iid
 from fedpage.data.quantity_skew import power_law, quantity_dirichlet
 from fedpage.data.registry import load
+from fedpage.data.shift import shift_features
 from fedpage.data.synthetic import census
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "load",
     "power_law",
     "quantity_dirichlet",
+    "shift_features",
     "synthetic",
 ]

@@ -126,7 +126,7 @@ def _move_rows(owner: Ints, sizes: Ints, min_rows: int, seed: int) -> tuple[Ints
     given = np.maximum(sizes - low, 0)
     too_many = int(given.sum()) - moved
     given[np.flatnonzero(given)[len(np.flatnonzero(given)) - too_many :]] -= 1
-    order = np.lexsort((uniforms(seed, 8, size=len(owner)), owner))
+    order = np.lexsort((uniforms(seed, 42, size=len(owner)), owner))
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     result = owner.copy()
     result[order[place < given[owner[order]]]] = np.repeat(np.arange(len(sizes)), lacking)
