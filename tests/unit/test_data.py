@@ -311,14 +311,6 @@ def test_a_complete_part_is_used(tmp_path, mirror):
     assert download.fetch(ENTRY, folder=tmp_path, mirror=mirror).read_bytes() == TEXT
 
 
-def test_offline_the_error_says_where_to_put_the_file(tmp_path):
-    with pytest.raises(InputError) as error:
-        download.fetch(registry.libsvm_file("a9a"), folder=tmp_path, mirror="http://127.0.0.1:1")
-    assert f"by hand and put it into {tmp_path}" in str(error.value)
-    assert registry.libsvm_file("a9a").address in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 # Generated and bundled data
 
 
