@@ -58,7 +58,9 @@ if TYPE_CHECKING:
         Partition,
         blocks,
         census,
+        client_datasets,
         dirichlet,
+        from_huggingface,
         iid,
         label_shards,
         load,
@@ -98,7 +100,8 @@ if TYPE_CHECKING:
     from fedpage.studies.tune import tune
 
 _EXPORTS = {
-    "fedpage.data": "Dataset Partition blocks census dirichlet iid label_shards load power_law",
+    "fedpage.data": "Dataset Partition blocks census client_datasets dirichlet "
+    "from_huggingface iid label_shards load power_law",
     "fedpage.callbacks.base": "Callback FunctionCallback Stopped",
     "fedpage.callbacks.best_model": "Best",
     "fedpage.callbacks.progress": "Progress",
@@ -190,11 +193,13 @@ __all__ = [
     "census",
     "check_method",
     "choose",
+    "client_datasets",
     "codecs",
     "core",
     "data",
     "dirichlet",
     "engine",
+    "from_huggingface",
     "iid",
     "label_shards",
     "load",

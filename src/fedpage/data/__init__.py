@@ -2,6 +2,7 @@
 
 from fedpage.data import bundled, synthetic
 from fedpage.data.dataset import Dataset, Sparse
+from fedpage.data.huggingface import client_datasets, from_huggingface
 from fedpage.data.partition import Partition, blocks, dirichlet, iid, label_shards, power_law
 from fedpage.data.registry import load
 from fedpage.data.synthetic import census
@@ -13,7 +14,9 @@ __all__ = [
     "blocks",
     "bundled",
     "census",
+    "client_datasets",
     "dirichlet",
+    "from_huggingface",
     "iid",
     "label_shards",
     "load",
