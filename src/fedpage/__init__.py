@@ -59,9 +59,11 @@ if TYPE_CHECKING:
         blocks,
         by_id,
         census,
+        client_datasets,
         dirichlet,
         dirichlet_hsu,
         dirichlet_yurochkin,
+        from_huggingface,
         iid,
         label_shards,
         load,
@@ -103,9 +105,9 @@ if TYPE_CHECKING:
     from fedpage.studies.tune import tune
 
 _EXPORTS = {
-    "fedpage.data": "Dataset Partition blocks by_id census dirichlet dirichlet_hsu "
-    "dirichlet_yurochkin iid label_shards load power_law quantity_dirichlet "
-    "shift_features",
+    "fedpage.data": "Dataset Partition blocks by_id census client_datasets dirichlet dirichlet_hsu "
+    "dirichlet_yurochkin from_huggingface iid label_shards load power_law "
+    "quantity_dirichlet shift_features",
     "fedpage.callbacks.base": "Callback FunctionCallback Stopped",
     "fedpage.callbacks.best_model": "Best",
     "fedpage.callbacks.progress": "Progress",
@@ -198,6 +200,7 @@ __all__ = [
     "census",
     "check_method",
     "choose",
+    "client_datasets",
     "codecs",
     "core",
     "data",
@@ -205,6 +208,7 @@ __all__ = [
     "dirichlet_hsu",
     "dirichlet_yurochkin",
     "engine",
+    "from_huggingface",
     "iid",
     "label_shards",
     "load",

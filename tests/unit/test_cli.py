@@ -137,7 +137,7 @@ def test_data_commands(run, tmp_path, monkeypatch):
     assert (code, "nowhere" in err) == (2, True)
     code, _, err = run("data", "fetch", "a9a", "--mirror", "http://127.0.0.1:1")
     assert code == 2
-    assert "by hand" in err
+    assert "fedpage data add a9a" in err
 
 
 def test_data_verify_reads_a_real_file(run, real):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 import fedpage as fp
 from fedpage.core.errors import InputError
@@ -311,12 +312,36 @@ def test_a_complete_part_is_used(tmp_path, mirror):
     assert download.fetch(ENTRY, folder=tmp_path, mirror=mirror).read_bytes() == TEXT
 
 
-def test_offline_the_error_says_where_to_put_the_file(tmp_path):
-    with pytest.raises(InputError) as error:
-        download.fetch(registry.libsvm_file("a9a"), folder=tmp_path, mirror="http://127.0.0.1:1")
-    assert f"by hand and put it into {tmp_path}" in str(error.value)
-    assert registry.libsvm_file("a9a").address in str(error.value)
-    assert "\n" not in str(error.value)
+# One pair of arrays per client
+
+
+def test_from_clients_joins_rows_and_keeps_ids():
+    clients = [
+        (np.array([[1.0, 2.0]]), ["no"]),
+        (np.array([[3.0, 4.0], [5.0, 6.0]]), ["yes", "no"]),
+    ]
+    data = fp.Dataset.from_clients(clients, ids=["b", "a"], name="pair")
+    assert data.X.tolist() == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    assert (data.clients.tolist(), data.classes) == (["b", "a", "a"], ("no", "yes"))
+    sparse = fp.Dataset.from_clients([(csr_array(X), y) for X, y in clients])
+    assert (sparse.is_dense, sparse.clients.tolist()) == (False, [0, 1, 1])
+    assert sparse.X.toarray().tolist() == data.X.tolist()
+
+
+@pytest.mark.parametrize(
+    ("clients", "ids", "message"),
+    [
+        ([], None, "0 clients and 0 different ids"),
+        ([([[1.0]], [1])], ["a", "b"], "1 clients and 2 different ids"),
+        ([([[1.0]], [1]), ([[2.0]], [0])], ["a", "a"], "2 clients and 1 different ids"),
+        ([([[1.0]], [1]), ([[2.0, 3.0]], [0])], None, "client 1 has X of shape"),
+        ([([[1.0]], [1]), ([[2.0]], [0, 1])], ["a", "b"], "client b has X of shape"),
+        ([([[1.0]], [1]), (np.empty((0, 1)), [])], None, "client 1 has X of shape"),
+    ],
+)
+def test_from_clients_refuses_what_does_not_fit(clients, ids, message):
+    with pytest.raises(InputError, match=message):
+        fp.Dataset.from_clients(clients, ids=ids)
 
 
 # Generated and bundled data

@@ -59,7 +59,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Data", "Read, generate and divide data.",
         [
             "data.load", "data.census", "data.Dataset", "data.Partition", "data.blocks", "data.iid",
-            "data.label_shards", "data.dirichlet", "data.power_law",
+            "data.label_shards", "data.dirichlet", "data.power_law", "data.from_huggingface",
+            "data.client_datasets",
         ],
     ),
     "theory": (

@@ -1,4 +1,4 @@
-"""`fedpage data`: list, fetch and verify data sets."""
+"""`fedpage data`: list, fetch, add and verify data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpage.core.errors import InputError
 if TYPE_CHECKING:
     from fedpage.data.registry import LibsvmFile
 
-app = typer.Typer(help="List, fetch and verify data sets.", no_args_is_help=True)
+app = typer.Typer(help="List, fetch, add and verify data sets.", no_args_is_help=True)
 
 
 @app.command(name="list", cls=Command)
@@ -42,7 +42,7 @@ def data_list() -> None:
         table.add_row(name, f"{item.rows:,}", f"{item.features:,}", labels, content, file)
     console().print(table)
     print(
-        "Download one: fedpage data fetch NAME.\n"
+        "Download one: fedpage data fetch NAME. Use a downloaded file: fedpage data add FILE.\n"
         "pinned: every bit of the file is checked.\n"
         "unpinned: only rows, labels and the range of indices are checked."
     )
@@ -96,6 +96,24 @@ def _download(item: LibsvmFile, mirror: str | None) -> None:
         if tasks:
             bars.stop()
     print(f"{item.name} is in {path}")
+
+
+@app.command(cls=Command)
+def add(
+    files: Annotated[list[str], typer.Argument(help="Downloaded files, plain, .xz, .bz2 or .gz.")],
+    name: Annotated[
+        str | None,
+        typer.Option("--as", help="Name of the data set, where the file's name does not say it."),
+    ] = None,
+) -> None:
+    """Verify downloaded files and copy them into the cache.
+
+    If one is not what its name says, nothing is copied.
+    """
+    from fedpage.data.download import add as add_files
+
+    for added in add_files(files, name):
+        print(f"{added.item.name} is {'' if added.is_new else 'already '}in {added.path}")
 
 
 @app.command(cls=Command)

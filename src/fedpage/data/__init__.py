@@ -3,6 +3,7 @@
 from fedpage.data import bundled, synthetic
 from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset, Sparse
+from fedpage.data.huggingface import client_datasets, from_huggingface
 from fedpage.data.label_skew import dirichlet, dirichlet_hsu, dirichlet_yurochkin, label_shards
 from fedpage.data.partition import Partition, blocks, iid
 from fedpage.data.quantity_skew import power_law, quantity_dirichlet
@@ -18,9 +19,11 @@ __all__ = [
     "bundled",
     "by_id",
     "census",
+    "client_datasets",
     "dirichlet",
     "dirichlet_hsu",
     "dirichlet_yurochkin",
+    "from_huggingface",
     "iid",
     "label_shards",
     "load",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -53,7 +54,8 @@ class Sparse(NamedTuple):
 class Dataset:
     """Hold n rows of p features and n labels, and for each row the client whose row it is.
 
-    `from_arrays`, `from_frame` and `load` make one from what users have.
+    `from_arrays`, `from_clients`, `from_frame`, `load` and `from_huggingface` make one from what
+    users have.
 
     Attributes:
         name: the name in records and reports.
@@ -149,6 +151,57 @@ class Dataset:
             raise InputError(f"data set {name!r}: X must be finite, without NaN or infinity")
         ids = None if clients is None else np.asarray(clients)
         return cls(name, matrix, target, classes=classes, clients=ids, note=note)
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[tuple[Any, ArrayLike]],
+        *,
+        ids: Sequence[Label] | None = None,
+        name: str = "mine",
+        note: str = "",
+    ) -> Dataset:
+        """Make a data set from one pair of arrays per client.
+
+        Args:
+            clients: for each client (X, y), features (n_i, p) and labels or targets (n_i,).
+            ids: the clients' ids; by default 0, 1, ...
+            name: the name in records and reports.
+            note: what a reader of results must know.
+
+        Raises:
+            InputError: a client has no rows, or rows that do not fit to those of the others.
+
+        >>> data = Dataset.from_clients([([[1.0]], [0]), ([[2.0], [3.0]], [1, 0])])
+        >>> data.clients.tolist()
+        [0, 1, 1]
+        """
+        from scipy.sparse import issparse, vstack
+
+        names: Sequence[Label] = range(len(clients)) if ids is None else ids
+        if not clients or not len(names) == len(set(names)) == len(clients):
+            raise InputError(
+                f"data set {name!r}: there are {len(clients)} clients and {len(set(names))} "
+                "different ids; give (X, y) for each client, and as many ids"
+            )
+        matrices = [X if issparse(X) else np.asarray(X) for X, _ in clients]
+        labels = [np.asarray(y).ravel() for _, y in clients]
+        sizes = [len(y) for y in labels]
+        width = matrices[0].shape[-1] if matrices[0].ndim == 2 else 0
+        for client, X, size in zip(names, matrices, sizes, strict=True):
+            if X.shape != (size, width) or not size:
+                raise InputError(
+                    f"data set {name!r}: client {client} has X of shape {X.shape} and {size} "
+                    f"labels; X must have a row per label, at least one, and {width} columns as "
+                    "that of the first client"
+                )
+        return cls.from_arrays(
+            (vstack if any(map(issparse, matrices)) else np.concatenate)(matrices),
+            np.concatenate(labels),
+            name=name,
+            note=note,
+            clients=np.repeat(np.array(names), sizes),
+        )
 
     @property
     def rows(self) -> int:

@@ -51,6 +51,11 @@ class LibsvmFile:
         return SITE + self.file
 
     @property
+    def stems(self) -> tuple[str, ...]:
+        """The names that its file may have, without .xz, .bz2 or .gz."""
+        return tuple(dict.fromkeys((self.name, self.file, Path(self.file).stem)))
+
+    @property
     def is_pinned(self) -> bool:
         """Whether a digest of the content is known, so that every bit of a file is checked."""
         return self.digest is not None
@@ -156,14 +161,22 @@ def find(item: LibsvmFile) -> Path | None:
 
     FEDPAGE_DATA is searched first, then the platform's cache directory.
     """
-    stems = list(dict.fromkeys((item.name, item.file, Path(item.file).stem)))
     for folder in dict.fromkeys((cache_dir(), platform_cache())):
-        for stem in stems:
+        for stem in item.stems:
             for suffix in libsvm.SUFFIXES:
                 path = folder / (stem + suffix)
                 if path.is_file():
                     return path
     return None
+
+
+def offline_hint(item: LibsvmFile) -> str:
+    """Say how a data set comes to a machine without a network."""
+    return (
+        f"without a network, download {item.address} elsewhere and run `fedpage data add "
+        f"{item.file}` here, or set FEDPAGE_DATA to a folder that has it "
+        f"(.xz, .bz2 and .gz are read; now {cache_dir()})"
+    )
 
 
 def load(
@@ -206,8 +219,8 @@ def load(
         path = find(entry)
         if path is None:
             raise InputError(
-                f"data set {text!r} is not on this machine: run `fedpage data fetch {text}`, "
-                f"or put {entry.address} into {cache_dir()}"
+                f"data set {text!r} is not on this machine: run `fedpage data fetch {text}`; "
+                f"{offline_hint(entry)}"
             )
         return _check(entry, path, _parse(path, entry.features, True))
     if not text:

@@ -1,0 +1,411 @@
+"""Read data sets of Hugging Face `datasets`, and those that flwr-datasets has partitioned.
+
+A source is a `datasets.Dataset`, a list of them with one per client, a partitioner of flwr-datasets
+that has its data set, or a `flwr_datasets.FederatedDataset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.data.dataset import Dataset, class_targets
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Array: TypeAlias = NDArray[Any]
+Kind: TypeAlias = Literal["number", "text", "class", "vector", "image", "other"]
+ClientRows: TypeAlias = tuple[Array | tuple[Array, ...], Array]
+"""The inputs of a client's rows, several if the model takes several, and their targets."""
+_SCALARS = ("number", "text", "class")
+_CLIENT = "client of the row"
+"""The name of the column of ids in the table that `Dataset.from_frame` reads."""
+_FEW = 100
+"""A text column with more different values is no category if most of its values occur once."""
+
+
+class _Source(NamedTuple):
+    """Rows by part: one part per client with its id, or one part and perhaps a column of ids."""
+
+    parts: list[Any]
+    ids: list[Any] | None
+    client: str | None
+    note: str
+
+    @property
+    def columns(self) -> Any:
+        """The features of Hugging Face by column name."""
+        return self.parts[0].features
+
+    def kind(self, column: str) -> Kind:
+        """Say what a column holds."""
+        return _kind(self.columns, column)
+
+
+def from_huggingface(
+    source: Any,
+    *,
+    label: str,
+    client: str | None = None,
+    features: Sequence[str] | None = None,
+    split: str | None = None,
+    standardise: bool = False,
+    missing: Literal["error", "drop", "mean"] = "error",
+    name: str | None = None,
+) -> Dataset:
+    """Make a data set for linear models from a Hugging Face data set or its partitions.
+
+    Numbers and categories are encoded as `Dataset.from_frame` does. Vectors are taken as they are,
+    and images as flat rows of numbers from 0 to 1.
+
+    Args:
+        source: a `datasets.Dataset`, a list of them with one per client, a partitioner of
+            flwr-datasets that has its data set, or a `FederatedDataset`.
+        label: the column of labels or targets. The names of a `ClassLabel` become the classes.
+        client: the column that says whose row each is, for a single `datasets.Dataset`.
+        features: the columns to use; by default all but the label and the client.
+        split: the split of a `FederatedDataset` or `DatasetDict` that has several.
+        standardise: whether columns of numbers get mean 0 and variance 1.
+        missing: what to do with missing values in columns of numbers and categories.
+        name: the name in records and reports; by default the name of the Hugging Face data set.
+
+    Returns:
+        The rows with client ids: the values of `client`, the natural ids of a partitioner that has
+        them, or the numbers of the partitions. Without clients, rows in the order of the source.
+
+    Raises:
+        InputError: a column is unknown or cannot be used, or a partition has no rows.
+    """
+    rows = _open(source, client, split)
+    columns = _choose_features(rows, label, features)
+    name = name or getattr(rows.parts[0].info, "dataset_name", None) or "huggingface"
+    labels, ids = _read_labels(rows, label), _read_ids(rows)
+    if all(rows.kind(column) in _SCALARS for column in columns):
+        table = _read_table(rows, columns).append_column(label, [labels])
+        if ids is not None:
+            table = table.append_column(_CLIENT, [ids])
+        data = Dataset.from_frame(
+            table,
+            label=label,
+            client=None if ids is None else _CLIENT,
+            standardise=standardise,
+            missing=missing,
+            name=name,
+        )
+    else:
+        arrays = [_read_array(rows, column) for column in columns]
+        X = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+        data = Dataset.from_arrays(X, labels, name=name, clients=ids)
+    if rows.kind(label) == "class":
+        data = _name_classes(data, rows.columns[label].names)
+    return replace(data, note=rows.note)
+
+
+def client_datasets(
+    source: Any,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    features: Sequence[str] | None = None,
+    split: str | None = None,
+    standardise: bool = False,
+) -> list[ClientRows]:
+    """Make the rows of each client for `TorchProblem` from a partitioned data set.
+
+    Args:
+        source: as `from_huggingface` takes it, or a `fedpage.Dataset` with client ids.
+        label: the column of targets. Classes become whole numbers, as `ClassLabel` counts them.
+        client: the column that says whose row each is, for a single `datasets.Dataset`.
+        features: the columns to use; by default all but the label and the client. Each vector or
+            image column is an input of the model of its own. All columns of numbers and categories
+            together are one input.
+        split: the split of a `FederatedDataset` or `DatasetDict` that has several.
+        standardise: whether columns of numbers get mean 0 and variance 1.
+
+    Returns:
+        For each client (inputs, targets), in the order of the partitions or of the sorted ids.
+        Images are (n, channels, height, width) with values from 0 to 1. Whole numbers stay whole.
+
+    Raises:
+        InputError: a column is unknown or cannot be used, a client has no rows, or nothing says
+            whose rows they are.
+    """
+    if isinstance(source, Dataset):
+        numbers = source.y if source.classes is None else _class_numbers(source)
+        return _divide((source.to_dense(),), numbers, source.clients)
+    if label is None:
+        raise InputError("client_datasets: name the column of targets, as in label='label'")
+    rows = _open(source, client, split)
+    columns = _choose_features(rows, label, features)
+    scalars = [column for column in columns if rows.kind(column) in _SCALARS]
+    inputs = [_read_array(rows, column) for column in columns if column not in scalars]
+    if scalars:
+        data = from_huggingface(
+            source, label=label, client=client, features=scalars, split=split,
+            standardise=standardise,
+        )  # fmt: skip
+        inputs.append(data.to_dense())
+    targets = _read_labels(rows, label)
+    if targets.dtype.kind in "Ub":
+        targets = np.unique(targets, return_inverse=True)[1].astype(np.int64)
+    return _divide(tuple(inputs), targets, _read_ids(rows))
+
+
+def _class_numbers(data: Dataset) -> Array:
+    """Return the class number (n,) of each row."""
+    return (data.y > 0 if len(data.classes or ()) == 2 else data.y).astype(np.int64)
+
+
+def _divide(inputs: tuple[Array, ...], targets: Array, ids: Array | None) -> list[ClientRows]:
+    """Divide rows by client id, in the order of the sorted ids."""
+    if ids is None:
+        raise InputError(
+            "client_datasets: nothing says whose rows these are; give client=, the column of ids, "
+            "or a list with one data set per client, or a partitioner"
+        )
+    _, owner, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+    groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+    return [
+        (
+            inputs[0][own] if len(inputs) == 1 else tuple(array[own] for array in inputs),
+            targets[own],
+        )
+        for own in groups
+    ]
+
+
+# What a source holds
+
+
+def _open(source: Any, client: str | None, split: str | None) -> _Source:
+    """Read whose rows a source has, and check that there are some."""
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(
+            "Hugging Face data sets need another package: pip install 'fedpage[datasets]'"
+        ) from None
+    if isinstance(source, datasets.DatasetDict) or hasattr(type(source), "load_split"):
+        source = _choose_split(source, split)
+    if isinstance(source, datasets.Dataset):
+        rows = _Source([source], None, client, "")
+    elif hasattr(type(source), "load_partition"):
+        rows = _load_partitions(source)
+    elif isinstance(source, (list, tuple)) and all(
+        isinstance(part, datasets.Dataset) for part in source
+    ):
+        rows = _Source(list(source), list(range(len(source))), None, "")
+    else:
+        raise InputError(
+            "a data set of Hugging Face is a datasets.Dataset, a list of them, a partitioner or a "
+            f"FederatedDataset of flwr-datasets, not a {type(source).__name__}"
+        )
+    if client is not None and rows.ids is not None:
+        raise InputError(
+            f"client={client!r} is for a single data set; here every partition is a client"
+        )
+    if not rows.parts:
+        raise InputError("the list of data sets is empty; give one per client")
+    for number, part in enumerate(rows.parts):
+        if not len(part):
+            raise InputError(
+                f"client {number} of {len(rows.parts)} has no rows; use fewer clients, or a "
+                "partitioner with min_partition_size=1"
+            )
+    parts = [_apply_transform(part) for part in rows.parts]
+    return rows._replace(parts=parts)
+
+
+def _choose_split(source: Any, split: str | None) -> Any:
+    """Return a split of a DatasetDict, or the partitioner of a split of a FederatedDataset."""
+    try:
+        splits = getattr(source, "partitioners", source)  # this may download the data
+    except (OSError, ValueError) as error:
+        raise InputError(f"the data set cannot be loaded: {' '.join(str(error).split())}") from None
+    if split is None and len(splits) == 1:
+        split = next(iter(splits))
+    if split not in splits:
+        given = "has several splits" if split is None else f"has no split {split!r} with clients"
+        raise InputError(f"the data set {given}; give split=, one of {', '.join(splits)}")
+    return splits[split]
+
+
+def _load_partitions(partitioner: Any) -> _Source:
+    """Load every partition of a partitioner of flwr-datasets."""
+    noun = type(partitioner).__name__
+    try:
+        count = int(partitioner.num_partitions)
+        parts = [partitioner.load_partition(number) for number in range(count)]
+    except (AttributeError, KeyError, ValueError) as error:
+        raise InputError(f"{noun}: {' '.join(str(error).split())}") from None
+    natural = getattr(partitioner, "partition_id_to_natural_id", None)
+    ids = [natural[number] for number in range(count)] if natural else list(range(count))
+    grouped = hasattr(partitioner, "partition_id_to_natural_ids")
+    # the column of natural ids says who a client is, and is no feature
+    column = getattr(partitioner, "_partition_by", None) if natural or grouped else None
+    return _Source(parts, ids, column, f"partitioned by {noun} of flwr-datasets")
+
+
+def _apply_transform(part: Any) -> Any:
+    """Replace a data set that the user has given a transform by what the transform returns."""
+    import datasets
+
+    if part.format["type"] != "custom":
+        return part
+    return datasets.Dataset.from_dict(part[:])
+
+
+def _choose_features(rows: _Source, label: str, features: Sequence[str] | None) -> list[str]:
+    """Check the names of columns, and return those of the features."""
+    known = list(rows.columns)
+    if isinstance(features, str):
+        features = [features]
+    wanted = [label, *([rows.client] if rows.client else []), *(features or [])]
+    for number, part in enumerate(rows.parts):
+        for column in wanted:
+            if column not in part.features:
+                where = "the data set" if rows.ids is None else f"client {number}"
+                raise InputError(
+                    f"{where} has no column {column!r};{did_you_mean(str(column), known)} "
+                    f"it has {', '.join(part.features)}"
+                )
+    columns = list(features) if features else [c for c in known if c not in wanted]
+    if not columns:
+        raise InputError(f"the data set has no column but {', '.join(wanted)}; features are needed")
+    kinds = {column: rows.kind(column) for column in columns}
+    for column, kind in kinds.items():
+        if kind == "other":
+            raise InputError(
+                f"column {column!r} is of type {rows.columns[column]}, which is no number, "
+                "category, vector or image; leave it out by features="
+            )
+        if kind in ("text", "class") and not set(kinds.values()) <= set(_SCALARS):
+            raise InputError(
+                f"column {column!r} is a category beside a vector or an image; leave it out by "
+                "features="
+            )
+        if kind == "text":
+            _check_category(rows, column)
+    return columns
+
+
+def _check_category(rows: _Source, column: str) -> None:
+    """Refuse text that is no category, such as sentences."""
+    values = _read_table(rows, [column]).column(0)
+    different = len(values.unique())
+    if different > _FEW and different > len(values) / 2:
+        raise InputError(
+            f"column {column!r} is text with {different:,} different values in {len(values):,} "
+            "rows, which are no categories; leave it out by features=, or make numbers of it by map"
+        )
+
+
+def _kind(columns: Any, column: str) -> Kind:
+    """Say what a column of Hugging Face features holds."""
+    import datasets
+    import pyarrow as pa
+
+    if isinstance(columns[column], datasets.ClassLabel):
+        return "class"
+    if isinstance(columns[column], datasets.Image):
+        return "image"
+    entry, is_list = _entry_type(columns, column)
+    if pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry):
+        return "vector" if is_list else "number"
+    is_text = pa.types.is_string(entry) or pa.types.is_large_string(entry)
+    return "text" if is_text and not is_list else "other"
+
+
+def _entry_type(columns: Any, column: str) -> tuple[pyarrow.DataType, bool]:
+    """Return the arrow type of a column's entries, and whether a row has a list of them."""
+    import pyarrow as pa
+
+    kind, is_list = columns.arrow_schema.field(column).type, False
+    while isinstance(kind, pa.BaseExtensionType) or hasattr(kind, "value_field"):
+        if isinstance(kind, pa.BaseExtensionType):  # Array2D and its like
+            kind = kind.storage_type
+        else:
+            kind, is_list = kind.value_type, True
+    return kind, is_list
+
+
+# Columns as tables and arrays
+
+
+def _read_table(rows: _Source, columns: Sequence[str]) -> pyarrow.Table:
+    """Read columns of scalars as one table of arrow, with the names of a `ClassLabel`."""
+    import pyarrow as pa
+
+    tables = [part.select_columns(columns).with_format("arrow")[:] for part in rows.parts]
+    table = pa.concat_tables(tables).replace_schema_metadata(None)
+    for position, column in enumerate(table.column_names):
+        if rows.kind(column) == "class":
+            names = pa.array(rows.columns[column].names).take(table.column(position))
+            table = table.set_column(position, column, names)
+    return table
+
+
+def _read_ids(rows: _Source) -> Array | None:
+    """Return the id (n,) of each row's client, or None where there are no clients."""
+    if rows.ids is not None:
+        return np.repeat(np.array(rows.ids), [len(part) for part in rows.parts])
+    if rows.client is None:
+        return None
+    return np.asarray(_read_table(rows, [rows.client]).column(0).to_pylist())
+
+
+def _read_labels(rows: _Source, label: str) -> Array:
+    """Return the labels (n,) as they are; those of a `ClassLabel` as numbers."""
+    if rows.kind(label) not in _SCALARS:
+        raise InputError(
+            f"the label {label!r} is of type {rows.columns[label]}; it must be a column of "
+            "numbers, classes or text"
+        )
+    parts = [part.select_columns(label).with_format("arrow")[:][label] for part in rows.parts]
+    values = [value for part in parts for value in part.to_pylist()]
+    absent = (None, -1) if rows.kind(label) == "class" else (None,)
+    for row, value in enumerate(values):
+        if value in absent:
+            raise InputError(f"row {row + 1} has no label in column {label!r}; leave such rows out")
+    return np.asarray(values)
+
+
+def _name_classes(data: Dataset, names: Sequence[str]) -> Dataset:
+    """Give a data set whose labels are numbers of a `ClassLabel` the names as classes."""
+    numbers = data.y
+    if data.classes is not None:  # 0/1 or 1/2, which have become -1/+1
+        numbers = np.array(data.classes)[(data.y > 0).astype(np.int64)]
+    targets = class_targets(numbers.astype(np.int64), len(names))
+    return replace(data, y=targets, classes=tuple(names))
+
+
+def _read_array(rows: _Source, column: str) -> Array:
+    """Read a column of numbers, vectors or images as an array with a row per example."""
+    kind = rows.kind(column)
+    is_whole = "int" in str(_entry_type(rows.columns, column)[0])
+    options = {} if kind == "image" else {"dtype": np.int64 if is_whole else np.float64}
+    arrays = [
+        np.asarray(part.select_columns(column).with_format("numpy", **options)[:][column])
+        for part in rows.parts
+    ]
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1 or any(array.dtype == object for array in arrays):
+        raise InputError(
+            f"column {column!r} has {kind}s of different sizes; give all the same size by map"
+        )
+    array = np.concatenate(arrays)
+    return _scale_images(array) if kind == "image" else array
+
+
+def _scale_images(images: Array) -> Array:
+    """Turn images (n, height, width[, channels]) into numbers (n, channels, height, width)."""
+    if images.ndim == 3:
+        images = images[..., None]
+    largest = np.iinfo(images.dtype).max if images.dtype.kind in "iu" else 1
+    return np.ascontiguousarray(np.moveaxis(images, 3, 1), dtype=np.float32) / np.float32(largest)
