@@ -1,5 +1,8 @@
 """Data sets, and their partition among clients."""
 
+from typing import TYPE_CHECKING
+
+from fedpage.core.errors import suggest_names
 from fedpage.data import bundled, synthetic
 from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.partition import Partition, blocks, dirichlet, iid, label_shards, power_law
@@ -20,3 +23,6 @@ __all__ = [
     "power_law",
     "synthetic",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = suggest_names(__name__, __all__)
