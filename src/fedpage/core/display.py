@@ -204,4 +204,4 @@ def format_number(value: float | None) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text[0].isdigit() or (text[0] == "-" and text[1:2].isdigit()) or text in ("inf", "-inf")
+    return text in ("-", "inf", "-inf", "None") or text.lstrip("~-")[:1].isdigit()

@@ -157,10 +157,12 @@ class Plan:
         first = self.order[0]
         rounds = self.paid(first, "round")
         if math.isfinite(rounds):
-            cost = format_cost(self.paid(first, self.compared), self.compared.column.unit)
-            best = (
-                f"{first} with {format_count(rounds)} rounds, {cost} {self.compared.name} by pilots"
-            )
+            best = f"{first} with {format_count(rounds)} rounds"
+            if self.compared.name != "round":
+                paid = self.paid(first, self.compared)
+                unit, name = self.compared.column.unit, self.compared.name.replace("_", " ")
+                best += f", {format_cost(paid, unit)}" + ("" if unit else f" {name}")
+            best += " by pilots"
         else:
             best = f"{first} by theory"
         return f"Plan({self.goal}: {best}, of {len(self.order)} methods; print it for the table)"
