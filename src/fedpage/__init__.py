@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         engine,
         methods,
         problems,
-        report,
         runs,
+        sklearn,
         studies,
         theory,
     )
@@ -99,10 +99,14 @@ if TYPE_CHECKING:
     )
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
+    from fedpage.report import Report
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
+    from fedpage.studies.plan import plan
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
+
+    report: Report
 
 _EXPORTS = {
     "fedpage.data": "Dataset Partition blocks by_id census client_datasets dirichlet dirichlet_hsu "
@@ -121,6 +125,7 @@ _EXPORTS = {
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
+    "fedpage.studies.plan": "plan",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
@@ -136,7 +141,7 @@ _EXPORTS = {
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 _PACKAGES = (
     "callbacks", "codecs", "core", "data", "engine", "methods", "problems", "report", "runs",
-    "studies", "theory",
+    "sklearn", "studies", "theory",
 )  # fmt: skip
 
 __all__ = [
@@ -215,6 +220,7 @@ __all__ = [
     "load_model",
     "methods",
     "metric",
+    "plan",
     "power_law",
     "problems",
     "quantity_dirichlet",
@@ -223,6 +229,7 @@ __all__ = [
     "save_model",
     "shift_features",
     "simulate",
+    "sklearn",
     "studies",
     "sweep",
     "theory",
@@ -248,17 +255,14 @@ def _find_method(name: str) -> Any:
         AttributeError: There is none; it suggests a name.
     """
     if not name.startswith("_"):
-        from fedpage.core.errors import did_you_mean
         from fedpage.methods import METHODS
 
         for entry in METHODS.values():
             if entry.cls.__name__ == name:
                 return entry.cls
-        hint = did_you_mean(name, __dir__())
-        raise AttributeError(
-            f"module 'fedpage' has no attribute {name!r}{':' if hint else ''}{hint}"
-        )
-    raise AttributeError(f"module 'fedpage' has no attribute {name!r}")
+    from fedpage.core.errors import attribute_error
+
+    raise attribute_error("fedpage", name, () if name.startswith("_") else __dir__())
 
 
 def __dir__() -> list[str]:

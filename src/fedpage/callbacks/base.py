@@ -84,6 +84,9 @@ class Callback:
     2 0.6...
     """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def on_run_start(self, info: RunInfo) -> None:
         """Prepare for a run that starts, or resumes after `info.start` rounds.
 
@@ -148,6 +151,19 @@ class FunctionCallback(Callback):
             if function is not None and not callable(function):
                 raise InputError(f"{name} must be a function, not {short_repr(function)}")
         self._on_record, self._on_round_end, self._on_run_end = on_record, on_round_end, on_run_end
+
+    def __repr__(self) -> str:
+        given = {
+            "on_record": self._on_record,
+            "on_round_end": self._on_round_end,
+            "on_run_end": self._on_run_end,
+        }
+        words = (
+            f"{hook}={getattr(function, '__name__', type(function).__name__)}"
+            for hook, function in given.items()
+            if function is not None
+        )
+        return f"FunctionCallback({', '.join(words)})"
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
         """Call the function for records."""

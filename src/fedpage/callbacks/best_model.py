@@ -75,6 +75,9 @@ class Best(Callback):
         self.value, self.round = math.nan, -1
         problem.check_model_path(self.path)
 
+    def __repr__(self) -> str:
+        return f"Best({self.column}, {str(self.path)!r})"
+
     def on_run_start(self, info: RunInfo) -> None:
         """Forget the best value of an earlier run, or read that of the run that resumes."""
         self.value, self.round = math.nan, -1

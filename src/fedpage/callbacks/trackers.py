@@ -62,6 +62,9 @@ class Track(Callback):
         self.name = name
         self._started: list[Tracker] = []
 
+    def __repr__(self) -> str:
+        return f"Track({', '.join(type(tracker).__name__ for tracker in self.trackers)})"
+
     def on_run_start(self, info: RunInfo) -> None:
         """Create the run in every tracker."""
         method, seed = info.meta.get("method", {}).get("name", "run"), info.meta.get("seed", 0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,19 +15,15 @@ from fedpage.cli.common import parse_cost
 from fedpage.cli.options import with_config_options
 from fedpage.cli.output import console
 from fedpage.cli.plan_output import print_conversions, print_json, print_plan, print_predictions
-from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, setting
 
 if TYPE_CHECKING:
-    from fedpage.codecs import Codec
-    from fedpage.problems import LinearModel
-    from fedpage.studies.pilot import Pilot
-    from fedpage.theory.planner import Costs, Measure, Row
-    from fedpage.theory.tables import Setting
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
-_CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
-_OPTIONAL = ("mu", "delta")
-"""Constants without a default; the analyses that need them are left out where they are unknown."""
+    from fedpage.problems import LinearModel
+    from fedpage.studies.plan import ProblemConstants
+    from fedpage.theory.planner import Costs
 
 
 @dataclass(frozen=True)
@@ -115,158 +112,63 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Predict rounds and bytes by theory and by short runs."""
-    from fedpage.codecs import IDENTITY, as_codec
-    from fedpage.core.columns import Cost
-    from fedpage.studies.question import check_link, parse_budget
-    from fedpage.theory import Setting
-    from fedpage.theory import planner as planning
-
-    accuracy = _read_accuracy(target, gap, epsilon)
-    costs, codec, compared = link.costs(), as_codec(up), Cost.parse(parse_cost(cost))
-    seconds = parse_budget(budget)
-    planning.Row("", "", "", "no result").cost(compared)  # refuses a cost that plans do not have
-    check_link(compared, costs)
-    given = {name: getattr(constants, name) for name in (*_CONSTANTS, *_OPTIONAL)}
-    base: dict[str, float] = dict.fromkeys(_CONSTANTS, 1.0)
-    origin = dict.fromkeys(_CONSTANTS, "default")
-    objective: LinearModel | None = None
-    computed: dict[str, float] = {}
-    average: float | None = None
-    whole: float | None = None
-    if problem.data:
-        objective, computed, about = _estimate(problem)
-        average, whole = computed["average"], computed["whole"]
-        base = {name: computed[name] for name in (*_CONSTANTS, *_OPTIONAL) if name in computed}
-        convex = bool(about["convex"])
-        rows, parameters = rows or about["M"], parameters or about["d"]
-        origin = dict.fromkeys(base, "estimated") | {"L": "computed"}
-        origin |= {"mu": "computed"} if "mu" in base else {}
-    values = base | {name: value for name, value in given.items() if value is not None}
-    origin |= {name: "given" for name, value in given.items() if value is not None}
-    for name in ("L", "D0", "R2"):
-        if values[name] == 0 and origin[name] != "given":
-            raise InputError(
-                f"{problem.data}: x0 = 0 is a minimiser already ({name} = 0); no plan is needed"
-            )
-    measure, value = accuracy(convex)
-    M, d = (10 if rows is None else rows), (100 if parameters is None else parameters)
-    try:
-        terms = Setting(N=problem.clients, S=sampled, K=K, M=M, epsilon=value, **values)
-        is_own = origin["L"] == "computed"
-        table = planning.plan(
-            terms,
-            d=d,
-            convex=convex,
-            measure=measure,
-            costs=costs,
-            average_L=average if is_own else None,
-            whole_L=whole if is_own else None,
-            up=codec,
-        )
-    except (ZeroDivisionError, OverflowError):
-        raise InputError(
-            "these numbers are too small or too large to compute with; choose others"
-        ) from None
-    predicted: dict[str, Pilot] = {}
-    if objective is not None and pilots:
-        # Without a codec, methods of compression are other methods of the table.
-        shown = [row for row in table if codec != IDENTITY or row.method not in _compressed()]
-        predicted = _run_pilots(objective, shown, terms, measure, computed, codec, seconds)
-    if as_json:
-        print_json(terms, measure, d, convex, origin, table, str(codec), predicted, costs)
-        return
-    text = f"N={terms.N:,} clients, S={terms.S}, M={terms.M:g} rows, K={terms.K}, d={d:,}"
-    kind = "convex" if convex else "nonconvex"
-    coded = "" if str(codec) == "none" else f"; replies through {codec} where proved"
-    screen = console()
-    screen.print(f"{text}; {kind}: {_NAMES[measure]} <= {value:g}{coded}", markup=False)
-    known = (f"{name}={getattr(terms, name):.3g}\xa0({how})" for name, how in origin.items())
-    print(fill(f"constants: {', '.join(known)}", min(screen.width, 120)).replace("\xa0", " "))
-    if predicted:
-        print_predictions(shown, predicted, costs, compared)
-    else:
-        print_plan(table, costs.given, compared)
-    print_conversions(table, measure)
-
-
-_NAMES = {"grad_norm": "gradient norm", "gap": "gap f - f*"}
-
-
-def _read_accuracy(
-    target: float | None, gap: float | None, epsilon: float | None
-) -> Callable[[bool], tuple[Measure, float]]:
-    """Check that one accuracy is given; return it as a function of whether f is convex."""
-    given = {"--target": target, "--gap": gap, "--epsilon": epsilon}
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) != 1:
-        found = f", not {' and '.join(names)}" if names else ""
-        raise InputError(
-            f"give one accuracy: --target for a gradient norm or --gap for f - f*{found}"
-        )
-    (value,) = (value for value in given.values() if value is not None)
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{names[0]} must be a finite number above 0, not {value!r}")
-
-    def choose(convex: bool) -> tuple[Measure, float]:
-        is_gap = names[0] == "--gap" or (names[0] == "--epsilon" and convex)
-        return ("gap" if is_gap else "grad_norm"), value
-
-    return choose
-
-
-def _estimate(config: ProblemConfig) -> tuple[LinearModel, dict[str, float], dict[str, int]]:
-    """Build a problem; return it with its constants, and M, d and whether it is convex."""
-    from fedpage.runs.build import build_problem
-    from fedpage.theory import estimate
-
-    problem = build_problem(config)
-    c = estimate(problem)
-    constants = {
-        "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2,
-        "average": c.L.average, "whole": c.L.whole,
-    }  # fmt: skip
-    constants |= {"mu": c.mu} if c.mu > 0 else {}
-    constants |= {"delta": c.delta} if math.isfinite(c.delta) else {}
-    return problem, constants, {"M": max(1, round(c.M)), "d": c.d, "convex": c.convex}
-
-
-def _compressed() -> set[str]:
-    """Return the methods whose analysis is about a codec."""
-    from fedpage.theory.tables import RIVALS
-
-    return {entry.method for entry in RIVALS if entry.codec}
-
-
-def _run_pilots(
-    problem: LinearModel,
-    table: Sequence[Row],
-    setting: Setting,
-    measure: Measure,
-    constants: Mapping[str, float],
-    codec: Codec,
-    budget: float,
-) -> dict[str, Pilot]:
-    """Run the pilots of the table's methods, and of methods without a theorem."""
-    import numpy as np
-
     from fedpage.callbacks.progress import progress_bars
-    from fedpage.studies.pilot import FIRST_STEP, check_start, pilot_methods, run_pilots
+    from fedpage.runs.build import build_problem
+    from fedpage.studies.plan import (
+        compute_plan,
+        problem_constants,
+        read_accuracy,
+        unit_constants,
+    )
 
-    labels = [*(row.method for row in table), *_WITHOUT_THEOREM]
-    methods = pilot_methods(labels, setting.N, setting.S, setting.K, codec)
-    f_star = problem.loss(np.zeros(problem.d)) - constants["D0"]
-    check_start(problem, setting.epsilon, measure, f_star)  # before the progress bar
-    with progress_bars() as bars:
-        task = bars.add_task("pilots", total=len(methods))
+    accuracy = read_accuracy({"--target": target, "--gap": gap, "--epsilon": epsilon})
+    compared, costs = parse_cost(cost), link.costs()
+    objective: LinearModel | None = build_problem(problem) if problem.data else None
+
+    def find_constants() -> ProblemConstants:
+        if objective is None:
+            M, d = (10 if rows is None else rows), (100 if parameters is None else parameters)
+            return unit_constants(M, d, convex)
+        known = problem_constants(objective)
+        return replace(known, M=rows or known.M, d=parameters or known.d)
+
+    with ExitStack() as stack:
+
+        @cache
+        def start_bars() -> tuple[Bars, TaskID]:
+            bars = stack.enter_context(progress_bars())
+            return bars, bars.add_task("pilots")
 
         def progress(done: int, total: int, note: str) -> None:
+            bars, task = start_bars()  # at the first pilot, after everything has been checked
             bars.update(task, completed=done, total=total, note=note)
 
-        return run_pilots(
-            problem, methods, target=setting.epsilon, measure=measure, f_star=f_star,
-            first_step=FIRST_STEP / constants["whole"], budget=budget, progress=progress,
-        )  # fmt: skip
-
-
-_WITHOUT_THEOREM = ("SecantPAGE",)
-"""Methods that no theorem is about, which pilots predict all the same."""
+        found = compute_plan(
+            objective,
+            find_constants,
+            choose_accuracy=accuracy,
+            shape={
+                "N": problem.clients if objective is None else objective.N,
+                "S": sampled,
+                "K": K,
+            },
+            given={name: value for name, value in vars(constants).items() if value is not None},
+            up=up,
+            cost=compared,
+            costs=costs,
+            pilots=pilots,
+            budget=budget,
+            progress=progress,
+        )
+    if as_json:
+        print_json(found)
+        return
+    screen = console()
+    screen.print(found.title, markup=False)
+    known = ", ".join(text.replace(" ", "\xa0") for text in found.constants)
+    print(fill(f"constants: {known}", min(screen.width, 120)).replace("\xa0", " "))
+    if found.pilots:
+        print_predictions(found)
+    else:
+        print_plan(found)
+    print_conversions(found)

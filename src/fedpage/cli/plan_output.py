@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from fedpage.cli.output import console
 
 if TYPE_CHECKING:
-    from fedpage.core.columns import Cost
     from fedpage.studies.pilot import Pilot
-    from fedpage.theory.planner import Costs, Row
-    from fedpage.theory.tables import Setting
+    from fedpage.studies.plan import Plan
+    from fedpage.theory.planner import Row
 
 _LEAST_NEEDED = ("gradients a client", "clients", "needs", "bytes down")
 """The columns that a narrow terminal does not show, the first one first."""
@@ -33,47 +31,39 @@ S = N: every client takes part in every round. C: the codec of replies (--up). R
 of messages."""
 
 
-def print_json(
-    setting: Setting,
-    measure: str,
-    d: int,
-    convex: bool,
-    origin: dict[str, str],
-    table: list[Row],
-    up: str,
-    predicted: Mapping[str, Pilot],
-    costs: Costs,
-) -> None:
+def print_json(plan: Plan) -> None:
     """Print the setting, every analysis, and every cost that the pilots predict."""
     import dataclasses
     import json
 
-    about = {"d": d, "convex": convex, "up": up, "measure": measure}
-    plan: dict[str, object] = {
-        "setting": {**dataclasses.asdict(setting), **about},
-        "origin": origin,
-        "methods": [dataclasses.asdict(row) for row in table],
+    about = {"d": plan.d, "convex": plan.convex, "up": str(plan.codec), "measure": plan.measure}
+    table: dict[str, object] = {
+        "setting": {**dataclasses.asdict(plan.setting), **about},
+        "origin": plan.origin,
+        "methods": [dataclasses.asdict(row) for row in plan.analyses],
     }
     columns = ("round", "clients", "bytes_up", "bytes_down", "bits_up", "bits_down")
-    columns += ("gradients_per_client", *(("seconds",) if costs.given else ()))
-    if predicted:
-        plan["pilots"] = {
+    columns += ("gradients_per_client", *(("seconds",) if plan.costs.given else ()))
+    if plan.pilots:
+        table["pilots"] = {
             name: {
                 **dataclasses.asdict(pilot.forecast),
                 "step": pilot.step,
                 "pilot_rounds": pilot.rounds,
                 "pilot_seeds": pilot.seeds,
-                "costs": {column: pilot.cost(column, costs) for column in columns},
+                "costs": {column: pilot.cost(column, plan.costs) for column in columns},
             }
-            for name, pilot in predicted.items()
+            for name, pilot in plan.pilots.items()
         }
-    print(json.dumps(plan, indent=2, ensure_ascii=False))
+    print(json.dumps(table, indent=2, ensure_ascii=False))
 
 
-def print_plan(table: list[Row], timed: bool, compared: Cost) -> None:
+def print_plan(plan: Plan) -> None:
     """Print every analysis."""
     from fedpage.report.summary import IN_TABLE, format_bytes, format_cost, format_duration
+    from fedpage.studies.plan import format_count
 
+    table, timed, compared = plan.analyses, plan.costs.given, plan.compared
     extra = [] if compared.name in IN_TABLE else [compared.short_name]
     words = ("method", "analysis", "kind", "needs")
     numeric = ["rounds", "clients", "bytes up", "bytes down", "gradients a client"]
@@ -86,7 +76,7 @@ def print_plan(table: list[Row], timed: bool, compared: Cost) -> None:
             numbers = ["-"] * len(numeric)
         else:
             numbers = [
-                _count(row.rounds), f"{row.clients:.3g}", format_bytes(row.bytes_up),
+                format_count(row.rounds), f"{row.clients:.3g}", format_bytes(row.bytes_up),
                 format_bytes(row.bytes_down), f"{row.gradients_per_client:.3g}",
             ]  # fmt: skip
             numbers += [format_duration(row.seconds)] if timed and row.seconds is not None else []
@@ -105,68 +95,15 @@ def print_plan(table: list[Row], timed: bool, compared: Cost) -> None:
             print(f"{row.method}: {steps}")
 
 
-def print_predictions(
-    table: Sequence[Row], predicted: Mapping[str, Pilot], costs: Costs, compared: Cost
-) -> None:
+def print_predictions(plan: Plan) -> None:
     """Print a line for each method: its best analysis, and what its pilot predicts."""
-    from fedpage.report.summary import format_cost, format_duration
-    from fedpage.theory.planner import Row
-
-    best: dict[str, Row] = {}
-    for row in sorted(table, key=lambda row: (row.kind != "bound", row.rounds or math.inf)):
-        best.setdefault(row.method, row)
-    best |= {name: Row(name, "-", "", "no result") for name in predicted if name not in best}
-
-    def paid(label: str, cost: str | Cost) -> float:
-        pilot = predicted.get(label)
-        found = None if pilot is None else pilot.cost(cost, costs)
-        return math.inf if found is None else found[0]
-
-    is_sum = len(compared.terms) > 1
-    name = compared.short_name if is_sum else compared.name.replace("_", " ")
-    unit = compared.column.unit
-    is_shown = compared.name in ("round", "clients")
-    columns: dict[str, list[str]] = {}
-    for label in sorted(best, key=lambda label: paid(label, compared)):
-        row, pilot = best[label], predicted.get(label)
-        theory = row.cost(compared)
-        sign = "~" if row.kind == "order" else ""
-        cells = {"method": label, "theory": _short_source(row)}
-        cells["rounds by theory"] = "-" if row.rounds is None else sign + _count(row.rounds)
-        if not is_shown:
-            cells[f"{name} by theory"] = "-" if theory is None else sign + format_cost(theory, unit)
-        found = None if pilot is None else pilot.forecast
-        cells["pilot"] = "-" if found is None or found.kind == "none" else found.kind
-        if found is None or found.rounds is None or found.low is None or found.high is None:
-            cells["rounds by pilot [90 % interval]"] = "-"
-        else:
-            ends = f"[{_count(found.low)}, {_count(found.high)}]"
-            cells["rounds by pilot [90 % interval]"] = f"{_count(found.rounds)} {ends}"
-        cells["clients"] = _count(paid(label, "clients"))
-        if not is_shown:
-            cells[name] = format_cost(paid(label, compared), unit)
-        if costs.given:
-            time = paid(label, "seconds")
-            cells["time"] = format_duration(time) if math.isfinite(time) else "-"
-        cells["step"] = "-" if pilot is None or pilot.step is None else f"{pilot.step:.2g}"
-        for heading, cell in cells.items():
-            columns.setdefault(heading, []).append(cell)
+    columns = plan.columns()
     words = ("method", "theory", "pilot")
-    dropped = (f"{name} by theory", "step", "clients", "theory", "pilot")
+    by_theory = next((name for name in list(columns)[3:] if name.endswith(" by theory")), "")
+    dropped = (by_theory, "step", "clients", "theory", "pilot")
     _print_table(columns, words, _fit_whole(columns, dropped, min(console().width, _WIDEST)))
     print(_SHORT_LEGEND)
-    _explain_pilots(predicted)
-
-
-def _short_source(row: Row) -> str:
-    """Shorten "Khaled, Jin 2023, mu" to "Khaled 2023", and leave theorems as they are."""
-    import re
-
-    if row.kind == "no result":
-        return "-"
-    author = re.match(r"(\w+)\b.*?\b(\d{4})", row.source)
-    text = " ".join(author.groups()) if author else row.source.partition(", ")[0]
-    return text.replace(f" {row.method}", "") + "*" * row.converted
+    _explain_pilots(plan.pilots)
 
 
 def _explain_pilots(predicted: Mapping[str, Pilot]) -> None:
@@ -191,11 +128,11 @@ def _explain_pilots(predicted: Mapping[str, Pilot]) -> None:
         print("More time for pilots: --budget 60s.")
 
 
-def print_conversions(table: Sequence[Row], measure: str) -> None:
+def print_conversions(plan: Plan) -> None:
     """Say what the star means, where a theorem is about the other measure of accuracy."""
-    if not any(row.converted for row in table):
+    if not any(row.converted for row in plan.analyses):
         return
-    if measure == "grad_norm":
+    if plan.measure == "grad_norm":
         print("*: a theorem about the gap, used with epsilon^2/(2L): |grad f|^2 <= 2L (f - f*).")
     else:
         print(
@@ -206,13 +143,6 @@ def print_conversions(table: Sequence[Row], measure: str) -> None:
 
 def _source(row: Row) -> str:
     return row.source + "*" * row.converted
-
-
-def _count(value: float) -> str:
-    """Format rounds or clients; infinity is "-"."""
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if value < 1e7 else f"{value:.2e}"
 
 
 def _print_table(

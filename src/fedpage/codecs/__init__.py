@@ -1,5 +1,7 @@
 """Compression of messages, as values: a codec says what a vector becomes and what it costs."""
 
+from typing import TYPE_CHECKING
+
 from fedpage.codecs.base import (
     CODECS,
     IDENTITY,
@@ -15,6 +17,7 @@ from fedpage.codecs.compose import Chain, Scaled
 from fedpage.codecs.quantise import Dither, Natural, ScaledSign
 from fedpage.codecs.sparse import Bernoulli, PermK, RandK, TopK
 from fedpage.codecs.wire import Compressible, check
+from fedpage.core.errors import suggest_names
 
 __all__ = [
     "CODECS",
@@ -40,3 +43,6 @@ __all__ = [
     "check",
     "register_codec",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = suggest_names(__name__, __all__)

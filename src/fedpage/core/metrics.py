@@ -72,6 +72,10 @@ class Metric:
     higher_is_better: bool | None = None
     needs_labels: bool = False
 
+    def __repr__(self) -> str:
+        words = {True: "higher is better", False: "lower is better", None: "no direction"}
+        return f"Metric({self.name}, {words[self.higher_is_better]})"
+
     def __call__(self, outputs: Array, targets: Array, where: str = "the rows") -> float:
         """Compute the metric.
 

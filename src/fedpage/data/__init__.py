@@ -1,5 +1,8 @@
 """Data sets, and their partition among clients."""
 
+from typing import TYPE_CHECKING
+
+from fedpage.core.errors import suggest_names
 from fedpage.data import bundled, synthetic
 from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset, Sparse
@@ -32,3 +35,6 @@ __all__ = [
     "shift_features",
     "synthetic",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = suggest_names(__name__, __all__)

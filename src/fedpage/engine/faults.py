@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, uniform_per_client
 from fedpage.core.types import Ints, Problem, ReplyT, Vector
@@ -66,6 +67,8 @@ class Faults:
     gone: tuple[int, ...] = ()
     gone_from: int = 0
     seed: int | None = None
+
+    __repr__ = repr_settings
 
     def __post_init__(self) -> None:
         for name in ("dropout", "lost", "nan", "infinite", "shape", "late"):

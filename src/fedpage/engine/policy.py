@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError
 
 
@@ -40,6 +41,8 @@ class Policy:
     validate: bool = True
     fall_back: bool = True
     commit: Literal["counted", "always"] = "counted"
+
+    __repr__ = repr_settings
 
     def __post_init__(self) -> None:
         least = {"retries": 0, "full_retries": 0, "patience": 1, "lost_after": 1}

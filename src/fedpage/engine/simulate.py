@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
+from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
 from fedpage.engine.faults import Faults
@@ -44,6 +45,8 @@ class RunOptions:
     """Resume the run in the directory `out`, begin it if there is none, or read it if it ended."""
     checkpoint_every: str | int = "10s"
     """Rounds (100) or seconds ("10s", "5m") between checkpoints in `out`."""
+
+    __repr__ = repr_settings
 
 
 def simulate(

@@ -124,6 +124,10 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         further = self.problem.code if isinstance(self.problem, HasCode) else {}
         return {**super().code, "problem": type(self.problem), **further}
 
+    def __repr__(self) -> str:
+        done = f"after {self.costs.round:,} rounds"
+        return f"Simulation({self.method!r} on {self.problem!r}, seed={self.seed}, {done})"
+
     def evaluate(self) -> Mapping[str, float]:
         """Evaluate x by the problem, or by each of its clients."""
         if self.evaluation == "pooled":

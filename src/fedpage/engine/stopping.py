@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Stopped
 from fedpage.core.columns import Cost, read_column
+from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
@@ -51,6 +52,8 @@ class Stop:
     patience: int | None = None
     monitor: str = "loss"
     min_delta: float = 0.0
+
+    __repr__ = repr_settings
 
     def __post_init__(self) -> None:
         for name in ("targets", "budgets"):

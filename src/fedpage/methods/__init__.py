@@ -2,7 +2,9 @@
 
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
+from fedpage.core.errors import suggest_names
 from fedpage.methods.fedavg import FedAvg
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.fedprox import FedProx
@@ -28,3 +30,6 @@ __all__ = [
     "SLocalSVRG",
     "SecantPAGE",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = suggest_names(__name__, __all__)

@@ -1,5 +1,8 @@
 """Objectives, and the oracles that compute gradients of clients' rows."""
 
+from typing import TYPE_CHECKING
+
+from fedpage.core.errors import suggest_names
 from fedpage.problems.base import RowProblem
 from fedpage.problems.linear_model import LinearModel
 from fedpage.problems.objectives import (
@@ -19,3 +22,6 @@ __all__ = [
     "RobustRegression",
     "RowProblem",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = suggest_names(__name__, __all__)

@@ -21,6 +21,7 @@ from fedpage.core.metrics import (
 )
 from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.problems import kernels
+from fedpage.problems.reprs import html_problem, repr_problem
 
 Weights: TypeAlias = Literal["uniform", "size"] | Sequence[float] | NDArray[np.generic]
 """The clients' weights w_i: equal, proportional to M_i, or N positive numbers."""
@@ -293,6 +294,12 @@ class RowProblem:
         outputs = np.concatenate([outputs for outputs, _ in each])
         targets = np.concatenate([targets for _, targets in each])
         return evaluate_metrics(metrics, outputs, targets, f"the rows of {self.name}")
+
+    def __repr__(self) -> str:
+        return repr_problem(self)
+
+    def _repr_html_(self) -> str:
+        return html_problem(self, {"objective": self.name})
 
     def describe(self) -> Description:
         """Describe the problem: its name and shape."""

@@ -22,17 +22,18 @@ from fedpage.problems.base import (
     describe_weights,
     equal_size,
 )
-from fedpage.problems.evaluation import Evaluation
 from fedpage.problems.kernels import LOSSES, REGULARISERS, Loss, Reg
 from fedpage.problems.labels import Classes, two_classes
 from fedpage.problems.linear_oracle import LinearOracle
+from fedpage.problems.prediction import Prediction
+from fedpage.problems.reprs import html_linear, repr_linear
 from fedpage.problems.smoothness import smoothness
 
 _ALPHA = 0.1
 """The weight of a regulariser where none is given: the paper's."""
 
 
-class LinearModel(Evaluation):
+class LinearModel(Prediction):
     """A loss of a linear model over a partitioned data set.
 
     Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)`
@@ -181,7 +182,10 @@ class LinearModel(Evaluation):
         return self._constants
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.data.name!r}, {self.partition.name}, d={self.d})"
+        return repr_linear(self)
+
+    def _repr_html_(self) -> str:
+        return html_linear(self)
 
     def describe(self) -> Description:
         """Describe the problem: objective, data and partition, with digests."""

@@ -30,6 +30,7 @@ from fedpage.problems.base import (
     norm,
     power_of_two,
 )
+from fedpage.problems.reprs import html_problem, repr_problem
 
 
 class Quadratic:
@@ -203,6 +204,12 @@ class Quadratic:
         return Smoothness(
             top, top, average, unit * float(np.linalg.eigvalsh(self._whole[0] / unit)[-1])
         )
+
+    def __repr__(self) -> str:
+        return repr_problem(self)
+
+    def _repr_html_(self) -> str:
+        return html_problem(self, {"objective": "mean of x.A_i x/2 - b_ij.x"})
 
     def describe(self) -> Description:
         """Describe the problem: its shape, digest and weights."""

@@ -1,1 +1,90 @@
-"""Turn histories into plots, tables and an HTML page."""
+"""Turn histories into plots, tables and an HTML page.
+
+The package can be called: `fp.report(histories, "report.html")` writes the page.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedpage.core.columns import Cost
+    from fedpage.runs.history import History
+
+
+def write_report(
+    histories: History | Iterable[History],
+    path: str | os.PathLike[str] = "report.html",
+    *,
+    title: str = "",
+    column: str = "grad_norm",
+    target: float | None = None,
+    cost: str | Cost = "bytes",
+) -> Path:
+    """Write an HTML page about runs: a table, curves, settings and provenance.
+
+    `fp.report` is this function. The page opens offline.
+
+    Args:
+        histories: A history, or several of any methods and seeds.
+        path: The HTML file.
+        title: The page's title; by default the methods and the data.
+        column: The recorded column of the table and of the curves.
+        target: The value of the column that counts as reached; by default the worst of the runs'
+            best values, which every run has reached.
+        cost: The cost of the table, such as "bytes", "round" or "up+0.1*down".
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: There is no history, one is empty, or the column is not recorded.
+
+    >>> import fedpage as fp
+    >>> import tempfile
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20, reg="l2")
+    >>> history = fp.simulate(problem, fp.SecantPAGE(S=4), rounds=40, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fp.report(history, f"{folder}/report.html").name
+    'report.html'
+    """
+    from fedpage.core.errors import InputError, short_repr
+    from fedpage.report.page import write_runs
+    from fedpage.runs.history import History, by_method
+
+    runs = [histories] if isinstance(histories, History) else list(histories)
+    wrong = [run for run in runs if not isinstance(run, History)]
+    if not runs or wrong:
+        found = short_repr(wrong[0]) if wrong else "none"
+        raise InputError(f"report: give histories, as fp.simulate returns them, not {found}")
+    if not all(run.rows for run in runs):
+        raise InputError("report: a history has no record yet")
+    if target is None:
+        best = [run.best(column) for run in runs]
+        target = min(best) if runs[0].higher_is_better(column) else max(best)
+    if not title:
+        data = runs[0].meta.get("problem", {}).get("data", "")
+        names = ", ".join(dict.fromkeys(run.label for run in runs)) if len(runs) < 9 else "Runs"
+        title = f"{names} on {data}" if data else names
+    return write_runs(
+        [run for group in by_method(runs).values() for run in group],
+        Path(path),
+        title=title,
+        target=target,
+        column=column,
+        cost=cost,
+    )
+
+
+class Report(ModuleType):
+    """The package `fedpage.report`, which can be called as `write_report`."""
+
+    __call__ = staticmethod(write_report)
+
+
+sys.modules[__name__].__class__ = Report

@@ -452,6 +452,11 @@ class History:
         parts += [] if self.stop_reason in (None, StopReason.FINISHED) else [self.stop_text]
         return f"History({', '.join(parts)})"
 
+    def _repr_html_(self) -> str:
+        from fedpage.runs.history_html import history_html
+
+        return history_html(self)
+
 
 def model_path(path: Path) -> Path:
     """Return where the model of a history file is: run.model.npz beside run.jsonl."""

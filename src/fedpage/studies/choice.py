@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpage.core.columns import describe_column
+from fedpage.core.display import html_card, html_note, html_table
 from fedpage.core.types import AnyMethod
 from fedpage.report.summary import format_duration
 from fedpage.runs import build
@@ -217,6 +218,17 @@ class Choice:
             f"{reason[0].upper()}{reason[1:]}: {', '.join(labels)}."
             for reason, labels in found.items()
         ]
+
+    def __repr__(self) -> str:
+        chosen = self.recommended
+        cost = chosen.judgement.text(self.question.cost.column.unit)
+        text = f"{chosen.label} ({chosen.settings}) for {self.goal}: {cost}"
+        return f"Choice({text}; {len(self.ranking)} finalists; print it for the table)"
+
+    def _repr_html_(self) -> str:
+        head, rows = self.rows()
+        notes = [*self.departures(), self.effort, f"Recommended: {self.reason}"]
+        return html_card(self.title, html_table(head, rows), *map(html_note, notes))
 
     def __str__(self) -> str:
         _, rows = self.rows()

@@ -54,6 +54,9 @@ class Judgement:
             )
         object.__setattr__(self, "costs", costs)
 
+    def __repr__(self) -> str:
+        return f"Judgement({self.text()})"
+
     @property
     def seeds(self) -> int:
         """The number of seeds."""

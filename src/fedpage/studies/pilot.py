@@ -80,6 +80,13 @@ class Pilot:
     tried: int = 0
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        found, name = self.forecast, "no method" if self.method is None else self.method.name
+        if found.rounds is None:
+            return f"Pilot({name}: no prediction, {found.reason})"
+        interval = f"[{found.low:,.0f}, {found.high:,.0f}]"
+        return f"Pilot({name}: {found.kind} {found.rounds:,.0f} rounds {interval})"
+
     @property
     def step(self) -> float | None:
         """The effective step that was used; None where the method measures its own."""

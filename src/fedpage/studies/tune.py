@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from fedpage.core.columns import Cost, describe_column
+from fedpage.core.display import format_number, html_card, html_note, html_table
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
@@ -125,6 +126,30 @@ class Tuning:
             for candidate, score in self.scores
         ]
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{change.name}={change.value}" for change in self.changes)
+        method = f"{self.name} ({settings or 'defaults'})"
+        return f"Tuning({method} for {self.goal}: {self._found()}; {self.runs} runs)"
+
+    def _repr_html_(self) -> str:
+        head = (*self.axes, "cost over the winner's", "seeds")
+        rows = [
+            (*map(_show, point.values()), format_number(ratio), score.seeds)
+            for (point, ratio), (_, score) in zip(self.points, self.scores, strict=True)
+        ]
+        changes = [(change.name, change.default, change.value) for change in self.changes]
+        return html_card(
+            f"{self.name}: {self.goal}: {self._found()}",
+            html_table(("winner", "default", "value"), changes) if changes else "",
+            html_table(head, rows[:10]),
+            html_note(f"Searched: {', '.join(self.axes)}; {self.enclosure} {self.advice}"),
+        )
+
+    def _found(self) -> str:
+        """Return the cost on fresh seeds, or that nothing was judged."""
+        unit = self.question.cost.column.unit
+        return "not judged" if self.judged is None else self.judged.text(unit)
+
     @property
     def changes(self) -> list[Change]:
         """The winner's hyper-parameters that differ from the defaults of its class."""
@@ -174,6 +199,10 @@ class Tuning:
                 f"records: search again with --record-every {every} (record_every={every})."
             )
         return "Report this number."
+
+
+def _show(value: float | str) -> str:
+    return value if isinstance(value, str) else format_number(value)
 
 
 def coordinate(method: Candidate, name: str) -> float | str:

@@ -27,6 +27,7 @@ from fedpage.core.metrics import (
 )
 from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Smoothness, Vector
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm
+from fedpage.problems.reprs import html_problem, repr_problem
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import guard
 from fedpage.problems.torch.fingerprint import function_digest, module_digest, table_digest
@@ -221,6 +222,25 @@ class TorchProblem:
         """
         return self._evaluate_rows(x, self._read(data, "data"), "data")
 
+    def predict(self, x: Vector, inputs: Any) -> Any:
+        """Compute the model's outputs for new rows.
+
+        Args:
+            x: Parameters (d,).
+            inputs: A tensor or an array with a row per example, or a tuple of them.
+
+        Returns:
+            The outputs, with a row per example: a tensor, or a structure of tensors.
+
+        Raises:
+            InputError: x or the inputs have a wrong shape.
+        """
+        if np.shape(x) != (self.d,):
+            raise InputError(f"predict: x must have shape ({self.d},), not {np.shape(x)}")
+        first = inputs[0] if isinstance(inputs, (tuple, list)) else inputs
+        rows = self._read((inputs, np.zeros(len(first))), "inputs")
+        return self._objective.outputs(self._objective.tensor(x), rows)
+
     def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
         """Evaluate x (d,) on each client's own rows.
 
@@ -322,6 +342,13 @@ class TorchProblem:
         if isinstance(self._flat.loss_fn, nn.Module):
             classes.add(type(self._flat.loss_fn))
         return {c.__qualname__: c for c in classes if not c.__module__.startswith("torch.")}
+
+    def __repr__(self) -> str:
+        return repr_problem(self, [self.model_name, self.dtype.name, str(self.device)])
+
+    def _repr_html_(self) -> str:
+        facts = {"model": self.model_name, "type": self.dtype.name, "device": self.device}
+        return html_problem(self, facts)
 
     def describe(self) -> dict[str, object]:
         """Describe the model, the rows and the options, with digests."""

@@ -1,0 +1,281 @@
+"""Check that every public object says what matters in a line, and in HTML without leaks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+from html.parser import HTMLParser
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage.core import display
+from fedpage.core.errors import did_you_mean
+from fedpage.methods.registry import METHODS
+from fedpage.runs.history import History
+
+
+@cache
+def problem():
+    data = fp.load("census", rows=60)
+    return fp.LogisticRegression(data, 6, reg="l2", metrics=["accuracy"], weights="size")
+
+
+@cache
+def history():
+    return fp.simulate(problem(), fp.SecantPAGE(S=2), rounds=20, seed=0)
+
+
+def arrays():
+    return fp.Dataset.from_arrays(np.arange(12.0).reshape(6, 2), [0, 1, 0, 1, 0, 1])
+
+
+def torch_problem():
+    torch = pytest.importorskip("torch", reason="TorchProblem needs torch")
+    rows = (torch.ones(4, 3), torch.zeros(4, 1))
+    return fp.TorchProblem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), [rows, rows])
+
+
+def targets(loss):
+    def make():
+        data = fp.Dataset("counts", np.arange(12.0).reshape(6, 2), np.arange(6.0))
+        return loss(data, 3)
+
+    return make
+
+
+EXAMPLES = {
+    "METHODS": lambda: fp.METHODS,
+    "METRICS": lambda: fp.METRICS,
+    "OBJECTIVES": lambda: fp.OBJECTIVES,
+    "Bernoulli": lambda: fp.Bernoulli(0.1),
+    "Best": lambda: fp.Best(torch_problem(), "best.npz"),
+    "Chain": lambda: fp.Chain(fp.TopK(0.1), fp.Natural()),
+    "Dataset": arrays,
+    "Dither": lambda: fp.Dither(4),
+    "Faults": lambda: fp.Faults(dropout=0.1, gone=(1, 2)),
+    "FunctionCallback": lambda: fp.FunctionCallback(on_record=print),
+    "History": history,
+    "LeastSquares": targets(fp.LeastSquares),
+    "LinearModel": lambda: fp.LinearModel(arrays(), 3, loss="logistic"),
+    "LogisticRegression": problem,
+    "Metric": lambda: fp.METRICS["accuracy"],
+    "Partition": lambda: fp.power_law(1000, 300),
+    "Quadratic": lambda: fp.Quadratic(np.stack([np.eye(9)] * 40), np.ones((40, 50, 9))),
+    "RandK": lambda: fp.RandK(0.1),
+    "RobustRegression": targets(fp.RobustRegression),
+    "RowProblem": lambda: fp.RowProblem(np.full(500, 20), d=3),
+    "RunOptions": lambda: fp.RunOptions(x0=np.zeros(500), faults=fp.Faults(lost=0.2)),
+    "Scaled": lambda: fp.Scaled(fp.Natural()),
+    "Simulation": lambda: fp.Simulation(problem(), fp.FedAvg(S=2), seed=0),
+    "Smoothness": lambda: problem().smoothness(),
+    "Stop": lambda: fp.Stop(grad_norm=0.1),
+    "StopReason": lambda: fp.StopReason.TARGET,
+    "Stopped": lambda: fp.Stopped(fp.StopReason.TARGET, "at round 3"),
+    "TopK": lambda: fp.TopK(0.1),
+    "TorchProblem": torch_problem,
+    "Track": lambda: fp.Track(Silent()),
+}
+NO_INSTANCES = {"Method", "Oracle", "Problem", "Codec", "InputError"}
+"""Protocols, a base class, and an error, whose text is its message."""
+
+
+class Silent:
+    def start(self, name, settings): ...
+
+    def log(self, round, values): ...
+
+    def finish(self, reason, detail): ...
+
+
+def has_instances(name: str) -> bool:
+    try:
+        value = getattr(fp, name)
+    except ImportError:  # of an extra that is not installed
+        return False
+    if name in NO_INSTANCES or name == "__version__" or isinstance(value, ModuleType):
+        return False
+    return inspect.isclass(value) or not inspect.isroutine(value)
+
+
+def make(name: str) -> object:
+    """Make one of a public class: by its example, or without arguments."""
+    if name == "TorchProblem":  # the class itself needs torch
+        return EXAMPLES[name]()
+    return EXAMPLES[name]() if name in EXAMPLES else getattr(fp, name)()
+
+
+def public_names() -> list[str]:
+    return [name for name in fp.__all__ if name in EXAMPLES or has_instances(name)]
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_the_repr_is_a_line_without_arrays_and_addresses(name):
+    text = repr(make(name))
+    assert not re.search(r"object at 0x|<function|array\(|\n", text)
+    assert len(text) <= (1200 if text.startswith("Registry") else 330)
+    assert type(make(name)).__name__ in text or text.startswith("Registry")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_shows_its_hyper_parameters(name):
+    method = METHODS[name]()
+    assert repr(method).startswith(f"{type(method).__name__}(")
+    assert "object at" not in repr(method)
+
+
+def test_a_problem_says_what_matters():
+    assert repr(problem()) == (
+        "LogisticRegression(census, l2 alpha=0.1, 6 clients (blocks), d=123, 60 rows, weights size)"
+    )
+    data = fp.load("census", rows=60)
+    squares = fp.LeastSquares(data, fp.iid(60, 5, seed=3))
+    assert repr(squares) == "LeastSquares(census, 5 clients (iid, seed=3), d=123, 60 rows)"
+
+
+def test_settings_show_what_is_set():
+    assert repr(fp.Stop(grad_norm=0.1, targets={"accuracy": 0.9})) == (
+        "Stop(grad_norm=0.1, targets={'accuracy': 0.9})"
+    )
+    assert repr(fp.Policy()) == "Policy()"
+    assert repr(fp.RunOptions(threads=2)) == "RunOptions(threads=2)"
+
+
+def test_results_of_studies_are_a_line_and_a_table():
+    choice = fp.choose(problem(), target=0.1, methods=["page", "saga"], seeds=1, fresh=3)
+    tuning = fp.tune(problem(), fp.PAGE(S=2), target=0.1, seeds=1, fresh=3, max_runs=30, rounds=50)
+    plan = fp.plan(problem(), target=0.01, S=3, pilots=False)
+    for found in (choice, tuning, plan):
+        assert re.match(rf"{type(found).__name__}\(.*gradient norm .*\)$", repr(found))
+        assert "<td" in html(found)
+    assert "SCAFFOLD" in str(plan)
+    assert "L=3.6 (computed)" in str(plan)
+    assert choice.recommended.label in repr(choice)
+
+
+class Checker(HTMLParser):
+    """Check that tags are closed in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if "/>" not in (self.get_starttag_text() or ""):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if "/>" not in (self.get_starttag_text() or "") or self.open[-1:] == [tag]:
+            assert self.open.pop() == tag
+
+
+def html(value) -> str:
+    text = value._repr_html_()
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert not re.search(r"object at 0x|nan\b", text)
+    return text
+
+
+def test_a_history_in_a_notebook_has_values_costs_and_a_plot():
+    text = html(history())
+    for word in ("loss", "gradient norm", "accuracy", "bytes up", "<polyline", "best"):
+        assert word in text
+    assert html(History({"method": {"name": "FedPAGE"}})).count("<table") == 0
+
+
+def test_a_history_with_one_record_or_values_that_are_not_finite_has_html():
+    run = History()
+    run.append({"round": 0, "loss": 1.0, "mine": 2.0})
+    assert "<polyline" not in html(run)
+    run.append({"round": 1, "loss": float("inf"), "mine": float("nan")})
+    run.append({"round": 2, "loss": 0.5, "mine": 1.0})
+    assert "<polyline" in html(run)
+
+
+@pytest.mark.parametrize("name", ["LogisticRegression", "Quadratic", "RowProblem", "TorchProblem"])
+def test_a_problem_in_a_notebook_is_a_table(name):
+    assert "clients" in html(make(name))
+
+
+def test_sizes_that_differ_are_drawn():
+    data = fp.load("census", rows=60)
+    unequal = fp.LogisticRegression(data, fp.power_law(60, 6))
+    assert html(unequal).count("<rect") == 6
+    assert "<svg" not in html(problem())
+
+
+def test_html_is_escaped():
+    evil = "<script>alert(1)</script>"
+    run = History({"method": {"name": evil}})
+    run.append({"round": 0, "loss": 1.0, evil: 3.0})
+    run.append({"round": 1, "loss": 0.1, evil: 2.0})
+    data = fp.Dataset(evil, np.ones((4, 1)), np.ones(4))
+    for text in (html(run), html(fp.LeastSquares(data, 2)), display.html_note(evil)):
+        assert "<script" not in text
+    assert "<script" not in display.html_curve(np.arange(2.0), np.arange(2.0), evil, evil)
+    assert "<script" not in display.html_table([evil], [[evil]])
+
+
+def test_many_bars_and_points_are_thinned():
+    many = np.arange(1.0, 10_001.0)
+    assert display.html_bars(many, "x", "y").count("<rect") == 200
+    assert display.html_curve(many, many, "x", "y").count(",") < 250
+
+
+@pytest.mark.parametrize(
+    ("owner", "wrong", "right"),
+    [
+        (fp, "FedPage", "FedPAGE"),
+        (fp, "logistic_regression", "LogisticRegression"),
+        (fp, "Scaffnw", "Scaffnew"),
+        (fp.data, "label_shard", "label_shards"),
+        (fp.methods, "FedAverage", "FedAvg"),
+        (fp.problems, "Quadratics", "Quadratic"),
+        (fp.codecs, "Topk", "TopK"),
+        (fp.theory, "estimates", "estimate"),
+    ],
+)
+def test_an_unknown_name_suggests_a_known_one(owner, wrong, right):
+    with pytest.raises(AttributeError, match=f"did you mean '{right}'"):
+        getattr(owner, wrong)
+    assert did_you_mean(wrong, [right])
+    with pytest.raises(AttributeError, match=r"has no attribute '_private'$"):
+        owner._private  # noqa: B018
+
+
+def test_report_writes_a_page_and_is_still_a_package(tmp_path):
+    other = fp.simulate(problem(), fp.FedAvg(S=2), rounds=20, seed=0)
+    path = fp.report([history(), other], tmp_path / "report.html", column="loss")
+    text = path.read_text(encoding="utf-8")
+    assert path == tmp_path / "report.html"
+    assert "SecantPAGE, FedAvg on census" in text
+    assert fp.report(history(), tmp_path / "one.html").exists()
+    assert fp.report.page.write_runs
+    for wrong in ([], [1], [History()]):
+        with pytest.raises(fp.InputError, match="report: "):
+            fp.report(wrong, tmp_path / "no.html")
+
+
+def test_plan_refuses_what_it_cannot_use():
+    for options, text in (
+        ({}, "give one accuracy: target for a gradient norm or gap"),
+        ({"target": 0.1, "gap": 0.1}, "not target and gap"),
+        ({"target": -1.0}, "target must be a finite number above 0"),
+        ({"target": 0.1, "constants": {"Ll": 3}}, "unknown constant 'Ll': did you mean 'L'"),
+        ({"target": 0.1, "cost": "seconds"}, "cost 'seconds' needs"),
+        ({"target": 1e9}, "choose a target below it"),
+    ):
+        with pytest.raises(fp.InputError, match=text):
+            fp.plan(problem(), S=2, **options)
+
+
+def test_plan_uses_constants_that_are_given():
+    plan = fp.plan(problem(), target=0.01, S=2, pilots=False, constants={"L": 100.0})
+    assert plan.setting.L == 100.0
+    assert plan.origin["L"] == "given"
+    assert "L=100 (given)" in str(plan)
