@@ -1,16 +1,13 @@
-"""Compile the loops over rows of softmax regression, with C classes and an optional intercept.
+"""Compile the loops over rows of softmax regression.
 
-The model x (d,) holds the weight of feature l for class c at l*C + c, so that the innermost loops
-run over adjacent numbers, and the intercepts of the C classes, if any, as its last C entries.
-Arguments that `kernels.py` explains have the same meaning here, and as there no client's result
-depends on another client. A row takes long enough that helpers cost nothing, unlike there.
-
-Data layout of all kernels:
-    ptr, idx, val       CSR as in kernels.py. Rows whose features are all stored have no idx: entry
-                        e of a row is feature e (numba compiles a version of its own for that).
-    target (rows,)      class numbers 0..C-1
-    classes             C
-    penalised           the number of weights, features*C: the regulariser takes those alone
+The kernels have the names, arguments and data layout of those in `kernels.py`, so that a linear
+model can use either file. The differences:
+    C (in place of loss)    the number of classes
+    target (rows,)          class numbers 0..C-1
+    a point x               has p*C coordinates, or (p + 1)*C with intercepts. The weight of feature
+                            l for class c is at l*C + c, so that the innermost loops run over
+                            adjacent numbers, and the intercept of class c is at p*C + c.
+    margins                 (rows, C)
 
 The regularisers' derivative is repeated from `kernels.py`, because numba's disk cache does not
 notice when a function in another file changes. A test compares the two.
@@ -26,6 +23,8 @@ from numba import njit
 
 from fedpage.problems.kernels import L2, NO_REG, F, I, U
 
+SMOOTHED_L1, DELTA = 3, 0.01
+
 _fast: Any = njit(cache=True, nogil=True, error_model="numpy")
 _helper: Any = njit(nogil=True, error_model="numpy")
 _1, _2 = np.uint64(1), np.uint64(2)
@@ -36,49 +35,65 @@ def _reg_slope(reg: int, alpha: float, x: float) -> float:
     """Compute the derivative of the regulariser by one coordinate."""
     if reg == L2:
         return alpha * x
+    if reg == SMOOTHED_L1:
+        return alpha * x / math.sqrt(x * x + DELTA * DELTA)
     q = 1.0 + x * x
     return 2.0 * alpha * x / (q * q)
 
 
 @_helper
-def _row_margins(
-    ptr: U, idx: U | None, val: F | None, row: int, x: F, classes: int, penalised: int, t: F
-) -> None:  # fmt: skip
+def _bounds(ptr: U | None, val: F | None, row: int) -> tuple[int, int]:
+    """Return where the entries of a row begin and end; those of a dense row begin at 0."""
+    if ptr is None:  # numba types this branch for sparse rows too, whose val has no shape[1]
+        return np.uint64(0), np.uint64(0 if val is None else len(val.T))
+    return np.uint64(ptr[row]), np.uint64(ptr[row + _1])
+
+
+@_helper
+def _entry(val: F | None, row: int, e: int) -> float:
+    """Return the value of entry e of a row."""
+    if val is None:
+        return 1.0
+    return val[row, e] if val.ndim == 2 else val[e]
+
+
+@_helper
+def _feature(idx: U | None, e: int) -> int:
+    """Return the feature of entry e."""
+    return e if idx is None else np.uint64(idx[e])
+
+
+@_helper
+def _row_margins(ptr: U, idx: U, val: F | None, row: int, classes: int, p: int, x: F, t: F) -> None:
     """Compute t[c] = a.x_c, plus the intercept if x has one; two entries of the row at a time."""
-    C = np.uint64(classes)
+    C, intercepts = np.uint64(classes), np.uint64(classes * p)
     for c in range(C):
-        t[c] = x[penalised + c] if len(x) > penalised else 0.0
-    begin, end = np.uint64(ptr[row]), np.uint64(ptr[row + _1])
-    e = begin
+        t[c] = x[intercepts + c] if len(x) > intercepts else 0.0
+    e, end = _bounds(ptr, val, row)
     while e + _1 < end:
-        one, two = (1.0 if val is None else val[e]), (1.0 if val is None else val[e + _1])
-        i = (e - begin if idx is None else np.uint64(idx[e])) * C
-        j = (e - begin + _1 if idx is None else np.uint64(idx[e + _1])) * C
+        one, two = _entry(val, row, e), _entry(val, row, e + _1)
+        i, j = _feature(idx, e) * C, _feature(idx, e + _1) * C
         for c in range(C):
             t[c] += one * x[i + c] + two * x[j + c]
         e += _2
     if e < end:
-        one = 1.0 if val is None else val[e]
-        i = (e - begin if idx is None else np.uint64(idx[e])) * C
+        one, i = _entry(val, row, e), _feature(idx, e) * C
         for c in range(C):
             t[c] += one * x[i + c]
 
 
 @_helper
-def _add_row(
-    ptr: U, idx: U | None, val: F | None, row: int, v: F, classes: int, penalised: int, g: F
-) -> None:  # fmt: skip
+def _add_row(ptr: U, idx: U, val: F | None, row: int, classes: int, p: int, v: F, g: F) -> None:
     """Add a row's gradient to g (d,), given its derivatives v (C,) by the margins."""
-    C = np.uint64(classes)
-    begin = np.uint64(ptr[row])
-    for e in range(begin, np.uint64(ptr[row + _1])):
-        one = 1.0 if val is None else val[e]
-        i = (e - begin if idx is None else np.uint64(idx[e])) * C
+    C, intercepts = np.uint64(classes), np.uint64(classes * p)
+    first, end = _bounds(ptr, val, row)
+    for e in range(first, end):
+        one, i = _entry(val, row, e), _feature(idx, e) * C
         for c in range(C):
             g[i + c] += one * v[c]
-    if len(g) > penalised:
+    if len(g) > intercepts:
         for c in range(C):
-            g[penalised + c] += v[c]
+            g[intercepts + c] += v[c]
 
 
 @_helper
@@ -111,13 +126,12 @@ def _slopes(t: F, b: int, weight: float) -> tuple[float, float]:
 
 @_fast
 def batch_grad(
-    ptr: U, idx: U | None, val: F | None, target: F, start: I, scale: F,
-    classes: int, penalised: int, reg: int, alpha: float,
-    clients: I, rows: U, b: int, Y: F, out: F,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
+    C: int, reg: int, alpha: float, p: int, clients: I, rows: U, b: int, Y: F, out: F,
 ) -> None:  # fmt: skip
     """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all."""
     d, every = Y.shape[1], rows.shape[1] == 0
-    v = np.empty(classes)
+    v = np.empty(C)
     for i in range(len(clients)):
         c = clients[i]
         y = Y[i if len(Y) > 1 else 0]
@@ -126,19 +140,18 @@ def batch_grad(
             out[i, l] = 0.0
         for j in range(count):
             row = np.uint64(first) + np.uint64(j if every else rows[i, j])
-            _row_margins(ptr, idx, val, row, y, classes, penalised, v)
+            _row_margins(ptr, idx, val, row, C, p, y, v)
             _slopes(v, np.int64(target[row]), scale[c] / count)
-            _add_row(ptr, idx, val, row, v, classes, penalised, out[i])
+            _add_row(ptr, idx, val, row, C, p, v, out[i])
         if reg != NO_REG:
-            for l in range(penalised):
+            for l in range(p * C):
                 out[i, l] += scale[c] * _reg_slope(reg, alpha, y[l])
 
 
 @_fast
 def local_sgd(
-    ptr: U, idx: U | None, val: F | None, target: F, start: I, scale: F,
-    classes: int, penalised: int, reg: int, alpha: float,
-    clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
+    C: int, reg: int, alpha: float, p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
 ) -> None:  # fmt: skip
     """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
@@ -148,7 +161,7 @@ def local_sgd(
     """
     d, every, has_shift, has_reference = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
     dense = idx is None or reg != NO_REG or mu != 0.0
-    y, g, then, slopes = np.empty(d), np.empty(d), np.empty(classes), np.empty((b, classes))
+    y, g, then, slopes = np.empty(d), np.empty(d), np.empty(C), np.empty((b, C))
     for i in range(len(clients)):
         c = clients[i]
         first, count = start[c], min(b, start[c + 1] - start[c])
@@ -161,32 +174,32 @@ def local_sgd(
             for j in range(count):
                 row = np.uint64(first) + np.uint64(j if every else rows[i, k, j])
                 label, v = np.int64(target[row]), slopes[j]
-                _row_margins(ptr, idx, val, row, y, classes, penalised, v)
+                _row_margins(ptr, idx, val, row, C, p, y, v)
                 _slopes(v, label, weight)
                 if has_reference:
-                    _row_margins(ptr, idx, val, row, W[own_w], classes, penalised, then)
+                    _row_margins(ptr, idx, val, row, C, p, W[own_w], then)
                     _slopes(then, label, weight)
-                    for m in range(classes):
+                    for m in range(C):
                         v[m] -= then[m]
             if dense:
                 for l in range(d):
                     g[l] = mu * (y[l] - x[l])
                 if reg != NO_REG:
-                    for l in range(penalised):
+                    for l in range(p * C):
                         g[l] += scale[c] * _reg_slope(reg, alpha, y[l])
                     if has_reference:
-                        for l in range(penalised):
+                        for l in range(p * C):
                             g[l] -= scale[c] * _reg_slope(reg, alpha, W[own_w, l])
             for j in range(count):
                 row = np.uint64(first) + np.uint64(j if every else rows[i, k, j])
                 v = slopes[j]
                 if dense:
-                    _add_row(ptr, idx, val, row, v, classes, penalised, g)
+                    _add_row(ptr, idx, val, row, C, p, v, g)
                 else:
-                    _add_row(ptr, idx, val, row, v, classes, penalised, out[i])
-                    for m in range(classes):
+                    _add_row(ptr, idx, val, row, C, p, v, out[i])
+                    for m in range(C):
                         v[m] *= -eta
-                    _add_row(ptr, idx, val, row, v, classes, penalised, y)
+                    _add_row(ptr, idx, val, row, C, p, v, y)
             if dense:
                 for l in range(d):
                     out[i, l] += g[l]
@@ -200,9 +213,8 @@ def local_sgd(
 
 @_fast
 def local_page(
-    ptr: U, idx: U | None, val: F | None, target: F, start: I, scale: F,
-    classes: int, penalised: int, reg: int, alpha: float,
-    clients: I, first: U, b_first: int, rest: U, b_rest: int,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
+    C: int, reg: int, alpha: float, p: int, clients: I, first: U, b_first: int, rest: U, b_rest: int,
     X: F, X_prev: F, G: F, K: int, eta: float, out: F,
 ) -> None:  # fmt: skip
     """Run K steps of the PAGE recursion (Alg. 1, lines 13-21); out[i] = mean of g_0..g_{K-1}.
@@ -212,7 +224,7 @@ def local_page(
     """
     d = X.shape[1]
     y, before, g = np.empty(d), np.empty(d), np.empty(d)
-    now, then = np.empty(classes), np.empty(classes)
+    now, then = np.empty(C), np.empty(C)
     for i in range(len(clients)):
         c = clients[i]
         start_row, size = start[c], start[c + 1] - start[c]
@@ -236,15 +248,15 @@ def local_page(
                     local = np.uint64(j if rest.shape[2] == 0 else rest[i, k - 1, j])
                 row = np.uint64(start_row) + local
                 label = np.int64(target[row])
-                _row_margins(ptr, idx, val, row, y, classes, penalised, now)
+                _row_margins(ptr, idx, val, row, C, p, y, now)
                 _slopes(now, label, weight)
-                _row_margins(ptr, idx, val, row, before, classes, penalised, then)
+                _row_margins(ptr, idx, val, row, C, p, before, then)
                 _slopes(then, label, weight)
-                for m in range(classes):
+                for m in range(C):
                     now[m] -= then[m]
-                _add_row(ptr, idx, val, row, now, classes, penalised, g)
+                _add_row(ptr, idx, val, row, C, p, now, g)
             if reg != NO_REG:
-                for l in range(penalised):
+                for l in range(p * C):
                     g[l] += scale[c] * (
                         _reg_slope(reg, alpha, y[l]) - _reg_slope(reg, alpha, before[l])
                     )
@@ -258,41 +270,39 @@ def local_page(
 
 @_fast
 def objective(
-    ptr: U, idx: U | None, val: F | None, target: F, start: I, scale: F,
-    classes: int, penalised: int, lo: int, hi: int, x: F, want_loss: bool, out: F,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
+    C: int, p: int, lo: int, hi: int, x: F, want_loss: bool, out: F,
 ) -> float:  # fmt: skip
     """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
 
     Returns the sum of their losses, or 0 if it is not wanted.
     """
-    total, v = 0.0, np.empty(classes)
+    total, v = 0.0, np.empty(C)
     for c in range(lo, hi):
         weight = scale[c] / (start[c + 1] - start[c])
         for r in range(start[c], start[c + 1]):
             row = np.uint64(r)
-            _row_margins(ptr, idx, val, row, x, classes, penalised, v)
+            _row_margins(ptr, idx, val, row, C, p, x, v)
             rest, gap = _slopes(v, np.int64(target[row]), weight)
             if want_loss:
                 total += weight * (math.log1p(rest) + gap)
-            _add_row(ptr, idx, val, row, v, classes, penalised, out)
+            _add_row(ptr, idx, val, row, C, p, v, out)
     return total
 
 
 @_fast
-def margins(
-    ptr: U, idx: U | None, val: F | None, classes: int, penalised: int, x: F, out: F
-) -> None:  # fmt: skip
-    """Compute out[j] = the margins (C,) of every row."""
+def margins(ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> None:
+    """Compute out[j] = the margins (C,) of the rows from `first` on."""
     for r in range(len(out)):
-        _row_margins(ptr, idx, val, np.uint64(r), x, classes, penalised, out[r])
+        _row_margins(ptr, idx, val, np.uint64(first + r), out.shape[1], p, x, out[r])
 
 
 @_fast
-def mean_loss(t: F, target: F) -> float:
+def mean_loss(C: int, t: F, target: F) -> float:
     """Compute the mean loss of rows with margins t (rows, C), divided row by row."""
-    total, v = 0.0, np.empty(t.shape[1])
+    total, v = 0.0, np.empty(C)
     for r in range(len(t)):
-        for c in range(len(v)):
+        for c in range(C):
             v[c] = t[r, c]
         rest, gap = _slopes(v, np.int64(target[r]), 1.0)
         total += (math.log1p(rest) + gap) / len(t)
