@@ -9,6 +9,7 @@ from fedpage.problems.objectives import (
     RobustRegression,
 )
 from fedpage.problems.quadratic import Quadratic
+from fedpage.problems.softmax import Softmax
 
 __all__ = [
     "OBJECTIVES",
@@ -18,4 +19,5 @@ __all__ = [
     "Quadratic",
     "RobustRegression",
     "RowProblem",
+    "Softmax",
 ]
