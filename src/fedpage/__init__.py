@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         Quadratic,
         RobustRegression,
         RowProblem,
+        Softmax,
     )
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
@@ -131,7 +132,7 @@ _EXPORTS = {
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
-    "RobustRegression RowProblem",
+    "RobustRegression RowProblem Softmax",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.core.errors": "InputError",
@@ -192,6 +193,7 @@ __all__ = [
     "SecantPAGE",
     "Simulation",
     "Smoothness",
+    "Softmax",
     "Stop",
     "StopReason",
     "Stopped",

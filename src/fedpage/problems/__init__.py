@@ -12,6 +12,7 @@ from fedpage.problems.objectives import (
     RobustRegression,
 )
 from fedpage.problems.quadratic import Quadratic
+from fedpage.problems.softmax import Softmax
 
 __all__ = [
     "OBJECTIVES",
@@ -21,6 +22,7 @@ __all__ = [
     "Quadratic",
     "RobustRegression",
     "RowProblem",
+    "Softmax",
 ]
 
 if not TYPE_CHECKING:

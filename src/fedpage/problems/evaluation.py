@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fedpage.data.dataset import Dataset
 from fedpage.problems import kernels
 from fedpage.problems.base import norm
 from fedpage.problems.kernels import Loss
+from fedpage.problems.labels import Classes
 
 if TYPE_CHECKING:
     from fedpage.data.partition import Partition
@@ -34,6 +36,9 @@ class Evaluation:
     _scale: Vector
     _reg_code: int
     _rows_and_targets: tuple[Any, ...]
+    classes: Classes | None
+    """The labels of a classification, in the order of the targets; None for a regression."""
+    _kernels: ClassVar[ModuleType] = kernels
     _held_out_rows: tuple[Any, ...]
     """The held-out rows and their targets, as the kernels take them."""
 
@@ -44,8 +49,18 @@ class Evaluation:
 
     @property
     def d(self) -> int:
-        """The number of parameters: the data set's features."""
-        return self.data.features
+        """The number of parameters: an output's for each of the data set's features."""
+        return self.data.features * self.outputs
+
+    @property
+    def outputs(self) -> int:
+        """The margins of a row: C for a softmax of C classes, else 1."""
+        return 1
+
+    @property
+    def _loss_code(self) -> int:
+        """What the kernels take for the loss."""
+        return self._loss.code
 
     def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
         """Evaluate x on each client's own rows.
@@ -65,8 +80,8 @@ class Evaluation:
         with np.errstate(over="ignore", invalid="ignore"):
             penalty, slope = self._penalty(x)
             for row, client in enumerate(clients.tolist()):
-                args = (self._loss.code, client, client + 1, x, True, gradients[row])
-                losses[row] = kernels.objective(*self._rows_and_targets, *args)
+                args = (self._loss_code, self.data.features, client, client + 1, x, True, gradients[row])
+                losses[row] = self._kernels.objective(*self._rows_and_targets, *args)
                 if self.metrics:
                     first, end = int(start[client]), int(start[client + 1])
                     outputs, where = self._margins(x, first, end), f"client {client}"
@@ -106,19 +121,21 @@ class Evaluation:
         if self.held_out is None:
             return {}
         *rows, target = self._held_out_rows
-        margins = np.empty(len(target))
+        margins = np.empty(self._margins_shape(len(target)))
         with np.errstate(over="ignore", invalid="ignore"):
-            kernels.margins(*rows, self._point(x), margins)
-            row = {"loss": float(kernels.mean_loss(self._loss.code, margins, target))}
+            self._kernels.margins(*rows, self.data.features, 0, self._point(x), margins)
+            row = {"loss": float(self._kernels.mean_loss(self._loss_code, margins, target))}
             row |= evaluate_metrics(self.metrics, margins, target, "held_out")
         return {f"held_out_{name}": value for name, value in row.items()}
 
     def _margins(self, x: Vector, first: int, end: int) -> Vector:
-        """Compute a.x of rows first..end-1, which are in client order."""
-        ptr, idx, val = self._rows_and_targets[:3]
-        out = np.empty(end - first)
-        kernels.margins(ptr[first : end + 1], idx, val, x, out)
+        """Compute the margins of rows first..end-1, which are in client order."""
+        out = np.empty(self._margins_shape(end - first))
+        self._kernels.margins(*self._rows_and_targets[:3], self.data.features, first, x, out)
         return out
+
+    def _margins_shape(self, rows: int) -> tuple[int, ...]:
+        return (rows,) if self.outputs == 1 else (rows, self.outputs)
 
     def _point(self, x: Vector) -> Vector:
         x = np.ascontiguousarray(x, dtype=np.float64)
@@ -165,8 +182,8 @@ class Evaluation:
         sums = np.zeros((count, self.d))
 
         def block(i: int) -> float:
-            args = (self._loss.code, edges[i], edges[i + 1], x, want_loss, sums[i])
-            return float(kernels.objective(*self._rows_and_targets[:-1], scale, *args))
+            args = (self._loss_code, self.data.features, edges[i], edges[i + 1], x, want_loss, sums[i])
+            return float(self._kernels.objective(*self._rows_and_targets[:-1], scale, *args))
 
         if threads > 1 and count > 1:
             with ThreadPoolExecutor(min(threads, count)) as pool:

@@ -222,7 +222,7 @@ def _reg_slope(reg: int, alpha: float, x: float) -> float:
 @_fast
 def batch_grad(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
-    clients: I, rows: U, b: int, Y: F, out: F,
+    p: int, clients: I, rows: U, b: int, Y: F, out: F,
 ) -> None:  # fmt: skip
     """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all."""
     d, every = Y.shape[1], rows.shape[1] == 0
@@ -254,7 +254,7 @@ def batch_grad(
 @_fast
 def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
-    clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
+    p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
 ) -> None:  # fmt: skip
     """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
@@ -322,7 +322,7 @@ def local_sgd(
 @_fast
 def local_page(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
-    clients: I, first: U, b_first: int, rest: U, b_rest: int,
+    p: int, clients: I, first: U, b_first: int, rest: U, b_rest: int,
     X: F, X_prev: F, G: F, K: int, eta: float, out: F,
 ) -> None:  # fmt: skip
     """Run K steps of the PAGE recursion (Alg. 1, lines 13-21); out[i] = mean of g_0..g_{K-1}.
@@ -376,7 +376,7 @@ def local_page(
 
 @_fast
 def objective(
-    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, p: int,
     lo: int, hi: int, x: F, want_loss: bool, out: F,
 ) -> float:  # fmt: skip
     """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
@@ -405,10 +405,10 @@ def objective(
 
 
 @_fast
-def margins(ptr: U, idx: U, val: F | None, x: F, out: F) -> None:
+def margins(ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> None:
     """Compute out[j] = a_j . x for every row."""
     for r in range(len(out)):
-        row = np.uint64(r)
+        row = np.uint64(first + r)
         t, u = 0.0, 0.0
         e, end = np.uint64(ptr[row]), np.uint64(ptr[row + _1])
         while e + _1 < end:

@@ -75,7 +75,7 @@ class LinearModel(Prediction):
             raise InputError(
                 f"{type(self).__name__} has the loss {self.loss_name!r}; leave loss out"
             )
-        self._loss: Loss = LOSSES[loss or self.loss_name]
+        self._loss: Loss = self._find_loss(loss or self.loss_name)
         self.name = self._loss.title
         _check_data(self.name, "data", data)
         self.reg, self.alpha = choose_regulariser(self._loss, reg, alpha)
@@ -84,17 +84,22 @@ class LinearModel(Prediction):
         self.weights = weights if isinstance(weights, str) else "given"
         self._sizes = self.partition.sizes
         self._scale = client_scale(weights, self._sizes)
-        self.classes: Classes | None = None
-        """The labels of a classification, in the order of the targets; None for a regression."""
-        target = data.y
-        if self._loss.needs_labels:
-            target, self.classes = two_classes(self.name, data)
+        target, self.classes = self._encode_labels(data, None)
         self._store(target)
         self.convex = self._loss.convex and REGULARISERS[self.reg].convex
         self.metrics = resolve_metrics(metrics, self.name)
         self._constants: Smoothness | None = None
         self.held_out = held_out
         self._check_evaluation()
+
+    def _find_loss(self, name: str) -> Loss:
+        return LOSSES[name]
+
+    def _encode_labels(
+        self, data: Dataset, classes: Classes | None
+    ) -> tuple[Vector, Classes | None]:
+        """Return the targets (n,) of a data set, and its classes or those given."""
+        return two_classes(self.name, data, classes) if self._loss.needs_labels else (data.y, None)
 
     def _check_evaluation(self) -> None:
         """Refuse held-out rows of another shape, and metrics that the labels do not suit."""
@@ -105,9 +110,7 @@ class LinearModel(Prediction):
                     f"{self.name}: held_out has {self.held_out.features} features, "
                     f"the clients' rows have {self.data.features}"
                 )
-            target = self.held_out.y
-            if self.classes is not None:
-                target, _ = two_classes(self.name, self.held_out, self.classes)
+            target, _ = self._encode_labels(self.held_out, self.classes)
             self._held_out_rows = (*_kernel_rows(*_sparse_rows(self.held_out)[:3]), target)
         for data in (self.data, *([] if self.held_out is None else [self.held_out])):
             for metric in self.metrics.values():
@@ -141,7 +144,9 @@ class LinearModel(Prediction):
 
     def _set_codes(self) -> None:
         self._reg_code = REGULARISERS[self.reg].code if self.alpha > 0 else kernels.NO_REG
-        self._kernel_data = (*self._rows_and_targets, self._loss.code, self._reg_code, self.alpha)
+        self._kernel_data = (
+            *self._rows_and_targets, self._loss_code, self._reg_code, self.alpha, self.data.features
+        )  # fmt: skip
         self._equal = equal_size(self._sizes)
 
     @property

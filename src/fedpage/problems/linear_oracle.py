@@ -8,7 +8,6 @@ import numpy as np
 
 from fedpage.core.local_steps import FusedOracle
 from fedpage.core.types import Batch, Draws, Ints, Rows, Vector
-from fedpage.problems import kernels
 from fedpage.problems.base import RowOracle, as_rows, no_rows
 
 if TYPE_CHECKING:
@@ -20,8 +19,9 @@ class LinearOracle(RowOracle, FusedOracle):
 
     def __init__(self, problem: LinearModel, clients: Ints, draws: Draws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem._equal)
+        self._kernels = problem._kernels
         self._data = (*problem._kernel_data, clients)
-        self._shape = (len(clients), problem.data.features)
+        self._shape = (len(clients), problem.d)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute each client's mean gradient (n, d) over its batch, at y (n, d) or (d,)."""
@@ -29,7 +29,7 @@ class LinearOracle(RowOracle, FusedOracle):
         b = self._largest if batch.rows is None else batch.rows.shape[1]
         self._count(b)
         out = np.empty(self._shape)
-        kernels.batch_grad(*self._data, rows, b, self._points(y), out)
+        self._kernels.batch_grad(*self._data, rows, b, self._points(y), out)
         return out
 
     def _points(self, y: Vector) -> Vector:
@@ -80,7 +80,7 @@ class LinearOracle(RowOracle, FusedOracle):
     ) -> Vector:
         rows, size = self._draw(b, K, points)
         out = np.empty(self._shape)
-        kernels.local_sgd(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
+        self._kernels.local_sgd(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
         return out
 
     def local_page(
@@ -101,7 +101,7 @@ class LinearOracle(RowOracle, FusedOracle):
             more, more_size = self._draw(rest, K - 1, 2)
         points = as_rows(x), as_rows(x_prev), as_rows(g)
         out = np.empty(self._shape)
-        kernels.local_page(*self._data, rows, size, more, more_size, *points, K, float(eta), out)
+        self._kernels.local_page(*self._data, rows, size, more, more_size, *points, K, float(eta), out)
         return out
 
     def _draw(self, size: int | None, count: int, points: int) -> tuple[Rows, int]:

@@ -14,6 +14,7 @@ from fedpage.data.partition import Partition
 from fedpage.problems.base import Weights
 from fedpage.problems.kernels import LOSSES, Reg
 from fedpage.problems.linear_model import LinearModel
+from fedpage.problems.softmax import Softmax
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _register(loss: str) -> Callable[[L], L]:
     """Register a class as the model of a loss: an objective for each regulariser the loss takes."""
 
     def decorate(model: L) -> L:
-        for reg in ("none", *LOSSES[loss].regularisers):
+        for reg in ("none", *(LOSSES[loss].regularisers if loss in LOSSES else ("l2", "nonconvex"))):
             name = loss if reg == "none" else f"{loss}-{reg}"
             OBJECTIVES.add(name, Objective(name, loss, reg, model))
         return model
@@ -95,6 +96,7 @@ class LeastSquares(LinearModel):
     loss_name = "squares"
 
 
+_register("softmax")(Softmax)
 for _loss in LOSSES:  # a loss that has no class of its own
     if _loss not in OBJECTIVES:
         _register(_loss)(LinearModel)
