@@ -203,6 +203,53 @@ class Dataset:
             clients=np.repeat(np.array(names), sizes),
         )
 
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        label: str,
+        client: str | None = None,
+        standardise: bool = False,
+        missing: Literal["error", "drop", "mean"] = "error",
+        name: str = "frame",
+        drop: Sequence[str] = (),
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+    ) -> Dataset:
+        """Make a data set from a table in memory.
+
+        Columns of numbers and booleans are features. Columns of text or categories become one
+        feature a category. Columns of dates must be left out.
+
+        Args:
+            frame: a frame of pandas, polars, pyarrow or another library that narwhals knows; or
+                columns {name: values}; or rows [{name: value}].
+            label: the column that holds the labels or targets.
+            client: the column that says whose row each is; it is no feature.
+            standardise: whether numbers get mean 0 and standard deviation 1.
+            missing: what to do about missing values: "error"; "drop" leaves out the rows; "mean"
+                fills in the mean of numbers, and makes missing categories a category of their own.
+            name: the name in records and reports.
+            drop: columns to leave out.
+            columns: the columns to use as features; by default all others.
+            categorical: columns that are categories although they hold numbers.
+
+        Returns:
+            The data set; its `encoding` encodes new rows.
+
+        Raises:
+            InputError: a column is unknown, or a cell cannot be used; the message names it.
+
+        >>> rows = {"age": [30, 50, 41], "smoker": ["no", "yes", "no"], "ill": [0, 1, 1]}
+        >>> Dataset.from_frame(rows, label="ill").columns
+        ('age', 'smoker=no', 'smoker=yes')
+        """
+        from fedpage.data.tables import TableOptions, from_frame
+
+        options = TableOptions(label, client, standardise, missing, drop, columns, categorical)
+        return from_frame(frame, options, name)
+
     @property
     def rows(self) -> int:
         """The number of rows, n."""

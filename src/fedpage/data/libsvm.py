@@ -125,7 +125,16 @@ def unpack(packed: bytes, suffix: str, source: str) -> bytes:
     """
     if suffix not in _UNPACKERS:
         return packed
-    pieces, size = [], 0
+    return b"".join(unpack_pieces(packed, suffix, source))
+
+
+def unpack_pieces(packed: bytes, suffix: str, source: str) -> Iterator[bytes]:
+    """Unpack the bytes of a .xz, .bz2 or .gz file a piece at a time.
+
+    Raises:
+        InputError: the archive is damaged, or unpacks to far more than a data set does.
+    """
+    size = 0
     try:
         for piece in _pieces(packed, _UNPACKERS[suffix]):
             size += len(piece)
@@ -134,12 +143,11 @@ def unpack(packed: bytes, suffix: str, source: str) -> bytes:
                     f"{source}: unpacks to more than {_RATIO} times its {len(packed):,} bytes; "
                     "if it is a data set nevertheless, unpack it yourself"
                 )
-            pieces.append(piece)
+            yield piece
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise InputError(
             f"{source}: not a complete {suffix[1:]} file ({error}); fetch it again"
         ) from None
-    return b"".join(pieces)
 
 
 def _pieces(packed: bytes, unpacker: Callable[[], _Decompressor]) -> Iterator[bytes]:

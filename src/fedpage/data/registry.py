@@ -7,17 +7,18 @@ import hashlib
 import io
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.registry import Registry
-from fedpage.data import libsvm
+from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
@@ -116,6 +117,10 @@ for _file in (
     DATASETS.add(_file.name, _file)
 
 
+_FRAME_SUFFIXES = (".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".dta", ".sav")
+"""Files that other libraries read as frames."""
+
+
 def cache_dir() -> Path:
     """Return the directory for data files: FEDPAGE_DATA, or the platform's cache directory."""
     given = os.environ.get("FEDPAGE_DATA")
@@ -153,7 +158,7 @@ def libsvm_file(name: str) -> LibsvmFile:
 
 
 def _unknown(name: str) -> str:
-    return f"{DATASETS.unknown(name)}, or give the path of a LIBSVM file"
+    return f"{DATASETS.unknown(name)}, or give the path of a file"
 
 
 def find(item: LibsvmFile) -> Path | None:
@@ -180,20 +185,48 @@ def offline_hint(item: LibsvmFile) -> str:
 
 
 def load(
-    name: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     *,
+    label: str | None = None,
+    client: str | None = None,
+    standardise: bool = False,
+    missing: Literal["error", "drop", "mean"] = "error",
+    drop: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
+    name: str | None = None,
     features: int | None = None,
     one_based: bool = True,
     **options: float,
 ) -> Dataset:
-    """Load a data set by name ("a9a", "census", ...) or from a LIBSVM file.
+    """Load a data set by name ("a9a", "census", ...) or from a file.
+
+    The suffix says what a file is: .csv and .tsv (with column names in the first line), .parquet,
+    .npz (arrays X, y and clients); any other file is read as LIBSVM. CSV, TSV and LIBSVM files may
+    be compressed (.xz, .bz2, .gz).
+
+    In a table, columns of numbers are features, and columns of text become one feature a category.
+    A column is numeric if more than 90 % of its cells are numbers; other cells in it are errors.
 
     Args:
-        name: a name of DATASETS, or a path. A file may be compressed (.xz, .bz2, .gz). Labels of
-            two kinds become -1/+1, the larger positive.
-        features: d of a file given by path; by default its largest index.
-        one_based: whether indices of a file given by path begin at 1.
+        path: the path of a file, or a name of DATASETS.
+        label: the column of a table that holds the labels.
+        client: the column of a table that says whose row each is; it is no feature.
+        standardise: whether numbers of a table get mean 0 and standard deviation 1.
+        missing: what to do about missing values of a table ("", NA, NaN, null, ...): "error";
+            "drop" leaves out the rows; "mean" fills in the mean of numbers, and makes missing
+            categories a category of their own.
+        drop: columns of a table to leave out.
+        columns: the columns of a table to use as features; by default all others.
+        categorical: columns of a table that are categories although they hold numbers.
+        name: the name in records and reports; by default that of the file.
+        features: d of a LIBSVM file; by default its largest index.
+        one_based: whether indices of a LIBSVM file begin at 1.
         **options: settings of an embedded data set, as in `load("census", skew=1.0)`.
+
+    Returns:
+        The data set. Labels of two kinds become -1/+1, the larger positive. A table's data set has
+        an `encoding`, which encodes new rows.
 
     Raises:
         InputError: the name is unknown, or the file is missing, malformed or not the expected one.
@@ -201,8 +234,30 @@ def load(
     >>> load("census", rows=100).features
     123
     """
-    text = os.fspath(name)
-    if not isinstance(name, str):  # a Path is a path, even if a data set has the same name
+    text = os.fspath(path)
+    table = tables.TableOptions(label, client, standardise, missing, drop, columns, categorical)
+    is_name = isinstance(path, str) and text in DATASETS
+    if not is_name and tables.is_table(Path(text)):
+        _refuse(text, options)
+        return tables.load_table(Path(text), table, name)
+    if table.given:
+        raise InputError(
+            f"{text}: {', '.join(table.given)} is for tables (.csv, .tsv, .parquet), not for "
+            f"{'this data set' if is_name else 'LIBSVM files'}"
+        )
+    data = _load(path, text, features, one_based, options)
+    return data if name is None else replace(data, name=name)
+
+
+def _load(
+    path: str | os.PathLike[str],
+    text: str,
+    features: int | None,
+    one_based: bool,
+    options: dict[str, float],
+) -> Dataset:
+    """Load a registered data set or a LIBSVM file."""
+    if not isinstance(path, str):  # a Path is a path, even if a data set has the same name
         return _load_path(Path(text), features, one_based)
     entry = DATASETS.get(text)
     if isinstance(entry, Embedded):
@@ -213,36 +268,45 @@ def load(
                 f"data set {text!r} has no option {', '.join(unknown)}; it has {known}"
             )
         return entry.make(**options)
-    if options:
-        raise InputError(f"data set {text!r} takes no option {', '.join(sorted(options))}")
+    _refuse(text, options)
     if entry is not None:
-        path = find(entry)
-        if path is None:
+        found = find(entry)
+        if found is None:
             raise InputError(
                 f"data set {text!r} is not on this machine: run `fedpage data fetch {text}`; "
                 f"{offline_hint(entry)}"
             )
-        return _check(entry, path, _parse(path, entry.features, True))
+        return _check(entry, found, _parse(found, entry.features, True))
     if not text:
         raise InputError("no data set was named; `fedpage data list` shows them")
     stem = text.partition(":")[0]
     if stem in DATASETS:
         raise InputError(f"data set {stem!r} is a file and has no settings; write --data {stem}")
-    path = Path(text)
+    file = Path(text)
     suffixes = libsvm.SUFFIXES[1:]
     if (
-        path.exists()
+        file.exists()
         or os.sep in text
-        or path.suffix in {".txt", ".svm", ".libsvm", *suffixes}
-        or any(path.with_name(path.name + suffix).is_file() for suffix in suffixes)
+        or file.suffix in {".txt", ".svm", ".libsvm", *suffixes, *_FRAME_SUFFIXES}
+        or any(file.with_name(file.name + suffix).is_file() for suffix in suffixes)
     ):
-        return _load_path(path, features, one_based)
+        return _load_path(file, features, one_based)
     raise InputError(_unknown(text))
+
+
+def _refuse(name: str, options: dict[str, float]) -> None:
+    if options:
+        raise InputError(f"data set {name!r} takes no option {', '.join(sorted(options))}")
 
 
 def _load_path(path: Path, features: int | None, one_based: bool) -> Dataset:
     if path.is_dir():
-        raise InputError(f"{path} is a directory; give the path of a LIBSVM file")
+        raise InputError(f"{path} is a directory; give the path of a file")
+    if path.suffix.lower() in _FRAME_SUFFIXES:
+        raise InputError(
+            f"{path}: files of this kind are not read here; save it as CSV, or read it by pandas "
+            "or polars and give the frame to fp.Dataset.from_frame"
+        )
     for suffix in libsvm.SUFFIXES:
         found = path.with_name(path.name + suffix)
         if found.is_file():
