@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
+    from fedpage.report.partition_plot import plot_partition
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.plan import plan
@@ -129,6 +130,7 @@ _EXPORTS = {
     "fedpage.studies.plan": "plan",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
+    "fedpage.report.partition_plot": "plot_partition",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
@@ -223,6 +225,7 @@ __all__ = [
     "methods",
     "metric",
     "plan",
+    "plot_partition",
     "power_law",
     "problems",
     "quantity_dirichlet",

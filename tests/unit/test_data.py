@@ -1,4 +1,4 @@
-"""Data: files, the registry, downloads, generated data and partitions."""
+"""Data: files, the registry, downloads and generated data."""
 
 from __future__ import annotations
 
@@ -404,105 +404,6 @@ def test_bundled_data_has_signed_labels():
 def test_census_refuses_numbers_out_of_range(options):
     with pytest.raises(InputError, match="census"):
         fp.load("census", **options)
-
-
-# Partitions
-
-Y = np.where(np.arange(1000) % 10 == 0, 1.0, -1.0)
-
-
-@pytest.mark.parametrize(
-    "split",
-    [
-        partition.blocks(1000, 7),
-        partition.iid(1000, 7),
-        partition.label_shards(Y, 7),
-        partition.dirichlet(Y, 7, 0.3),
-        partition.power_law(1000, 7, 1.5),
-    ],
-    ids=lambda p: p.name,
-)
-def test_partitions_are_disjoint_and_leave_no_client_empty(split):
-    assert split.N == 7
-    assert len(set(split.order.tolist())) == len(split.order)
-    assert split.sizes.min() >= 1
-    assert split.sizes.sum() == len(split.order)
-    assert {int(r) for i in range(7) for r in split.rows(i)} == set(split.order.tolist())
-
-
-def test_blocks_are_consecutive_as_in_the_paper():
-    split = partition.blocks(32_561, 3250)
-    assert (split.sizes == 10).all()
-    assert split.order.tolist() == list(range(32_500))
-
-
-def test_shards_concentrate_labels_and_dirichlet_does_with_small_alpha():
-    def purity(split):
-        shares = [np.mean(Y[split.rows(i)] > 0) for i in range(split.N)]
-        return np.var(shares)
-
-    assert purity(partition.label_shards(Y, 10, shards=1)) > 10 * purity(partition.iid(1000, 10))
-    assert purity(partition.dirichlet(Y, 10, 0.1)) > 5 * purity(partition.dirichlet(Y, 10, 100.0))
-    assert len(partition.dirichlet(Y, 10, 0.1).order) == 1000
-
-
-def test_power_law_sizes_fall_and_use_every_row():
-    sizes = np.sort(partition.power_law(1000, 10, 1.0).sizes)[::-1]
-    assert sizes.sum() == 1000
-    assert sizes[0] / sizes[1] == pytest.approx(2, rel=0.1)
-    assert (partition.power_law(1000, 10, 0.0).sizes == 100).all()
-
-
-def test_partition_digests_depend_on_the_seed():
-    assert partition.iid(100, 5, seed=1).digest == partition.iid(100, 5, seed=1).digest
-    assert partition.iid(100, 5, seed=1).digest != partition.iid(100, 5, seed=2).digest
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: partition.blocks(5, 6),
-        lambda: partition.blocks(5, 0),
-        lambda: partition.blocks(5, 2.5),
-        lambda: partition.label_shards(Y, 600),
-        lambda: partition.dirichlet(Y, 5, 0.0),
-        lambda: partition.dirichlet(Y, 5, float("nan")),
-        lambda: partition.dirichlet(Y, 500, 0.001),
-        lambda: partition.power_law(5, 6),
-        lambda: partition.power_law(50, 6, -1.0),
-        lambda: partition.partition_from_text("blocs", Y, 5),
-        lambda: partition.partition_from_text("dirichlet:x", Y, 5),
-        lambda: partition.partition_from_text("dirichlet", Y, 5),
-        lambda: partition.blocks("60", 6),
-        lambda: partition.label_shards(Y, 5, shards=2.5),
-        lambda: partition.dirichlet(Y, 5, None),
-        lambda: partition.power_law(50, 6, "x"),
-        lambda: partition.Partition("mine", np.arange(3), np.array([0, 3, 3])),
-    ],
-)
-def test_impossible_partitions_are_refused_in_one_line(make):
-    with pytest.raises(InputError) as error:
-        make()
-    assert "\n" not in str(error.value)
-
-
-def test_partition_texts_are_understood():
-    for text in (
-        "blocks",
-        "iid",
-        "label-shards",
-        "label-shards:1",
-        "dirichlet:0.5",
-        "power-law",
-        "power-law:0.7",
-    ):
-        assert partition.partition_from_text(text, Y, 5).N == 5
-
-
-def test_every_registered_partition_makes_one():
-    arguments = {"dirichlet": ":0.5"}
-    for name in partition.PARTITIONS:
-        assert partition.partition_from_text(name + arguments.get(name, ""), Y, 5).N == 5
 
 
 def test_a_partition_is_added_by_a_decorator_and_works_on_the_command_line(run):

@@ -58,8 +58,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "data": (
         "Data", "Read, generate and divide data.",
         [
-            "data.load", "data.census", "data.Dataset", "data.Partition", "data.blocks", "data.iid",
-            "data.label_shards", "data.dirichlet", "data.power_law", "data.from_huggingface",
+            "data.load", "data.census", "data.Dataset", "data.Partition", "data.by_id",
+            "data.blocks", "data.iid", "data.label_shards", "data.dirichlet",
+            "data.dirichlet_yurochkin", "data.dirichlet_hsu", "data.power_law",
+            "data.quantity_dirichlet", "data.shift_features", "data.from_huggingface",
             "data.client_datasets",
         ],
     ),
@@ -90,7 +92,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",
-        ["report.plots", "report.summary", "report.page"],
+        ["report.plots", "report.partition_plot.plot_partition", "report.summary", "report.page"],
     ),
 }  # fmt: skip
 """The title, a sentence and the names (below `fedpage`) of each page."""

@@ -1,7 +1,8 @@
-"""`fedpage data`: list, fetch, add and verify data sets."""
+"""`fedpage data`: list, show, fetch, add and verify data sets."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +12,12 @@ from fedpage.cli.output import console
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedpage.data import Dataset, Partition
     from fedpage.data.registry import LibsvmFile
 
-app = typer.Typer(help="List, fetch, add and verify data sets.", no_args_is_help=True)
+app = typer.Typer(help="List, show, fetch, add and verify data sets.", no_args_is_help=True)
 
 
 @app.command(name="list", cls=Command)
@@ -46,6 +50,87 @@ def data_list() -> None:
         "pinned: every bit of the file is checked.\n"
         "unpinned: only rows, labels and the range of indices are checked."
     )
+
+
+@app.command(cls=Command)
+def show(
+    data: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
+    partition: Annotated[
+        str | None,
+        typer.Option(help="How clients divide the rows: {partitions} (default blocks, or by id)."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients, N.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of a table.")] = None,
+    client_column: Annotated[
+        str | None, typer.Option(help="Column of a table that names the client of each row.")
+    ] = None,
+    min_rows: Annotated[
+        int | None, typer.Option(min=0, help="The fewest rows that a client has.")
+    ] = None,
+    partition_seed: Annotated[int, typer.Option(help="Seed of a random partition.")] = 0,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw labels and sizes of the clients into this file.")
+    ] = None,
+) -> None:
+    """Show the rows and labels of a data set, and how clients divide them.
+
+    Without --clients, and without a column of ids, only the data set is shown.
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedpage.data.partition import partition_from_text
+    from fedpage.data.registry import load
+    from fedpage.report import data_summary
+    from fedpage.report.partition_plot import plot_partition
+    from fedpage.runs.build import load_dataset
+
+    columns = {"label": label, "client": client_column}
+    given = {key: value for key, value in columns.items() if value is not None}
+    rows = load(data, **given) if given else load_dataset(data)
+    lines = data_summary.summarise_data(rows)
+    division = None
+    how = partition or ("blocks" if rows.clients is None else "by-id:drop")
+    if clients is not None or how.startswith("by"):
+        division = partition_from_text(
+            how, rows.y, clients or 1, partition_seed, min_rows=min_rows, ids=rows.clients
+        )
+        lines += data_summary.summarise_partition(rows, division)
+    elif partition or figure or min_rows is not None:
+        raise InputError("give the number of clients with --clients, such as --clients 20")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for heading, text in lines:
+        grid.add_row(heading, escape(text))
+    screen = console()
+    screen.print(grid)
+    if division is not None:
+        screen.print(_clients(rows, division))
+    if figure is not None:
+        plot_partition(rows, division, figure)
+        print(f"wrote {figure}")
+
+
+def _clients(data: Dataset, division: Partition) -> Table:
+    """List the clients, or count many of them by their size."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedpage.report import data_summary
+
+    if division.N <= data_summary.FEW:
+        headings, cells = data_summary.client_table(data, division)
+    else:
+        headings = ["rows", "clients", ""]
+        found = data_summary.size_histogram(division.sizes)
+        cells = [[text, f"{count:,}", bar] for text, count, bar in found]
+    table = Table()
+    for heading in headings:
+        table.add_column(escape(heading), justify="left" if heading in ("client", "") else "right")
+    for row in cells:
+        table.add_row(*map(escape, row))
+    return table
 
 
 @app.command(cls=Command)

@@ -89,8 +89,10 @@ def _clean_ids(ids: Any) -> Any:
     types = {type(value) for value in array} if array.dtype.kind == "O" else {array.dtype.type}
     if all(issubclass(kind, str) for kind in types):
         return array.astype(str)
-    if all(issubclass(kind, (int, np.integer)) for kind in types) and bool not in types:
-        return array.astype(np.int64) if array.dtype.kind == "O" else array
+    if array.dtype.kind == "O" and all(issubclass(kind, (int, float, np.number)) for kind in types):
+        array = np.array(array.tolist())
+    if array.dtype.kind in "iu" and bool not in types:
+        return array
     if array.dtype.kind == "f" and (array == np.floor(array)).all() and abs(array).max() < 2**53:
         return array.astype(np.int64)  # tables hold whole numbers as floats where some are missing
     names = ", ".join(sorted(kind.__name__ for kind in types))

@@ -1,0 +1,335 @@
+"""Draw which client holds how many rows of which label."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpage.core.errors import InputError
+from fedpage.core.types import Ints, Vector
+from fedpage.data.client_ids import by_id
+from fedpage.data.dataset import Dataset
+from fedpage.data.partition import Partition
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MANY = 60
+"""With more clients than this, shares of labels are drawn as bands instead of bubbles."""
+_MOST_LABELS = 100
+"""With more different whole numbers than this, labels are targets of a regression."""
+_NAMED = 30
+"""With more clients than this, the axis has numbers instead of ids."""
+_COLOUR, _PALE = "#0072B2", "#9CC5E0"
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def count_labels(data: Dataset, partition: Partition) -> tuple[list[str], Ints] | None:
+    """Count the rows of each label at each client.
+
+    Args:
+        data: the rows.
+        partition: which client holds which rows.
+
+    Returns:
+        The labels (C,) as text, and the counts (C, N); None for targets of a regression, which are
+        numbers that are not whole, or more than 100 different ones.
+    """
+    values, which = np.unique(data.y, return_inverse=True)
+    if data.classes is not None:
+        binary = len(data.classes) == 2
+        which = (data.y > 0).astype(np.int64) if binary else data.y.astype(np.int64)
+        names = [str(label) for label in data.classes]
+    elif len(values) > _MOST_LABELS or bool((values != np.floor(values)).any()):
+        return None
+    else:
+        names = [f"{value:g}" for value in values]
+    client = np.repeat(np.arange(partition.N), partition.sizes)
+    cells = which[partition.order] * partition.N + client
+    counts = np.bincount(cells, minlength=len(names) * partition.N)
+    return names, counts.reshape(len(names), partition.N).astype(np.int64)
+
+
+def plot_partition(
+    problem_or_data: Any,
+    partition: Partition | None = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draw the labels and the number of rows of each client.
+
+    Up to 60 clients are drawn as a chart of bubbles, whose areas are numbers of rows. More clients
+    are drawn as bands of the labels' shares, and their sizes in descending order. Targets of a
+    regression are drawn by their quantiles at each client.
+
+    Args:
+        problem_or_data: a problem over rows, such as `LogisticRegression`, or a Dataset.
+        partition: which client holds which rows; by default the problem's, or the one by the ids
+            of the data set.
+        path: a file to write; its suffix chooses PNG, PDF or SVG.
+
+    Returns:
+        The matplotlib Figure.
+
+    Raises:
+        InputError: there is no partition, it does not fit the data, or the file's suffix is
+            unknown.
+    """
+    from matplotlib.figure import Figure
+
+    data, partition = _data_and_partition(problem_or_data, partition)
+    counted = count_labels(data, partition)
+    is_wide = partition.N > MANY
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    if is_wide:
+        content, sizes = figure.subplots(1, 2, width_ratios=(3, 2))
+        _draw_sorted_sizes(sizes, partition)
+    else:
+        height = 1.8 if counted is None else min(max(0.35 * len(counted[0]), 1.2), 8.0)
+        sizes, content = figure.subplots(2, 1, sharex=True, height_ratios=(1.1, height))
+        names = _name_clients(content, partition)
+        figure.set_size_inches(9.0, 2.0 + height + names)
+        _draw_size_bars(sizes, partition)
+    if counted is None and is_wide:
+        _draw_target_bands(content, data.y, partition)
+    elif counted is None:
+        _draw_target_ranges(content, data.y, partition)
+    elif is_wide:
+        _draw_share_bands(content, *counted)
+    else:
+        _draw_bubbles(figure, content, *counted)
+    figure.suptitle(f"{data.name}, {partition.name}", fontsize=10)
+    if path is not None:
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            figure.savefig(file, dpi=130)
+        except ValueError as error:
+            raise InputError(f"{file}: {str(error).splitlines()[0]}") from None
+    return figure
+
+
+def _data_and_partition(given: Any, partition: Partition | None) -> tuple[Dataset, Partition]:
+    """Find the rows and who holds them."""
+    data = given if isinstance(given, Dataset) else getattr(given, "data", None)
+    if not isinstance(data, Dataset):
+        raise InputError(
+            "plot_partition: give a Dataset or a problem over one, such as LogisticRegression, "
+            f"not {type(given).__name__}"
+        )
+    if partition is None:
+        partition = getattr(given, "partition", None)
+    if partition is None and data.clients is not None:
+        partition = by_id(data.clients)
+    if not isinstance(partition, Partition):
+        raise InputError(
+            f"plot_partition: {data.name!r} has no client ids; give a partition, "
+            "such as fp.dirichlet(data.y, 20, 0.1)"
+        )
+    if int(partition.order.max()) >= data.rows:
+        raise InputError(
+            f"plot_partition: partition {partition.name} names rows that {data.name!r} "
+            "does not have"
+        )
+    return data, partition
+
+
+def _draw_size_bars(ax: Axes, partition: Partition) -> None:
+    sizes = partition.sizes
+    ax.bar(np.arange(partition.N), sizes, color=_COLOUR, width=0.8)
+    _scale_sizes(ax, sizes)
+
+
+def _draw_sorted_sizes(ax: Axes, partition: Partition) -> None:
+    sizes = np.sort(partition.sizes)[::-1]
+    ax.fill_between(
+        np.arange(len(sizes) + 1), np.append(sizes, sizes[-1]), step="post", color=_COLOUR,
+        linewidth=0,
+    )  # fmt: skip
+    ax.set_xlim(0, len(sizes))
+    ax.set_xlabel("clients, the largest first")
+    _scale_sizes(ax, sizes)
+
+
+def _scale_sizes(ax: Axes, sizes: Ints) -> None:
+    """Label the axis of sizes, and make it logarithmic where they differ much."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+    if sizes.max() > 50 * sizes.min():
+        ax.set_yscale("log")
+        ax.set_ylim(0.7, 1.5 * sizes.max())
+        ax.yaxis.set_major_locator(LogLocator(numticks=12))
+        ax.yaxis.set_minor_locator(LogLocator(subs="auto", numticks=12))
+        ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    else:
+        ax.set_ylim(0, 1.05 * sizes.max())
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    ax.set_ylabel("rows")
+    _hide_frame(ax)
+
+
+def _draw_bubbles(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> None:
+    """Draw a disc for each label of each client; its area is the number of rows."""
+    ax.set_xlim(-0.9, counts.shape[1] - 0.1)
+    ax.set_ylim(-0.9, len(labels) - 0.1)
+    every = -(-len(labels) // 30)
+    names = [_shorten(name) for name in labels[::every]]
+    ax.set_yticks(range(0, len(labels), every), names, fontsize=8)
+    ax.set_ylabel("label")
+    ax.grid(axis="x", color="#EEEEEE")
+    ax.set_axisbelow(True)
+    _hide_frame(ax)
+    label, client = np.nonzero(counts)
+    rows = counts[label, client]
+    most = int(rows.max())
+    examples = sorted({_round_down(most / 100), _round_down(most / 10), _round_down(most)})
+    radius = _largest_radius(figure, ax, counts)  # of a disc of one row, in points
+    smallest = 4.0
+    colours = _label_colours(len(labels))
+    area = (2 * radius) ** 2
+    ax.scatter(
+        client, label, s=np.maximum(rows * area, smallest), c=[colours[i] for i in label],
+        linewidth=0, clip_on=False,
+    )  # fmt: skip
+    discs = [
+        ax.scatter([], [], s=max(n * area, smallest), color="#666666", linewidth=0)
+        for n in examples
+    ]
+    widest = 2 * radius * examples[-1] ** 0.5 / 8  # in units of the font's size
+    ax.legend(
+        discs, [f"{n:,}" for n in examples], title="rows", frameon=False, fontsize=8,
+        title_fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), scatterpoints=1,
+        handlelength=max(1.2, widest), handleheight=max(1.0, 0.7 * widest),
+        labelspacing=0.4 + 0.2 * widest,
+    )  # fmt: skip
+
+
+def _largest_radius(figure: Figure, ax: Axes, counts: Ints) -> float:
+    """Return the radius of a disc of one row, in points, so that no two discs overlap."""
+    figure.draw_without_rendering()
+    box = ax.get_window_extent()
+    points = 72 / figure.dpi
+    wide = 0.88 * box.width * points / (counts.shape[1] + 0.8)  # the legend takes some of it
+    high = box.height * points / (len(counts) + 0.8)
+    root = np.sqrt(counts)
+    limits = [18.0 / root.max(), 0.9 * min(wide, high) / root.max()]
+    if counts.shape[1] > 1:
+        limits.append(wide / (root[:, 1:] + root[:, :-1]).max())
+    if len(counts) > 1:
+        limits.append(high / (root[1:] + root[:-1]).max())
+    return 0.97 * float(min(limits))
+
+
+def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
+    """Draw the labels' shares of each client's rows as bands, clients sorted by them."""
+    shares = counts / counts.sum(axis=0)
+    main = shares.argmax(axis=0)
+    order = np.lexsort((-shares[main, np.arange(len(main))], main))
+    if len(labels) == 2:
+        order = np.argsort(shares[1], kind="stable")
+    tops = np.vstack([np.zeros(counts.shape[1]), np.cumsum(shares[:, order], axis=0)])
+    edges = np.arange(counts.shape[1] + 1)
+    for label, colour in enumerate(_label_colours(len(labels))):
+        low, high = (np.append(line, line[-1]) for line in (tops[label], tops[label + 1]))
+        ax.fill_between(
+            edges, low, high, step="post", color=colour, linewidth=0, label=_shorten(labels[label])
+        )
+    ax.set_xlim(0, counts.shape[1])
+    ax.set_ylim(0, 1)
+    ax.set_xlabel("clients, sorted by their labels")
+    ax.set_ylabel("share of labels")
+    handles, names = (found[:: -(-len(labels) // 20)] for found in ax.get_legend_handles_labels())
+    ax.legend(
+        handles[::-1], names[::-1], title="label", frameon=False, fontsize=8, title_fontsize=8,
+        loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.0,
+    )  # fmt: skip
+    _hide_frame(ax)
+
+
+def _target_quantiles(y: Vector, partition: Partition) -> Vector:
+    """Return the quantiles (5, N) of each client's targets."""
+    return np.array(
+        [np.quantile(y[partition.rows(i)], _QUANTILES) for i in range(partition.N)]
+    ).T  # fmt: skip
+
+
+def _draw_target_ranges(ax: Axes, y: Vector, partition: Partition) -> None:
+    low, lower, middle, upper, high = _target_quantiles(y, partition)
+    clients = np.arange(partition.N)
+    ax.vlines(clients, low, high, color=_PALE, linewidth=1.5, label="5% to 95%")
+    ax.vlines(clients, lower, upper, color=_COLOUR, linewidth=5, label="25% to 75%")
+    ax.plot(
+        clients, middle, "o", color="white", markeredgecolor=_COLOUR, markersize=5, label="median"
+    )
+    ax.set_ylabel("target")
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _hide_frame(ax)
+
+
+def _draw_target_bands(ax: Axes, y: Vector, partition: Partition) -> None:
+    quantiles = _target_quantiles(y, partition)
+    low, lower, middle, upper, high = quantiles[:, np.argsort(quantiles[2], kind="stable")]
+    clients = np.arange(partition.N) + 0.5
+    ax.fill_between(clients, low, high, color=_PALE, linewidth=0, label="5% to 95%")
+    ax.fill_between(clients, lower, upper, color=_COLOUR, alpha=0.6, linewidth=0,
+                    label="25% to 75%")  # fmt: skip
+    ax.plot(clients, middle, color="black", linewidth=1, label="median")
+    ax.set_xlim(0, partition.N)
+    ax.set_xlabel("clients, sorted by the median")
+    ax.set_ylabel("target")
+    ax.legend(frameon=False, fontsize=8)
+    _hide_frame(ax)
+
+
+def _name_clients(ax: Axes, partition: Partition) -> float:
+    """Write clients' ids below the axis where they are few, and numbers otherwise.
+
+    Returns:
+        The height that the names need, in inches.
+    """
+    ids, clients = partition.ids, partition.N
+    if ids is None or clients > _NAMED:
+        ax.set_xticks(range(0, clients, 1 if clients <= 20 else 5))
+        ax.set_xlabel("client" if ids is None else "client, in the order of ids")
+        return 0.0
+    names = [_shorten(str(name)) for name in ids]
+    longest = max(map(len, names))
+    ax.set_xticks(range(clients), names, fontsize=8)
+    if longest * clients <= 90:
+        return 0.0
+    steep = clients > 15
+    for text in ax.get_xticklabels():
+        text.set(
+            rotation=90 if steep else 35, rotation_mode="default" if steep else "anchor",
+            horizontalalignment="center" if steep else "right",
+        )  # fmt: skip
+    return longest * (0.075 if steep else 0.045)
+
+
+def _label_colours(labels: int) -> list[tuple[float, ...]]:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgba
+
+    if labels <= 2:
+        return [to_rgba("#0072B2"), to_rgba("#E69F00")][:labels]
+    if labels <= 10:
+        return [colormaps["tab10"](i) for i in range(labels)]
+    return [colormaps["turbo"](i / (labels - 1)) for i in range(labels)]
+
+
+def _round_down(value: float) -> int:
+    """Round to 1, 2 or 5 times a power of ten, at least 1."""
+    power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
+    return int(power * max(step for step in (1, 2, 5) if step * power <= max(value, 1.0)))
+
+
+def _shorten(name: str, most: int = 22) -> str:
+    return name if len(name) <= most else name[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _hide_frame(ax: Axes) -> None:
+    ax.spines[["top", "right"]].set_visible(False)

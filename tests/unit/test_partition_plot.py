@@ -1,0 +1,152 @@
+"""Pictures of partitions, and `fedpage data show`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.report import data_summary
+from fedpage.report.partition_plot import count_labels
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(600, 2))
+TOWNS = np.array(["Bern", "Oslo", "Rome"])[np.arange(600) % 3]
+SICK = fp.Dataset.from_arrays(X, np.where(np.arange(600) < 150, "sick", "healthy"), "patients")
+DIGITS = fp.Dataset.from_arrays(X, np.arange(600) % 10, "digits")
+TARGETS = fp.Dataset.from_arrays(X, X[:, 0] + 5, "targets")
+VISITS = fp.Dataset.from_arrays(X, np.arange(600) % 2, "visits", clients=TOWNS)
+
+
+def texts(figure):
+    """Return all texts of a figure that are drawn."""
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    hidden = set()
+    for ax in figure.axes:
+        for number, axis in enumerate((ax.xaxis, ax.yaxis)):
+            low, high = axis.get_view_interval()
+            for label in (*axis.get_majorticklabels(), *axis.get_minorticklabels()):
+                if not low <= label.get_position()[number] <= high:
+                    hidden.add(label)
+    drawn = [text for text in figure.findobj(Text) if text.get_visible() and text not in hidden]
+    return [text for text in drawn if text.get_text().strip()]
+
+
+def test_rows_are_counted_by_label_and_client():
+    labels, counts = count_labels(SICK, fp.blocks(600, 3))
+    assert labels == ["healthy", "sick"]
+    assert counts.tolist() == [[50, 200, 200], [150, 0, 0]]
+    labels, counts = count_labels(DIGITS, fp.by_id(np.arange(600) % 10))
+    assert labels == [str(digit) for digit in range(10)]
+    assert (counts == 60 * np.eye(10)).all()
+    assert count_labels(TARGETS, fp.blocks(600, 3)) is None
+
+
+def test_areas_of_discs_are_numbers_of_rows_and_discs_do_not_overlap():
+    split = fp.dirichlet(DIGITS.y, 12, 1.0)
+    counts = count_labels(DIGITS, split)[1]
+    figure = fp.plot_partition(DIGITS, split)
+    figure.draw_without_rendering()
+    sizes, content = figure.axes
+    discs = content.collections[0]
+    places, areas = np.asarray(discs.get_offsets()).astype(int), discs.get_sizes()
+    rows = counts[places[:, 1], places[:, 0]]
+    assert len(areas) == (counts > 0).sum()
+    large = areas > 4.0
+    assert (areas / rows)[large] == pytest.approx((areas / rows).max())
+    assert [bar.get_height() for bar in sizes.patches] == split.sizes.tolist()
+    centres = content.transData.transform(places) * 72 / figure.dpi
+    radius = np.sqrt(areas) / 2
+    distance = np.linalg.norm(centres[:, None] - centres[None, :], axis=2) + 1e9 * np.eye(len(rows))
+    assert (distance >= radius[:, None] + radius[None, :] - 0.5).all()
+
+
+@pytest.mark.parametrize("clients", [1, 10, 50, 150])
+@pytest.mark.parametrize("data", [SICK, DIGITS, TARGETS], ids=lambda data: data.name)
+def test_no_text_of_a_picture_is_cut_off_or_covers_another(data, clients):
+    figure = fp.plot_partition(data, fp.iid(600, clients))
+    boxes = [text.get_window_extent() for text in texts(figure)]
+    for number, box in enumerate(boxes):
+        assert box.x0 >= -1
+        assert box.y0 >= -1
+        assert box.x1 <= figure.bbox.x1 + 1
+        assert box.y1 <= figure.bbox.y1 + 1
+        for other in boxes[:number]:
+            apart = (
+                box.x1 <= other.x0 + 1 or other.x1 <= box.x0 + 1
+                or box.y1 <= other.y0 + 1 or other.y1 <= box.y0 + 1
+            )  # fmt: skip
+            assert apart
+
+
+def test_bands_are_shares_of_labels_and_use_every_client():
+    split = fp.dirichlet_hsu(SICK.y, 100, 0.5)
+    figure = fp.plot_partition(SICK, split)
+    shares, sizes = figure.axes
+    healthy = shares.collections[0].get_paths()[0].vertices
+    counts = count_labels(SICK, split)[1]
+    tops = np.unique(healthy[:, 1])
+    assert set(np.round(counts[0] / 6, 6)) <= set(np.round(tops, 6)) | {0.0}
+    assert shares.get_xlim() == sizes.get_xlim() == (0, 100)
+
+
+def test_ids_are_on_the_axis_where_they_are_few():
+    figure = fp.plot_partition(VISITS)
+    assert {"Bern", "Oslo", "Rome"} <= {text.get_text() for text in texts(figure)}
+    many = fp.plot_partition(DIGITS, fp.by_id([f"site {i % 40:02}" for i in range(600)]))
+    names = {text.get_text() for text in texts(many)}
+    assert "client, in the order of ids" in names
+    assert not any(name.startswith("site") for name in names)
+
+
+def test_problems_bring_their_partition_and_files_are_written(tmp_path):
+    problem = fp.LogisticRegression(SICK, fp.iid(600, 5))
+    path = tmp_path / "new" / "clients.svg"
+    figure = fp.plot_partition(problem, path=path)
+    assert "<svg" in path.read_text()
+    assert any("iid(5, seed=0)" in text.get_text() for text in texts(figure))
+    for arguments, text in (
+        ((SICK,), "has no client ids; give a partition"),
+        ((problem.data, fp.blocks(700, 2)), "names rows that"),
+        ((3,), "give a Dataset or a problem"),
+        ((problem, None, tmp_path / "x.foo"), "Format 'foo' is not supported"),
+    ):
+        with pytest.raises(InputError, match=text) as error:
+            fp.plot_partition(*arguments)
+        assert "\n" not in str(error.value)
+
+
+def test_histograms_count_every_client():
+    for sizes in (np.array([5]), np.arange(1, 30), np.array([1, 1, 2, 900, 40_000]), np.full(9, 3)):
+        found = data_summary.size_histogram(sizes)
+        assert sum(count for _, count, _ in found) == len(sizes)
+        assert max(len(bar) for _, _, bar in found) == 40
+    assert data_summary.size_histogram(np.full(9, 3)) == [("3", 9, "#" * 40)]
+
+
+def test_show_prints_the_data_the_clients_and_a_histogram(run, tmp_path):
+    code, out, _ = run("data", "show", "census:rows=400")
+    assert code == 0
+    assert "400" in out
+    assert "-1: 304 (76.0%), 1: 96 (24.0%)" in out
+    assert "clients" not in out
+    words = ("data", "show", "census:rows=400", "--clients", "30", "--partition", "dirichlet:0.1")
+    code, out, _ = run(*words, "--min-rows", "2", "--figure", "new/clients.png")
+    assert code == 0
+    split = fp.dirichlet(fp.load("census", rows=400).y, 30, 0.1, min_rows=2)
+    assert split.name in out
+    assert f"2 to {split.sizes.max()}, median {np.median(split.sizes):g}" in out
+    assert "####" in out
+    assert (tmp_path / "new" / "clients.png").stat().st_size > 5000
+    code, out, _ = run("data", "show", "census:rows=400", "--clients", "3")
+    assert code == 0
+    assert [line.split()[3] for line in out.splitlines() if line.startswith("│")] == ["133"] * 3
+
+
+def test_show_refuses_what_it_cannot_do_in_one_line(refused):
+    refused(("data", "show", "census", "--partition", "iid"), "--clients")
+    refused(("data", "show", "census", "--partition", "by-id"), "--client-column")
+    refused(("data", "show", "censu"), "did you mean 'census'?")
