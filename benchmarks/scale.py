@@ -50,8 +50,8 @@ METHODS: dict[str, tuple[Callable[[], Any], int]] = {
 }
 
 
-def make_arrays(case: Case) -> tuple[Any, np.ndarray, np.ndarray, int]:
-    """Return random features, labels and client ids, and the bytes that they take."""
+def make_arrays(case: Case) -> tuple[dict[str, Any], int]:
+    """Return random features X, labels y and client ids, and the bytes that they take."""
     rng = np.random.default_rng(0)
     n = case.clients * case.rows
     if case.nonzeros is None:
@@ -71,7 +71,12 @@ def make_arrays(case: Case) -> tuple[Any, np.ndarray, np.ndarray, int]:
         size = values.nbytes + indices.nbytes + indptr.nbytes
     y = rng.integers(0, 2, n)
     ids = np.repeat(np.arange(case.clients), case.rows)
-    return X, y, ids, size + y.nbytes + ids.nbytes
+    return {"X": X, "y": y, "ids": ids}, size + y.nbytes + ids.nbytes
+
+
+def make_data(arrays: dict[str, Any]) -> fp.Dataset:
+    """Make a data set of the arrays."""
+    return fp.Dataset.from_arrays(arrays["X"], arrays["y"], clients=arrays["ids"])
 
 
 def measure(case: Case) -> dict[str, float]:
@@ -87,11 +92,11 @@ def measure(case: Case) -> dict[str, float]:
     tiny = case._replace(clients=200)
     timed("compilation", lambda: run_methods(build(tiny), {}))
     before = memory()
-    X, y, ids, size = make_arrays(case)
-    data = timed("data set", lambda: fp.Dataset.from_arrays(X, y, clients=ids))
-    del X, y, ids
+    arrays, size = make_arrays(case)
+    data = timed("data set", lambda: make_data(arrays))
+    arrays.clear()  # the data set shares their memory where it can
     partition = timed("partition by id", lambda: fp.by_id(data.clients))
-    problem = timed("problem", lambda: fp.LogisticRegression(data, partition, alpha=0.1))
+    problem = timed("problem", lambda: fp.LogisticRegression(data, partition, reg="l2", alpha=0.1))
     timed("digests", problem.describe)
     seconds["memory, set-up"] = (memory() - before) / size
     run_methods(problem, seconds)
@@ -111,9 +116,8 @@ def measure(case: Case) -> dict[str, float]:
 
 def build(case: Case) -> fp.Problem:
     """Build a problem of this shape."""
-    X, y, ids, _ = make_arrays(case)
-    data = fp.Dataset.from_arrays(X, y, clients=ids)
-    return fp.LogisticRegression(data, fp.by_id(data.clients), alpha=0.1)
+    data = make_data(make_arrays(case)[0])
+    return fp.LogisticRegression(data, fp.by_id(data.clients), reg="l2", alpha=0.1)
 
 
 def run_methods(problem: fp.Problem, seconds: dict[str, float]) -> None:
