@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.data import download, libsvm, partition, registry
+from fedpage.data import dataset, download, libsvm, partition, registry
 
 TEXT = b"+1 1:0.5 3:2\n-1 2:1e-3 # a comment 9:9\n\n-1\n+1 3:-4 \n"
 
@@ -310,6 +310,30 @@ def test_fetch_removes_wrong_content(tmp_path, mirror):
 def test_a_complete_part_is_used(tmp_path, mirror):
     (tmp_path / "tiny.part").write_bytes(TEXT)
     assert download.fetch(ENTRY, folder=tmp_path, mirror=mirror).read_bytes() == TEXT
+
+
+# Sparse rows
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_sparse_rows_are_taken_in_any_order(monkeypatch, block):
+    monkeypatch.setattr(dataset, "_BLOCK", block)
+    rng = np.random.default_rng(0)
+    X = csr_array(rng.random((30, 6)) * (rng.random((30, 6)) < 0.4) * (rng.random((30, 1)) < 0.7))
+    data = fp.Dataset.from_arrays(X, np.arange(30.0))
+    rows = rng.integers(0, 30, 50)
+    taken = data[rows]
+    assert taken.X.toarray().tolist() == X.toarray()[rows].tolist()
+    assert taken.y.tolist() == rows.tolist()
+
+
+def test_a_sparse_matrix_is_shared_but_never_changed():
+    X = csr_array(np.eye(3))
+    assert np.shares_memory(fp.Dataset.from_arrays(X, [0, 1, 1]).matrix.values, X.data)
+    twice = csr_array((np.ones(3), np.array([2, 0, 0], np.int32), np.array([0, 3])), shape=(1, 3))
+    data = fp.Dataset.from_arrays(twice, [1.5])
+    assert (data.matrix.indices.tolist(), data.matrix.values.tolist()) == ([0, 2], [2.0, 1.0])
+    assert (twice.indices.tolist(), twice.data.tolist()) == ([2, 0, 0], [1.0, 1.0, 1.0])
 
 
 # One pair of arrays per client

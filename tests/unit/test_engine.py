@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -388,6 +390,23 @@ def test_client_states_are_zero_until_written():
     table.put(np.array([5]), kind(np.ones((1, 3))))
     assert table.get(np.array([4, 5])).c.tolist() == [[0, 0, 0], [1, 1, 1]]
     assert ClientStates(None, 10, 3, np.dtype(np.float64)).get(np.array([1])) is None
+
+
+def test_client_states_take_memory_for_the_clients_that_were_called():
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        pytest.skip("the memory of a process is read from /proc")
+
+    def resident():
+        return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    kind = fp.SCAFFOLD.client_state
+    table = ClientStates(kind, 100_000, 1_000, np.dtype(np.float64))  # 800 MB
+    clients = np.arange(0, 100_000, 1_000)
+    before = resident()
+    table.put(clients, kind(np.ones((100, 1_000))))
+    assert resident() - before < 20e6
+    assert table.get(np.array([0, 1, 99_000])).c.sum(axis=1).tolist() == [1_000, 0, 1_000]
 
 
 def test_sums_are_in_row_order_in_one_dimension_too():

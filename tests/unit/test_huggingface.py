@@ -67,7 +67,7 @@ def partitions(partitioner, data):
 
 
 def test_vectors_ids_and_the_names_of_classes(table):
-    data = fp.from_huggingface(table, label="label", client="hospital", features=["vector"])
+    data = fp.from_huggingface(table, label="label", client="hospital", columns=["vector"])
     assert (data.rows, data.features, data.is_dense) == (ROWS, 3, True)
     np.testing.assert_array_equal(data.X, np.array(table["vector"][:]))
     assert data.clients.tolist() == table["hospital"][:]
@@ -77,7 +77,7 @@ def test_vectors_ids_and_the_names_of_classes(table):
 
 def test_classes_keep_their_order_where_some_do_not_occur(table):
     def read(rows):
-        return fp.from_huggingface(table.select(rows), label="label", features="vector")
+        return fp.from_huggingface(table.select(rows), label="label", columns="vector")
 
     assert read([1, 2]).classes == tuple(NAMES)
     assert read([1, 2, 4]).y.tolist() == [1, 2, 1]
@@ -92,7 +92,7 @@ def test_classes_keep_their_order_where_some_do_not_occur(table):
 
 def test_numbers_and_categories_are_encoded_like_a_frame(table):
     data = fp.from_huggingface(
-        table, label="label", client="hospital", features=["age", "dose", "sex"], standardise=True
+        table, label="label", client="hospital", columns=["age", "dose", "sex"], standardise=True
     )
     frame = table.to_pandas().assign(sex=lambda f: f["sex"].map({0: "f", 1: "m"}))
     expected = fp.Dataset.from_frame(
@@ -112,7 +112,7 @@ def test_each_partition_is_a_client(table):
     partitioner = partitions(
         DirichletPartitioner(4, "label", alpha=1.0, min_partition_size=1, seed=1), table
     )
-    data = fp.from_huggingface(partitioner, label="label", features=["vector", "dose"])
+    data = fp.from_huggingface(partitioner, label="label", columns=["vector", "dose"])
     sizes = [len(partitioner.load_partition(i)) for i in range(4)]
     assert np.bincount(data.clients).tolist() == sizes
     first = partitioner.load_partition(2)
@@ -123,7 +123,7 @@ def test_each_partition_is_a_client(table):
     listed = fp.from_huggingface(
         [partitioner.load_partition(i) for i in range(4)],
         label="label",
-        features=["vector", "dose"],
+        columns=["vector", "dose"],
     )
     assert listed.digest == data.digest
     assert listed.clients.tolist() == data.clients.tolist()
@@ -166,7 +166,7 @@ def test_a_federated_dataset_of_a_local_file(federated):
     several = federated(train=2, test=3)
     with pytest.raises(InputError, match="several splits; give split=, one of train, test"):
         fp.from_huggingface(several, label="outcome")
-    data = fp.from_huggingface(several, label="outcome", split="test", features=["a", "b"])
+    data = fp.from_huggingface(several, label="outcome", split="test", columns=["a", "b"])
     assert len(set(data.clients.tolist())) == 3
     with pytest.raises(InputError, match="no split 'valid'"):
         fp.from_huggingface(several, label="outcome", split="valid")
@@ -210,7 +210,7 @@ def test_images_are_flat_rows_from_0_to_1():
 def test_client_datasets_keep_shapes_types_and_the_order_of_partitions(table):
     partitioner = partitions(IidPartitioner(12), table)
     clients = fp.client_datasets(
-        partitioner, label="label", features=["tokens", "vector", "age", "dose"]
+        partitioner, label="label", columns=["tokens", "vector", "age", "dose"]
     )
     assert len(clients) == 12
     for i, ((tokens, vectors, scalars), targets) in enumerate(clients):
@@ -252,7 +252,7 @@ def test_text_labels_and_ids_of_a_column(table):
 def test_torch_trains_on_a_partitioned_data_set(table):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     clients = fp.client_datasets(
-        partitions(NaturalIdPartitioner("hospital"), table), label="label", features="vector"
+        partitions(NaturalIdPartitioner("hospital"), table), label="label", columns="vector"
     )
     torch.manual_seed(0)
     problem = fp.TorchProblem(torch.nn.Linear(3, 3), torch.nn.functional.cross_entropy, clients)
@@ -269,9 +269,9 @@ def test_torch_trains_on_a_partitioned_data_set(table):
     [
         ({"label": "labl"}, "no column 'labl'; did you mean 'label'? it has age, dose"),
         ({"label": "label", "client": "hospitals"}, "did you mean 'hospital'?"),
-        ({"label": "label", "features": ["doses"]}, "did you mean 'dose'?"),
+        ({"label": "label", "columns": ["doses"]}, "did you mean 'dose'?"),
         ({"label": "label"}, "column 'sex' is a category beside a vector or an image; leave it"),
-        ({"label": "vector", "features": ["dose"]}, "the label 'vector' is of type List"),
+        ({"label": "vector", "columns": ["dose"]}, "the label 'vector' is of type List"),
     ],
 )
 def test_columns_that_cannot_be_used(table, options, message):
@@ -284,7 +284,7 @@ def test_columns_that_cannot_be_used(table, options, message):
 def test_sources_that_cannot_be_used(table):
     def refused(source, message, **options):
         with pytest.raises(InputError, match=message) as error:
-            fp.client_datasets(source, label="label", features="vector", **options)
+            fp.client_datasets(source, label="label", columns="vector", **options)
         assert "\n" not in str(error.value)
 
     refused(table, "nothing says whose rows these are; give client=")
@@ -302,10 +302,10 @@ def test_sources_that_cannot_be_used(table):
 
 def test_free_text_and_other_types_are_refused():
     text = {"text": [f"sentence {i}" for i in range(300)], "label": [0, 1] * 150}
-    with pytest.raises(InputError, match="'text' is text with 300 different values in 300 rows"):
+    with pytest.raises(InputError, match=r"'text' has 300 different texts in 300 rows.*drop="):
         fp.from_huggingface(hf.Dataset.from_dict(text), label="label")
     nested = hf.Dataset.from_dict({"meta": [{"a": 1}, {"a": 2}], "label": [0, 1]})
-    with pytest.raises(InputError, match=r"column 'meta' is of type .*leave it out by features="):
+    with pytest.raises(InputError, match=r"column 'meta' is of type .*leave it out with drop="):
         fp.from_huggingface(nested, label="label")
     ragged = hf.Dataset.from_dict({"v": [[1.0], [1.0, 2.0]], "label": [0, 1]})
     with pytest.raises(InputError, match="'v' has vectors of different sizes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ Label: TypeAlias = str | int | float | bool
 RowChoice: TypeAlias = slice | Ints | NDArray[np.bool_] | list[int]
 """Rows by a slice, a mask or their numbers."""
 _BLOCK = 1 << 20
-"""Numbers that are checked at a time, so that no temporary is as large as the data."""
+"""Numbers that are checked or copied at a time, so that no temporary is as large as the data."""
 
 
 class Sparse(NamedTuple):
@@ -46,8 +47,16 @@ class Sparse(NamedTuple):
         lengths = np.diff(self.indptr)[rows]
         indptr = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=indptr[1:])
-        where = np.repeat(self.indptr[:-1][rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
-        return Sparse(indptr, self.indices[where], self.values[where], self.features)
+        indices, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1])
+        cuts = np.searchsorted(indptr, np.arange(0, indptr[-1] + _BLOCK, _BLOCK))
+        for first, last in itertools.pairwise(np.minimum(cuts, len(rows)).tolist()):
+            begin, end = indptr[first], indptr[last]
+            shift = self.indptr[rows[first:last]] - indptr[first:last]
+            where = np.repeat(shift, lengths[first:last])
+            where += np.arange(begin, end)
+            np.take(self.indices, where, out=indices[begin:end], mode="clip")
+            np.take(self.values, where, out=values[begin:end], mode="clip")
+        return Sparse(indptr, indices, values, self.features)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,7 +133,8 @@ class Dataset:
 
         Args:
             X: (n, p) features. A dense array stays dense, without a copy if it holds float64 in
-                C order; a scipy.sparse matrix stays sparse.
+                C order; a scipy.sparse matrix stays sparse, without a copy if it is a CSR matrix
+                of float64 with sorted indices.
             y: (n,) labels or targets. Text, booleans and the numbers 0/1, 1/2 and -1/1 are classes.
                 Other numbers are kept: a problem takes them as targets or as classes.
             name: the name in records and reports.
@@ -418,18 +428,19 @@ def _features(name: str, X: Any) -> Sparse | Vector:
             )
         if not issparse(X):
             return np.ascontiguousarray(given, dtype=np.float64)
-        matrix = csr_array(given.astype(np.float64))
+        matrix = csr_array(given.astype(np.float64, copy=False))
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
             f"data set {name!r}: X must be a matrix of real numbers ({error})"
         ) from None
-    matrix.sum_duplicates()
-    matrix.sort_indices()
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()  # it may share the memory of X, which is the user's
+        matrix.sum_duplicates()
     return Sparse(
-        matrix.indptr.astype(np.int64),
-        matrix.indices.astype(np.int32),
+        matrix.indptr.astype(np.int64, copy=False),
+        matrix.indices.astype(np.int32, copy=False),
         matrix.data,
         int(matrix.shape[1]),
     )

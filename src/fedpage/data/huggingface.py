@@ -24,10 +24,8 @@ Kind: TypeAlias = Literal["number", "text", "class", "vector", "image", "other"]
 ClientRows: TypeAlias = tuple[Array | tuple[Array, ...], Array]
 """The inputs of a client's rows, several if the model takes several, and their targets."""
 _SCALARS = ("number", "text", "class")
-_CLIENT = "client of the row"
-"""The name of the column of ids in the table that `Dataset.from_frame` reads."""
-_FEW = 100
-"""A text column with more different values is no category if most of its values occur once."""
+_PARTITION = "partition"
+"""The name of the column of ids where the clients are partitions without a column of ids."""
 
 
 class _Source(NamedTuple):
@@ -53,7 +51,8 @@ def from_huggingface(
     *,
     label: str,
     client: str | None = None,
-    features: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
     split: str | None = None,
     standardise: bool = False,
     missing: Literal["error", "drop", "mean"] = "error",
@@ -69,7 +68,8 @@ def from_huggingface(
             flwr-datasets that has its data set, or a `FederatedDataset`.
         label: the column of labels or targets. The names of a `ClassLabel` become the classes.
         client: the column that says whose row each is, for a single `datasets.Dataset`.
-        features: the columns to use; by default all but the label and the client.
+        columns: the columns to use as features; by default all but the label and the client.
+        drop: columns to leave out.
         split: the split of a `FederatedDataset` or `DatasetDict` that has several.
         standardise: whether columns of numbers get mean 0 and variance 1.
         missing: what to do with missing values in columns of numbers and categories.
@@ -83,28 +83,30 @@ def from_huggingface(
         InputError: a column is unknown or cannot be used, or a partition has no rows.
     """
     rows = _open(source, client, split)
-    columns = _choose_features(rows, label, features)
+    chosen = _choose_columns(rows, label, columns, drop)
     name = name or getattr(rows.parts[0].info, "dataset_name", None) or "huggingface"
     labels, ids = _read_labels(rows, label), _read_ids(rows)
-    if all(rows.kind(column) in _SCALARS for column in columns):
-        table = _read_table(rows, columns).append_column(label, [labels])
-        if ids is not None:
-            table = table.append_column(_CLIENT, [ids])
+    if all(rows.kind(column) in _SCALARS for column in chosen):
+        table = _read_table(rows, chosen).append_column(label, [labels])
+        owner = None if ids is None else rows.client or _PARTITION
+        if owner is not None:
+            table = table.append_column(owner, [ids])
         data = Dataset.from_frame(
             table,
             label=label,
-            client=None if ids is None else _CLIENT,
+            client=owner,
             standardise=standardise,
             missing=missing,
             name=name,
+            categorical=[column for column in chosen if rows.kind(column) == "class"],
         )
     else:
-        arrays = [_read_array(rows, column) for column in columns]
+        arrays = [_read_array(rows, column) for column in chosen]
         X = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
         data = Dataset.from_arrays(X, labels, name=name, clients=ids)
     if rows.kind(label) == "class":
         data = _name_classes(data, rows.columns[label].names)
-    return replace(data, note=rows.note)
+    return replace(data, note="; ".join(filter(None, (data.note, rows.note))))
 
 
 def client_datasets(
@@ -112,7 +114,8 @@ def client_datasets(
     *,
     label: str | None = None,
     client: str | None = None,
-    features: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
     split: str | None = None,
     standardise: bool = False,
 ) -> list[ClientRows]:
@@ -122,9 +125,10 @@ def client_datasets(
         source: as `from_huggingface` takes it, or a `fedpage.Dataset` with client ids.
         label: the column of targets. Classes become whole numbers, as `ClassLabel` counts them.
         client: the column that says whose row each is, for a single `datasets.Dataset`.
-        features: the columns to use; by default all but the label and the client. Each vector or
+        columns: the columns to use; by default all but the label and the client. Each vector or
             image column is an input of the model of its own. All columns of numbers and categories
-            together are one input.
+            together are one input, the last.
+        drop: columns to leave out.
         split: the split of a `FederatedDataset` or `DatasetDict` that has several.
         standardise: whether columns of numbers get mean 0 and variance 1.
 
@@ -142,12 +146,12 @@ def client_datasets(
     if label is None:
         raise InputError("client_datasets: name the column of targets, as in label='label'")
     rows = _open(source, client, split)
-    columns = _choose_features(rows, label, features)
-    scalars = [column for column in columns if rows.kind(column) in _SCALARS]
-    inputs = [_read_array(rows, column) for column in columns if column not in scalars]
+    chosen = _choose_columns(rows, label, columns, drop)
+    scalars = [column for column in chosen if rows.kind(column) in _SCALARS]
+    inputs = [_read_array(rows, column) for column in chosen if column not in scalars]
     if scalars:
         data = from_huggingface(
-            source, label=label, client=client, features=scalars, split=split,
+            source, label=label, client=client, columns=scalars, split=split,
             standardise=standardise,
         )  # fmt: skip
         inputs.append(data.to_dense())
@@ -261,49 +265,37 @@ def _apply_transform(part: Any) -> Any:
     return datasets.Dataset.from_dict(part[:])
 
 
-def _choose_features(rows: _Source, label: str, features: Sequence[str] | None) -> list[str]:
+def _choose_columns(
+    rows: _Source, label: str, columns: Sequence[str] | None, drop: Sequence[str]
+) -> list[str]:
     """Check the names of columns, and return those of the features."""
-    known = list(rows.columns)
-    if isinstance(features, str):
-        features = [features]
-    wanted = [label, *([rows.client] if rows.client else []), *(features or [])]
+    columns = [columns] if isinstance(columns, str) else columns
+    drop = [drop] if isinstance(drop, str) else drop
+    roles = [label, *([rows.client] if rows.client else [])]
     for number, part in enumerate(rows.parts):
-        for column in wanted:
+        for column in (*roles, *(columns or ()), *drop):
             if column not in part.features:
                 where = "the data set" if rows.ids is None else f"client {number}"
                 raise InputError(
-                    f"{where} has no column {column!r};{did_you_mean(str(column), known)} "
+                    f"{where} has no column {column!r};{did_you_mean(str(column), part.features)} "
                     f"it has {', '.join(part.features)}"
                 )
-    columns = list(features) if features else [c for c in known if c not in wanted]
-    if not columns:
-        raise InputError(f"the data set has no column but {', '.join(wanted)}; features are needed")
-    kinds = {column: rows.kind(column) for column in columns}
+    chosen = [c for c in (columns or rows.columns) if c not in (*roles, *drop)]
+    if not chosen:
+        raise InputError(f"no column but {', '.join(roles)} is left; a model needs features")
+    kinds = {column: rows.kind(column) for column in chosen}
     for column, kind in kinds.items():
         if kind == "other":
             raise InputError(
                 f"column {column!r} is of type {rows.columns[column]}, which is no number, "
-                "category, vector or image; leave it out by features="
+                f"category, vector or image; leave it out with drop=({column!r},)"
             )
         if kind in ("text", "class") and not set(kinds.values()) <= set(_SCALARS):
             raise InputError(
-                f"column {column!r} is a category beside a vector or an image; leave it out by "
-                "features="
+                f"column {column!r} is a category beside a vector or an image; leave it out with "
+                f"drop=({column!r},)"
             )
-        if kind == "text":
-            _check_category(rows, column)
-    return columns
-
-
-def _check_category(rows: _Source, column: str) -> None:
-    """Refuse text that is no category, such as sentences."""
-    values = _read_table(rows, [column]).column(0)
-    different = len(values.unique())
-    if different > _FEW and different > len(values) / 2:
-        raise InputError(
-            f"column {column!r} is text with {different:,} different values in {len(values):,} "
-            "rows, which are no categories; leave it out by features=, or make numbers of it by map"
-        )
+    return chosen
 
 
 def _kind(columns: Any, column: str) -> Kind:
@@ -342,13 +334,20 @@ def _read_table(rows: _Source, columns: Sequence[str]) -> pyarrow.Table:
     """Read columns of scalars as one table of arrow, with the names of a `ClassLabel`."""
     import pyarrow as pa
 
-    tables = [part.select_columns(columns).with_format("arrow")[:] for part in rows.parts]
-    table = pa.concat_tables(tables).replace_schema_metadata(None)
+    table = _concatenate(rows, columns)
     for position, column in enumerate(table.column_names):
         if rows.kind(column) == "class":
             names = pa.array(rows.columns[column].names).take(table.column(position))
             table = table.set_column(position, column, names)
     return table
+
+
+def _concatenate(rows: _Source, columns: Sequence[str]) -> pyarrow.Table:
+    """Join the columns of all parts as they are stored."""
+    import pyarrow as pa
+
+    tables = [part.select_columns(columns).with_format("arrow")[:] for part in rows.parts]
+    return pa.concat_tables(tables).replace_schema_metadata(None)
 
 
 def _read_ids(rows: _Source) -> Array | None:
@@ -367,13 +366,15 @@ def _read_labels(rows: _Source, label: str) -> Array:
             f"the label {label!r} is of type {rows.columns[label]}; it must be a column of "
             "numbers, classes or text"
         )
-    parts = [part.select_columns(label).with_format("arrow")[:][label] for part in rows.parts]
-    values = [value for part in parts for value in part.to_pylist()]
-    absent = (None, -1) if rows.kind(label) == "class" else (None,)
-    for row, value in enumerate(values):
-        if value in absent:
-            raise InputError(f"row {row + 1} has no label in column {label!r}; leave such rows out")
-    return np.asarray(values)
+    column = _concatenate(rows, [label]).column(0)
+    absent = column.is_null(nan_is_null=True).to_numpy()
+    if rows.kind(label) == "class":
+        absent = absent | (column.fill_null(-1).to_numpy() == -1)
+    if absent.any():
+        row = int(np.argmax(absent)) + 1
+        raise InputError(f"row {row} has no label in column {label!r}; leave such rows out")
+    values = np.asarray(column.to_numpy())
+    return values.astype(str) if rows.kind(label) == "text" else values
 
 
 def _name_classes(data: Dataset, names: Sequence[str]) -> Dataset:

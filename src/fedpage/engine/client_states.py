@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Generic
 
@@ -10,6 +11,9 @@ import numpy as np
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names
 from fedpage.core.types import ClientStateT, DType, Ints, Vector
+
+_SMALL = 1 << 26
+"""Tables of fewer bytes are left to numpy."""
 
 
 class ClientStates(Generic[ClientStateT]):
@@ -29,9 +33,9 @@ class ClientStates(Generic[ClientStateT]):
         self._type: Callable[..., ClientStateT] | None = type_
         try:
             names = () if type_ is None else field_names(type_)
-            self._tables: list[Vector] = [np.zeros((N, d), dtype) for _ in names]
+            self._tables: list[Vector] = [_zeros(N, d, dtype) for _ in names]
             self._written = np.zeros(N if names else 0, dtype=bool)
-        except (MemoryError, ValueError):
+        except (MemoryError, OSError, OverflowError, ValueError):
             raise InputError(
                 f"the states of {N} clients with {d} numbers each do not fit in memory; "
                 "use fewer clients"
@@ -61,3 +65,17 @@ class ClientStates(Generic[ClientStateT]):
     def find_written(self) -> Ints:
         """Return the clients whose state has been written, (n,)."""
         return np.flatnonzero(self._written)
+
+
+def _zeros(N: int, d: int, dtype: DType) -> Vector:
+    """Return zeros (N, d) that take memory in small pages, as they are written.
+
+    numpy asks for pages of 2 MiB, so that a row here and there would take all of the table.
+    """
+    size = N * d * dtype.itemsize
+    if size < _SMALL or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros((N, d), dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    table: Vector = np.ndarray((N, d), dtype, memory)
+    return table
