@@ -90,13 +90,16 @@ if TYPE_CHECKING:
     )
     from fedpage.problems import (
         OBJECTIVES,
+        Huber,
         LeastSquares,
         LinearModel,
         LogisticRegression,
+        Poisson,
         Quadratic,
         RobustRegression,
         RowProblem,
         Softmax,
+        SquaredHinge,
     )
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
@@ -131,8 +134,8 @@ _EXPORTS = {
     "fedpage.engine.stopping": "Stop",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
-    "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
-    "RobustRegression RowProblem Softmax",
+    "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
+    "Quadratic RobustRegression RowProblem Softmax SquaredHinge",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.core.errors": "InputError",
@@ -168,6 +171,7 @@ __all__ = [
     "Float32",
     "FunctionCallback",
     "History",
+    "Huber",
     "Identity",
     "InputError",
     "LeastSquares",
@@ -179,6 +183,7 @@ __all__ = [
     "Oracle",
     "Partition",
     "PermK",
+    "Poisson",
     "Policy",
     "Problem",
     "Progress",
@@ -194,6 +199,7 @@ __all__ = [
     "Simulation",
     "Smoothness",
     "Softmax",
+    "SquaredHinge",
     "Stop",
     "StopReason",
     "Stopped",
