@@ -90,13 +90,16 @@ if TYPE_CHECKING:
     )
     from fedpage.problems import (
         OBJECTIVES,
+        Huber,
         LeastSquares,
         LinearModel,
         LogisticRegression,
+        Poisson,
         Quadratic,
         RobustRegression,
         RowProblem,
         Softmax,
+        SquaredHinge,
     )
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
@@ -133,8 +136,8 @@ _EXPORTS = {
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
-    "fedpage.problems": "LeastSquares LinearModel LogisticRegression OBJECTIVES Quadratic "
-    "RobustRegression RowProblem Softmax",
+    "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
+    "Quadratic RobustRegression RowProblem Softmax SquaredHinge",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.core.errors": "InputError",
@@ -170,6 +173,7 @@ __all__ = [
     "Float32",
     "FunctionCallback",
     "History",
+    "Huber",
     "Identity",
     "InputError",
     "LeastSquares",
@@ -181,6 +185,7 @@ __all__ = [
     "Oracle",
     "Partition",
     "PermK",
+    "Poisson",
     "Policy",
     "Problem",
     "Progress",
@@ -196,6 +201,7 @@ __all__ = [
     "Simulation",
     "Smoothness",
     "Softmax",
+    "SquaredHinge",
     "Stop",
     "StopReason",
     "Stopped",

@@ -143,7 +143,7 @@ def test_every_imported_package_is_declared():
     names = {Requirement(line).name.lower() for group in groups for line in group}
     declared = {{"scikit-learn": "sklearn"}.get(name, name) for name in names}
     declared |= {"fedpage", "mlflow", "_typeshed"}  # of mlflow-skinny and of mypy
-    declared |= {"markupsafe", "cryptography"}  # in the interfaces of jinja2 and flwr
+    declared |= {"markupsafe", "cryptography", "llvmlite"}  # of jinja2, flwr and numba
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = []

@@ -7,22 +7,28 @@ from fedpage.problems.base import RowProblem
 from fedpage.problems.linear_model import LinearModel
 from fedpage.problems.objectives import (
     OBJECTIVES,
+    Huber,
     LeastSquares,
     LogisticRegression,
+    Poisson,
     RobustRegression,
+    SquaredHinge,
 )
 from fedpage.problems.quadratic import Quadratic
 from fedpage.problems.softmax import Softmax
 
 __all__ = [
     "OBJECTIVES",
+    "Huber",
     "LeastSquares",
     "LinearModel",
     "LogisticRegression",
+    "Poisson",
     "Quadratic",
     "RobustRegression",
     "RowProblem",
     "Softmax",
+    "SquaredHinge",
 ]
 
 if not TYPE_CHECKING:

@@ -120,7 +120,7 @@ def power_of_two(values: Vector) -> float:
     >>> power_of_two(np.array([0.5, -3.0])), power_of_two(np.array([2.0**700]))
     (1.0, 5.260135901548374e+210)
     """
-    top = float(np.abs(values).max(initial=0.0))
+    top = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
     if top == 0.0 or 1e-70 <= top <= 1e70:
         return 1.0
     return math.ldexp(1.0, math.frexp(top)[1] - 1)

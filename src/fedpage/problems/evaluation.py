@@ -16,7 +16,7 @@ from fedpage.core.types import ClientEvaluations, Ints, Vector
 from fedpage.data.dataset import Dataset
 from fedpage.problems import kernels
 from fedpage.problems.base import norm
-from fedpage.problems.kernels import Loss
+from fedpage.problems.kernels import CompiledLoss, Loss
 from fedpage.problems.labels import Classes
 
 if TYPE_CHECKING:
@@ -32,13 +32,15 @@ class Evaluation:
     alpha: float
     held_out: Dataset | None
     metrics: dict[str, Metric]
+    intercept: bool
+    """Whether the model has an intercept for each output."""
+    classes: Classes | None
+    """The labels of a classification, in the order of the targets; None for a regression."""
+    _kernels: ClassVar[ModuleType] = kernels
     _loss: Loss
     _scale: Vector
     _reg_code: int
     _rows_and_targets: tuple[Any, ...]
-    classes: Classes | None
-    """The labels of a classification, in the order of the targets; None for a regression."""
-    _kernels: ClassVar[ModuleType] = kernels
     _held_out_rows: tuple[Any, ...]
     """The held-out rows and their targets, as the kernels take them."""
 
@@ -49,16 +51,21 @@ class Evaluation:
 
     @property
     def d(self) -> int:
-        """The number of parameters: an output's for each of the data set's features."""
+        """The number of parameters: for each output the features, and 1 for the intercept."""
+        return (self.data.features + self.intercept) * self.outputs
+
+    @property
+    def penalised(self) -> int:
+        """The number of leading parameters that are regularised: all but the intercepts."""
         return self.data.features * self.outputs
 
     @property
     def outputs(self) -> int:
-        """The margins of a row: C for a softmax of C classes, else 1."""
+        """The margins of a row: the number of classes for a softmax, else 1."""
         return 1
 
     @property
-    def _loss_code(self) -> int:
+    def _loss_code(self) -> int | CompiledLoss:
         """What the kernels take for the loss."""
         return self._loss.code
 
@@ -80,8 +87,8 @@ class Evaluation:
         with np.errstate(over="ignore", invalid="ignore"):
             penalty, slope = self._penalty(x)
             for row, client in enumerate(clients.tolist()):
-                args = (self._loss_code, self.data.features, client, client + 1, x, True, gradients[row])
-                losses[row] = self._kernels.objective(*self._rows_and_targets, *args)
+                args = (client, client + 1, x, True, gradients[row], self._scale)
+                losses[row] = self._objective(*args)
                 if self.metrics:
                     first, end = int(start[client]), int(start[client + 1])
                     outputs, where = self._margins(x, first, end), f"client {client}"
@@ -137,6 +144,14 @@ class Evaluation:
     def _margins_shape(self, rows: int) -> tuple[int, ...]:
         return (rows,) if self.outputs == 1 else (rows, self.outputs)
 
+    def _objective(
+        self, lo: int, hi: int, x: Vector, want_loss: bool, out: Vector, scale: Vector
+    ) -> float:
+        """Add the gradients of clients lo..hi-1 to out (d,), and return the sum of their losses."""
+        rows, loss = self._rows_and_targets[:-1], self._loss_code
+        args = (lo, hi, x, want_loss, out)
+        return float(self._kernels.objective(*rows, scale, loss, self.data.features, *args))
+
     def _point(self, x: Vector) -> Vector:
         x = np.ascontiguousarray(x, dtype=np.float64)
         if x.shape != (self.d,):
@@ -159,31 +174,40 @@ class Evaluation:
         return loss, grad
 
     def _penalty(self, x: Vector) -> tuple[float, Vector]:
-        """Compute the regulariser at x, and its gradient (d,)."""
+        """Compute the regulariser at x, and its gradient (d,), which is 0 for the intercepts."""
+        if self._reg_code == kernels.NO_REG:
+            return 0.0, np.zeros(self.d)
+        slope = np.zeros(self.d)
+        penalty, slope[: self.penalised] = self._regulariser(x[: self.penalised])
+        return penalty, slope
+
+    def _regulariser(self, x: Vector) -> tuple[float, Vector]:
+        """Compute the regulariser at the penalised coordinates x, and its gradient."""
         if self._reg_code == kernels.L2:
             square = 0.5 * self.alpha * float(kernels.total(x * x))
             if not math.isfinite(square):  # alpha x^2 may be finite where x^2 is not
                 root = math.sqrt(0.5 * self.alpha) * x
                 square = float(kernels.total(root * root))
             return square, self.alpha * x
-        if self._reg_code == kernels.NONCONVEX:
-            x = np.clip(x, -1e77, 1e77)  # both are at their limits there, and q^2 would overflow
-            q = 1.0 + x * x
-            return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
-        return 0.0, np.zeros(self.d)
+        if self._reg_code == kernels.SMOOTHED_L1:
+            root = np.hypot(x, kernels.DELTA)
+            return self.alpha * float(kernels.total(root - kernels.DELTA)), self.alpha * x / root
+        x = np.clip(x, -1e77, 1e77)  # both are at their limits there, and q^2 would overflow
+        q = 1.0 + x * x
+        return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
 
     def _sums(
         self, x: Vector, want_loss: bool, threads: int, scale: Vector
     ) -> tuple[float, Vector]:
         """Add up blocks of clients in order; their number depends on the data alone."""
-        nonzeros = len(self._rows_and_targets[1])
-        count = max(1, min(self.N, 32, nonzeros >> 17))
+        _, idx, val = self._rows_and_targets[:3]
+        entries = val.size if idx is None else len(idx)
+        count = max(1, min(self.N, 32, entries >> 17))
         edges = [self.N * i // count for i in range(count + 1)]
         sums = np.zeros((count, self.d))
 
         def block(i: int) -> float:
-            args = (self._loss_code, self.data.features, edges[i], edges[i + 1], x, want_loss, sums[i])
-            return float(self._kernels.objective(*self._rows_and_targets[:-1], scale, *args))
+            return self._objective(edges[i], edges[i + 1], x, want_loss, sums[i], scale)
 
         if threads > 1 and count > 1:
             with ThreadPoolExecutor(min(threads, count)) as pool:

@@ -65,6 +65,28 @@ def _number_values(owner: str, data: Dataset) -> tuple[Classes, Ints]:
     return tuple(int(v) if whole else float(v) for v in found), numbers.astype(np.int64)
 
 
+def counts(owner: str, data: Dataset) -> Vector:
+    """Return the targets (n,) as counts; the classes 0 and 1, kept as -1 and +1, are numbers again.
+
+    Raises:
+        InputError: a target is negative, or the labels are no numbers.
+    """
+    target = data.y
+    if data.classes is not None:
+        if any(isinstance(label, str) for label in data.classes):
+            raise InputError(
+                f"{owner}: the labels of {data.name!r} must be counts, not classes such as "
+                f"{data.classes[0]!r}"
+            )
+        target = np.array(data.classes, dtype=np.float64)[class_numbers(owner, data)[0]]
+    if float(target.min()) < 0:
+        raise InputError(
+            f"{owner}: the targets of {data.name!r} must be counts of at least 0; "
+            f"the smallest is {target.min():g}"
+        )
+    return target
+
+
 def two_classes(
     owner: str, data: Dataset, classes: Classes | None = None
 ) -> tuple[Vector, Classes]:

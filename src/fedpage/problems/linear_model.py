@@ -7,12 +7,11 @@ from copy import copy
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import MetricsOption, describe_metrics, resolve_metrics
 from fedpage.core.types import Draws, Ints, Smoothness, Vector
-from fedpage.data.dataset import Dataset, Sparse
+from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
 from fedpage.problems import kernels
 from fedpage.problems.base import (
@@ -23,11 +22,13 @@ from fedpage.problems.base import (
     equal_size,
 )
 from fedpage.problems.kernels import LOSSES, REGULARISERS, Loss, Reg
-from fedpage.problems.labels import Classes, two_classes
+from fedpage.problems.labels import Classes, counts, two_classes
 from fedpage.problems.linear_oracle import LinearOracle
+from fedpage.problems.own_loss import compile_loss
 from fedpage.problems.prediction import Prediction
 from fedpage.problems.reprs import html_linear, repr_linear
 from fedpage.problems.smoothness import smoothness
+from fedpage.problems.storage import kernel_rows
 
 _ALPHA = 0.1
 """The weight of a regulariser where none is given: the paper's."""
@@ -37,15 +38,19 @@ class LinearModel(Prediction):
     """A loss of a linear model over a partitioned data set.
 
     Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)`
-    takes any loss that `problems/kernels.py` declares.
+    takes any loss of the library by its name, and a loss of your own as a class.
 
     Args:
-        data: the rows.
+        data: the rows. Dense rows are computed with as dense rows, sparse ones as sparse rows.
         clients: a number of clients (equal consecutive blocks, the remainder dropped), or a
-            Partition.
-        loss: the name of a loss; a subclass has its own.
-        reg: "none", "l2" (alpha |x|^2/2) or "nonconvex" (alpha sum_l x_l^2/(1+x_l^2), the paper's).
-        alpha: the regulariser's weight, 0.1 by default.
+            Partition; None: a client for each id of `data.clients`.
+        loss: the name of a loss, or a class with `value(t, b)`, `slope(t, b)` and `curvature` (see
+            docs/add-objective.md); a subclass has its own.
+        reg: "none", "l2" (alpha |x|^2/2), "nonconvex" (alpha sum_l x_l^2/(1+x_l^2), the paper's) or
+            "smoothed-l1" (alpha sum_l sqrt(x_l^2+delta^2)-delta with delta = 0.01).
+        alpha: the regulariser's weight, 0.1 by default. Without reg it is the weight of "l2".
+        intercept: whether the model has an intercept, which is its last parameter and is not
+            regularised. By default tables (CSV files, data frames) have one, other data has none.
         weights: "uniform" (the paper's f = mean over clients), "size", or N positive numbers. They
             scale a client's whole objective by N w_i, so that every method stays as it is.
         metrics: what to record of the margins a.x and the labels: names such as "accuracy" and
@@ -62,11 +67,12 @@ class LinearModel(Prediction):
     def __init__(
         self,
         data: Dataset,
-        clients: int | Partition,
+        clients: int | Partition | None = None,
         *,
-        loss: str | None = None,
+        loss: str | type | None = None,
         reg: Reg | None = None,
         alpha: float | None = None,
+        intercept: bool | None = None,
         weights: Weights = "uniform",
         metrics: MetricsOption = (),
         held_out: Dataset | None = None,
@@ -80,7 +86,8 @@ class LinearModel(Prediction):
         _check_data(self.name, "data", data)
         self.reg, self.alpha = choose_regulariser(self._loss, reg, alpha)
         self.data = data
-        self.partition = clients if isinstance(clients, Partition) else blocks(data.rows, clients)
+        self.intercept = data.encoding is not None if intercept is None else bool(intercept)
+        self.partition = _choose_partition(self.name, data, clients)
         self.weights = weights if isinstance(weights, str) else "given"
         self._sizes = self.partition.sizes
         self._scale = client_scale(weights, self._sizes)
@@ -92,14 +99,16 @@ class LinearModel(Prediction):
         self.held_out = held_out
         self._check_evaluation()
 
-    def _find_loss(self, name: str) -> Loss:
-        return LOSSES[name]
+    def _find_loss(self, loss: str | type) -> Loss:
+        return LOSSES[loss] if isinstance(loss, str) else compile_loss(loss)
 
     def _encode_labels(
         self, data: Dataset, classes: Classes | None
     ) -> tuple[Vector, Classes | None]:
         """Return the targets (n,) of a data set, and its classes or those given."""
-        return two_classes(self.name, data, classes) if self._loss.needs_labels else (data.y, None)
+        if self._loss.needs_labels:
+            return two_classes(self.name, data, classes)
+        return (counts(self.name, data) if self._loss.needs_counts else data.y), None
 
     def _check_evaluation(self) -> None:
         """Refuse held-out rows of another shape, and metrics that the labels do not suit."""
@@ -111,7 +120,7 @@ class LinearModel(Prediction):
                     f"the clients' rows have {self.data.features}"
                 )
             target, _ = self._encode_labels(self.held_out, self.classes)
-            self._held_out_rows = (*_kernel_rows(*_sparse_rows(self.held_out)[:3]), target)
+            self._held_out_rows = (*kernel_rows(self.held_out.matrix), target)
         for data in (self.data, *([] if self.held_out is None else [self.held_out])):
             for metric in self.metrics.values():
                 if metric.needs_labels and self.classes is None and not data.binary:
@@ -121,21 +130,18 @@ class LinearModel(Prediction):
                     )
 
     def _store(self, target: Vector) -> None:
-        """Copy the rows in client order, with unsigned indices, and their targets (n,)."""
+        """Keep the rows in client order as kernels take them, and their targets (n,)."""
         order, data = self.partition.order, self.data
         if len(order) and (int(order.min()) < 0 or int(order.max()) >= data.rows):
             raise InputError(
                 f"{self.name}: the partition names rows that {data.name!r} does not have"
             )
-        rows = _sparse_rows(data)
-        if len(order) != data.rows or bool((order != np.arange(len(order))).any()):
-            rows = rows.take(order)
-        if len(rows.values) >= 2**32 or len(order) >= 2**32:
+        if (not data.is_dense and data.nonzeros >= 2**32) or len(order) >= 2**32:
             raise InputError(
                 f"{self.name}: more than 4,294,967,295 nonzeros or rows; divide the data set"
             )
         self._rows_and_targets = (
-            *_kernel_rows(*rows[:3]),
+            *kernel_rows(data.matrix, order),
             target[order],
             self.partition.ptr,
             self._scale,
@@ -144,10 +150,14 @@ class LinearModel(Prediction):
 
     def _set_codes(self) -> None:
         self._reg_code = REGULARISERS[self.reg].code if self.alpha > 0 else kernels.NO_REG
-        self._kernel_data = (
-            *self._rows_and_targets, self._loss_code, self._reg_code, self.alpha, self.data.features
-        )  # fmt: skip
+        codes = (self._loss_code, self._reg_code, self.alpha, self.data.features)
+        self._kernel_data = (*self._rows_and_targets, *codes)
         self._equal = equal_size(self._sizes)
+
+    @property
+    def is_strongly_convex(self) -> bool:
+        """Whether every parameter of a convex loss has an l2 regulariser; an intercept has none."""
+        return self.convex and self.reg == "l2" and self.alpha > 0 and not self.intercept
 
     @property
     def sizes(self) -> Ints:
@@ -179,8 +189,12 @@ class LinearModel(Prediction):
         """Compute Lipschitz constants of the gradients.
 
         A row's is |a|^2 times the loss's curvature. A client's and f's are the curvature times the
-        largest eigenvalue of the (weighted) second moment of the rows. The regulariser adds alpha
-        for l2 and 2 alpha for nonconvex. They are computed once.
+        largest eigenvalue of the (weighted) second moment of the rows, to which an intercept adds a
+        feature 1. The regulariser adds its curvature: alpha for l2, 2 alpha for nonconvex and
+        100 alpha for smoothed-l1. They are computed once.
+
+        Raises:
+            InputError: the loss has no bounded curvature.
         """
         if self._constants is None:
             self._constants = smoothness(self)
@@ -208,6 +222,10 @@ class LinearModel(Prediction):
             "partition": self.partition.name,
             "partition_digest": self.partition.digest,
         }
+        if self._loss.digest:
+            about["loss_digest"] = self._loss.digest
+        if self.intercept:
+            about["intercept"] = True
         if self.reg != "none":
             about |= {"regulariser": self.reg, "alpha": self.alpha}
         if self.metrics:
@@ -221,16 +239,16 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
     """Check a regulariser and its weight, and choose those that are not given.
 
     Args:
-        loss: the loss, which says which regularisers it takes.
+        loss: the loss, for messages.
         reg: the regulariser's name, or None.
         alpha: its weight, or None.
 
     Returns:
-        The name and the weight. Without reg, alpha weighs the only regulariser that the loss takes.
+        The name and the weight. Without reg, alpha is the weight of "l2".
 
     Raises:
         InputError: the regulariser is unknown, the weight is not a number of at least 0, or a
-            weight is given without a regulariser.
+            weight is given with reg="none".
     """
     if reg is not None and reg not in REGULARISERS:
         hint = did_you_mean(reg, REGULARISERS) if isinstance(reg, str) else ""
@@ -247,13 +265,27 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
         return reg, _ALPHA if alpha is None else float(alpha)
     if not alpha:
         return "none", 0.0
-    if reg is None and len(loss.regularisers) == 1:
-        return loss.regularisers[0], float(alpha)
-    choices = " or ".join(f"reg='{name}'" for name in loss.regularisers)
-    advice = f"choose {choices}" if choices else "choose reg='l2' or leave alpha out"
+    if reg is None:
+        return "l2", float(alpha)
     raise InputError(
-        f"{loss.title}: alpha={alpha:g} weighs a regulariser, but there is none; {advice}"
+        f"{loss.title}: alpha={alpha:g} is the weight of a regulariser, but reg='none'; "
+        "choose reg='l2' or leave alpha out"
     )
+
+
+def _choose_partition(owner: str, data: Dataset, clients: int | Partition | None) -> Partition:
+    if isinstance(clients, Partition):
+        return clients
+    if clients is not None:
+        return blocks(data.rows, clients)
+    if data.clients is None:
+        raise InputError(
+            f"{owner}: {data.name!r} does not say whose row each is; give a number of clients or a "
+            "partition, or load the data with client=COLUMN"
+        )
+    from fedpage.data.client_ids import by_id
+
+    return by_id(data.clients)
 
 
 def _check_data(owner: str, what: str, data: object) -> None:
@@ -261,23 +293,3 @@ def _check_data(owner: str, what: str, data: object) -> None:
         raise InputError(
             f"{owner}: {what} must be a fedpage Dataset, not {type(data).__name__}; see fp.load"
         )
-
-
-def _kernel_rows(
-    ptr: Ints, idx: NDArray[np.int32], val: Vector
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32], Vector | None]:
-    """Return CSR arrays as the kernels take them; no values where all are 1."""
-    return (
-        ptr.astype(np.uint32),
-        np.ascontiguousarray(idx, dtype=np.int32).view(np.uint32),
-        None if bool((val == 1.0).all()) else np.ascontiguousarray(val),
-    )
-
-
-def _sparse_rows(data: Dataset) -> Sparse:
-    """Return the features in sparse form, which is all that the kernels take."""
-    if isinstance(data.matrix, Sparse):
-        return data.matrix
-    from scipy.sparse import csr_array
-
-    return Dataset.from_arrays(csr_array(data.matrix), data.y).matrix  # type: ignore[return-value]

@@ -80,7 +80,8 @@ class LinearOracle(RowOracle, FusedOracle):
     ) -> Vector:
         rows, size = self._draw(b, K, points)
         out = np.empty(self._shape)
-        self._kernels.local_sgd(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
+        steps = (K, float(eta), float(mu))
+        self._kernels.local_sgd(*self._data, rows, size, x, w, shift, *steps, out)
         return out
 
     def local_page(
@@ -101,7 +102,8 @@ class LinearOracle(RowOracle, FusedOracle):
             more, more_size = self._draw(rest, K - 1, 2)
         points = as_rows(x), as_rows(x_prev), as_rows(g)
         out = np.empty(self._shape)
-        self._kernels.local_page(*self._data, rows, size, more, more_size, *points, K, float(eta), out)
+        batches = (rows, size, more, more_size)
+        self._kernels.local_page(*self._data, *batches, *points, K, float(eta), out)
         return out
 
     def _draw(self, size: int | None, count: int, points: int) -> tuple[Rows, int]:

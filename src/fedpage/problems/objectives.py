@@ -12,7 +12,7 @@ from fedpage.core.registry import Registry
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition
 from fedpage.problems.base import Weights
-from fedpage.problems.kernels import LOSSES, Reg
+from fedpage.problems.kernels import REGULARISERS, Reg
 from fedpage.problems.linear_model import LinearModel
 from fedpage.problems.softmax import Softmax
 
@@ -29,9 +29,10 @@ class Objective:
     def problem(
         self,
         data: Dataset,
-        clients: int | Partition,
+        clients: int | Partition | None = None,
         *,
         alpha: float | None = None,
+        intercept: bool | None = None,
         weights: Weights = "uniform",
         metrics: MetricsOption = (),
         held_out: Dataset | None = None,
@@ -44,8 +45,8 @@ class Objective:
         if alpha is not None and self.reg == "none":
             raise InputError(f"alpha {alpha:g}: objective {self.name!r} has no regulariser")
         return self.model(
-            data, clients, loss=self.loss, reg=self.reg, alpha=alpha, weights=weights,
-            metrics=metrics, held_out=held_out,
+            data, clients, loss=self.loss, reg=self.reg, alpha=alpha, intercept=intercept,
+            weights=weights, metrics=metrics, held_out=held_out,
         )  # fmt: skip
 
 
@@ -54,10 +55,10 @@ L = TypeVar("L", bound=type[LinearModel])
 
 
 def _register(loss: str) -> Callable[[L], L]:
-    """Register a class as the model of a loss: an objective for each regulariser the loss takes."""
+    """Register a class as the model of a loss: an objective for each regulariser."""
 
     def decorate(model: L) -> L:
-        for reg in ("none", *(LOSSES[loss].regularisers if loss in LOSSES else ("l2", "nonconvex"))):
+        for reg in REGULARISERS:
             name = loss if reg == "none" else f"{loss}-{reg}"
             OBJECTIVES.add(name, Objective(name, loss, reg, model))
         return model
@@ -77,7 +78,7 @@ class RobustRegression(LinearModel):
 
 @_register("logistic")
 class LogisticRegression(LinearModel):
-    """f_ij(x) = log(1 + exp(-b a.x)) + regulariser, for labels b = -1 or +1.
+    """f_ij(x) = log(1 + exp(-b a.x)) + regulariser; the second of two labels is b = +1.
 
     L_ij = |a|^2/4 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
     loss.
@@ -88,7 +89,7 @@ class LogisticRegression(LinearModel):
 
 @_register("squares")
 class LeastSquares(LinearModel):
-    """f_ij(x) = (a.x - b)^2/2, with an l2 regulariser if alpha is given. L_ij = |a|^2 + alpha.
+    """f_ij(x) = (a.x - b)^2/2 + regulariser. L_ij = |a|^2 plus the regulariser's constant.
 
     It takes the arguments of `LinearModel` but for loss.
     """
@@ -96,7 +97,37 @@ class LeastSquares(LinearModel):
     loss_name = "squares"
 
 
+@_register("squared-hinge")
+class SquaredHinge(LinearModel):
+    """f_ij(x) = max(0, 1 - b a.x)^2 + regulariser; the second of two labels is b = +1.
+
+    L_ij = 2 |a|^2 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
+    loss.
+    """
+
+    loss_name = "squared-hinge"
+
+
+@_register("huber")
+class Huber(LinearModel):
+    """f_ij(x) = r^2/2 of r = a.x - b up to |r| = 1, |r| - 1/2 beyond, + regulariser.
+
+    L_ij = |a|^2 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
+    loss.
+    """
+
+    loss_name = "huber"
+
+
+@_register("poisson")
+class Poisson(LinearModel):
+    """f_ij(x) = exp(a.x) - b a.x + regulariser, for counts b of at least 0.
+
+    The mean of a row is exp(a.x). The gradient has no Lipschitz constant, so theory's step sizes
+    are not defined. It takes the arguments of `LinearModel` but for loss.
+    """
+
+    loss_name = "poisson"
+
+
 _register("softmax")(Softmax)
-for _loss in LOSSES:  # a loss that has no class of its own
-    if _loss not in OBJECTIVES:
-        _register(_loss)(LinearModel)

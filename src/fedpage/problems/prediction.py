@@ -11,15 +11,11 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset
 from fedpage.problems.evaluation import Evaluation
-from fedpage.problems.labels import Classes, class_numbers
+from fedpage.problems.labels import class_numbers
 
 
 class Prediction(Evaluation):
     """Predict new rows with parameters x; `LinearModel` adds the rows it was trained on."""
-
-    classes: Classes | None
-    intercept: bool = False
-    outputs: int = 1
 
     def coefficients(self, x: Vector) -> tuple[Vector, Vector]:
         """Divide parameters into coefficients and intercepts.

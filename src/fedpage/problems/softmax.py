@@ -26,7 +26,6 @@ _LOSS = Loss(
     curvature=0.5,
     convex=True,
     needs_labels=True,
-    regularisers=("l2", "nonconvex"),
 )
 """Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2."""
 
@@ -54,7 +53,7 @@ class Softmax(LinearModel):
     def _loss_code(self) -> int:
         return self.outputs
 
-    def _find_loss(self, name: str) -> Loss:
+    def _find_loss(self, loss: str | type) -> Loss:
         return _LOSS
 
     def _encode_labels(self, data: Dataset, classes: Classes | None) -> tuple[Vector, Classes]:

@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fedpage.problems.kernels import L2, NO_REG, F, I, U
-
-SMOOTHED_L1, DELTA = 3, 0.01
+from fedpage.problems.kernels import DELTA, L2, NO_REG, SMOOTHED_L1, F, I, U
 
 _fast: Any = njit(cache=True, nogil=True, error_model="numpy")
 _helper: Any = njit(nogil=True, error_model="numpy")

@@ -312,7 +312,7 @@ def _apply_theorem(
     known = dataclass_fields(entry.cls)
     options, missing = {}, []
     for name, parameter in list(signature(own.from_theory).parameters.items())[1:]:
-        if name == "mu" and name not in given and _is_strongly_convex(problem):
+        if name == "mu" and name not in given and problem.is_strongly_convex:
             options[name] = problem.alpha * float(problem._scale.min())  # of every client
         elif name in known and name not in ("p", *entry.preset):
             options[name] = getattr(method, name)
@@ -334,10 +334,6 @@ def _apply_theorem(
         raise InputError(f"--steps theory chooses {', '.join(chosen)}; leave it out")
     changed: AnyMethod = dataclasses.replace(tuned, **given)
     return changed
-
-
-def _is_strongly_convex(problem: LinearModel) -> bool:
-    return problem.convex and problem.reg == "l2" and problem.alpha > 0
 
 
 def _at_step(method: AnyMethod, step: float) -> AnyMethod:

@@ -267,8 +267,8 @@ def _power_dissimilarity(problem: Problem, x: Vector, iterations: int, tolerance
 def strong_convexity(problem: Problem) -> float:
     """Compute a mu for which every f_i, and so f, is mu-strongly convex.
 
-    A convex loss with an l2 regulariser has its weight alpha; a quadratic has the smallest
-    eigenvalue of the clients' matrices.
+    A convex loss with an l2 regulariser of all parameters (no intercept) has its weight
+    alpha; a quadratic has the smallest eigenvalue of the clients' matrices.
 
     Args:
         problem: The problem.
@@ -283,7 +283,7 @@ def strong_convexity(problem: Problem) -> float:
     if isinstance(problem, Quadratic):
         smallest = np.linalg.eigvalsh(problem.A)[:, 0] * problem._scale
         return max(float(smallest.min()), 0.0)
-    if isinstance(problem, LinearModel) and problem.convex and problem.reg == "l2":
+    if isinstance(problem, LinearModel) and problem.is_strongly_convex:
         return float(problem.alpha * problem._scale.min())
     return 0.0
 
