@@ -119,6 +119,9 @@ def test_large_margins_neither_overflow_nor_cancel(shift):
         assert certain == pytest.approx(np.exp(-40.0) + np.exp(-50.0), rel=1e-9)
         assert wrong == pytest.approx(50.0, rel=1e-13)
     assert np.isfinite([certain, wrong]).all()
+    far = np.array([[0.0, 800.0, 100.0]])  # exp(800) overflows
+    losses = [softmax_kernels.mean_loss(3, far, np.full(1, b)) for b in (0.0, 1.0, 2.0)]
+    assert losses == [800.0, np.exp(-700.0), 700.0]
     # the derivative of a class that is nearly certain is not 0
     data = fp.Dataset.from_arrays(np.ones((3, 1)), [0.0, 1.0, 2.0])
     problem = fp.Softmax(data, 3)

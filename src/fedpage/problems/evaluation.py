@@ -80,7 +80,15 @@ class Evaluation:
         with np.errstate(over="ignore", invalid="ignore"):
             penalty, slope = self._penalty(x)
             for row, client in enumerate(clients.tolist()):
-                args = (self._loss_code, self.data.features, client, client + 1, x, True, gradients[row])
+                args = (
+                    self._loss_code,
+                    self.data.features,
+                    client,
+                    client + 1,
+                    x,
+                    True,
+                    gradients[row],
+                )
                 losses[row] = self._kernels.objective(*self._rows_and_targets, *args)
                 if self.metrics:
                     first, end = int(start[client]), int(start[client + 1])
@@ -182,7 +190,15 @@ class Evaluation:
         sums = np.zeros((count, self.d))
 
         def block(i: int) -> float:
-            args = (self._loss_code, self.data.features, edges[i], edges[i + 1], x, want_loss, sums[i])
+            args = (
+                self._loss_code,
+                self.data.features,
+                edges[i],
+                edges[i + 1],
+                x,
+                want_loss,
+                sums[i],
+            )
             return float(self._kernels.objective(*self._rows_and_targets[:-1], scale, *args))
 
         if threads > 1 and count > 1:

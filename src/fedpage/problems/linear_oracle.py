@@ -101,7 +101,9 @@ class LinearOracle(RowOracle, FusedOracle):
             more, more_size = self._draw(rest, K - 1, 2)
         points = as_rows(x), as_rows(x_prev), as_rows(g)
         out = np.empty(self._shape)
-        self._kernels.local_page(*self._data, rows, size, more, more_size, *points, K, float(eta), out)
+        self._kernels.local_page(
+            *self._data, rows, size, more, more_size, *points, K, float(eta), out
+        )
         return out
 
     def _draw(self, size: int | None, count: int, points: int) -> tuple[Rows, int]:

@@ -57,7 +57,10 @@ def _register(loss: str) -> Callable[[L], L]:
     """Register a class as the model of a loss: an objective for each regulariser the loss takes."""
 
     def decorate(model: L) -> L:
-        for reg in ("none", *(LOSSES[loss].regularisers if loss in LOSSES else ("l2", "nonconvex"))):
+        for reg in (
+            "none",
+            *(LOSSES[loss].regularisers if loss in LOSSES else ("l2", "nonconvex")),
+        ):
             name = loss if reg == "none" else f"{loss}-{reg}"
             OBJECTIVES.add(name, Objective(name, loss, reg, model))
         return model

@@ -25,7 +25,8 @@ def smoothness(problem: LinearModel) -> Smoothness:
     unit = 1.0 if val is None else power_of_two(val)
     entries = np.ones(len(idx)) if val is None else val / unit
     A = csr_array(
-        (entries, idx.astype(np.int64), ptr.astype(np.int64)), shape=(len(ptr) - 1, problem.data.features)
+        (entries, idx.astype(np.int64), ptr.astype(np.int64)),
+        shape=(len(ptr) - 1, problem.data.features),
     )
     curvature = problem._loss.curvature
     reg_curvature = REGULARISERS[problem.reg].curvature * problem.alpha
