@@ -254,7 +254,8 @@ def batch_grad(
 @_fast
 def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
-    p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
+    p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float,
+    out: F,
 ) -> None:  # fmt: skip
     """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
