@@ -123,6 +123,16 @@ def uneven(kind: str = "robust", clients: int = 12, weights: str = "uniform") ->
     return fp.LogisticRegression(data, division, reg=reg, weights=weights)
 
 
+def softmax(kind: str = "softmax", clients: int = 12, weights: str = "uniform") -> Any:
+    """Make a softmax regression of three classes on the sparse rows of `uneven`."""
+    linear = uneven("logistic", clients)
+    planted = fp.core.random.uniforms(7, size=3 * linear.data.features).reshape(-1, 3) - 0.5
+    labels = (linear.data.X @ planted).argmax(axis=1)
+    data = fp.Dataset.from_arrays(linear.data.X, labels, name="three classes")
+    reg = kind.partition("-")[2] or "none"
+    return fp.Softmax(data, linear.partition, reg=reg, weights=weights)
+
+
 def make_method(name: str, S: int, K: int, step: float, full: bool = False) -> Any:
     """Make a method under the laws at an effective step, with full batches if `full`."""
     return ROWS[name].make(Setting(S, K, step, full))

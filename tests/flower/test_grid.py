@@ -62,6 +62,19 @@ def test_history_equals_the_simulator_for_objectives_and_weights(
     assert federate(**changes).history.same(simulated(**changes))
 
 
+def test_softmax_equals_the_simulator(federate, simulated):
+    """Clients of a label shard have few of the ten classes, and still ten outputs."""
+    changes = {
+        "data": "digits:classes=10",
+        "partition": "label-shards",
+        "objective": "softmax-l2",
+        "hyper": "S=3 K=3 eta_g=0.2 p=0.4",
+    }
+    history = federate(**changes).history
+    assert history.same(simulated(**changes))
+    assert len(history.x) == 640
+
+
 def test_metrics_equal_the_simulator(federate, simulated, tmp_path):
     metrics = ["auc", "accuracy"]
     history = federate(metrics="auc, accuracy", objective="logistic").history

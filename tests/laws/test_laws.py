@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rows import ROWS, Setting
 from rows.paper_methods import ROWS as PAPER
-from support import Replay, ScriptedDraws, Unfused, make_method, quadratic, uneven
+from support import Replay, ScriptedDraws, Unfused, make_method, quadratic, softmax, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
@@ -28,6 +28,7 @@ PROBLEMS = {
     "logistic": lambda: uneven("logistic"),
     "nonconvex": lambda: uneven("logistic-nonconvex"),
     "squares-by-size": lambda: uneven("squares", weights="size"),
+    "softmax": lambda: softmax("softmax-nonconvex"),
 }
 
 
@@ -362,7 +363,7 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
 # 6. Same seed, same history
 
 
-@pytest.mark.parametrize(("name", "kind"), spread(NAMES, ["quadratic", "nonconvex"]))
+@pytest.mark.parametrize(("name", "kind"), spread(NAMES, ["quadratic", "nonconvex", "softmax"]))
 def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
     problem = PROBLEMS[kind]()
     method = make_method(name, 5, 3, 0.1)

@@ -98,7 +98,7 @@ def test_the_citation_file_is_valid():
     [
         ("fedpage re", 1, {"resume", "reproduce"}),
         ("fedpage run fedpage", 2, {"fedpage", "fedpage-full"}),
-        ("fedpage run fedavg --data w", 4, {"w8a"}),
+        ("fedpage run fedavg --data w", 4, {"w8a", "wine"}),
         ("fedpage run fedavg --objective logistic-", 4, {"logistic-l2", "logistic-nonconvex"}),
     ],
 )

@@ -38,6 +38,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         [
             "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares",
             "problems.LinearModel", "problems.Quadratic", "problems.RowProblem",
+            "problems.Softmax",
             "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
         ],
     ),

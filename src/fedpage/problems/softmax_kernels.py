@@ -149,7 +149,8 @@ def batch_grad(
 @_fast
 def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
-    C: int, reg: int, alpha: float, p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
+    C: int, reg: int, alpha: float, p: int, clients: I,
+    rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float, out: F,
 ) -> None:  # fmt: skip
     """Run K steps y -= eta (grad(y) - grad(w) + shift + mu (y - x)); out[i] = mean direction.
 
@@ -212,7 +213,8 @@ def local_sgd(
 @_fast
 def local_page(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
-    C: int, reg: int, alpha: float, p: int, clients: I, first: U, b_first: int, rest: U, b_rest: int,
+    C: int, reg: int, alpha: float, p: int, clients: I,
+    first: U, b_first: int, rest: U, b_rest: int,
     X: F, X_prev: F, G: F, K: int, eta: float, out: F,
 ) -> None:  # fmt: skip
     """Run K steps of the PAGE recursion (Alg. 1, lines 13-21); out[i] = mean of g_0..g_{K-1}.

@@ -1,0 +1,181 @@
+"""Check Softmax as users meet it: labels, metrics, held-out rows, names, and the known optimum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedpage as fp
+from fedpage.core.random import RoundDraws
+from fedpage.runs.build import load_dataset
+
+
+def text_labels(rows: int = 90) -> fp.Dataset:
+    """Make rows of three classes that lie in three directions, with text for labels."""
+    rng = np.random.default_rng(0)
+    numbers = np.arange(rows) % 3
+    centres = np.array([[2.0, 0.0], [-1.0, 2.0], [-1.0, -2.0]])
+    names = np.array(["ash", "elm", "oak"])
+    return fp.Dataset.from_arrays(centres[numbers] + rng.normal(size=(rows, 2)), names[numbers])
+
+
+def minimise(problem, start=None):
+    """Find the minimum of a problem with scipy's L-BFGS."""
+    from scipy.optimize import minimize
+
+    x = np.zeros(problem.d) if start is None else start
+    options = {"maxiter": 5000, "maxfun": 20000, "gtol": 1e-10, "ftol": 0.0}
+    return minimize(problem.loss, x, jac=problem.grad, method="L-BFGS-B", options=options).x
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_labels_are_text_or_whole_numbers():
+    data = text_labels()
+    problem = fp.Softmax(data, 6, metrics="accuracy")
+    assert problem.classes == ("ash", "elm", "oak")
+    assert (problem.d, problem.outputs) == (6, 3)
+    numbers = fp.Dataset.from_arrays(data.X, 10 * data.y - 3)  # -3, 7, 17
+    same = fp.Softmax(numbers, 6, metrics="accuracy")
+    assert same.classes == (-3, 7, 17)
+    run = [fp.simulate(p, fp.FedPAGE(S=2, K=3), rounds=20, seed=0) for p in (problem, same)]
+    assert run[0].same(run[1])
+    assert run[0].last("accuracy") > 0.9
+
+
+def test_two_classes_have_two_outputs():
+    problem = fp.Softmax(fp.load("census", rows=60), 4, metrics=["accuracy", "f1", "log_loss"])
+    assert problem.classes == (-1, 1)
+    row = problem.evaluate(np.zeros(problem.d))
+    assert row["loss"] == pytest.approx(np.log(2))
+    assert row["log_loss"] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", "a", "a"], "are all 'a', which is a single class"),
+        ([0.5, 1.5, 2.5], "3 different values, which are no classes"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels, message):
+    with pytest.raises(fp.InputError, match=message) as error:
+        fp.Softmax(fp.Dataset.from_arrays(np.eye(3), labels), 1)
+    assert "\n" not in str(error.value)
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+def test_metrics_and_held_out_rows():
+    train, test = text_labels(120).split(test=0.25, seed=1)
+    names = ["accuracy", "f1", "log_loss"]
+    problem = fp.Softmax(train, 5, metrics=names, held_out=test)
+    x = np.random.default_rng(2).normal(size=problem.d)
+    row = problem.evaluate(x)
+    for prefix, data in (("", train), ("held_out_", test)):
+        T = data.X @ x.reshape(2, 3)
+        log_q = T - np.log(np.exp(T).sum(axis=1, keepdims=True))
+        labels = data.y.astype(int)
+        assert row[prefix + "accuracy"] == np.mean(T.argmax(axis=1) == labels)
+        loss = -log_q[np.arange(data.rows), labels].mean()
+        assert row[prefix + "log_loss"] == pytest.approx(loss, rel=1e-12)
+        assert row[prefix + "loss"] == pytest.approx(loss, rel=1e-12)
+    each = problem.evaluate_clients(np.arange(5), x)
+    assert each.metrics["accuracy"].mean() == pytest.approx(row["accuracy"])
+
+
+def test_held_out_rows_have_the_classes_of_the_training_rows():
+    data = text_labels()
+    elm_or_oak = data.y > 0
+    names = np.array(["ash", "elm", "oak"])[data.y.astype(int)]
+    some = fp.Dataset.from_arrays(data.X[elm_or_oak], names[elm_or_oak])
+    problem = fp.Softmax(data, 3, metrics="accuracy", held_out=some)
+    toward_oak = np.zeros(6)
+    toward_oak[[1, 2]], toward_oak[[4, 5]] = -1.0, [2.0, -2.0]
+    assert problem.evaluate(toward_oak)["held_out_accuracy"] > 0.9
+    other = fp.Dataset.from_arrays(np.eye(2), ["oak", "yew"])
+    with pytest.raises(fp.InputError, match="'yew', which the training rows do not have"):
+        fp.Softmax(data, 3, held_out=other)
+
+
+def test_rescaled_clients_have_rescaled_gradients():
+    problem = fp.Softmax(text_labels(), 3, alpha=0.1, reg="l2")
+    x, everyone = np.linspace(-1, 1, problem.d), np.arange(3)
+    twice = problem.rescale(2.0)
+    for one, two in zip(
+        *(p.evaluate_clients(everyone, x)[:2] for p in (problem, twice)), strict=True
+    ):
+        np.testing.assert_allclose(two, 2 * one, rtol=1e-14)
+    oracles = [p.oracle(everyone, RoundDraws(0, 0)) for p in (problem, twice)]
+    one, two = (oracle.grad(x, oracle.batch(2)) for oracle in oracles)
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-13)
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    data = fp.load("digits", classes=10)
+    many = data[np.tile(np.arange(data.rows), 8)]
+    problem = fp.Softmax(many, 100, metrics="accuracy")
+    x = np.random.default_rng(0).normal(size=problem.d)
+    one = problem.evaluate(x, threads=1)
+    assert all(problem.evaluate(x, threads=n) == one for n in (2, 3))
+    assert problem.grad(x, threads=3).tobytes() == problem.grad(x).tobytes()
+
+
+# --- names, data sets, the optimum ----------------------------------------------------------------
+
+
+def test_softmax_is_an_objective_with_every_regulariser():
+    for name in ("softmax", "softmax-l2", "softmax-nonconvex"):
+        problem = fp.OBJECTIVES[name].problem(fp.load("iris"), 5)
+        assert isinstance(problem, fp.Softmax)
+        assert problem.name == "softmax regression"
+        assert problem.convex == (name != "softmax-nonconvex")
+        about = problem.describe()
+        assert (about["objective"], about["d"]) == ("softmax regression", 12)
+        assert about.get("regulariser", "none") == problem.reg
+
+
+def test_data_sets_of_several_classes():
+    digits, ten = fp.load("digits"), load_dataset("digits:classes=10")
+    assert ten.classes == tuple(range(10))
+    assert (ten.y % 2 == (digits.y + 1) / 2).all()
+    assert (ten.X != digits.X).nnz == 0
+    assert np.bincount(ten.y.astype(int))[:3].tolist() == [178, 182, 177]
+    for name, rows, features in (("iris", 150, 4), ("wine", 178, 13)):
+        data = fp.load(name)
+        assert (data.rows, data.features, len(data.classes)) == (rows, features, 3)
+        assert len(data.columns) == features
+        np.testing.assert_allclose(data.X.mean(axis=0), 0, atol=1e-12)
+    assert fp.load("iris").classes == ("setosa", "versicolor", "virginica")
+    with pytest.raises(fp.InputError, match="classes must be 2"):
+        fp.load("digits", classes=3)
+
+
+def test_the_optimum_is_scikit_learns():
+    """Scikit-learn minimises C sum_ij f_ij + |x|^2/2: alpha = 1/(C n) gives the same minimum."""
+    from sklearn.linear_model import LogisticRegression
+
+    data = fp.load("digits", classes=10)[:600]
+    alpha = 0.01
+    problem = fp.Softmax(data, 1, reg="l2", alpha=alpha)
+    theirs = LogisticRegression(
+        C=1 / (alpha * data.rows), fit_intercept=False, tol=1e-10, max_iter=5000
+    ).fit(data.X, data.y)
+    x = minimise(problem)
+    assert np.linalg.norm(problem.grad(x)) < 1e-7
+    np.testing.assert_allclose(x.reshape(-1, 10).T, theirs.coef_, atol=1e-4)
+    assert problem.loss(theirs.coef_.T.ravel()) == pytest.approx(problem.loss(x), rel=1e-8)
+
+
+def test_methods_reach_the_optimum_of_a_federation():
+    data = fp.load("wine")
+    problem = fp.Softmax(data, fp.iid(data.rows, 12, seed=0), reg="l2", alpha=0.05)
+    for method, rounds in (
+        (fp.SecantPAGE(S=4), 60),
+        (fp.FedPAGE.full(S=4, K=5, eta_g=0.3), 400),
+        (fp.SCAFFOLD.full(S=4, K=5, eta_l=0.05), 1500),
+    ):
+        history = fp.simulate(problem, method, rounds=rounds, seed=0, record_every=0)
+        assert history.last("grad_norm") < 1e-5, method.name
