@@ -274,7 +274,8 @@ def _fit_numbers(
         return NumberColumn(name, fill=fill, is_bool=column.is_bool)
     if least == most:
         return NumberColumn(name, mean=least, fill=None if fill is None else least)
-    squares = sum(float(np.nansum((block - mean) ** 2)) for _, block in column.blocks())
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = sum(float(np.nansum((block - mean) ** 2)) for _, block in column.blocks())
     scale = math.sqrt(squares / count)
     if not (math.isfinite(mean) and math.isfinite(scale) and scale > 0.0):
         raise InputError(

@@ -405,7 +405,7 @@ def _first_line(error: Exception) -> str:
 def _load_npz(path: Path, name: str) -> Dataset:
     """Read arrays X, y and clients, or those of a CSR matrix: data, indices, indptr and shape."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
@@ -427,6 +427,7 @@ def _load_npz(path: Path, name: str) -> Dataset:
         parts = (arrays["data"], arrays["indices"], arrays["indptr"])
         try:
             X = csr_array(parts, shape=None if shape is None else tuple(map(int, shape)))
+            X.check_format(full_check=True)
         except (ValueError, TypeError) as error:
             raise InputError(
                 f"{path}: data, indices and indptr are no CSR matrix ({error})"
