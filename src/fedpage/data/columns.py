@@ -235,10 +235,16 @@ def read_columns(
 
 def no_column(name: str, known: Collection[str]) -> str:
     """Say that there is no column of a name, and which columns there are."""
-    listed = ", ".join(known)
-    if len(listed) > 300:
-        listed = listed[:297] + "..."
-    return f"there is no column {name!r};{did_you_mean(name, known)} the columns are {listed}"
+    return (
+        f"there is no column {name!r};{did_you_mean(name, known)} the columns are "
+        f"{short_list(known)}"
+    )
+
+
+def short_list(names: Iterable[str]) -> str:
+    """Join names for an error message, in at most 300 characters."""
+    text = ", ".join(names)
+    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _open(frame: Any, source: str) -> Any:

@@ -1,7 +1,7 @@
 """Read CSV and TSV files, plain or compressed.
 
-pyarrow reads them if it is installed. Otherwise, and wherever pyarrow meets an error, a reader in
-Python does: it is slower, needs numpy only, and names the row of an error.
+pyarrow reads large files if it is installed. Otherwise, and wherever pyarrow meets an error, a
+reader in Python does: it is slower, needs numpy only, and names the row of an error.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import csv
 import io
 import math
+import mmap
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
@@ -31,6 +32,8 @@ MISSING = frozenset(
 """Cells that mean a missing value; pandas has the same list."""
 _SAMPLE = 1000
 """Rows that decide how a column is read at first."""
+_SMALL = 4 << 20
+"""Files of fewer bytes are read in Python: that takes less time than the import of pyarrow."""
 _CHUNK = 1 << 20
 """Characters that the reader in Python splits at a time."""
 
@@ -118,21 +121,24 @@ class Delimited:
         return Table(self.source, resolved, rows, self._locate)
 
     def _read_pyarrow(self, names: Collection[str], as_text: set[str]) -> dict[str, Column] | None:
-        """Read columns by pyarrow; return None if it is not installed or cannot read the file."""
+        """Read columns by pyarrow; return None if it is not there or cannot read the file."""
+        if self._header.first != self._header.last or self.path.stat().st_size < _SMALL:
+            return None  # pyarrow cannot skip a header of several lines
         try:
             import pyarrow as pa
             from pyarrow import csv as reader
         except ImportError:
             return None
-        if self._header.first != self._header.last:
-            return None  # pyarrow would skip the first line of the header only
+        has_quotes = self._has_quotes()
         while True:
             options = {
                 "read_options": reader.ReadOptions(
                     column_names=self.names, skip_rows=self._header.last
                 ),
                 "parse_options": reader.ParseOptions(
-                    delimiter=self.delimiter, newlines_in_values=True
+                    delimiter=self.delimiter,
+                    quote_char='"' if has_quotes else False,
+                    newlines_in_values=has_quotes,
                 ),
                 "convert_options": reader.ConvertOptions(
                     column_types={
@@ -143,8 +149,11 @@ class Delimited:
                 ),
             }
             try:
-                with self._open_binary() as file:
-                    table = reader.read_csv(file, **options)
+                if self._is_packed:
+                    with self._open_binary() as file:
+                        table = reader.read_csv(file, **options)
+                else:
+                    table = reader.read_csv(str(self.path), **options)
             except pa.ArrowInvalid as error:
                 found = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
                 name = self.names[int(found[1])] if found else None
@@ -153,6 +162,20 @@ class Delimited:
                 as_text.add(name)
             else:
                 return read_columns(table, names, self.source).columns
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.path.suffix in libsvm.SUFFIXES[1:]
+
+    def _has_quotes(self) -> bool:
+        """Say whether there may be quotes in the file; without any, pyarrow reads it faster."""
+        if self._is_packed:
+            return True
+        with (
+            self.path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            return content.find(b'"') >= 0
 
     def _read_python(self, names: Collection[str], as_text: set[str]) -> dict[str, Column] | None:
         """Read columns without pyarrow; return None if more of them must be read as text."""
@@ -240,7 +263,7 @@ class Delimited:
                 raise InputError(f"{self.source}: cannot be read ({error.strerror})") from None
 
     def _open_binary(self) -> IO[bytes]:
-        if self.path.suffix in libsvm.SUFFIXES[1:]:
+        if self._is_packed:
             packed = libsvm.read_packed(self.path)
             pieces = libsvm.unpack_pieces(packed, self.path.suffix, self.source)
             return io.BufferedReader(_Stream(pieces), _CHUNK)

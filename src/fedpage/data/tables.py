@@ -24,10 +24,12 @@ from fedpage.data.columns import (
     is_number,
     no_column,
     read_columns,
+    short_list,
 )
 from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
 from fedpage.data.delimited import Delimited
-from fedpage.data.encoding import Encoding, short_list
+from fedpage.data.encoding import Encoding
+from fedpage.data.features import MISSING_CELL, encode
 
 Missing = Literal["error", "drop", "mean"]
 TEXT_SUFFIXES = (".csv", ".tsv")
@@ -185,7 +187,7 @@ class Roles:
         if label is None:
             raise InputError(
                 f"{source}: say which column is the label, as in label={names[-1]!r} "
-                f"(--label on the command line); the columns are {short_list(list(names))}"
+                f"(--label on the command line); the columns are {short_list(names)}"
             )
         others = [*options.drop, *(chosen or ()), *options.categorical]
         for name in (label, *([client] if client is not None else []), *others):
@@ -205,8 +207,7 @@ class Roles:
             features = tuple(dict.fromkeys(chosen))
         if not features:
             raise InputError(
-                f"{source}: no column is left to be a feature; the columns are "
-                f"{short_list(list(names))}"
+                f"{source}: no column is left to be a feature; the columns are {short_list(names)}"
             )
         left_out = tuple(name for name in names if name not in (*features, label, client))
         return cls(label, client, features, left_out, frozenset(options.categorical))
@@ -254,7 +255,7 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
     )
     return Dataset(
         name,
-        encoding.encode(features),
+        encode(features, encoding.columns, unknown="error", advice=MISSING_CELL),
         y,
         classes=classes,
         clients=clients,
@@ -404,7 +405,7 @@ def _first_line(error: Exception) -> str:
 def _load_npz(path: Path, name: str) -> Dataset:
     """Read arrays X, y and clients, or those of a CSR matrix: data, indices, indptr and shape."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
@@ -426,6 +427,7 @@ def _load_npz(path: Path, name: str) -> Dataset:
         parts = (arrays["data"], arrays["indices"], arrays["indptr"])
         try:
             X = csr_array(parts, shape=None if shape is None else tuple(map(int, shape)))
+            X.check_format(full_check=True)
         except (ValueError, TypeError) as error:
             raise InputError(
                 f"{path}: data, indices and indptr are no CSR matrix ({error})"
