@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,7 +86,7 @@ def show(
     from fedpage.runs.build import load_dataset
 
     columns = {"label": label, "client": client_column}
-    given = {key: value for key, value in columns.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in columns.items() if value is not None}
     rows = load(data, **given) if given else load_dataset(data)
     lines = data_summary.summarise_data(rows)
     division = None

@@ -53,7 +53,7 @@ def divide(share: Vector, n: int) -> Ints:
     """Divide n rows in proportion to shares (N,): cut at the rounded cumulative sums."""
     cuts = np.floor(np.cumsum(share) / share.sum() * n + 0.5).astype(np.int64)
     cuts[-1] = n
-    return np.diff(cuts, prepend=0)
+    return np.asarray(np.diff(cuts, prepend=0))
 
 
 def draw_partition(

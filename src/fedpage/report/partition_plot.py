@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,7 @@ def _draw_bubbles(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> 
     colours = _label_colours(len(labels))
     area = (2 * radius) ** 2
     ax.scatter(
-        client, label, s=np.maximum(rows * area, smallest), c=[colours[i] for i in label],
+        client, label, s=np.maximum(rows * area, smallest), c=[colours[i] for i in label.tolist()],
         linewidth=0, clip_on=False,
     )  # fmt: skip
     discs = [
@@ -233,19 +234,20 @@ def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
         order = np.argsort(shares[1], kind="stable")
     tops = np.vstack([np.zeros(counts.shape[1]), np.cumsum(shares[:, order], axis=0)])
     edges = np.arange(counts.shape[1] + 1)
+    every = -(-len(labels) // 20)
     for label, colour in enumerate(_label_colours(len(labels))):
         low, high = (np.append(line, line[-1]) for line in (tops[label], tops[label + 1]))
         ax.fill_between(
-            edges, low, high, step="post", color=colour, linewidth=0, label=_shorten(labels[label])
-        )
+            edges, low, high, step="post", color=colour, linewidth=0,
+            label=_shorten(labels[label]) if label % every == 0 else "_nolegend_",
+        )  # fmt: skip
     ax.set_xlim(0, counts.shape[1])
     ax.set_ylim(0, 1)
     ax.set_xlabel("clients, sorted by their labels")
     ax.set_ylabel("share of labels")
-    handles, names = (found[:: -(-len(labels) // 20)] for found in ax.get_legend_handles_labels())
     ax.legend(
-        handles[::-1], names[::-1], title="label", frameon=False, fontsize=8, title_fontsize=8,
-        loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.0,
+        title="label", frameon=False, fontsize=8, title_fontsize=8, loc="center left",
+        bbox_to_anchor=(1.0, 0.5), handlelength=1.0, reverse=True,
     )  # fmt: skip
     _hide_frame(ax)
 
@@ -310,7 +312,7 @@ def _name_clients(ax: Axes, partition: Partition) -> float:
     return longest * (0.075 if steep else 0.045)
 
 
-def _label_colours(labels: int) -> list[tuple[float, ...]]:
+def _label_colours(labels: int) -> Sequence[tuple[float, ...]]:
     from matplotlib import colormaps
     from matplotlib.colors import to_rgba
 
