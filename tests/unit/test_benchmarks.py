@@ -20,7 +20,7 @@ def bench(monkeypatch):
     """Import a module of benchmarks/ by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("c_loop", "rounds", "codec_costs"):
+    for name in ("c_loop", "rounds", "codec_costs", "scale"):
         sys.modules.pop(name, None)
 
 
@@ -88,3 +88,19 @@ def test_costs_of_codecs_are_ratios_to_the_local_steps(bench, problem, capsys):
     assert all(ratio > 0 for ratio in ratios.values())
     assert "n = 4, d = 123: local steps" in capsys.readouterr().out
     assert costs.wide_data(500).features == 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "sparse"])
+def test_the_benchmark_of_scale_measures_every_step(bench, capsys, name):
+    scale = bench("scale")
+    case = scale.CASES[name]._replace(clients=200)
+    results = scale.measure(case)
+    steps = {f"{label}, {what}" for label in scale.METHODS for what in ("first round", "round")}
+    steps |= {"data set", "partition by id", "problem", "record, 1 thread", "record, 2 threads"}
+    assert steps < set(results)
+    assert min(results[step] for step in steps) > 0
+    scale.show(name, case, results)
+    out = capsys.readouterr().out
+    assert f"{name}: 200 clients x {case.rows} rows" in out
+    assert len(out.splitlines()) == len(results) + 4

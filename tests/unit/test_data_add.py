@@ -3,6 +3,8 @@
 import bz2
 import gzip
 import lzma
+import urllib.request
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,6 +79,7 @@ def test_a_name_of_the_site_and_a_name_of_the_users_own(cache, tmp_path):
         (TEXT.replace(b"-1", b"2"), "labels are"),
         (OTHER, "the content differs from the known tiny"),
         (b"<html>404</html>", "line 1"),
+        (b"1 4:1\n", "nothing was copied, because this is not tiny: "),
         (None, "no such file"),
     ],
 )
@@ -105,6 +108,8 @@ def test_what_is_there_already_stays(cache, tmp_path):
     again = download.add([write(tmp_path, "tiny")])[0]
     assert (again.is_new, again.path) == (False, first.path)
     assert download.add([first.path])[0].is_new is False
+    with pytest.raises(InputError, match="no such file"):
+        download.add([tmp_path / "elsewhere" / "tiny"])
     assert names(cache) == ["tiny.xz"]
 
 
@@ -125,10 +130,14 @@ def test_the_command_prints_where_the_files_are(cache, tmp_path, run):
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
-def test_without_a_network_the_error_explains_what_to_do(cache):
+def test_without_a_network_the_error_explains_what_to_do(cache, monkeypatch):
     item = registry.libsvm_file("rcv1.binary")
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=OSError("no route to host")))
     with pytest.raises(InputError) as fetched:
         download.fetch(item, mirror="http://127.0.0.1:1")
+    with pytest.raises(InputError, match="no route to host") as direct:
+        download.fetch(item)
+    assert str(direct.value).count(item.address) == 1
     with pytest.raises(InputError) as loaded:
         fp.load("rcv1.binary")
     for error in (str(fetched.value), str(loaded.value)):

@@ -62,13 +62,14 @@ def fetch(
         _download(address, part, report)
     except urllib.error.HTTPError as error:
         raise InputError(
-            f"{address}: the server answered {error.code}; {offline_hint(item)}"
+            f"{address}: the server answered {error.code}; {offline_hint(item, address)}"
         ) from None
     except ValueError:
         raise InputError(f"{address}: not an address; give --mirror as https://...") from None
     except HTTPException as error:
         raise InputError(
-            f"{address}: the response was cut off ({error!r}); fetch again, or {offline_hint(item)}"
+            f"{address}: the response was cut off ({error!r}); fetch again; "
+            f"{offline_hint(item, address)}"
         ) from None
     except OSError as error:  # URLError and time-outs are OSErrors, and so is a full disk
         reason = getattr(error, "reason", None) or error.strerror or error
@@ -78,7 +79,7 @@ def fetch(
             else ""
         )
         raise InputError(
-            f"{address}: the download failed ({reason}); {kept}{offline_hint(item)}"
+            f"{address}: the download failed ({reason}); {kept}{offline_hint(item, address)}"
         ) from None
     try:
         verify(item, part)
@@ -117,11 +118,14 @@ def add(files: Sequence[str | os.PathLike[str]], name: str | None = None) -> lis
     if name is not None and len(files) != 1:
         raise InputError(f"--as {name} names one data set; give one file, not {len(files)}")
     paths = [Path(file) for file in files]
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file")
     items = [_recognise(path) if name is None else libsvm_file(name) for path in paths]
     present = [_find_verified(item) for item in items]
     for item, path, have in zip(items, paths, present, strict=True):
         if have is None:
-            verify(item, path)
+            _verify(item, path, f"nothing was copied, because this is not {item.name}")
     folder, added = cache_dir(), []
     for item, path, have in zip(items, paths, present, strict=True):
         target = have or folder / (item.name + _compression(path))
@@ -162,11 +166,15 @@ def _find_verified(item: LibsvmFile) -> Path | None:
     """
     path = find(item)
     if path is not None:
-        try:
-            verify(item, path)
-        except InputError as error:
-            raise InputError(f"remove the file that is there now: {error}") from None
+        _verify(item, path, "remove the file that is there now")
     return path
+
+
+def _verify(item: LibsvmFile, path: Path, reason: str) -> None:
+    try:
+        verify(item, path)
+    except InputError as error:
+        raise InputError(f"{reason}: {error}") from None
 
 
 def _download(address: str, part: Path, report: Report | None) -> None:

@@ -175,12 +175,18 @@ def find(item: LibsvmFile) -> Path | None:
     return None
 
 
-def offline_hint(item: LibsvmFile) -> str:
-    """Say how a data set comes to a machine without a network."""
+def offline_hint(item: LibsvmFile, named: str = "") -> str:
+    """Say how a data set comes to a machine without a network.
+
+    Args:
+        item: the data set.
+        named: an address that the message names already.
+    """
+    what = "it" if named == item.address else item.address
     return (
-        f"without a network, download {item.address} elsewhere and run `fedpage data add "
-        f"{item.file}` here, or set FEDPAGE_DATA to a folder that has it "
-        f"(.xz, .bz2 and .gz are read; now {cache_dir()})"
+        f"without a network, download {what} elsewhere and run `fedpage data add {item.file}` "
+        f"here, or set FEDPAGE_DATA to a folder that has it (.xz, .bz2 and .gz are read; "
+        f"now {cache_dir()})"
     )
 
 
