@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -100,7 +100,7 @@ class _Federated(BaseEstimator):
                 )
             changes = {name.removeprefix("method__"): value for name, value in own.items()}
             try:
-                self.method = dataclasses.replace(self.method, **changes)  # type: ignore[type-var]
+                self.method = dataclasses.replace(self.method, **changes)
             except TypeError:
                 known = ", ".join(field.name for field in dataclasses.fields(self.method))
                 raise InputError(
@@ -400,7 +400,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         return np.exp(margins) if self.loss == "poisson" else margins
 
 
-def _is_method(method: object) -> bool:
+def _is_method(method: object) -> TypeGuard[Any]:
     return dataclasses.is_dataclass(method) and not isinstance(method, type)
 
 
@@ -419,5 +419,5 @@ def _choose_method(method: AnyMethod | str | None, problem: LinearModel) -> AnyM
         )
     S = getattr(method, "S", None)
     if isinstance(S, int) and S > problem.N:
-        method = dataclasses.replace(method, S=problem.N)  # type: ignore[type-var]
+        method = dataclasses.replace(method, S=problem.N)
     return method

@@ -202,6 +202,23 @@ def test_a_problem_in_a_notebook_is_a_table(name):
     assert "clients" in html(make(name))
 
 
+def test_a_data_set_in_a_notebook_has_its_labels_and_clients():
+    ids = np.array(["a", "b", "b", "b"])
+    data = fp.Dataset.from_arrays(np.ones((4, 2)), ["no", "yes", "yes", "no"], clients=ids)
+    text = html(data)
+    for words in ("no: 2, yes: 2", "2 (1 to 3 each, median 2)", "a dense array", "<rect"):
+        assert words in text
+    targets = fp.Dataset("prices", np.ones((4, 2)), np.array([1.0, 2.0, 3.5, 4.0]))
+    assert "1 to 4, mean 2.625" in html(targets)
+    assert "nonzeros" in html(fp.load("census", rows=10))
+
+
+def test_a_partition_in_a_notebook_shows_its_sizes():
+    assert "1,000 (" in html(fp.power_law(1000, 30))
+    assert html(fp.power_law(1000, 30)).count("<rect") == 30
+    assert "500 each" in html(fp.iid(1000, 2))
+
+
 def test_sizes_that_differ_are_drawn():
     data = fp.load("census", rows=60)
     unequal = fp.LogisticRegression(data, fp.power_law(60, 6))
