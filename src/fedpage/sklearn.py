@@ -20,7 +20,7 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
@@ -99,13 +99,14 @@ class _Federated(BaseEstimator):
                     f"method=fp.SecantPAGE(), not {short_repr(self.method)}"
                 )
             changes = {name.removeprefix("method__"): value for name, value in own.items()}
-            try:
-                self.method = dataclasses.replace(self.method, **changes)
-            except TypeError:
-                known = ", ".join(field.name for field in dataclasses.fields(self.method))
-                raise InputError(
-                    f"{type(self.method).__name__} has no {', '.join(changes)}; it has {known}"
-                ) from None
+            known = [field.name for field in dataclasses.fields(self.method)]
+            for name in changes:
+                if name not in known:
+                    raise InputError(
+                        f"{type(self.method).__name__} has no {name};"
+                        f"{did_you_mean(name, known)} it has {', '.join(known)}"
+                    )
+            self.method = dataclasses.replace(self.method, **changes)
         return self
 
     def __sklearn_tags__(self) -> Any:
