@@ -24,7 +24,7 @@ from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
-from fedpage.data import Dataset, Partition
+from fedpage.data import Dataset, Partition, by_id
 from fedpage.data.dataset import Label, class_targets
 from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
@@ -143,7 +143,10 @@ class _Federated(BaseEstimator):
             X = scaler.fit_transform(X)
         data = Dataset.from_arrays(X, np.zeros(rows), name="training data")
         data = dataclasses.replace(data, y=target, classes=classes)
-        alpha = (1.0 / rows if self.alpha is None else self.alpha) * alpha_unit
+        alpha = 1.0 / rows if self.alpha is None else self.alpha
+        if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha < np.inf:
+            raise InputError(f"alpha must be a number of at least 0, not {short_repr(alpha)}")
+        alpha = float(alpha) * alpha_unit
         has_reg = self.reg != "none" and alpha > 0
         problem = OBJECTIVES[f"{objective}-{self.reg}" if has_reg else objective].problem(
             data,
@@ -167,8 +170,6 @@ class _Federated(BaseEstimator):
         if groups is not None:
             groups = column_or_1d(groups)
             check_consistent_length(np.empty(rows), groups)
-            from fedpage.data import by_id
-
             return by_id(groups)
         check_whole("clients", self.clients, 1)
         N = min(int(self.clients), rows)
