@@ -19,6 +19,7 @@ class Prediction(Evaluation):
 
     classes: Classes | None
     intercept: bool = False
+    outputs: int = 1
 
     def coefficients(self, x: Vector) -> tuple[Vector, Vector]:
         """Divide parameters into coefficients and intercepts.
