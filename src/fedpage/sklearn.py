@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
@@ -136,10 +136,9 @@ class _Federated(BaseEstimator):
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
         partition = self._partition(rows, groups, int(seed))
-        scaler = None
+        is_dense = isinstance(X, np.ndarray)
+        scaler = StandardScaler(with_mean=bool(self.fit_intercept)) if is_dense else MaxAbsScaler()
         if self.standardise:
-            with_mean = bool(self.fit_intercept) and isinstance(X, np.ndarray)
-            scaler = StandardScaler(with_mean=with_mean)
             X = scaler.fit_transform(X)
         data = Dataset.from_arrays(X, np.zeros(rows), name="training data")
         data = dataclasses.replace(data, y=target, classes=classes)
@@ -159,9 +158,9 @@ class _Federated(BaseEstimator):
         self.history_ = self._simulate(problem, int(seed))
         self.n_iter_ = int(self.history_.last("round"))
         coefficients, intercepts = problem.coefficients(np.asarray(self.history_.x))
-        if scaler is not None:
+        if self.standardise:
             coefficients = coefficients / scaler.scale_
-            if scaler.with_mean and self.fit_intercept:
+            if is_dense and self.fit_intercept:
                 intercepts = intercepts - coefficients @ scaler.mean_
         return coefficients, intercepts
 
@@ -228,8 +227,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         reg: The regulariser: "l2" (alpha |w|^2/2), "nonconvex", "smoothed-l1" or "none".
         alpha: Its weight; None: 1/n for n rows, which is C=1 of scikit-learn's LogisticRegression.
         fit_intercept: Whether there is an intercept, which is not regularised.
-        standardise: Whether to train on features of mean 0 and deviation 1 (sparse features: of
-            deviation 1, without centring). The regulariser is of these features' coefficients.
+        standardise: Whether to train on features of mean 0 and deviation 1, or on sparse features
+            that are at most 1 in magnitude. The regulariser is of these features' coefficients.
             `coef_` and `intercept_` are of the features as given.
         rounds: The most communication rounds.
         tol: The run ends where the gradient norm is at most tol times the first one, or tol if the
