@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, StandardScaler
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
-from fedpage.data import Dataset, Partition
+from fedpage.data import Dataset, Partition, by_id
 from fedpage.data.dataset import Label, class_targets
 from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
@@ -99,13 +99,14 @@ class _Federated(BaseEstimator):
                     f"method=fp.SecantPAGE(), not {short_repr(self.method)}"
                 )
             changes = {name.removeprefix("method__"): value for name, value in own.items()}
-            try:
-                self.method = dataclasses.replace(self.method, **changes)  # type: ignore[type-var]
-            except TypeError:
-                known = ", ".join(field.name for field in dataclasses.fields(self.method))
-                raise InputError(
-                    f"{type(self.method).__name__} has no {', '.join(changes)}; it has {known}"
-                ) from None
+            known = [field.name for field in dataclasses.fields(self.method)]
+            for name in changes:
+                if name not in known:
+                    raise InputError(
+                        f"{type(self.method).__name__} has no {name};"
+                        f"{did_you_mean(name, known)} it has {', '.join(known)}"
+                    )
+            self.method = dataclasses.replace(self.method, **changes)
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -135,14 +136,16 @@ class _Federated(BaseEstimator):
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
         partition = self._partition(rows, groups, int(seed))
-        scaler = None
+        is_dense = isinstance(X, np.ndarray)
+        scaler = StandardScaler(with_mean=bool(self.fit_intercept)) if is_dense else MaxAbsScaler()
         if self.standardise:
-            with_mean = bool(self.fit_intercept) and isinstance(X, np.ndarray)
-            scaler = StandardScaler(with_mean=with_mean)
             X = scaler.fit_transform(X)
         data = Dataset.from_arrays(X, np.zeros(rows), name="training data")
         data = dataclasses.replace(data, y=target, classes=classes)
-        alpha = (1.0 / rows if self.alpha is None else self.alpha) * alpha_unit
+        alpha = 1.0 / rows if self.alpha is None else self.alpha
+        if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha < np.inf:
+            raise InputError(f"alpha must be a number of at least 0, not {short_repr(alpha)}")
+        alpha = float(alpha) * alpha_unit
         has_reg = self.reg != "none" and alpha > 0
         problem = OBJECTIVES[f"{objective}-{self.reg}" if has_reg else objective].problem(
             data,
@@ -155,9 +158,9 @@ class _Federated(BaseEstimator):
         self.history_ = self._simulate(problem, int(seed))
         self.n_iter_ = int(self.history_.last("round"))
         coefficients, intercepts = problem.coefficients(np.asarray(self.history_.x))
-        if scaler is not None:
+        if self.standardise:
             coefficients = coefficients / scaler.scale_
-            if scaler.with_mean and self.fit_intercept:
+            if is_dense and self.fit_intercept:
                 intercepts = intercepts - coefficients @ scaler.mean_
         return coefficients, intercepts
 
@@ -166,8 +169,6 @@ class _Federated(BaseEstimator):
         if groups is not None:
             groups = column_or_1d(groups)
             check_consistent_length(np.empty(rows), groups)
-            from fedpage.data import by_id
-
             return by_id(groups)
         check_whole("clients", self.clients, 1)
         N = min(int(self.clients), rows)
@@ -226,8 +227,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         reg: The regulariser: "l2" (alpha |w|^2/2), "nonconvex", "smoothed-l1" or "none".
         alpha: Its weight; None: 1/n for n rows, which is C=1 of scikit-learn's LogisticRegression.
         fit_intercept: Whether there is an intercept, which is not regularised.
-        standardise: Whether to train on features of mean 0 and deviation 1 (sparse features: of
-            deviation 1, without centring). The regulariser is of these features' coefficients.
+        standardise: Whether to train on features of mean 0 and deviation 1, or on sparse features
+            that are at most 1 in magnitude. The regulariser is of these features' coefficients.
             `coef_` and `intercept_` are of the features as given.
         rounds: The most communication rounds.
         tol: The run ends where the gradient norm is at most tol times the first one, or tol if the
@@ -400,7 +401,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         return np.exp(margins) if self.loss == "poisson" else margins
 
 
-def _is_method(method: object) -> bool:
+def _is_method(method: object) -> TypeGuard[Any]:
     return dataclasses.is_dataclass(method) and not isinstance(method, type)
 
 
@@ -419,5 +420,5 @@ def _choose_method(method: AnyMethod | str | None, problem: LinearModel) -> AnyM
         )
     S = getattr(method, "S", None)
     if isinstance(S, int) and S > problem.N:
-        method = dataclasses.replace(method, S=problem.N)  # type: ignore[type-var]
+        method = dataclasses.replace(method, S=problem.N)
     return method

@@ -39,12 +39,13 @@ def torch_problem():
     return fp.TorchProblem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), [rows, rows])
 
 
-def targets(loss):
-    def make():
-        data = fp.Dataset("counts", np.arange(12.0).reshape(6, 2), np.arange(6.0))
-        return loss(data, 3)
-
-    return make
+def linear_model(cls):
+    """Make a linear model: of counts, or of two classes if it takes no others."""
+    counts = fp.Dataset("counts", np.arange(12.0).reshape(6, 2), np.arange(6.0))
+    try:
+        return cls(counts, 3)
+    except fp.InputError:
+        return cls(arrays(), 3)
 
 
 EXAMPLES = {
@@ -59,14 +60,12 @@ EXAMPLES = {
     "Faults": lambda: fp.Faults(dropout=0.1, gone=(1, 2)),
     "FunctionCallback": lambda: fp.FunctionCallback(on_record=print),
     "History": history,
-    "LeastSquares": targets(fp.LeastSquares),
     "LinearModel": lambda: fp.LinearModel(arrays(), 3, loss="logistic"),
     "LogisticRegression": problem,
     "Metric": lambda: fp.METRICS["accuracy"],
     "Partition": lambda: fp.power_law(1000, 300),
     "Quadratic": lambda: fp.Quadratic(np.stack([np.eye(9)] * 40), np.ones((40, 50, 9))),
     "RandK": lambda: fp.RandK(0.1),
-    "RobustRegression": targets(fp.RobustRegression),
     "RowProblem": lambda: fp.RowProblem(np.full(500, 20), d=3),
     "RunOptions": lambda: fp.RunOptions(x0=np.zeros(500), faults=fp.Faults(lost=0.2)),
     "Scaled": lambda: fp.Scaled(fp.Natural()),
@@ -103,9 +102,10 @@ def has_instances(name: str) -> bool:
 
 def make(name: str) -> object:
     """Make one of a public class: by its example, or without arguments."""
-    if name == "TorchProblem":  # the class itself needs torch
+    if name in EXAMPLES:
         return EXAMPLES[name]()
-    return EXAMPLES[name]() if name in EXAMPLES else getattr(fp, name)()
+    cls = getattr(fp, name)
+    return linear_model(cls) if issubclass(cls, fp.LinearModel) else cls()
 
 
 def public_names() -> list[str]:
@@ -200,6 +200,23 @@ def test_a_history_with_one_record_or_values_that_are_not_finite_has_html():
 @pytest.mark.parametrize("name", ["LogisticRegression", "Quadratic", "RowProblem", "TorchProblem"])
 def test_a_problem_in_a_notebook_is_a_table(name):
     assert "clients" in html(make(name))
+
+
+def test_a_data_set_in_a_notebook_has_its_labels_and_clients():
+    ids = np.array(["a", "b", "b", "b"])
+    data = fp.Dataset.from_arrays(np.ones((4, 2)), ["no", "yes", "yes", "no"], clients=ids)
+    text = html(data)
+    for words in ("no: 2, yes: 2", "2 (1 to 3 each, median 2)", "a dense array", "<rect"):
+        assert words in text
+    targets = fp.Dataset("prices", np.ones((4, 2)), np.array([1.0, 2.0, 3.5, 4.0]))
+    assert "1 to 4, mean 2.625" in html(targets)
+    assert "nonzeros" in html(fp.load("census", rows=10))
+
+
+def test_a_partition_in_a_notebook_shows_its_sizes():
+    assert "1,000 (" in html(fp.power_law(1000, 30))
+    assert html(fp.power_law(1000, 30)).count("<rect") == 30
+    assert "500 each" in html(fp.iid(1000, 2))
 
 
 def test_sizes_that_differ_are_drawn():

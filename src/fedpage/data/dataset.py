@@ -403,6 +403,11 @@ class Dataset:
             words.append(f"{len(np.unique(self.clients)):,} clients")
         return f"Dataset({', '.join(words)})"
 
+    def _repr_html_(self) -> str:
+        from fedpage.data.reprs import html_dataset
+
+        return html_dataset(self)
+
 
 def is_finite(values: Vector) -> bool:
     """Say whether no entry is a NaN or an infinity, without a temporary as large as the array."""

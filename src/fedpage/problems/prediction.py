@@ -62,9 +62,10 @@ class Prediction(Evaluation):
         """
         margins = self.margins(x, X)
         if self.classes is None:
-            return np.exp(margins) if self._loss.name == "poisson" else margins
+            return np.asarray(np.exp(margins)) if self._loss.name == "poisson" else margins
         number = margins.argmax(axis=1) if self.outputs > 1 else (margins > 0).astype(np.int64)
-        return np.asarray(self.classes)[number]
+        labels: NDArray[Any] = np.asarray(self.classes)
+        return labels[number]
 
     def predict_proba(self, x: Vector, X: Any) -> Vector:
         """Compute the probability of each class.

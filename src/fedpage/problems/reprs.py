@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from fedpage.core.display import html_bars, html_card, html_facts
+from fedpage.core.display import html_card, html_facts
 from fedpage.core.types import Ints
+from fedpage.data.reprs import describe_sizes, html_sizes
 
 if TYPE_CHECKING:
     from fedpage.problems.linear_model import LinearModel
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 class Weighted(Protocol):
     """What the problems of this library have in common."""
 
-    weights: str
+    @property
+    def weights(self) -> str:
+        """The clients' weights: "uniform", "size" or "given"."""
+        ...
 
     @property
     def N(self) -> int:
@@ -63,20 +67,13 @@ def html_problem(problem: Weighted, facts: Mapping[str, object]) -> str:
     sizes = problem.sizes
     common = {
         "clients": f"{problem.N:,}",
-        "rows": f"{int(sizes.sum()):,} ({_per_client(sizes)})",
+        "rows": f"{int(sizes.sum()):,} ({describe_sizes(sizes)})",
         "parameters": f"{problem.d:,}",
         "weights of clients": problem.weights,
         "metrics": ", ".join(problem.metrics),
     }
     table = html_facts({**facts, **common})
     return html_card(type(problem).__name__, table, html_sizes(sizes))
-
-
-def html_sizes(sizes: Ints) -> str:
-    """Draw the numbers of rows of clients where they differ; else return ""."""
-    if int(sizes.min()) == int(sizes.max()):
-        return ""
-    return html_bars(sizes, "clients, largest first", "rows")
 
 
 def repr_linear(problem: LinearModel) -> str:
@@ -132,8 +129,3 @@ def _clients(N: int) -> str:
 def _rows(problem: Weighted) -> str:
     total = int(problem.sizes.sum())
     return f"{total:,} row{'s' * (total != 1)}"
-
-
-def _per_client(sizes: Ints) -> str:
-    low, high = int(sizes.min()), int(sizes.max())
-    return f"{low:,} each" if low == high else f"{low:,} to {high:,} each"

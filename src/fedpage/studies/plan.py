@@ -264,7 +264,7 @@ def problem_constants(problem: Problem) -> ProblemConstants:
     values |= {"mu": c.mu} if c.mu > 0 else {}
     values |= {"delta": c.delta} if math.isfinite(c.delta) else {}
     origin = {name: "computed" if name in ("L", "mu") else "estimated" for name in values}
-    name, M = str(problem.describe().get("data", problem.name)), max(1, round(c.M))
+    name, M = str(problem.describe().get("data", "the problem")), max(1, round(c.M))
     return ProblemConstants(name, values, c.L.average, c.L.whole, M, c.d, c.convex, origin)
 
 
@@ -357,7 +357,9 @@ def compute_plan(
     measure, value = choose_accuracy(known.convex)
     is_own = origin["L"] == "computed"
     try:
-        setting = Setting(M=known.M, epsilon=value, **shape, **values)
+        setting = Setting(
+            N=shape["N"], S=shape["S"], K=shape["K"], M=known.M, epsilon=value, **values
+        )  # fmt: skip
         table = planner.plan(
             setting, d=known.d, convex=known.convex, measure=measure, costs=costs, up=codec,
             average_L=known.average if is_own else None, whole_L=known.whole if is_own else None,
