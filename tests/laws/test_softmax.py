@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from support import Unfused, softmax
@@ -82,7 +84,7 @@ def test_fused_local_steps_are_the_plain_ones(kind, size):
     x, before, w = (point(problem, seed) for seed in (1, 2, 3))
     rng = np.random.default_rng(4)
     g, shift = rng.normal(size=problem.d), rng.normal(size=(3, problem.d))
-    steps = [
+    steps: list[Any] = [
         (local_sgd, (x,), {"K": 5, "eta": 0.1, "b": size}),
         (local_sgd, (x,), {"K": 5, "eta": 0.1, "b": size, "shift": shift}),
         (local_sgd, (x,), {"K": 5, "eta": 0.1, "b": size, "shift": shift, "mu": 0.7}),

@@ -329,10 +329,11 @@ def test_sparse_rows_are_taken_in_any_order(monkeypatch, block):
 
 def test_a_sparse_matrix_is_shared_but_never_changed():
     X = csr_array(np.eye(3))
-    assert np.shares_memory(fp.Dataset.from_arrays(X, [0, 1, 1]).matrix.values, X.data)
+    matrix: Any = fp.Dataset.from_arrays(X, [0, 1, 1]).matrix
+    assert np.shares_memory(matrix.values, X.data)
     twice = csr_array((np.ones(3), np.array([2, 0, 0], np.int32), np.array([0, 3])), shape=(1, 3))
-    data = fp.Dataset.from_arrays(twice, [1.5])
-    assert (data.matrix.indices.tolist(), data.matrix.values.tolist()) == ([0, 2], [2.0, 1.0])
+    matrix = fp.Dataset.from_arrays(twice, [1.5]).matrix
+    assert (matrix.indices.tolist(), matrix.values.tolist()) == ([0, 2], [2.0, 1.0])
     assert (twice.indices.tolist(), twice.data.tolist()) == ([2, 0, 0], [1.0, 1.0, 1.0])
 
 

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import urllib.request
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +15,7 @@ from fedpage.data import download, registry
 
 TEXT = b"1 1:0.5 3:2\n-1 2:1\n1 1:1\n-1 3:1.5\n"
 OTHER = b"1 2:1\n-1 2:1\n1 2:1\n-1 2:1\n"
-PACK = {"": bytes, ".xz": lzma.compress, ".bz2": bz2.compress, ".gz": gzip.compress}
+PACK: dict[str, Any] = {"": bytes, ".xz": lzma.compress, ".bz2": bz2.compress, ".gz": gzip.compress}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -26,6 +27,7 @@ from flwr_datasets.partitioner import (  # noqa: E402
 # the CSV reader of `datasets` leaves its file open
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 hf.disable_progress_bars()
+client_datasets: Any = fp.client_datasets
 ROWS = 24
 NAMES = ["neg", "neutral", "pos"]
 
@@ -189,13 +191,13 @@ def test_images_are_flat_rows_from_0_to_1():
     flat = fp.from_huggingface(data, label="label")
     expected = np.moveaxis(pixels, 3, 1) / 255.0
     np.testing.assert_allclose(flat.X, expected.reshape(2, -1), rtol=1e-6)
-    ((inputs, targets),) = fp.client_datasets([data], label="label")
+    ((inputs, targets),) = client_datasets([data], label="label")
     assert (inputs.shape, inputs.dtype, targets.tolist()) == ((2, 3, 4, 5), np.float32, [0, 1])
     np.testing.assert_allclose(inputs, expected, rtol=1e-6)
     grey = hf.Dataset.from_dict(
         {"image": [image.fromarray(p[:, :, 0]) for p in pixels], "label": [0, 1]}, features=features
     )
-    assert fp.client_datasets([grey], label="label")[0][0].shape == (2, 1, 4, 5)
+    assert client_datasets([grey], label="label")[0][0].shape == (2, 1, 4, 5)
     mixed = hf.Dataset.from_dict(
         {"image": [image.fromarray(pixels[0]), image.fromarray(pixels[1][:3])], "label": [0, 1]},
         features=features,
@@ -209,7 +211,7 @@ def test_images_are_flat_rows_from_0_to_1():
 
 def test_client_datasets_keep_shapes_types_and_the_order_of_partitions(table):
     partitioner = partitions(IidPartitioner(12), table)
-    clients = fp.client_datasets(
+    clients = client_datasets(
         partitioner, label="label", columns=["tokens", "vector", "age", "dose"]
     )
     assert len(clients) == 12
@@ -227,7 +229,7 @@ def test_a_users_transform_is_applied(table):
         return {"x": [2 * np.array(v) for v in batch["vector"]], "target": batch["label"]}
 
     parts = [table.select(range(4)), table.select(range(4, 9))]
-    clients = fp.client_datasets([part.with_transform(transform) for part in parts], label="target")
+    clients = client_datasets([part.with_transform(transform) for part in parts], label="target")
     for (inputs, targets), part in zip(clients, parts, strict=True):
         np.testing.assert_array_equal(inputs, 2 * np.array(part["vector"][:]))
         assert targets.tolist() == part["label"][:]
@@ -237,13 +239,13 @@ def test_text_labels_and_ids_of_a_column(table):
     rows = hf.Dataset.from_dict(
         {"v": [[1.0], [2.0], [3.0]], "who": [7, 3, 7], "label": ["b", "a", "c"]}
     )
-    clients = fp.client_datasets(rows, label="label", client="who")
+    clients = client_datasets(rows, label="label", client="who")
     assert [(x.tolist(), y.tolist()) for x, y in clients] == [
         ([[2.0]], [0]),
         ([[1.0], [3.0]], [1, 2]),
     ]
     data = fp.Dataset.from_clients([([[1.0], [2.0]], ["no", "yes"]), ([[3.0]], ["yes"])])
-    assert [(x.tolist(), y.tolist()) for x, y in fp.client_datasets(data)] == [
+    assert [(x.tolist(), y.tolist()) for x, y in client_datasets(data)] == [
         ([[1.0], [2.0]], [0, 1]),
         ([[3.0]], [1]),
     ]
@@ -251,7 +253,7 @@ def test_text_labels_and_ids_of_a_column(table):
 
 def test_torch_trains_on_a_partitioned_data_set(table):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    clients = fp.client_datasets(
+    clients = client_datasets(
         partitions(NaturalIdPartitioner("hospital"), table), label="label", columns="vector"
     )
     torch.manual_seed(0)
@@ -284,7 +286,7 @@ def test_columns_that_cannot_be_used(table, options, message):
 def test_sources_that_cannot_be_used(table):
     def refused(source, message, **options):
         with pytest.raises(InputError, match=message) as error:
-            fp.client_datasets(source, label="label", columns="vector", **options)
+            client_datasets(source, label="label", columns="vector", **options)
         assert "\n" not in str(error.value)
 
     refused(table, "nothing says whose rows these are; give client=")
@@ -297,7 +299,7 @@ def test_sources_that_cannot_be_used(table):
     refused(IidPartitioner(3), "IidPartitioner: The dataset field should be set")
     refused(partitions(VerticalEvenPartitioner(2), table), "client . has no column")
     with pytest.raises(InputError, match="name the column of targets"):
-        fp.client_datasets(table)
+        client_datasets(table)
 
 
 def test_free_text_and_other_types_are_refused():

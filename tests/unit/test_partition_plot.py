@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -51,13 +53,14 @@ def test_areas_of_discs_are_numbers_of_rows_and_discs_do_not_overlap():
     figure = fp.plot_partition(DIGITS, split)
     figure.draw_without_rendering()
     sizes, content = figure.axes
-    discs = content.collections[0]
+    discs: Any = content.collections[0]
     places, areas = np.asarray(discs.get_offsets()).astype(int), discs.get_sizes()
     rows = counts[places[:, 1], places[:, 0]]
     assert len(areas) == (counts > 0).sum()
     large = areas > 4.0
     assert (areas / rows)[large] == pytest.approx((areas / rows).max())
-    assert [bar.get_height() for bar in sizes.patches] == split.sizes.tolist()
+    bars: Any = sizes.patches
+    assert [bar.get_height() for bar in bars] == split.sizes.tolist()
     centres = content.transData.transform(places) * 72 / figure.dpi
     radius = np.sqrt(areas) / 2
     distance = np.linalg.norm(centres[:, None] - centres[None, :], axis=2) + 1e9 * np.eye(len(rows))
@@ -86,7 +89,7 @@ def test_bands_are_shares_of_labels_and_use_every_client():
     split = fp.dirichlet_hsu(SICK.y, 100, 0.5)
     figure = fp.plot_partition(SICK, split)
     shares, sizes = figure.axes
-    healthy = shares.collections[0].get_paths()[0].vertices
+    healthy: Any = shares.collections[0].get_paths()[0].vertices
     counts = count_labels(SICK, split)[1]
     tops = np.unique(healthy[:, 1])
     assert set(np.round(counts[0] / 6, 6)) <= set(np.round(tops, 6)) | {0.0}

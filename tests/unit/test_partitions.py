@@ -320,8 +320,8 @@ def test_partition_texts_are_understood():
         "power-law:0.7",
     ):
         assert partition_from_text(text, Y, 5).N == 5
-    text = partition_from_text("dirichlet:0.1", Y, 50, 3, min_rows=7)
-    assert text.digest == fp.dirichlet(Y, 50, 0.1, seed=3, min_rows=7).digest
+    split = partition_from_text("dirichlet:0.1", Y, 50, 3, min_rows=7)
+    assert split.digest == fp.dirichlet(Y, 50, 0.1, seed=3, min_rows=7).digest
     ids = np.repeat(["a", "b", "c"], [600, 395, 5])
     assert partition_from_text("by-id", Y, 5, ids=ids).ids == ("a", "b", "c")
     merged = partition_from_text("by-id:drop", Y, 5, min_rows=6, ids=ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
 from types import ModuleType
@@ -48,7 +49,7 @@ def linear_model(cls):
         return cls(arrays(), 3)
 
 
-EXAMPLES = {
+EXAMPLES: dict[str, Callable[[], object]] = {
     "METHODS": lambda: fp.METHODS,
     "METRICS": lambda: fp.METRICS,
     "OBJECTIVES": lambda: fp.OBJECTIVES,

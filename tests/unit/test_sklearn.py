@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,11 +136,16 @@ def test_the_grid_search_over_alpha_and_the_methods_settings():
 
 def test_a_method_is_cloned_with_its_settings():
     model = FederatedClassifier(method=fp.FedPAGE(S=3, eta_g=0.25), alpha=0.5)
-    twin = clone(model)
+    twin: Any = clone(model)
     assert twin.method == model.method
     assert twin.get_params()["method__eta_g"] == 0.25
     twin.set_params(method__S=4, clients=8)
-    assert (twin.method.S, twin.method.eta_g, twin.clients, model.method.S) == (4, 0.25, 8, 3)
+    assert (twin.method.S, twin.method.eta_g, twin.clients, model.get_params()["method__S"]) == (
+        4,
+        0.25,
+        8,
+        3,
+    )
     with pytest.raises(fp.InputError, match="FedPAGE has no eta_G; did you mean 'eta_g'"):
         twin.set_params(method__eta_G=1.0)
     with pytest.raises(fp.InputError, match="needs a method that is an object"):
@@ -276,8 +282,9 @@ def test_other_bad_input():
         FederatedRegressor("square").fit(X, y)
     with pytest.raises(fp.InputError, match="one class"):
         FederatedClassifier().fit(X, np.ones(len(y)))
+    weighted: Any = FederatedRegressor()
     with pytest.raises(TypeError, match="sample_weight"):
-        FederatedRegressor().fit(X, y, sample_weight=y)
+        weighted.fit(X, y, sample_weight=y)
     with pytest.raises(ValueError, match="Unknown label type"):
         FederatedClassifier().fit(X, y + 0.5)
 

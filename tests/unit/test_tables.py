@@ -168,8 +168,8 @@ def test_frames_give_the_data_set_of_the_csv(tmp_path, library):
         frame = csv.read_csv(path)
     else:
         frame = frames.read_csv(path)
-    for options in ({}, {"standardise": True}, {"columns": ["city", "age"]}, {"drop": "smoker"}):
-        options = {"label": "outcome", "client": "hospital", **options}
+    for given in ({}, {"standardise": True}, {"columns": ["city", "age"]}, {"drop": "smoker"}):
+        options: dict = {"label": "outcome", "client": "hospital", **given}
         from_frame = fp.Dataset.from_frame(frame, **options)
         same(from_frame, fp.load(path, **options))
         assert from_frame.name == "frame"

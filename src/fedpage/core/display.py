@@ -12,7 +12,7 @@ from html import escape
 
 import numpy as np
 
-from fedpage.core.types import Vector
+from fedpage.core.types import Ints, Vector
 
 _WIDTH, _HEIGHT = 420, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 34
@@ -128,7 +128,7 @@ def html_curve(x: Vector, y: Vector, x_label: str, y_label: str) -> str:
     return _frame(curve, x_label, label, (f"{x[0]:,.4g}", f"{x[-1]:,.4g}"), ends)
 
 
-def html_bars(values: Sequence[float] | Vector, x_label: str, y_label: str) -> str:
+def html_bars(values: Sequence[float] | Vector | Ints, x_label: str, y_label: str) -> str:
     """Draw positive numbers as bars from the largest to the smallest, as SVG.
 
     Of more than 200 numbers, 200 that are equally spaced in their order are drawn.

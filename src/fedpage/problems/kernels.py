@@ -411,8 +411,10 @@ def _margins_sparse(
 
 
 def _margin_dense(ptr: None, idx: None, val: F, row: Any, p: int, Y: F, i: int) -> float:
-    t = dense_product(val, row, Y, i)
-    return t + Y[i, p] if p < Y.shape[1] else t
+    t: float = dense_product(val, row, Y, i)
+    if p < Y.shape[1]:
+        t += Y[i, p]
+    return t
 
 
 def _margins_dense(

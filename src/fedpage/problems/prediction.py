@@ -64,8 +64,7 @@ class Prediction(Evaluation):
         if self.classes is None:
             return np.asarray(np.exp(margins)) if self._loss.name == "poisson" else margins
         number = margins.argmax(axis=1) if self.outputs > 1 else (margins > 0).astype(np.int64)
-        labels: NDArray[Any] = np.asarray(self.classes)
-        return labels[number]
+        return np.asarray(np.asarray(self.classes)[number])
 
     def predict_proba(self, x: Vector, X: Any) -> Vector:
         """Compute the probability of each class.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import ClassVar
+
 import numpy as np
 
 from fedpage.core.errors import InputError
@@ -42,7 +45,7 @@ class Softmax(LinearModel):
     """
 
     loss_name = "softmax"
-    _kernels = softmax_kernels
+    _kernels: ClassVar[ModuleType] = softmax_kernels
 
     @property
     def outputs(self) -> int:

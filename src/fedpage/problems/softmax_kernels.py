@@ -40,7 +40,7 @@ def _reg_slope(reg: int, alpha: float, x: float) -> float:
 
 
 @_helper
-def _bounds(ptr: U | None, val: F | None, row: int) -> tuple[int, int]:
+def _bounds(ptr: U | None, val: F | None, row: int) -> Any:
     """Return where the entries of a row begin and end; those of a dense row begin at 0."""
     if ptr is None:  # numba types this branch for sparse rows too, whose val has no shape[1]
         return np.uint64(0), np.uint64(0 if val is None else len(val.T))
@@ -48,7 +48,7 @@ def _bounds(ptr: U | None, val: F | None, row: int) -> tuple[int, int]:
 
 
 @_helper
-def _entry(val: F | None, row: int, e: int) -> float:
+def _entry(val: F | None, row: int, e: int) -> Any:
     """Return the value of entry e of a row."""
     if val is None:
         return 1.0
@@ -56,7 +56,7 @@ def _entry(val: F | None, row: int, e: int) -> float:
 
 
 @_helper
-def _feature(idx: U | None, e: int) -> int:
+def _feature(idx: U | None, e: int) -> Any:
     """Return the feature of entry e."""
     return e if idx is None else np.uint64(idx[e])
 
