@@ -26,7 +26,7 @@ from fedpage.core.metrics import METRICS
 from fedpage.core.random import RoundDraws
 from fedpage.core.registry import Registry
 from fedpage.data.partition import PARTITIONS
-from fedpage.data.registry import DATASETS
+from fedpage.data.registry import DATASETS, LibsvmFile
 from fedpage.methods import METHODS
 from fedpage.runs import build
 
@@ -60,7 +60,7 @@ def run_snippets(name: str, real) -> dict:
     names: dict = {"__name__": name}
     for number, code in enumerate(blocks(name)):
         for data in re.findall(r'load\("(\w+)"', code):
-            if data != "census":
+            if isinstance(DATASETS.get(data), LibsvmFile):
                 real(data)
         code = re.sub(r"\brounds=\d{4,}", "rounds=100", code)
         try:

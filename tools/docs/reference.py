@@ -37,10 +37,14 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Problems", "The objectives: what is minimised.",
         [
             "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares",
+            "problems.Softmax", "problems.SquaredHinge", "problems.Huber", "problems.Poisson",
             "problems.LinearModel", "problems.Quadratic", "problems.RowProblem",
-            "problems.Softmax",
             "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
         ],
+    ),
+    "sklearn": (
+        "scikit-learn estimators", "Federated models with the interface of scikit-learn.",
+        ["sklearn.FederatedClassifier", "sklearn.FederatedRegressor"],
     ),
     "torch": (
         "Torch models", "A torch module as a problem (`pip install 'fedpage[torch]'`).",
@@ -70,8 +74,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Theory, planning, tuning",
         "Theorems as functions, the planner, the search for hyper-parameters, and choose.",
         [
-            "theory", "theory.planner", "studies.pilot", "studies.tune", "studies.choose",
-            "studies.judge",
+            "theory", "theory.planner", "studies.plan", "studies.pilot", "studies.tune",
+            "studies.choose", "studies.judge",
         ],
     ),
     "faults": (
@@ -93,7 +97,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",
-        ["report.plots", "report.partition_plot.plot_partition", "report.summary", "report.page"],
+        [
+            "report.write_report", "report.plots", "report.partition_plot.plot_partition",
+            "report.summary", "report.page",
+        ],
     ),
 }  # fmt: skip
 """The title, a sentence and the names (below `fedpage`) of each page."""
