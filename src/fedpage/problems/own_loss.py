@@ -69,6 +69,14 @@ def compile_loss(cls: Any) -> Loss:
     return loss
 
 
+def restore(name: str, value: FunctionType, slope: FunctionType) -> CompiledLoss:
+    """Compile the functions of a loss that comes from another process, unless they are known."""
+    if name in CompiledLoss.known:
+        return CompiledLoss.known[name]
+    where = f"loss {name.partition(' ')[0]}"
+    return CompiledLoss(name, _compile(where, "value", value), _compile(where, "slope", slope))
+
+
 def _find_function(where: str, cls: type, name: str) -> FunctionType:
     function = getattr(cls, name, None)
     if isinstance(function, FunctionType) and function.__code__.co_argcount == 2:
