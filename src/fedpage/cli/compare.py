@@ -99,7 +99,8 @@ def execute(
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     settled, problem = build.open_problem(build.record_target(command.problem, config.target))
-    command = replace(command, problem=settled)
+    config = replace(config, S=min(10, problem.N) if config.S is None else config.S)
+    command = replace(command, problem=settled, compare=config)
     methods = _build_methods(config, problem)
     check_target(problem, config.target)
     check_runs(problem, methods)
@@ -142,16 +143,14 @@ def execute(
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
     from fedpage.runs import build
 
-    if config.S > problem.N:
+    S = config.S or 1
+    if S > problem.N:
         raise InputError(
-            f"cannot sample S={config.S} of N={problem.N} clients; "
-            f"choose --S of at most {problem.N}"
+            f"cannot sample S={S} of N={problem.N} clients; choose --S of at most {problem.N}"
         )
     M = build.median_rows(problem)
     methods = [
-        build.build_fair_method(
-            text.strip(), N=problem.N, M=M, S=config.S, K=config.K, step=config.step
-        )
+        build.build_fair_method(text.strip(), N=problem.N, M=M, S=S, K=config.K, step=config.step)
         for text in config.methods.split(",")
         if text.strip()
     ]

@@ -108,13 +108,6 @@ class CompiledLoss:
         self._numba_type_ = LossType(name)  # numba reads this attribute
         self.known[name] = self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Send the functions to another process, which compiles them: numba's cannot be sent."""
-        from fedpage.problems.own_loss import restore
-
-        plain = (getattr(function, "py_func", function) for function in (self.value, self.slope))
-        return restore, (self.name, *plain)
-
 
 register_model(LossType)(models.OpaqueModel)
 
@@ -144,21 +137,6 @@ class Loss(NamedTuple):
     """Whether targets must be at least 0."""
     digest: str = ""
     """The digest of a user's own loss."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Send a user's loss without its compiled functions, which are those of its code."""
-        fields = self._asdict()
-        if isinstance(self.code, CompiledLoss):
-            del fields["value"], fields["slope"]
-        return _restore_loss, (fields,)
-
-
-def _restore_loss(fields: dict[str, Any]) -> Loss:
-    code = fields["code"]
-    own: dict[str, Any] = {}
-    if isinstance(code, CompiledLoss):
-        own = {"value": code.value, "slope": code.slope}
-    return Loss(**fields, **own)
 
 
 LOSSES: Registry[Loss] = Registry("loss")

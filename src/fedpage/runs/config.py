@@ -197,8 +197,11 @@ class CompareConfig(RoundsConfig):
     methods: str = setting(
         "fedpage,scaffold,fedavg", "Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter."
     )
-    S: int = setting(
-        10, "Clients that FedPAGE samples; methods without full rounds sample 2S.", at_least=1
+    S: int | None = setting(
+        None,
+        "Clients that FedPAGE samples; methods without full rounds sample 2S (default 10, or all "
+        "if there are fewer).",
+        at_least=1,
     )
     K: int = setting(10, "Local steps.", at_least=1)
     step: float = setting(0.1, "Effective step of every method.")
