@@ -43,7 +43,7 @@ def patients(tmp_path):
     """Write tables of patients whose labels are two classes, three classes or numbers."""
     rng = np.random.default_rng(0)
     hospitals = rng.permutation([name for name, size in SIZES.items() for _ in range(size)])
-    lines = {name: ["hospital,age,smoker,outcome"] for name in ("patients", "three", "cost")}
+    lines = {name: ["hospital,age,ward,smoker,outcome"] for name in ("patients", "three", "cost")}
     for hospital in hospitals:
         age, smoker = int(rng.integers(20, 90)), ("yes", "no")[int(rng.integers(2))]
         risk = (age - 55) / 10 + (smoker == "yes") + rng.normal()
@@ -53,7 +53,7 @@ def patients(tmp_path):
             "cost": f"{risk:.3f}",
         }
         for name, label in labels.items():
-            lines[name].append(f"{hospital},{age},{smoker},{label}")
+            lines[name].append(f"{hospital},{age},{age % 3},{smoker},{label}")
     for name, text in lines.items():
         (tmp_path / f"{name}.csv").write_text("\n".join(text) + "\n")
     return tmp_path / "patients.csv"
@@ -160,7 +160,7 @@ def test_an_npz_file_is_divided_by_its_ids(run, tmp_path):
         ((*COLUMNS, "--held-out", "1"), "--held-out 1: split: test must be between 0 and 1"),
         ((*COLUMNS, "--held-out-by", "clients"), "such as --held-out 0.2"),
         ((*COLUMNS, "--drop", "age,names"), "there is no column 'names'"),
-        ((*COLUMNS, "--drop", "age,smoker"), "no column is left to be a feature"),
+        ((*COLUMNS, "--drop", "age,ward,smoker"), "no column is left to be a feature"),
         ((*COLUMNS, "--missing", "skip"), "--missing must be 'error' or 'drop' or 'mean'"),
         ((*COLUMNS, "--min-rows", "99"), "so that none is left; lower min_rows"),
         ((*COLUMNS, "--min-rows", "2", "--partition", "by-id"), "by-id:drop or by-id:merge"),
@@ -204,7 +204,7 @@ def test_a_table_without_standardised_columns_that_diverges_gets_a_hint(run, pat
 
 EVERY = ProblemConfig(
     data="patients.csv", label="outcome", client_column="hospital", standardise=True,
-    missing="drop", drop="smoker", categorical="age", partition="by-id:drop", min_rows=3,
+    missing="drop", drop="smoker", categorical="ward", partition="by-id:drop", min_rows=3,
     partition_seed=2, objective="logistic-l2", alpha=0.5, intercept=False, weights="size",
     metrics="accuracy", held_out=0.2, held_out_by="clients",
 )  # fmt: skip
