@@ -152,7 +152,10 @@ class Contest:
 
 
 def mushrooms() -> Any:
-    return build.build_problem(ProblemConfig("mushrooms", 100, "logistic-l2", "dirichlet:0.3"))
+    config = ProblemConfig(
+        "mushrooms", clients=100, objective="logistic-l2", partition="dirichlet:0.3"
+    )
+    return build.build_problem(config)
 
 
 def a9a() -> Any:

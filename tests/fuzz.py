@@ -809,7 +809,9 @@ RUN_COMMAND = {
     "method": {"name": "scaffold", "hyper": {"S": "2"}},
     "problem": {
         "data": "census", "clients": 20, "objective": "robust", "partition": "blocks",
-        "partition_seed": 0, "alpha": 0.1, "weights": "uniform",
+        "partition_seed": 0, "alpha": 0.1, "weights": "uniform", "label": "outcome",
+        "client_column": "hospital", "standardise": True, "missing": "drop", "drop": "name",
+        "min_rows": 2, "intercept": False, "held_out": 0.2, "held_out_by": "clients",
     },
     "run": {
         "rounds": 9, "seed": 0, "record_every": 2, "target": "0.01", "stop": False,

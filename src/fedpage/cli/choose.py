@@ -19,13 +19,14 @@ from fedpage.cli.common import (
     problem_options,
 )
 from fedpage.cli.options import ForceOption, ReportOption, with_config_options
-from fedpage.cli.output import console
+from fedpage.cli.output import console, print_problem
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, Target
 
 if TYPE_CHECKING:
     from fedpage.flower.config import AppConfig
+    from fedpage.problems import LinearModel
     from fedpage.studies.choice import Choice
 
 
@@ -98,8 +99,7 @@ def choose(
     check_count("--fresh", fresh)
     parse_cost(cost)
     parse_budget(budget)
-    problem = build.record_target(problem, goal)
-    objective = build.build_problem(problem)
+    problem, objective = build.open_problem(build.record_target(problem, goal))
     value, column = resolve_target(objective, goal.value, goal.column)
     goal = Target(column, value)
     check_target(objective, goal)
@@ -114,6 +114,7 @@ def choose(
     prepare_out(out, force or is_continued, report)
     from fedpage.callbacks.progress import progress_bars
 
+    print_problem(problem, objective)
     with continues(out), progress_bars() as bars:
         task = bars.add_task("race", total=None)
 
@@ -130,17 +131,10 @@ def choose(
     command, repeat = _write_commands(problem, choice)
     print(f"Run it:\n  {command}")
     print(f"Repeat the judgement:\n  {repeat}")
-    config = make_app_config(problem, choice)
-    if out is None:
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in _given(config).items())
-        print(f"Deploy it (docs/deploy.md):\n  flwr run app fl --run-config {shlex.quote(words)}")
+    if "@" in str(problem.objective):
+        print("Deploy it (docs/deploy.md): an app has a loss of your own as module:function.")
     else:
-        from fedpage.flower.config import write_app
-
-        place = out / "app"
-        place.mkdir(exist_ok=True)
-        (place / "pyproject.toml").write_text(write_app(config), encoding="utf-8")
-        print(f"Deploy it (docs/deploy.md):\n  flwr run {place} fl")
+        _print_deployment(problem, choice, objective, out)
     pages = [path for path in (report, None if out is None else out / "report.html") if path]
     if pages:
         from fedpage.studies.choice_page import run_finalists, write_page
@@ -186,16 +180,45 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
         "--seed": str(choice.fresh[0]),
         "--seeds": str(len(choice.fresh)),
     }
-    repeat = " ".join(f"{option} {value}" for option, value in (about | seeds).items())
-    return build.command_line(chosen.name, chosen.method, about), f"fedpage compare {repeat}"
+    repeat = " ".join(["fedpage compare", *build.join_options(about | seeds)])
+    return build.command_line(chosen.name, chosen.method, about), repeat
 
 
-def make_app_config(problem: ProblemConfig, choice: Choice) -> AppConfig:
+def _print_deployment(
+    problem: ProblemConfig, choice: Choice, objective: LinearModel, out: Path | None
+) -> None:
+    """Write the Flower app into `out`, or its configuration as a command, and say what it lacks."""
+    config = make_app_config(problem, choice, objective.N)
+    if out is None:
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in _given(config).items())
+        print(f"Deploy it (docs/deploy.md):\n  flwr run app fl --run-config {shlex.quote(words)}")
+    else:
+        from fedpage.flower.config import write_app
+
+        place = out / "app"
+        place.mkdir(exist_ok=True)
+        (place / "pyproject.toml").write_text(write_app(config), encoding="utf-8")
+        print(f"Deploy it (docs/deploy.md):\n  flwr run {place} fl")
+    lacking = [option for option in problem_options(problem) if option in _NOT_IN_APP]
+    lacking += ["the intercept"] if objective.intercept else []
+    if lacking:
+        print(f"The app leaves out {', '.join(lacking)}: prepare each node's file accordingly.")
+
+
+_NOT_IN_APP = (
+    "--client-column", "--standardise", "--missing", "--drop", "--categorical", "--min-rows",
+    "--held-out", "--held-out-by",
+)  # fmt: skip
+"""Options of a problem that a Flower app does not have: a node reads its own file of numbers."""
+
+
+def make_app_config(problem: ProblemConfig, choice: Choice, N: int) -> AppConfig:
     """Return the configuration of a Flower app that runs the recommended method.
 
     Args:
         problem: The problem. A file is left out, because each node of a federation has its own.
         choice: The choice. The app may take twice as many rounds as the judged runs.
+        N: The number of clients.
     """
     from fedpage.data.registry import DATASETS
     from fedpage.flower.config import AppConfig
@@ -205,15 +228,16 @@ def make_app_config(problem: ProblemConfig, choice: Choice) -> AppConfig:
     return AppConfig(
         method=chosen.name,
         hyper=chosen.hyper,
-        clients=problem.clients,
+        clients=N,
         rounds=2 * chosen.rounds,
         metrics=problem.metrics,
         target=question.target if question.column == "grad_norm" else 0.0,
-        objective=problem.objective,
+        objective=str(problem.objective),
         alpha=0.1 if problem.alpha is None else problem.alpha,
         weights=problem.weights,
         data="" if is_file else problem.data,
-        partition=problem.partition,
+        partition="blocks" if is_file else str(problem.partition),
+        label=problem.label or "",
         partition_seed=problem.partition_seed,
     )
 

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -132,14 +133,31 @@ def absolute_path(text: str, separator: str = "") -> str:
     return f"{Path(path).resolve()}{found}{rest}"
 
 
+def with_absolute_paths(problem: ProblemConfig) -> ProblemConfig:
+    """Make the paths of the data and of a user's loss absolute."""
+    objective = problem.objective
+    return replace(
+        problem,
+        data=absolute_path(problem.data),
+        objective=objective if objective is None else absolute_path(objective, "@"),
+    )
+
+
 def problem_options(problem: ProblemConfig) -> dict[str, str]:
-    """Return the options that describe a problem, where they are not defaults."""
+    """Return the options that describe a problem, where they are not defaults.
+
+    A flag has the value "".
+    """
     always = ("data", "clients", "objective", "partition")
     options = {}
     for name, entry in dataclass_fields(ProblemConfig).items():
-        value = getattr(problem, name)
-        if name in always or value != entry.default:
-            options[f"--{name.replace('_', '-')}"] = shlex.quote(str(value))
+        value, option = getattr(problem, name), name.replace("_", "-")
+        if value is None or (name not in always and value == entry.default):
+            continue
+        if isinstance(value, bool):
+            options[f"--{option}" if value else f"--no-{option}"] = ""
+        else:
+            options[f"--{option}"] = shlex.quote(str(value))
     return options
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.common import (
-    absolute_path,
     check_runs,
     check_target,
     handle_signals,
     parse_cost,
     prepare_out,
     unused_path,
+    with_absolute_paths,
 )
 from fedpage.cli.options import (
     CheckpointOption,
@@ -26,7 +26,14 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import print_judgements, print_summary, write_reports
+from fedpage.cli.output import (
+    print_divergence_hint,
+    print_judgements,
+    print_metrics,
+    print_problem,
+    print_summary,
+    write_reports,
+)
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to_table
@@ -56,14 +63,12 @@ def compare(
 
     They have the same effective step, number of clients, local work and seeds.
     """
-    from dataclasses import replace
-
     from fedpage.runs import toml
     from fedpage.runs.store import parse_interval
 
     parse_interval(checkpoint_every)
     command = CompareCommand(
-        replace(problem, data=absolute_path(problem.data)),
+        with_absolute_paths(problem),
         compare,
         checkpoint_every,
         None if faults is None else toml.read(faults),
@@ -93,7 +98,9 @@ def execute(
     config = command.compare
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
-    problem = build.build_problem(build.record_target(command.problem, config.target))
+    settled, problem = build.open_problem(build.record_target(command.problem, config.target))
+    config = replace(config, S=min(10, problem.N) if config.S is None else config.S)
+    command = replace(command, problem=settled, compare=config)
     methods = _build_methods(config, problem)
     check_target(problem, config.target)
     check_runs(problem, methods)
@@ -107,6 +114,7 @@ def execute(
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
         text = toml.dumps({"format": 1, "command": to_table(command)})
         put(out / "compare.toml", text.encode("utf-8"))
+    print_problem(settled, problem)
     seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):
         runs = sweep(
@@ -120,7 +128,9 @@ def execute(
             options=options,
         )
     print_summary(runs, config.target, cost)
+    print_metrics(runs)
     print_judgements(runs, config.target, cost)
+    print_divergence_hint(runs, settled)
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = (
@@ -133,16 +143,14 @@ def execute(
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
     from fedpage.runs import build
 
-    if config.S > problem.N:
+    S = config.S or 1
+    if S > problem.N:
         raise InputError(
-            f"cannot sample S={config.S} of N={problem.N} clients; "
-            f"choose --S of at most {problem.N}"
+            f"cannot sample S={S} of N={problem.N} clients; choose --S of at most {problem.N}"
         )
     M = build.median_rows(problem)
     methods = [
-        build.build_fair_method(
-            text.strip(), N=problem.N, M=M, S=config.S, K=config.K, step=config.step
-        )
+        build.build_fair_method(text.strip(), N=problem.N, M=M, S=S, K=config.K, step=config.step)
         for text in config.methods.split(",")
         if text.strip()
     ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.options import Command
+from fedpage.cli.options import Command, with_config_options
 from fedpage.cli.output import console
 from fedpage.core.errors import InputError
+from fedpage.runs.config import DataConfig, setting
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,51 +54,42 @@ def data_list() -> None:
     )
 
 
+@dataclass(frozen=True)
+class ShowConfig(DataConfig):
+    """Describe the data to show, which is named by the command's argument."""
+
+    data: str = setting("", option=False)
+    clients: int | None = setting(None, "Number of clients, N.", at_least=1)
+
+
 @app.command(cls=Command)
+@with_config_options
 def show(
-    data: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
-    partition: Annotated[
-        str | None,
-        typer.Option(help="How clients divide the rows: {partitions} (default blocks, or by id)."),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients, N.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column of a table.")] = None,
-    client_column: Annotated[
-        str | None, typer.Option(help="Column of a table that names the client of each row.")
-    ] = None,
-    min_rows: Annotated[
-        int | None, typer.Option(min=0, help="The fewest rows that a client has.")
-    ] = None,
-    partition_seed: Annotated[int, typer.Option(help="Seed of a random partition.")] = 0,
+    name: Annotated[str, typer.Argument(metavar="DATA", help="Name of a data set, or a file.")],
+    config: ShowConfig,
     figure: Annotated[
         Path | None, typer.Option(help="Draw labels and sizes of the clients into this file.")
     ] = None,
 ) -> None:
-    """Show the rows and labels of a data set, and how clients divide them.
+    """Show a data set, and how clients divide its rows.
 
     Without --clients, and without a column of ids, only the data set is shown.
     """
     from rich.markup import escape
     from rich.table import Table
 
-    from fedpage.data.partition import partition_from_text
-    from fedpage.data.registry import load
     from fedpage.report import data_summary
     from fedpage.report.partition_plot import plot_partition
-    from fedpage.runs.build import load_dataset
+    from fedpage.runs.build_problem import build_partition, load_data, settle_partition
 
-    columns = {"label": label, "client": client_column}
-    given: dict[str, Any] = {key: value for key, value in columns.items() if value is not None}
-    rows = load(data, **given) if given else load_dataset(data)
+    config = replace(config, data=name)
+    rows = load_data(config)
     lines = data_summary.summarise_data(rows)
     division = None
-    how = partition or ("blocks" if rows.clients is None else "by-id:drop")
-    if clients is not None or how.startswith("by"):
-        division = partition_from_text(
-            how, rows.y, clients or 1, partition_seed, min_rows=min_rows, ids=rows.clients
-        )
+    if config.clients is not None or rows.clients is not None or config.partition == "by-id":
+        division = build_partition(settle_partition(config, rows), rows)
         lines += data_summary.summarise_partition(rows, division)
-    elif partition or figure or min_rows is not None:
+    elif config.partition or figure or config.min_rows is not None:
         raise InputError("give the number of clients with --clients, such as --clients 20")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)

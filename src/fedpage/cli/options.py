@@ -39,16 +39,36 @@ def _partition_names() -> list[str]:
     return usage().split(", ")
 
 
+def _loss_names() -> list[str]:
+    from fedpage.problems import OBJECTIVES
+
+    return [name for name, entry in OBJECTIVES.items() if entry.reg == "none"]
+
+
+def _regulariser_names() -> list[str]:
+    from fedpage.problems.kernels import REGULARISERS
+
+    return [f"-{name}" for name in REGULARISERS if name != "none"]
+
+
 _NAMES: dict[str, Callable[[], list[str]]] = {
     "data": _data_names,
     "objective": _objective_names,
     "partition": _partition_names,
 }
-"""The names that an option takes, for the shell's completion and for the help."""
+"""The names that an option takes, for the shell's completion."""
+_IN_HELP: dict[str, Callable[[], list[str]]] = {
+    "{losses}": _loss_names,
+    "{regularisers}": _regulariser_names,
+    "{partitions}": _partition_names,
+}
+"""The names that replace a word of a help text."""
+_HYPHEN = "\u2011"
+"""A hyphen at which the help is not broken into lines, so that names such as by-id stay whole."""
 
 
 class Command(TyperCommand):
-    """A command whose help lists the registered names for `{objectives}` and `{partitions}`.
+    """A command whose help lists the registered names for words such as `{partitions}`.
 
     The registries are imported when the help is printed, because importing them takes a second.
     """
@@ -56,13 +76,17 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:  # of click or of typer's copy of it
         """Fill in the names and print the help."""
         for option in self.params:
-            for name, names in _NAMES.items():
-                placeholder = f"{{{name}s}}"
-                if isinstance(option, TyperOption) and placeholder in (option.help or ""):
-                    option.help = str(option.help).replace(placeholder, ", ".join(names()))
+            if not isinstance(option, TyperOption) or not option.help:
+                continue
+            for placeholder, names in _IN_HELP.items():
+                if placeholder in option.help:
+                    option.help = option.help.replace(placeholder, ", ".join(names()))
+            option.help = option.help.replace("-", _HYPHEN)
         super().format_help(ctx, formatter)
         # typer escapes brackets for rich, which does not print this help
-        formatter.buffer = [part.replace("\\[", "[") for part in formatter.buffer]
+        formatter.buffer = [
+            part.replace("\\[", "[").replace(_HYPHEN, "-") for part in formatter.buffer
+        ]
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,8 +131,10 @@ def _options(cls: AnyClass) -> list[Parameter]:
 
 
 def _option(field: AnyField, kind: Any) -> Parameter:
+    name = field.name.replace("_", "-")
+    is_choice = kind == bool | None  # neither is the default, so that both can be given
     option = typer.Option(
-        f"--{field.name.replace('_', '-')}",
+        f"--{name}/--no-{name}" if is_choice else f"--{name}",
         help=field.metadata.get("help", ""),
         autocompletion=_NAMES.get(field.name),
     )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedpage.runs.config import Target
+    from fedpage.problems import LinearModel
+    from fedpage.runs.config import ProblemConfig, Target
     from fedpage.runs.history import History
 
 
@@ -70,6 +71,45 @@ def print_summary(runs: Sequence[History], target: Target, cost: str = "bytes") 
     for row in cells:
         table.add_row(*(row[i] for i in columns))
     screen.print(table)
+
+
+def print_problem(config: ProblemConfig, problem: LinearModel) -> None:
+    """Print what the data has decided, where it is a table: objective, clients and rows."""
+    from fedpage.runs.build_problem import is_table_file
+
+    if not is_table_file(config.data):
+        return
+    rows = f"{int(problem.sizes.sum()):,} rows"
+    if problem.held_out is not None:
+        rows += f" and {problem.held_out.rows:,} held out"
+    parameters = f"{problem.d:,} parameters{' with the intercept' * problem.intercept}"
+    print(
+        f"Problem: {problem.name} (--objective {config.objective}) on {problem.data.name}, "
+        f"{problem.N:,} clients ({problem.partition.name}), {rows}, {parameters}"
+    )
+
+
+def print_metrics(runs: Sequence[History]) -> None:
+    """Print the last values of the metrics and of the held-out columns, medians over seeds."""
+    import numpy as np
+
+    from fedpage.core.columns import COLUMNS, describe_column
+    from fedpage.runs.history import by_method
+
+    for label, group in by_method(runs).items():
+        words = [
+            f"{describe_column(name).label} {np.median([run.last(name) for run in group]):.4g}"
+            for name in group[0].columns
+            if name not in COLUMNS
+        ]
+        if words:
+            console().print(f"{label}: {', '.join(words)}", markup=False, soft_wrap=True)
+
+
+def print_divergence_hint(runs: Sequence[History], config: ProblemConfig) -> None:
+    """Say that the columns of a table are not standardised, where a run has diverged."""
+    if config.label and not config.standardise and any(run.diverged for run in runs):
+        print("The columns of the table have different scales: try --standardise.")
 
 
 def print_judgements(runs: Sequence[History], target: Target, cost: str) -> None:

@@ -113,7 +113,7 @@ def plan(
 ) -> None:
     """Predict rounds and bytes by theory and by short runs."""
     from fedpage.callbacks.progress import progress_bars
-    from fedpage.runs.build import build_problem
+    from fedpage.runs.build_problem import DEFAULT_CLIENTS, build_problem
     from fedpage.studies.plan import (
         compute_plan,
         problem_constants,
@@ -148,7 +148,7 @@ def plan(
             find_constants,
             choose_accuracy=accuracy,
             shape={
-                "N": problem.clients if objective is None else objective.N,
+                "N": (problem.clients or DEFAULT_CLIENTS) if objective is None else objective.N,
                 "S": sampled,
                 "K": K,
             },

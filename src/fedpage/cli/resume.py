@@ -55,5 +55,5 @@ def resume(
         )
     command = read_command(RunCommand, table, path)
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
-    prepared = run.prepare_run(command, threads, str(path))
+    command, prepared = run.prepare_run(command, threads, str(path))
     run.execute(prepared, command, directory, every, report, resume=True)

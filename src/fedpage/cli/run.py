@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from fedpage.cli.common import (
     handle_signals,
     prepare_out,
     read_hyper_parameters,
+    with_absolute_paths,
 )
 from fedpage.cli.options import (
     CheckpointOption,
@@ -24,7 +26,14 @@ from fedpage.cli.options import (
     ThreadsOption,
     with_config_options,
 )
-from fedpage.cli.output import log, print_summary, write_reports
+from fedpage.cli.output import (
+    log,
+    print_divergence_hint,
+    print_metrics,
+    print_problem,
+    print_summary,
+    write_reports,
+)
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
 
@@ -59,8 +68,6 @@ def run(
 
     Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`).
     """
-    from dataclasses import replace
-
     from fedpage.runs import build, toml
     from fedpage.runs.store import parse_interval
 
@@ -69,11 +76,11 @@ def run(
         MethodConfig(
             absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
         ),
-        replace(problem, data=absolute_path(problem.data)),
+        with_absolute_paths(problem),
         run,
         None if faults is None else toml.read(faults),
     )
-    prepared = prepare_run(command, threads, str(faults))
+    command, prepared = prepare_run(command, threads, str(faults))
     prepare_out(out, force, report)
     execute(prepared, command, out, checkpoint_every, report, callbacks=_trackers(track or []))
 
@@ -88,13 +95,16 @@ def _trackers(names: list[str]) -> list[Callback]:
         raise InputError(f"--track: {error}") from None
 
 
-def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
+def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[RunCommand, Run]:
     """Build a run from what `fedpage run` was given, and check that its parts fit together.
 
     Args:
         command: what `fedpage run` was given.
         threads: the number of threads.
         faults_source: the file that errors in the faults name.
+
+    Returns:
+        The command with all that the data has decided, and the run.
 
     Raises:
         InputError: something does not exist or does not fit; nothing has been written yet.
@@ -106,7 +116,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
 
     config = command.run
     method = build.build_method(command.method)
-    problem = build.build_problem(build.record_target(command.problem, config.target))
+    settled, problem = build.open_problem(build.record_target(command.problem, config.target))
     check_target(problem, config.target)
     if config.steps == "theory":
         entry = build.find_method(command.method.name)
@@ -116,7 +126,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
     faults, policy = (None, None)
     if command.faults is not None:
         faults, policy = parse(command.faults, faults_source)
-    return prepare(
+    prepared = prepare(
         problem,
         method,
         rounds=config.rounds,
@@ -125,6 +135,8 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
         stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
         options=RunOptions(threads=threads, faults=faults, policy=policy),
     )
+    print_problem(settled, problem)
+    return replace(command, problem=settled), prepared
 
 
 def execute(
@@ -154,6 +166,7 @@ def execute(
             finished = store.open_run(run, resume=resume)
             history = run.run([*observers, Checkpointing(store)]) if finished is None else finished
     print_summary([history], command.run.target)
+    print_metrics([history])
     for event in ("fallback", "rejected", "lost", "back"):
         events = [entry for entry in history.events if entry["event"] == event]
         if events:
@@ -161,6 +174,7 @@ def execute(
             print(f"{event}: {len(events)} times, first in round {first['round']}: {first['text']}")
     if history.stop_reason is not StopReason.FINISHED:
         print(f"The run stopped early: {history.stop_text}.")
+        print_divergence_hint([history], command.problem)
     if out:
         history.to_csv(out / "history.csv")
     if out or report:

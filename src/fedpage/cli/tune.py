@@ -25,7 +25,7 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import console
+from fedpage.cli.output import console, print_problem
 from fedpage.cli.plan import LinkConfig
 from fedpage.runs.config import ProblemConfig, RoundsConfig
 
@@ -88,8 +88,7 @@ def tune(
 
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
-    problem = build.record_target(problem, run.target)
-    objective = build.build_problem(problem)
+    problem, objective = build.open_problem(build.record_target(problem, run.target))
     base = build.build_default_method(entry, given, objective)
     values = build.parse_grid(entry, search or []) or None
     parse_cost(cost)
@@ -103,6 +102,7 @@ def tune(
     seconds = None if budget is None else parse_budget(budget)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
+    print_problem(problem, objective)
     with continues(out), progress_bars() as bars:
         task = bars.add_task("runs", total=None)
 
@@ -129,6 +129,7 @@ def tune(
 
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
     """Return the `fedpage compare` command that runs the winner on the same fresh seeds."""
+    from fedpage.runs.build import join_options
     from fedpage.runs.config import Target
 
     question = found.question
@@ -141,7 +142,7 @@ def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
         "--target": shlex.quote(str(Target(question.column, question.target))),
         "--cost": shlex.quote(question.cost.name),
     }
-    return "fedpage compare " + " ".join(f"{k} {v}" for k, v in options.items())
+    return " ".join(["fedpage compare", *join_options(options)])
 
 
 def _write_report(

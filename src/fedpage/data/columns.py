@@ -297,10 +297,12 @@ def _from_series(series: Any, where: str, as_text: bool) -> Column:
         return _from_values(series.to_list(), where, as_text)
     if kind.is_temporal():
         raise InputError(
-            f"{where}: it holds dates or times; leave it out with drop=, or replace it by a "
-            "number such as the days since a date"
+            f"{where}: it holds dates or times; leave it out with drop= (--drop), or replace it "
+            "by a number such as the days since a date"
         )
-    raise InputError(f"{where}: values of type {kind} cannot be features; leave it out with drop=")
+    raise InputError(
+        f"{where}: values of type {kind} cannot be features; leave it out with drop= (--drop)"
+    )
 
 
 def _numbers(series: Any) -> Numbers:
@@ -353,7 +355,7 @@ def _from_values(values: Any, where: str, as_text: bool) -> Column:
     if odd is not None:
         raise InputError(
             f"{where}: {short_repr(odd)} is a {type(odd).__name__}, neither a number nor text; "
-            "leave the column out with drop=, or convert it"
+            "leave the column out with drop= (--drop), or convert it"
         )
     words = ["" if _is_none(cell) else str(cell) for cell in cells]
     distinct = sorted({str(cell) for cell in present})

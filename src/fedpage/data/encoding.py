@@ -266,7 +266,8 @@ def _fit_numbers(
             least, most = min(least, float(block.min())), max(most, float(block.max()))
     if count == 0:
         raise InputError(
-            f"{table.source}: column {name!r} has no number in any row; leave it out with drop="
+            f"{table.source}: column {name!r} has no number in any row; "
+            "leave it out with drop= (--drop)"
         )
     mean = total / count
     fill = mean if missing == "mean" else None
@@ -280,7 +281,7 @@ def _fit_numbers(
     if not (math.isfinite(mean) and math.isfinite(scale) and scale > 0.0):
         raise InputError(
             f"{table.source}: column {name!r} cannot be standardised: its numbers range from "
-            f"{least:g} to {most:g}; rescale it or leave it out with drop="
+            f"{least:g} to {most:g}; rescale it or leave it out with drop= (--drop)"
         )
     return NumberColumn(name, mean, scale, fill)
 
@@ -291,6 +292,7 @@ def _fit_text(table: Table, name: str, column: Text, missing: str) -> CategoryCo
         raise InputError(f"{table.cell(int((column.codes < 0).argmax()), name)}: {MISSING_CELL}")
     if not column.values:
         raise InputError(
-            f"{table.source}: column {name!r} has no value in any row; leave it out with drop="
+            f"{table.source}: column {name!r} has no value in any row; "
+            "leave it out with drop= (--drop)"
         )
     return CategoryColumn(name, column.values, has_missing)

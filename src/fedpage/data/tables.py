@@ -234,7 +234,7 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
         if absent.any():
             raise InputError(
                 f"{table.cell(int(absent.argmax()), column)}: the value is missing; correct the "
-                'cell, or give missing="drop" to leave out such rows'
+                'cell, or give missing="drop" (--missing drop) to leave out such rows'
             )
     y, classes = _encode_label(table, roles.label, label)
     clients = _to_ids(table.columns[roles.client]) if roles.client else None
@@ -307,15 +307,17 @@ def _check_text(table: Table, name: str, is_label: bool) -> None:
             advice = (
                 "write 1234.5 without a comma"
                 if has_commas(cell)
-                else f"correct the cell, give categorical=({name!r},) if these are categories, "
-                f"or leave the column out with drop=({name!r},)"
+                else f"correct the cell, give categorical=({name!r},) (--categorical) if these are "
+                f"categories, or leave the column out with drop=({name!r},) (--drop)"
             )
             raise InputError(
                 f"{table.cell(row, name)}: {short_repr(cell)} is not a number, as "
                 f"{100 * share:.3g} % of the column are; {advice}"
             )
     if len(column.values) > max(_FEW_VALUES, total / 2):
-        advice = "choose another label" if is_label else f"leave it out with drop=({name!r},)"
+        advice = (
+            "choose another label" if is_label else f"leave it out with drop=({name!r},) (--drop)"
+        )
         raise InputError(
             f"{table.source}: column {name!r} has {len(column.values):,} different texts in "
             f"{total:,} rows, as an id or free text does; {advice}"

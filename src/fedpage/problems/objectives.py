@@ -19,10 +19,13 @@ from fedpage.problems.softmax import Softmax
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss with a regulariser, under the name that the command line and study files use."""
+    """A loss with a regulariser, under the name that the command line and study files use.
+
+    The loss is the name of one of the library, or a user's class.
+    """
 
     name: str
-    loss: str
+    loss: str | type
     reg: Reg
     model: type[LinearModel]
 
@@ -43,7 +46,10 @@ class Objective:
             InputError: alpha is given, but the objective has no regulariser.
         """
         if alpha is not None and self.reg == "none":
-            raise InputError(f"alpha {alpha:g}: objective {self.name!r} has no regulariser")
+            raise InputError(
+                f"alpha {alpha:g}: objective {self.name!r} has no regulariser; "
+                f"choose {self.name}-l2, or leave alpha out"
+            )
         return self.model(
             data, clients, loss=self.loss, reg=self.reg, alpha=alpha, intercept=intercept,
             weights=weights, metrics=metrics, held_out=held_out,

@@ -59,7 +59,7 @@ def compile_loss(cls: Any) -> Loss:
     digest = _digest(where, *functions.values())
     name = f"{cls.__name__} {digest}"
     code = CompiledLoss.known.get(name) or CompiledLoss(
-        name, *(_compile(where, part, function) for part, function in functions.items())
+        name, *(_compile(where, name, part, function) for part, function in functions.items())
     )
     title = str(getattr(cls, "title", cls.__name__))
     loss = Loss(
@@ -77,8 +77,14 @@ def _find_function(where: str, cls: type, name: str) -> FunctionType:
     raise InputError(f"{where}: it needs a static function {name}(t, b){found}")
 
 
-def _compile(where: str, part: str, function: FunctionType) -> Any:
-    compiled = njit(nogil=True, error_model="numpy")(function)
+def _compile(where: str, name: str, part: str, function: FunctionType) -> Any:
+    copy = FunctionType(
+        function.__code__, function.__globals__, part, function.__defaults__, function.__closure__
+    )
+    # numba imports this module when it loads kernels from its cache, and the user's file may not
+    # be importable by its name; the name tells apart losses of the same class name
+    copy.__module__, copy.__qualname__ = __name__, f"{name}.{part}"
+    compiled = njit(nogil=True, error_model="numpy")(copy)
     try:
         compiled.compile((types.float64, types.float64))
     except (NumbaError, TypeError, ValueError) as error:

@@ -69,9 +69,8 @@ def summarise_partition(data: Dataset, partition: Partition) -> list[tuple[str, 
     if counted is not None and len(counted[0]) > 1:
         held = (counted[1] > 0).sum(axis=0)
         single = int((held == 1).sum())
-        lines.append(
-            ("labels of a client", f"{_range(held)}; {single:,} clients have a single label")
-        )
+        clients = "client has" if single == 1 else "clients have"
+        lines.append(("labels of a client", f"{_range(held)}; {single:,} {clients} a single label"))
     return lines
 
 

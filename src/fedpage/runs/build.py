@@ -1,142 +1,36 @@
-"""Build data sets, problems and methods from their configuration."""
+"""Build methods from their configuration, and write them as commands.
+
+`fedpage.runs.build_problem` builds data sets and problems; its functions are here too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.metrics import METRICS
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
-from fedpage.data import Dataset, load
-from fedpage.data.partition import Partition, partition_from_text
-from fedpage.data.registry import DATASETS, Embedded
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import at_step, match_terms
-from fedpage.problems import OBJECTIVES, LinearModel
-from fedpage.problems.base import Weights
-from fedpage.runs.config import (
-    MethodConfig,
-    ProblemConfig,
-    Target,
-    dataclass_fields,
-    field_types,
-    field_values,
-)
-
-
-def split_settings(text: str) -> tuple[str, dict[str, str]]:
-    """Split `name:key=value:key=value` into the name and its settings.
-
-    A value may be a codec with a number of its own, such as up=randk:0.1.
-
-    Raises:
-        InputError: a part after the name is not key=value.
-
-    >>> split_settings("census:skew=1:rows=500")
-    ('census', {'skew': '1', 'rows': '500'})
-    >>> split_settings("fedpage:up=randk:0.1:K=5")
-    ('fedpage', {'up': 'randk:0.1', 'K': '5'})
-    """
-    name, *parts = text.split(":")
-    settings: dict[str, str] = {}
-    key = ""
-    for part in parts:
-        if key and "=" not in part and part[:1].isdigit():
-            settings[key] += f":{part}"  # a codec's number
-            continue
-        key, equals, value = part.partition("=")
-        if not equals or not key or not value:
-            raise InputError(f"{text!r}: expected name:key=value, found {part!r}")
-        settings[key] = value
-    return name, settings
-
-
-# --- problems -------------------------------------------------------------------------------------
-
-
-def load_dataset(text: str) -> Dataset:
-    """Load the data set that `--data` names, such as "a9a", "census:skew=1" or a path.
-
-    Raises:
-        InputError: the name or a setting is unknown, or the file cannot be read.
-    """
-    entry = DATASETS.get(text.partition(":")[0])
-    if not isinstance(entry, Embedded):
-        return load(text)
-    name, settings = split_settings(text)
-    hints = get_type_hints(entry.make)
-    options = dataclasses.make_dataclass(
-        name,
-        [
-            (key, hints[key], dataclasses.field(default=parameter.default))
-            for key, parameter in signature(entry.make).parameters.items()
-            if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
-        ],
-    )
-    return load(name, **field_values(options, settings, f"--data {name}", words=True))
-
-
-def build_problem(config: ProblemConfig) -> LinearModel:
-    """Load the data, divide it among the clients, and return the objective over it.
-
-    Raises:
-        InputError: a name is unknown, or the data does not suffice for the clients.
-    """
-    data = load_dataset(config.data)
-    partition = partition_from_text(config.partition, data.y, config.clients, config.partition_seed)
-    names = [name.strip() for name in config.metrics.split(",") if name.strip()]
-    return build_objective(data, partition, config.objective, config.alpha, config.weights, names)
-
-
-def record_target(config: ProblemConfig, target: Target) -> ProblemConfig:
-    """Add the metric of a target to those that a problem records, if it is a registered one."""
-    if target.column not in METRICS or target.column in config.metrics.split(","):
-        return config
-    names = [name for name in (config.metrics, target.column) if name]
-    return dataclasses.replace(config, metrics=",".join(names))
-
-
-def build_objective(
-    data: Dataset,
-    partition: Partition,
-    objective: str,
-    alpha: float | None = None,
-    weights: Weights = "uniform",
-    metrics: Sequence[str] = (),
-) -> LinearModel:
-    """Return the objective of a name over divided data.
-
-    Args:
-        data: the rows and labels.
-        partition: which client holds which rows.
-        objective: a name of OBJECTIVES.
-        alpha: the weight of its regulariser, 0.1 where it is None.
-        weights: "uniform" or "size".
-        metrics: names of metrics to record.
-
-    Raises:
-        InputError: a name is unknown, or alpha is given and there is no regulariser.
-    """
-    return OBJECTIVES[objective].problem(
-        data, partition, alpha=alpha, weights=weights, metrics=metrics
-    )
+from fedpage.problems import LinearModel
+from fedpage.runs.build_problem import build_problem as build_problem
+from fedpage.runs.build_problem import load_dataset as load_dataset
+from fedpage.runs.build_problem import open_problem as open_problem
+from fedpage.runs.build_problem import record_target as record_target
+from fedpage.runs.build_problem import split_settings as split_settings
+from fedpage.runs.config import MethodConfig, dataclass_fields, field_values
+from fedpage.runs.import_class import import_class
 
 
 def median_rows(problem: Problem) -> int:
     """Return the median number of rows of a client, from which minibatches are chosen."""
     return int(np.median(problem.sizes))
-
-
-# --- methods --------------------------------------------------------------------------------------
 
 
 def find_method(name: str) -> MethodEntry:
@@ -158,26 +52,8 @@ def find_method(name: str) -> MethodEntry:
 
 
 def _import_method(path: Path, name: str) -> MethodEntry:
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file to import the method {name!r} from")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module  # dataclasses and type hints look the module up
-    try:
-        spec.loader.exec_module(module)
-        cls: Any = getattr(module, name, None)
-        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-            field_types(cls)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
-    finally:  # a worker process could not import it by this name
-        del sys.modules[path.stem]
-        if before is not None:
-            sys.modules[path.stem] = before
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+    cls = import_class(path, name, "method")
+    if cls is None or not dataclasses.is_dataclass(cls):
         raise InputError(f"{path}: has no dataclass {name!r}")
     needed = [
         "init",
@@ -407,10 +283,19 @@ def describe_in_text(name: str, method: AnyMethod, left_out: Sequence[str] = ())
 
 def command_line(name: str, method: AnyMethod, options: Mapping[str, str]) -> str:
     """Write the `fedpage run` command that runs a method with other options as given."""
-    words = [f"fedpage run {name}", *(f"{option} {value}" for option, value in options.items())]
+    words = [f"fedpage run {name}", *join_options(options)]
     for key, text in hyper_words(method).items():
         words.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
     return " ".join(words)
+
+
+def join_options(options: Mapping[str, str]) -> list[str]:
+    """Write options with their values; a flag has the value "".
+
+    >>> join_options({"--S": "5", "--stop": ""})
+    ['--S 5', '--stop']
+    """
+    return [f"{option} {value}" if value else option for option, value in options.items()]
 
 
 def hyper_words(method: AnyMethod) -> dict[str, str]:

@@ -54,20 +54,69 @@ def setting(
 
 
 @dataclass(frozen=True)
-class ProblemConfig:
+class DataConfig:
+    """Describe data, how the columns of a table are used, and who holds which rows.
+
+    What is None is chosen when the data is known (`build.settle`).
+    """
+
+    data: str = setting(
+        "census",
+        "Data set, or a file: .csv, .tsv, .parquet, .npz or LIBSVM; census:skew=1 changes a "
+        "setting.",
+    )
+    label: str | None = setting(None, "Column of a table that holds the labels.")
+    client_column: str | None = setting(
+        None, "Column of a table that says whose row each is; every id is a client."
+    )
+    standardise: bool = setting(
+        False, "Give the number columns of a table mean 0 and standard deviation 1."
+    )
+    missing: Literal["error", "drop", "mean"] = setting(
+        "error", "Missing cells of a table: an error, drop the row, or fill in the column's mean."
+    )
+    drop: str = setting("", "Columns of a table to leave out, separated by commas.")
+    categorical: str = setting(
+        "", "Columns of a table that are categories although they hold numbers."
+    )
+    clients: int | None = setting(
+        None, "Number of clients, N (default 3250, or the ids of the data).", at_least=1
+    )
+    partition: str | None = setting(
+        None,
+        "How clients divide the rows: {partitions} (default by-id:drop if the data has ids, else "
+        "blocks).",
+    )
+    min_rows: int | None = setting(None, "The fewest rows that a client has.", at_least=0)
+    partition_seed: int = setting(0, "Seed of a random partition, and of --held-out.")
+
+
+@dataclass(frozen=True)
+class ProblemConfig(DataConfig):
     """Describe an objective over data that is divided among clients."""
 
-    data: str = setting("census", "Data set or LIBSVM file; census:skew=1 changes a setting.")
-    clients: int = setting(3250, "Number of clients, N.", at_least=1)
-    objective: str = setting("robust", "Objective: {objectives}.")
-    partition: str = setting("blocks", "How clients divide the rows: {partitions}.")
-    partition_seed: int = setting(0, "Seed of a random partition.")
+    objective: str | None = setting(
+        None,
+        "Loss: {losses}, or your own as file.py@Class; with a regulariser: {regularisers} after "
+        "it, as in logistic-l2 (default robust; for tables logistic, softmax or squares, by their "
+        "labels).",
+    )
     alpha: float | None = setting(None, "Weight of an objective's regulariser (default 0.1).")
+    intercept: bool | None = setting(
+        None, "Whether the model has an intercept (default: for tables)."
+    )
     weights: Literal["uniform", "size"] = setting(
         "uniform", "Weight of a client: uniform, as in the paper, or its size."
     )
     metrics: str = setting(
         "", "Metrics to record, separated by commas, such as accuracy; a target's is recorded too."
+    )
+    held_out: float = setting(
+        0.0, "Share of the rows that no client gets, on which metrics are recorded too, as 0.2.",
+        at_least=0, at_most=1,
+    )  # fmt: skip
+    held_out_by: Literal["rows", "clients"] = setting(
+        "rows", "Hold out rows of every client, or all rows of some clients (with ids)."
     )
 
 
@@ -148,8 +197,11 @@ class CompareConfig(RoundsConfig):
     methods: str = setting(
         "fedpage,scaffold,fedavg", "Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter."
     )
-    S: int = setting(
-        10, "Clients that FedPAGE samples; methods without full rounds sample 2S.", at_least=1
+    S: int | None = setting(
+        None,
+        "Clients that FedPAGE samples; methods without full rounds sample 2S (default 10, or all "
+        "if there are fewer).",
+        at_least=1,
     )
     K: int = setting(10, "Local steps.", at_least=1)
     step: float = setting(0.1, "Effective step of every method.")

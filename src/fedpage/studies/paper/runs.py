@@ -57,12 +57,13 @@ def build_problem(data: str, rows: int, objective: str, clients: int) -> Problem
     Raises:
         InputError: The data set has fewer rows.
     """
+    from fedpage.problems import OBJECTIVES
     from fedpage.runs import build
 
     loaded = build.load_dataset(data)
     if rows > loaded.rows:
         raise InputError(f"{data} has {loaded.rows:,} rows, the figure needs {rows:,}")
-    return build.build_objective(loaded, blocks(rows, clients), objective)
+    return OBJECTIVES[objective].problem(loaded, blocks(rows, clients))
 
 
 def list_tasks(figures: Sequence[Figure], seeds: int) -> list[Task]:
