@@ -20,7 +20,7 @@ def bench(monkeypatch):
     """Import a module of benchmarks/ by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("c_loop", "rounds", "codec_costs", "scale"):
+    for name in ("c_loop", "rounds", "codec_costs", "scale", "evaluation"):
         sys.modules.pop(name, None)
 
 
@@ -104,3 +104,18 @@ def test_the_benchmark_of_scale_measures_every_step(bench, capsys, name):
     out = capsys.readouterr().out
     assert f"{name}: 200 clients x {case.rows} rows" in out
     assert len(out.splitlines()) == len(results) + 4
+
+
+def test_the_benchmark_of_evaluation_measures_shares(bench, capsys):
+    evaluation = bench("evaluation")
+    shares = evaluation.compare(rounds=20, runs=2, data=fp.load("census", rows=300))
+    assert set(shares) == {
+        f"{objective}, {every}, {threads}"
+        for objective in ("robust", "logistic-nonconvex")
+        for every in (10, "log")
+        for threads in (1, 2)
+    }
+    assert all(0 < found.share < 1 for found in shares.values())
+    out = capsys.readouterr().out
+    assert "30 clients" in out
+    assert len(out.splitlines()) == 4 + len(shares)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from fedpage.core.schedule import RecordEvery
 from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
 
 
@@ -141,6 +142,8 @@ def _option(field: AnyField, kind: Any) -> Parameter:
     if get_origin(kind) is Literal:
         option.metavar = f"[{'|'.join(get_args(kind))}]"
         kind = str
+    if kind == RecordEvery:
+        option.metavar, option.parser, kind = "[INTEGER|log]", _number_or_word, str
     default = Parameter.empty if field.default is MISSING else field.default
     if hasattr(kind, "from_text"):
         kind, default = str, str(default)
@@ -150,6 +153,14 @@ def _option(field: AnyField, kind: Any) -> Parameter:
         default=default,
         annotation=Annotated[kind, option],
     )
+
+
+def _number_or_word(text: str) -> int | str:
+    """Convert a whole number; `structure` checks it and refuses other words."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 MethodArgument = Annotated[

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedpage.core.schedule import RecordEvery
     from fedpage.core.types import AnyMethod, Problem
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs.history import History
@@ -18,7 +19,7 @@ def sweep(
     *,
     rounds: int,
     seeds: Sequence[int],
-    record_every: int,
+    record_every: RecordEvery,
     out: Path,
     jobs: int = 1,
     options: RunOptions | None = None,

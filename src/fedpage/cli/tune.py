@@ -27,6 +27,7 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import console, print_problem
 from fedpage.cli.plan import LinkConfig
+from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, RoundsConfig
 
 if TYPE_CHECKING:
@@ -94,7 +95,13 @@ def tune(
     parse_cost(cost)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
-    counts = {"--rounds": run.rounds, "--record-every": run.record_every}
+    every = run.record_every
+    if isinstance(every, str):
+        raise InputError(
+            f"--record-every must be a whole number of at least 1, not {every!r}, "
+            "so that the costs of candidates are equally exact"
+        )
+    counts = {"--rounds": run.rounds, "--record-every": every}
     costs, target = link.costs(), run.target
     tuning.check_question(objective, target.value, target.column, cost, costs, counts)
     tuning.check_space(objective, base, values, fixed_grid)
@@ -112,7 +119,7 @@ def tune(
         found = tuning.tune(
             objective, base, target=target.value, column=target.column, cost=cost, search=values,
             fixed=[*given, *entry.preset], fixed_grid=fixed_grid, rounds=run.rounds,
-            record_every=run.record_every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
+            record_every=every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
             store=out / "trials.jsonl", progress=progress, budget=seconds,
         )  # fmt: skip
     _print_result(found, out)

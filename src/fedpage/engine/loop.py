@@ -12,6 +12,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo, Stopped, check_callbacks
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.schedule import RecordEvery, check_record_every, is_recorded
 from fedpage.core.types import StopReason
 from fedpage.core.validate import check_whole
 from fedpage.engine.base import AnyEngine
@@ -38,7 +39,8 @@ class Run:
         engine: The engine, before its first round.
         history: An empty history with the run's provenance.
         rounds: The number of rounds.
-        record_every: The number of rounds between two records; 0 records the end only.
+        record_every: The number of rounds between two records, or "log" (see `is_recorded`); 0
+            records the end only.
         stop: When to end the run early.
 
     Raises:
@@ -51,15 +53,15 @@ class Run:
         history: History,
         *,
         rounds: int,
-        record_every: int,
+        record_every: RecordEvery,
         stop: StopRule = None,
     ) -> None:
         check_whole("rounds", rounds, 0)
-        check_whole("record_every", record_every, 0)
         if stop is not None and not callable(stop) and not isinstance(stop, Stop):
             raise InputError(f"stop must be a function or a Stop, not {short_repr(stop)}")
         self.engine, self.history = engine, history
-        self.rounds, self.record_every, self.stop = int(rounds), int(record_every), stop
+        self.rounds, self.stop = int(rounds), stop
+        self.record_every = check_record_every(record_every)
         self.seconds = 0.0
         """The time spent in rounds."""
         self._targets = stop if isinstance(stop, Stop) else Stop()
@@ -151,8 +153,7 @@ class Run:
         self._add_events(info.events)
         done, is_last = costs.round, costs.round == self.rounds
         stopped = self._check_model_and_budget()
-        is_due = self.record_every > 0 and done % self.record_every == 0
-        if is_due or is_last or stopped is not None:
+        if is_recorded(done, self.record_every) or is_last or stopped is not None:
             record = self._record()
             stopped = stopped or self._judge(record, is_last)
         if self._callbacks:

@@ -11,6 +11,7 @@ from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.loop import Run, StopRule
@@ -55,7 +56,7 @@ def simulate(
     *,
     rounds: int,
     seed: int,
-    record_every: int = 10,
+    record_every: RecordEvery = 10,
     stop: StopRule = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
@@ -72,7 +73,8 @@ def simulate(
         rounds: The number of rounds.
         seed: The seed of all random numbers.
         record_every: The number of rounds between two records of loss, gradient norm and metrics;
-            0 records the end only.
+            0 records the end only. "log" records rounds 1, 2, ..., 10, 12, 14, 17, 20, ..., 90,
+            100, 120, ..., which takes little time in a long run.
         stop: When to end early: a `Stop`, or a function of the newest record that returns a reason
             or None.
         callbacks: Observers such as `Track("tensorboard")` or `Best(problem, "best.npz")`.
@@ -127,7 +129,7 @@ def prepare(
     *,
     rounds: int,
     seed: int,
-    record_every: int = 10,
+    record_every: RecordEvery = 10,
     stop: StopRule = None,
     options: RunOptions | None = None,
 ) -> Run:
@@ -138,7 +140,7 @@ def prepare(
         method: The method with its hyper-parameters.
         rounds: The number of rounds.
         seed: The seed of all random numbers.
-        record_every: The number of rounds between two records.
+        record_every: The number of rounds between two records, or "log".
         stop: When to end early.
         options: Rarely used options.
 
@@ -184,7 +186,7 @@ def describe_simulation(
     *,
     rounds: int,
     seed: int,
-    record_every: int,
+    record_every: RecordEvery,
     stop: StopRule = None,
     options: RunOptions | None = None,
 ) -> dict[str, object]:

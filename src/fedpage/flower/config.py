@@ -39,7 +39,9 @@ class AppConfig:
     clients: int = setting(help="number of clients", at_least=1)
     rounds: int = setting(help="communication rounds", at_least=1)
     seed: int = setting(0, "seed of all random numbers")
-    record_every: int = setting(10, "rounds between evaluations; 0: only at the end", at_least=0)
+    record_every: Literal["log"] | int = setting(
+        10, "rounds between evaluations; 0: only at the end; log: ever fewer", at_least=0
+    )
     metrics: str = setting("", "metrics to record, separated by commas")
     target: float = setting(0.0, "stop at this gradient norm; 0: never", at_least=0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, evaluate_metrics
+from fedpage.core.threads import map_threads
 from fedpage.core.types import ClientEvaluations, Ints, Vector
 from fedpage.data.dataset import Dataset
 from fedpage.problems import kernels
@@ -114,12 +114,12 @@ class Evaluation:
             held-out columns.
         """
         x = self._point(x)
-        loss, grad = self._evaluate(x, True, threads)
+        target = self._rows_and_targets[3]
+        margins = self._empty_margins(len(target) if self.metrics else 0)
+        loss, grad = self._evaluate(x, True, threads, margins)
         row = {"loss": loss, "grad_norm": norm(grad)}
         if self.metrics:
             with np.errstate(over="ignore", invalid="ignore"):
-                target = self._rows_and_targets[3]
-                margins = self._margins(x, 0, len(target))
                 row |= evaluate_metrics(self.metrics, margins, target, "the clients' rows")
         return row | self.evaluate_held_out(x)
 
@@ -128,7 +128,7 @@ class Evaluation:
         if self.held_out is None:
             return {}
         *rows, target = self._held_out_rows
-        margins = np.empty(self._margins_shape(len(target)))
+        margins = self._empty_margins(len(target))
         with np.errstate(over="ignore", invalid="ignore"):
             self._kernels.margins(*rows, self.data.features, 0, self._point(x), margins)
             row = {"loss": float(self._kernels.mean_loss(self._loss_code, margins, target))}
@@ -137,19 +137,30 @@ class Evaluation:
 
     def _margins(self, x: Vector, first: int, end: int) -> Vector:
         """Compute the margins of rows first..end-1, which are in client order."""
-        out = np.empty(self._margins_shape(end - first))
+        out = self._empty_margins(end - first)
         self._kernels.margins(*self._rows_and_targets[:3], self.data.features, first, x, out)
         return out
 
-    def _margins_shape(self, rows: int) -> tuple[int, ...]:
-        return (rows,) if self.outputs == 1 else (rows, self.outputs)
+    def _empty_margins(self, rows: int) -> Vector:
+        return np.empty(rows if self.outputs == 1 else (rows, self.outputs))
 
     def _objective(
-        self, lo: int, hi: int, x: Vector, want_loss: bool, out: Vector, scale: Vector
+        self,
+        lo: int,
+        hi: int,
+        x: Vector,
+        want_loss: bool,
+        out: Vector,
+        scale: Vector,
+        margins: Vector | None = None,
     ) -> float:
-        """Add the gradients of clients lo..hi-1 to out (d,), and return the sum of their losses."""
+        """Add the gradients of clients lo..hi-1 to out (d,), and return the sum of their losses.
+
+        margins, of as many rows as the data, takes the margins of theirs.
+        """
         rows, loss = self._rows_and_targets[:-1], self._loss_code
-        args = (lo, hi, x, want_loss, out)
+        kept = self._empty_margins(0) if margins is None else margins
+        args = (lo, hi, x, want_loss, out, kept)
         return float(self._kernels.objective(*rows, scale, loss, self.data.features, *args))
 
     def _point(self, x: Vector) -> Vector:
@@ -158,10 +169,12 @@ class Evaluation:
             raise InputError(f"{self.name}: x must have shape ({self.d},), not {x.shape}")
         return x
 
-    def _evaluate(self, x: Vector, want_loss: bool, threads: int) -> tuple[float, Vector]:
-        """Compute f, if wanted, and its gradient."""
+    def _evaluate(
+        self, x: Vector, want_loss: bool, threads: int, margins: Vector | None = None
+    ) -> tuple[float, Vector]:
+        """Compute f, if wanted, its gradient, and the margins of all rows, if given."""
         with np.errstate(over="ignore", invalid="ignore"):  # far away both may be infinite
-            loss, grad = self._sums(x, want_loss, threads, self._scale)
+            loss, grad = self._sums(x, want_loss, threads, self._scale, margins)
             loss /= self.N
             grad /= self.N
             if not (math.isfinite(loss) and np.isfinite(grad).all()):
@@ -197,7 +210,12 @@ class Evaluation:
         return self.alpha * float(kernels.total(x * x / q)), 2.0 * self.alpha * x / (q * q)
 
     def _sums(
-        self, x: Vector, want_loss: bool, threads: int, scale: Vector
+        self,
+        x: Vector,
+        want_loss: bool,
+        threads: int,
+        scale: Vector,
+        margins: Vector | None = None,
     ) -> tuple[float, Vector]:
         """Add up blocks of clients in order; their number depends on the data alone."""
         _, idx, val = self._rows_and_targets[:3]
@@ -207,13 +225,9 @@ class Evaluation:
         sums = np.zeros((count, self.d))
 
         def block(i: int) -> float:
-            return self._objective(edges[i], edges[i + 1], x, want_loss, sums[i], scale)
+            return self._objective(edges[i], edges[i + 1], x, want_loss, sums[i], scale, margins)
 
-        if threads > 1 and count > 1:
-            with ThreadPoolExecutor(min(threads, count)) as pool:
-                parts = list(pool.map(block, range(count)))
-        else:
-            parts = [block(i) for i in range(count)]
+        parts = map_threads(block, count, threads)
         loss, grad = 0.0, np.zeros(self.d)
         for part, total in zip(parts, sums, strict=True):
             loss += part

@@ -618,24 +618,38 @@ def local_page(
 
 
 @_fast
+def _losses(t: F, target: F, start: I, scale: F, loss: int) -> float:
+    """Add up the losses of clients' rows with margins t, each client's mean times its scale."""
+    total = 0.0
+    for c in range(len(scale)):
+        weight = scale[c] / (start[c + 1] - start[c])
+        for r in range(start[c] - start[0], start[c + 1] - start[0]):
+            total += weight * _value(loss, t[r], target[r])
+    return total
+
+
+@_fast
 def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, p: int,
-    lo: int, hi: int, x: F, want_loss: bool, out: F,
+    lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
 ) -> float:  # fmt: skip
     """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
 
-    Returns the sum of their losses, or 0 if it is not wanted.
+    kept (rows,) takes the margins of their rows, unless it is (0,). Returns the sum of their
+    losses, or 0 if it is not wanted.
     """
-    total, X, sums = 0.0, x.reshape(1, -1), out.reshape(1, -1)
+    X, sums, first = x.reshape(1, -1), out.reshape(1, -1), start[lo]
+    count = start[hi] - first
+    t = kept[first : first + count] if len(kept) > 0 else np.empty(count)
     for c in range(lo, hi):
         weight = scale[c] / (start[c + 1] - start[c])
         for r in range(start[c], start[c + 1]):
             row = np.uint64(r)
-            t = _margin(ptr, idx, val, row, p, X, 0)
-            if want_loss:
-                total += weight * _value(loss, t, target[row])
-            _add(ptr, idx, val, row, p, weight * _slope(loss, t, target[row]), sums, 0)
-    return total
+            margin = _margin(ptr, idx, val, row, p, X, 0)
+            t[r - first] = margin
+            _add(ptr, idx, val, row, p, weight * _slope(loss, margin, target[row]), sums, 0)
+    # in a loop of their own, because log1p and exp would interrupt the loop over entries
+    return _losses(t, target[first:], start[lo : hi + 1], scale[lo:hi], loss) if want_loss else 0.0
 
 
 @_fast

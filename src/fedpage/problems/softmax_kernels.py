@@ -271,11 +271,12 @@ def local_page(
 @_fast
 def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
-    C: int, p: int, lo: int, hi: int, x: F, want_loss: bool, out: F,
+    C: int, p: int, lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
 ) -> float:  # fmt: skip
     """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
 
-    Returns the sum of their losses, or 0 if it is not wanted.
+    kept (rows, C) takes the margins of their rows, unless it is (0, C). Returns the sum of their
+    losses, or 0 if it is not wanted.
     """
     total, v = 0.0, np.empty(C)
     for c in range(lo, hi):
@@ -283,6 +284,8 @@ def objective(
         for r in range(start[c], start[c + 1]):
             row = np.uint64(r)
             _row_margins(ptr, idx, val, row, C, p, x, v)
+            if len(kept) > 0:
+                kept[row] = v
             rest, gap = _slopes(v, np.int64(target[row]), weight)
             if want_loss:
                 total += weight * (math.log1p(rest) + gap)

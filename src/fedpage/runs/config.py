@@ -170,9 +170,10 @@ class RoundsConfig:
     """Describe how long a run takes and what is recorded of it."""
 
     rounds: int = setting(2000, "Communication rounds.", at_least=0)
-    record_every: int = setting(
-        10, "Rounds between two records; 0 records the end only.", at_least=0
-    )
+    record_every: Literal["log"] | int = setting(
+        10, "Rounds between two records; 0: the end only; log: 1, 2, ..., 10, 12, 14, 17, 20, ...",
+        at_least=0,
+    )  # fmt: skip
     target: Target = field(
         default=Target(),
         metadata={"help": "Gradient norm that counts as reached, or column:value (loss:0.2)."},

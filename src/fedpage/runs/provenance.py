@@ -11,6 +11,7 @@ from functools import cache
 
 from fedpage._version import __version__
 from fedpage.codecs.base import Codec
+from fedpage.core.schedule import RecordEvery, check_record_every
 from fedpage.core.types import AnyMethod, Vector, measures_step
 
 
@@ -20,7 +21,7 @@ def describe_run(
     *,
     seed: int,
     rounds: int,
-    record_every: int,
+    record_every: RecordEvery,
     x0: Vector | None,
     stop: Mapping[str, object] | str,
 ) -> dict[str, object]:
@@ -31,7 +32,7 @@ def describe_run(
         problem: What `Problem.describe` returns.
         seed: The run's seed.
         rounds: The run's number of rounds.
-        record_every: The number of rounds between two records.
+        record_every: The number of rounds between two records, or "log".
         x0: (d,) the first model, or None if it is zero by default.
         stop: The fields of a `Stop`, or a text for a function.
 
@@ -43,7 +44,7 @@ def describe_run(
         "problem": problem,
         "seed": int(seed),
         "rounds": int(rounds),
-        "record_every": int(record_every),
+        "record_every": check_record_every(record_every),
         "x0": describe_start(x0),
         "stop": stop,
         "versions": versions(),

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Callback
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.loop import StopRule
@@ -29,7 +30,7 @@ def sweep(
     *,
     rounds: int,
     seeds: int | Iterable[int] = 5,
-    record_every: int = 10,
+    record_every: RecordEvery = 10,
     stop: StopRule = None,
     jobs: int | None = 1,
     callbacks: CallbackFactory | None = None,
@@ -45,7 +46,7 @@ def sweep(
         methods: The methods with their hyper-parameters.
         rounds: The number of rounds of each run.
         seeds: How many seeds (0, 1, ..., seeds-1), or a list of them.
-        record_every: The number of rounds between two records.
+        record_every: The number of rounds between two records, or "log"; see `simulate`.
         stop: When to end a run early.
         jobs: Processes; None leaves the choice to `joblib.parallel_config`, for Dask or Ray.
         callbacks: Makes the callbacks of each run, in the process of that run:
@@ -88,7 +89,7 @@ def iterate_sweep(
     *,
     rounds: int,
     seeds: int | Iterable[int] = 5,
-    record_every: int = 10,
+    record_every: RecordEvery = 10,
     stop: StopRule = None,
     jobs: int | None = 1,
     callbacks: CallbackFactory | None = None,
@@ -145,7 +146,7 @@ def _run_one(
     *,
     callbacks: CallbackFactory | None,
     rounds: int,
-    record_every: int,
+    record_every: RecordEvery,
     stop: StopRule,
     options: RunOptions | None,
 ) -> History:
