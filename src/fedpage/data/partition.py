@@ -116,7 +116,8 @@ def check_counts(name: str, n: int, clients: int) -> int:
     for what, value in (("rows", n), ("clients", clients)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
             raise InputError(
-                f"{name}: the number of {what} must be a whole number of at least 1, not {value!r}"
+                f"{name}: the number of {what} must be a whole number of at least 1, "
+                f"not {short_repr(value)}"
             )
     if clients > n:
         raise InputError(
