@@ -127,6 +127,16 @@ def check_counts(name: str, n: int, clients: int) -> int:
     return int(clients)
 
 
+def check_labels(name: str, y: Any) -> int:
+    """Check that labels are a vector, and return their number."""
+    if np.ndim(y) != 1:
+        raise InputError(
+            f"{name}: y must be a vector of labels, such as data.y of a Dataset, not "
+            f"{short_repr(y)}"
+        )
+    return len(y)
+
+
 def check_real(name: str, what: str, value: float) -> float:
     """Check that a parameter is a finite number, and return it as a float."""
     if (
