@@ -47,10 +47,19 @@ def test_rows_are_counted_by_label_and_client():
     assert count_labels(TARGETS, fp.blocks(600, 3)) is None
 
 
-def test_areas_of_discs_are_numbers_of_rows_and_discs_do_not_overlap():
-    split = fp.dirichlet(DIGITS.y, 12, 1.0)
-    counts = count_labels(DIGITS, split)[1]
-    figure = fp.plot_partition(DIGITS, split)
+@pytest.mark.parametrize(
+    ("data", "split"),
+    [
+        (DIGITS, fp.dirichlet(DIGITS.y, 12, 1.0)),
+        (VISITS, fp.iid(600, 1)),
+        (VISITS, fp.power_law(600, 15, 3.0)),
+        (VISITS, fp.by_id(TOWNS)),
+    ],
+    ids=["digits", "one client", "power law", "towns"],
+)
+def test_areas_of_discs_are_numbers_of_rows_and_discs_do_not_overlap(data, split):
+    counts = count_labels(data, split)[1]
+    figure = fp.plot_partition(data, split)
     figure.draw_without_rendering()
     sizes, content = figure.axes
     discs: Any = content.collections[0]
@@ -58,7 +67,7 @@ def test_areas_of_discs_are_numbers_of_rows_and_discs_do_not_overlap():
     rows = counts[places[:, 1], places[:, 0]]
     assert len(areas) == (counts > 0).sum()
     large = areas > 4.0
-    assert (areas / rows)[large] == pytest.approx((areas / rows).max())
+    assert (areas / rows)[large] == pytest.approx((areas / rows)[large].max())
     bars: Any = sizes.patches
     assert [bar.get_height() for bar in bars] == split.sizes.tolist()
     centres = content.transData.transform(places) * 72 / figure.dpi
@@ -94,6 +103,19 @@ def test_bands_are_shares_of_labels_and_use_every_client():
     tops = np.unique(healthy[:, 1])
     assert set(np.round(counts[0] / 6, 6)) <= set(np.round(tops, 6)) | {0.0}
     assert shares.get_xlim() == sizes.get_xlim() == (0, 100)
+
+
+def test_long_names_stay_distinct_and_a_dollar_is_no_formula(tmp_path):
+    towns = [f"Hospital of the Holy Spirit in {town}" for town in TOWNS]
+    labels = np.where(np.arange(600) < 150, r"$\frac$", "a$b")
+    data = fp.Dataset.from_arrays(X, labels, "$x$ " * 30, clients=towns)
+    figure = fp.plot_partition(data, path=tmp_path / "p.png")
+    names = [text.get_text() for text in figure.axes[1].get_xticklabels()]
+    assert len(set(names)) == 3
+    assert all(name.startswith("Hospital") and len(name) == 22 for name in names)
+    title = figure.get_suptitle()
+    assert len(title) < 130
+    assert r"\$x\$" in title
 
 
 def test_ids_are_on_the_axis_where_they_are_few():

@@ -336,3 +336,11 @@ def test_every_registered_partition_makes_one():
         needs = parameter is not None and parameter.default is parameter.empty
         text = f"{name}:0.5" if needs else name
         assert partition_from_text(text, Y, 5, ids=np.arange(1000) % 5).N == 5
+
+
+@pytest.mark.parametrize("make", [*DIRICHLET, fp.label_shards])
+def test_something_else_than_a_vector_of_labels_is_refused(make):
+    for y in (fp.load("census", rows=20), np.ones((20, 2)), 20):
+        with pytest.raises(InputError, match=r"y must be a vector of labels, such as data\.y") as e:
+            make(y, 2, 1)
+        assert "\n" not in str(e.value)

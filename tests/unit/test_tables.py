@@ -432,9 +432,9 @@ def test_missing_values_of_a_csv(tmp_path, reader):
         "patients.csv, row 2, column 'id': the value is missing; correct the cell"
     )
     assert "every row has a missing value" in refusal(
-        tmp_path, "x,c,outcome\n,1,0\n,2,1\n", missing="drop"
+        tmp_path, "x,c,outcome\n,1,0\n2,,1\n", missing="drop"
     )
-    assert "column 'x' has no number in any row" in refusal(
+    assert "column 'x' has no value in any row" in refusal(
         tmp_path, "x,c,outcome\n,1,0\n,2,1\n", missing="mean"
     )
 

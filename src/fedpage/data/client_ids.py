@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.data.partition import PARTITIONS, Partition, check_min_rows, from_owners
@@ -33,7 +34,7 @@ def by_id(
     >>> clinics.ids, clinics.rows(1).tolist()
     (('Bern', 'Rome'), [0, 2])
     """
-    names, owner = np.unique(_clean_ids(ids), return_inverse=True)
+    names, owner = np.unique(clean_ids("by_id", ids), return_inverse=True)
     check_min_rows("by_id", len(owner), 0, min_rows)
     if small not in ("error", "drop", "merge"):
         raise InputError(f"by_id: small must be error, drop or merge, not {short_repr(small)}")
@@ -66,12 +67,20 @@ def by_id(
     return from_owners(owner, len(kept), f"by_id({len(kept)}{what})", tuple(kept))
 
 
-def _clean_ids(ids: Any) -> Any:
-    """Return ids (n,) as an array of strings or of integers."""
+def clean_ids(owner: str, ids: Any) -> NDArray[Any]:
+    """Return ids (n,) as an array of strings or of integers.
+
+    Args:
+        owner: what uses the ids, for error messages.
+        ids: strings or whole numbers, as an array, a list or a Series.
+
+    Raises:
+        InputError: an id is missing, or is neither a string nor a whole number.
+    """
     # numpy would turn None and NaN among strings of a list into strings
     array = np.asarray(ids, dtype=object if isinstance(ids, (list, tuple)) else None)
     if array.ndim != 1 or len(array) == 0:
-        raise InputError(f"by_id: there must be one id for each row, not shape {array.shape}")
+        raise InputError(f"{owner}: there must be one id for each row, not shape {array.shape}")
     if array.dtype.kind not in "biufUM":
         array = array.astype(object)
     missing = (
@@ -83,7 +92,7 @@ def _clean_ids(ids: Any) -> Any:
     )
     if missing.any():
         raise InputError(
-            f"by_id: {int(missing.sum()):,} of {len(array):,} rows have no id (the first is row "
+            f"{owner}: {int(missing.sum()):,} of {len(array):,} rows have no id (the first is row "
             f"{int(np.argmax(missing))}); fill in the ids, or remove these rows"
         )
     types = {type(value) for value in array} if array.dtype.kind == "O" else {array.dtype.type}
@@ -97,7 +106,7 @@ def _clean_ids(ids: Any) -> Any:
         return array.astype(np.int64)  # tables hold whole numbers as floats where some are missing
     names = ", ".join(sorted(kind.__name__ for kind in types))
     raise InputError(
-        "by_id: ids must be all strings or all whole numbers, and these are of type "
+        f"{owner}: ids must be all strings or all whole numbers, and these are of type "
         f"{names}; convert them, as by [str(i) for i in ids]"
     )
 

@@ -21,6 +21,11 @@ from fedpage.core.types import Vector
 
 BLOCK = 1 << 14
 """Rows that are converted at a time."""
+DATES = (
+    "it holds dates or times; leave it out with drop=, or replace it by a number such as the days "
+    "since a date"
+)
+"""What the error about a column of dates says."""
 _NUMBER = re.compile(
     r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf|infinity)\Z", re.IGNORECASE
 )
@@ -235,6 +240,8 @@ def read_columns(
 
 def no_column(name: str, known: Collection[str]) -> str:
     """Say that there is no column of a name, and which columns there are."""
+    if not known:
+        return f"there is no column {name!r}; the table has no columns"
     return (
         f"there is no column {name!r};{did_you_mean(name, known)} the columns are "
         f"{short_list(known)}"
@@ -296,10 +303,7 @@ def _from_series(series: Any, where: str, as_text: bool) -> Column:
     if kind == nw.Object or kind == nw.Unknown:
         return _from_values(series.to_list(), where, as_text)
     if kind.is_temporal():
-        raise InputError(
-            f"{where}: it holds dates or times; leave it out with drop= (--drop), or replace it "
-            "by a number such as the days since a date"
-        )
+        raise InputError(f"{where}: {DATES}")
     raise InputError(
         f"{where}: values of type {kind} cannot be features; leave it out with drop= (--drop)"
     )
@@ -349,7 +353,7 @@ def _from_values(values: Any, where: str, as_text: bool) -> Column:
     present = [cell for cell in cells if not _is_none(cell)]
     if not as_text and all(isinstance(cell, Real) for cell in present):
         is_bool = bool(present) and all(isinstance(cell, (bool, np.bool_)) for cell in present)
-        numbers = np.array([math.nan if _is_none(c) else float(c) for c in cells], dtype=np.float64)
+        numbers = np.array([math.nan if _is_none(c) else _to_float(c) for c in cells], np.float64)
         return Numbers(len(numbers), lambda start, stop: numbers[start:stop], is_bool)
     odd = next((cell for cell in present if not isinstance(cell, (str, Real))), None)
     if odd is not None:
@@ -364,6 +368,14 @@ def _from_values(values: Any, where: str, as_text: bool) -> Column:
         -1 if _is_none(cell) else number[word] for cell, word in zip(cells, words, strict=True)
     ]
     return Text(np.array(codes, dtype=np.int32), tuple(distinct), as_text)
+
+
+def _to_float(number: Any) -> float:
+    """Return a number as a float, one that is too large as an infinity."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _from_array(array: NDArray[Any]) -> Numbers:

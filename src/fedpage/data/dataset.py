@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import Ints, Vector
+from fedpage.data.client_ids import clean_ids
 
 if TYPE_CHECKING:
     from fedpage.data.encoding import Encoding
@@ -139,10 +140,11 @@ class Dataset:
                 Other numbers are kept: a problem takes them as targets or as classes.
             name: the name in records and reports.
             note: what a reader of results must know.
-            clients: (n,) ids that say whose row each is.
+            clients: (n,) ids that say whose row each is, strings or whole numbers.
 
         Raises:
-            InputError: an argument has a wrong shape, or values that are not finite real numbers.
+            InputError: an argument has a wrong shape, or values that are not finite real numbers,
+                or an id is missing.
 
         >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], ["no", "yes"]).classes
         ('no', 'yes')
@@ -159,7 +161,7 @@ class Dataset:
             raise InputError(f"data set {name!r}: y must be finite, without NaN or infinity")
         if not is_finite(matrix.values if isinstance(matrix, Sparse) else matrix):
             raise InputError(f"data set {name!r}: X must be finite, without NaN or infinity")
-        ids = None if clients is None else np.asarray(clients)
+        ids = None if clients is None else clean_ids(f"data set {name!r}", clients)
         return cls(name, matrix, target, classes=classes, clients=ids, note=note)
 
     @classmethod
@@ -424,8 +426,7 @@ def _features(name: str, X: Any) -> Sparse | Vector:
 
     try:
         given = X if issparse(X) else np.asarray(X)
-        if np.dtype(given.dtype).kind == "c":
-            raise ValueError("complex numbers")
+        _check_real(given.dtype)
         if given.ndim != 2 or given.shape[1] == 0:
             raise InputError(
                 f"data set {name!r}: X must be a matrix with at least one column, "
@@ -449,6 +450,12 @@ def _features(name: str, X: Any) -> Sparse | Vector:
         matrix.data,
         int(matrix.shape[1]),
     )
+
+
+def _check_real(kind: np.dtype[Any]) -> None:
+    """Refuse types that numpy converts to real numbers without a word."""
+    if kind.kind in "cMm":
+        raise ValueError("complex numbers" if kind.kind == "c" else "dates or times")
 
 
 def _check_sparse(name: str, matrix: Sparse, rows: int) -> None:
@@ -506,8 +513,7 @@ def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Labe
         found, number = np.unique(y, return_inverse=True)
         return class_targets(number.astype(np.int64), len(found)), tuple(found.tolist())
     try:
-        if y.dtype.kind == "c":
-            raise ValueError("complex numbers")
+        _check_real(y.dtype)
         target = y.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(

@@ -175,6 +175,9 @@ def _prepare(
     if isinstance(column, Numbers):
         raise InputError(f"{table.source}: column {spec.name!r} holds numbers, not categories")
     number = {value: code for code, value in enumerate(spec.values)}
+    for value, code in list(number.items()):  # a frame holds 1 as 1.0 where other rows have none
+        if is_number(value):
+            number.setdefault(value[:-2] if value.endswith(".0") else f"{value}.0", code)
     feature_of = np.array([number.get(v, -1) for v in column.values] + [-1], dtype=np.int64)
     if not ignore and (feature_of[:-1] < 0).any():
         row = column.first_row(lambda value: value not in number)

@@ -23,6 +23,7 @@ from fedpage.data.partition import (
     Partition,
     check_alpha,
     check_counts,
+    check_labels,
     check_min_rows,
     equal_parts,
     from_owners,
@@ -57,7 +58,7 @@ def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Par
         shards: pieces that each client gets; fewer pieces mean more heterogeneous clients.
         seed: of the random deal.
     """
-    n = len(y)
+    n = check_labels("label_shards", y)
     clients = check_counts("label_shards", n, clients)
     if (
         not isinstance(shards, (int, np.integer))
@@ -106,7 +107,7 @@ def dirichlet(
     """
     from scipy.special import gammaincinv
 
-    n = len(y)
+    n = check_labels("dirichlet", y)
     clients = check_counts("dirichlet", n, clients)
     min_rows = check_min_rows("dirichlet", n, clients, min_rows)
     alpha = check_alpha("dirichlet", alpha)
@@ -149,7 +150,7 @@ def dirichlet_yurochkin(
         InputError: there are fewer than N * min_rows rows, or alpha is not positive, or y holds
             targets of a regression.
     """
-    n = len(y)
+    n = check_labels("dirichlet_yurochkin", y)
     clients = check_counts("dirichlet_yurochkin", n, clients)
     min_rows = check_min_rows("dirichlet_yurochkin", n, clients, min_rows)
     alpha = check_alpha("dirichlet_yurochkin", alpha)
@@ -188,7 +189,7 @@ def dirichlet_hsu(y: Vector, clients: int, alpha: float, seed: int = 0) -> Parti
         InputError: there are fewer rows than clients, or alpha is not positive, or y holds targets
             of a regression.
     """
-    n = len(y)
+    n = check_labels("dirichlet_hsu", y)
     clients = check_counts("dirichlet_hsu", n, clients)
     alpha = check_alpha("dirichlet_hsu", alpha)
     which, left = _label_numbers("dirichlet_hsu", y)

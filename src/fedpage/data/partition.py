@@ -116,7 +116,8 @@ def check_counts(name: str, n: int, clients: int) -> int:
     for what, value in (("rows", n), ("clients", clients)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
             raise InputError(
-                f"{name}: the number of {what} must be a whole number of at least 1, not {value!r}"
+                f"{name}: the number of {what} must be a whole number of at least 1, "
+                f"not {short_repr(value)}"
             )
     if clients > n:
         raise InputError(
@@ -124,6 +125,16 @@ def check_counts(name: str, n: int, clients: int) -> int:
             "use fewer clients"
         )
     return int(clients)
+
+
+def check_labels(name: str, y: Any) -> int:
+    """Check that labels are a vector, and return their number."""
+    if np.ndim(y) != 1:
+        raise InputError(
+            f"{name}: y must be a vector of labels, such as data.y of a Dataset, not "
+            f"{short_repr(y)}"
+        )
+    return len(y)
 
 
 def check_real(name: str, what: str, value: float) -> float:

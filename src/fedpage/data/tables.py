@@ -16,6 +16,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.data import libsvm
 from fedpage.data.columns import (
+    DATES,
     Numbers,
     Table,
     Text,
@@ -37,7 +38,10 @@ _MOSTLY = 0.9
 """A column with a larger share of numbers than this is numeric, and other text in it an error."""
 _FEW_VALUES = 20
 """A column of text with more values than this, and than half its rows, is no category."""
-_ID = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
+_ID = re.compile(r"(-?(?:0|[1-9][0-9]{0,17}))(?:\.0)?\Z")
+"""A whole number; tables hold it as 1.0 where other rows of the column have no value."""
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.,]+(Z|[+-][0-9:]+)?)?\Z")
+"""A date, or a date and a time, of ISO 8601."""
 
 
 def is_table(path: Path) -> bool:
@@ -217,6 +221,8 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
     """Encode a table: the one way from any source to a data set."""
     if table.rows == 0:
         raise InputError(f"{table.source}: there are column names but no rows")
+    for column in roles.used:
+        _check_not_empty(table, column, column in roles.features)
     for column in (*roles.features, roles.label):
         _check_text(table, column, column == roles.label)
     rows = table.rows
@@ -284,6 +290,18 @@ def _note(encoding: Encoding) -> str:
     return "; ".join(words)
 
 
+def _check_not_empty(table: Table, name: str, is_feature: bool) -> None:
+    """Refuse a column without any value, such as one after a separator at the end of each line."""
+    column = table.columns[name]
+    if isinstance(column, Text):
+        is_empty = not column.values
+    else:
+        is_empty = all(bool(np.isnan(block).all()) for _, block in column.blocks())
+    if is_empty:
+        advice = f"leave it out with drop=({name!r},)" if is_feature else "choose another column"
+        raise InputError(f"{table.source}: column {name!r} has no value in any row; {advice}")
+
+
 def _check_text(table: Table, name: str, is_label: bool) -> None:
     """Refuse a column of text that is a numeric one with bad cells, or that is no category.
 
@@ -314,10 +332,14 @@ def _check_text(table: Table, name: str, is_label: bool) -> None:
                 f"{table.cell(row, name)}: {short_repr(cell)} is not a number, as "
                 f"{100 * share:.3g} % of the column are; {advice}"
             )
+        if all(map(_DATE.match, column.values)):
+            raise InputError(f"{table.source}, column {name!r}: {DATES}")
     if len(column.values) > max(_FEW_VALUES, total / 2):
         advice = (
             "choose another label" if is_label else f"leave it out with drop=({name!r},) (--drop)"
         )
+        if all(map(is_number, column.values)):
+            advice = "if they are numbers, convert the column, as by astype(float)"
         raise InputError(
             f"{table.source}: column {name!r} has {len(column.values):,} different texts in "
             f"{total:,} rows, as an id or free text does; {advice}"
@@ -346,8 +368,11 @@ def _encode_label(
 def _to_ids(column: Numbers | Text) -> NDArray[Any]:
     """Return client ids (n,): integers if all are whole numbers as Python writes them, or text."""
     assert isinstance(column, Text)
-    if all(map(_ID.match, column.values)):
-        return np.array([int(value) for value in column.values], dtype=np.int64)[column.codes]
+    found = [_ID.match(value) for value in column.values]
+    numbers = {int(match[1]) for match in found if match}
+    if len(numbers) == len(column.values):  # "1" and "1.0" stay two ids
+        order = [int(match[1]) for match in found if match]
+        return np.array(order, dtype=np.int64)[column.codes]
     return column.to_array()
 
 
@@ -356,6 +381,11 @@ class _ParquetFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.is_dir():
+            raise InputError(
+                f"{path}: it is a directory; read its files by pandas or polars, and give the "
+                "frame to fp.Dataset.from_frame"
+            )
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
         self._library = _import_parquet(path)
@@ -407,13 +437,18 @@ def _first_line(error: Exception) -> str:
 def _load_npz(path: Path, name: str) -> Dataset:
     """Read arrays X, y and clients, or those of a CSR matrix: data, indices, indptr and shape."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("a single array, as of an .npy file")
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: it is a directory, not a file") from None
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
         raise InputError(
-            f"{path}: not an .npz file of arrays of numbers or text ({error})"
+            f"{path}: not an .npz file of arrays of numbers or text ({_first_line(error)})"
         ) from None
     is_sparse = {"data", "indices", "indptr"} <= set(arrays)
     if "y" not in arrays or not (is_sparse or "X" in arrays):

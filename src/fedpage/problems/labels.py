@@ -65,6 +65,20 @@ def _number_values(owner: str, data: Dataset) -> tuple[Classes, Ints]:
     return tuple(int(v) if whole else float(v) for v in found), numbers.astype(np.int64)
 
 
+def targets(owner: str, data: Dataset) -> Vector:
+    """Return the targets (n,) of a regression; two classes are -1 and +1.
+
+    Raises:
+        InputError: the labels are more than two texts, whose class numbers mean nothing.
+    """
+    if data.classes is not None and len(data.classes) > 2 and isinstance(data.classes[0], str):
+        raise InputError(
+            f"{owner}: the labels of {data.name!r} are {len(data.classes)} classes such as "
+            f"{data.classes[0]!r}, and not numbers; use softmax"
+        )
+    return data.y
+
+
 def counts(owner: str, data: Dataset) -> Vector:
     """Return the targets (n,) as counts; the classes 0 and 1, kept as -1 and +1, are numbers again.
 

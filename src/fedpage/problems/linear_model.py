@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
+from numbers import Real
 from typing import ClassVar, Self
 
 import numpy as np
@@ -22,7 +24,7 @@ from fedpage.problems.base import (
     equal_size,
 )
 from fedpage.problems.kernels import LOSSES, REGULARISERS, Loss, Reg
-from fedpage.problems.labels import Classes, counts, two_classes
+from fedpage.problems.labels import Classes, counts, targets, two_classes
 from fedpage.problems.linear_oracle import LinearOracle
 from fedpage.problems.own_loss import compile_loss
 from fedpage.problems.prediction import Prediction
@@ -81,11 +83,19 @@ class LinearModel(Prediction):
             raise InputError(
                 f"{type(self).__name__} has the loss {self.loss_name!r}; leave loss out"
             )
+        if not (loss or self.loss_name):
+            raise InputError(
+                f"{type(self).__name__}: give loss=, one of {', '.join(LOSSES)} or your own class"
+            )
         self._loss: Loss = self._find_loss(loss or self.loss_name)
         self.name = self._loss.title
         _check_data(self.name, "data", data)
         self.reg, self.alpha = choose_regulariser(self._loss, reg, alpha)
         self.data = data
+        if not isinstance(intercept, (bool, np.bool_, type(None))):
+            raise InputError(
+                f"{self.name}: intercept must be True or False, not {short_repr(intercept)}"
+            )
         self.intercept = data.encoding is not None if intercept is None else bool(intercept)
         self.partition = _choose_partition(self.name, data, clients)
         self.weights = weights if isinstance(weights, str) else "given"
@@ -108,7 +118,7 @@ class LinearModel(Prediction):
         """Return the targets (n,) of a data set, and its classes or those given."""
         if self._loss.needs_labels:
             return two_classes(self.name, data, classes)
-        return (counts(self.name, data) if self._loss.needs_counts else data.y), None
+        return (counts if self._loss.needs_counts else targets)(self.name, data), None
 
     def _check_evaluation(self) -> None:
         """Refuse held-out rows of another shape, and metrics that the labels do not suit."""
@@ -254,10 +264,11 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
         hint = did_you_mean(reg, REGULARISERS) if isinstance(reg, str) else ""
         known = ", ".join(REGULARISERS)
         raise InputError(
-            f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}{hint}"
+            f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}"
+            f"{';' if hint else ''}{hint}"
         )
-    number = isinstance(alpha, (int, float)) and math.isfinite(alpha) and alpha >= 0
-    if alpha is not None and not number:
+    is_number = isinstance(alpha, Real) and not isinstance(alpha, bool)
+    if alpha is not None and not (is_number and math.isfinite(alpha) and alpha >= 0):
         raise InputError(
             f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"
         )
@@ -276,6 +287,11 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
 def _choose_partition(owner: str, data: Dataset, clients: int | Partition | None) -> Partition:
     if isinstance(clients, Partition):
         return clients
+    if isinstance(clients, (Sequence, np.ndarray)) and not isinstance(clients, str):
+        raise InputError(
+            f"{owner}: clients must be a number or a Partition; if these are the rows' ids, give "
+            "fp.by_id(ids)"
+        )
     if clients is not None:
         return blocks(data.rows, clients)
     if data.clients is None:

@@ -92,13 +92,14 @@ def _compile(where: str, name: str, part: str, function: FunctionType) -> Any:
         reason = next((line for line in lines if not line.startswith("Failed in")), "")
         raise InputError(f"{where}: numba cannot compile {part}(t, b): {reason}") from None
     result = compiled.nopython_signatures[0].return_type
-    if not isinstance(result, types.Number):
-        raise InputError(f"{where}: {part}(t, b) must return a number, not {result}")
+    if not isinstance(result, (types.Float, types.Integer)):
+        raise InputError(f"{where}: {part}(t, b) must return a real number, not {result}")
     return compiled
 
 
 def _check_numbers(where: str, loss: Loss) -> None:
     """Compare slope with differences of value, and curvature and convex with those of slope."""
+    is_compared = False
     for b in _LABELS if loss.needs_labels else _TARGETS:
         for t in _MARGINS:
             h = 1e-5 * max(1.0, abs(t))
@@ -106,6 +107,7 @@ def _check_numbers(where: str, loss: Loss) -> None:
             slope, found = loss.slope(t, b), (high - low) / (2 * h)
             if not (math.isfinite(found) and math.isfinite(slope)):
                 continue
+            is_compared = True
             noise = 1e-9 * (abs(low) + abs(high)) / h
             if abs(slope - found) > 1e-4 * (abs(slope) + abs(found)) + 1e-6 + noise:
                 raise InputError(
@@ -123,6 +125,11 @@ def _check_numbers(where: str, loss: Loss) -> None:
                     f"{where}: convex = True, but the second derivative by t is {bend:.4g} at "
                     f"t={t:g}, b={b:g}"
                 )
+    if not is_compared:
+        raise InputError(
+            f"{where}: value or slope is not finite at every t from {min(_MARGINS)} to "
+            f"{max(_MARGINS)} that was tried; correct them"
+        )
 
 
 # --- identity -------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ def plot_partition(
     counted = count_labels(data, partition)
     is_wide = partition.N > MANY
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    title = f"{_shorten(data.name, 40)}, {_shorten(partition.name, 80)}"
+    figure.suptitle(title, fontsize=10)  # before the discs, which fill the height that is left
     if is_wide:
         content, sizes = figure.subplots(1, 2, width_ratios=(3, 2))
         _draw_sorted_sizes(sizes, partition)
@@ -102,7 +104,6 @@ def plot_partition(
         _draw_share_bands(content, *counted)
     else:
         _draw_bubbles(figure, content, *counted)
-    figure.suptitle(f"{data.name}, {partition.name}", fontsize=10)
     if path is not None:
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -330,7 +331,12 @@ def _round_down(value: float) -> int:
 
 
 def _shorten(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else name[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    """Shorten a text in the middle, for names often differ at their ends; $ begins no formula."""
+    name = " ".join(name.split())
+    if len(name) > most:
+        tail = (most - 1) // 2
+        name = name[: most - 1 - tail] + "\N{HORIZONTAL ELLIPSIS}" + name[-tail:]
+    return name.replace("$", r"\$")
 
 
 def _hide_frame(ax: Axes) -> None:
