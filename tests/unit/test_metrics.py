@@ -317,7 +317,7 @@ def test_objectives_come_from_the_losses(data):
         if objective.loss in ("softmax", "poisson"):  # no loss of one margin; needs counts
             continue
         problem = objective.problem(data[0], 10)
-        assert (problem.name, problem.reg) == (LOSSES[objective.loss].title, objective.reg)
+        assert (problem.name, problem.reg) == (LOSSES[str(objective.loss)].title, objective.reg)
         assert problem.alpha == (0.0 if objective.reg == "none" else 0.1)
         general = fp.problems.LinearModel(data[0], 10, loss=objective.loss, reg=objective.reg)
         x = np.linspace(-1, 1, problem.d)

@@ -22,8 +22,8 @@ from fedpage.core.types import Vector
 BLOCK = 1 << 14
 """Rows that are converted at a time."""
 DATES = (
-    "it holds dates or times; leave it out with drop=, or replace it by a number such as the days "
-    "since a date"
+    "it holds dates or times; leave it out with drop= (--drop), or replace it by a number such as "
+    "the days since a date"
 )
 """What the error about a column of dates says."""
 _NUMBER = re.compile(
