@@ -43,8 +43,8 @@ KERNELS = [
     Edit("local_sgd, fused: shift never applied", "local_sgd",
          "eta * shift[own_shift, l]", "0.0 * shift[own_shift, l]"),
     Edit("local_sgd, fused: proximal sign", "local_sgd",
-         "scale[c] * _reg_slope(reg, alpha, y[l]) + mu * (y[l] - x[l])",
-         "scale[c] * _reg_slope(reg, alpha, y[l]) - mu * (y[l] - x[l])"),
+         "scale[c] * _reg_slope(reg, alpha, y[0, l]) + mu * (y[0, l] - x[l])",
+         "scale[c] * _reg_slope(reg, alpha, y[0, l]) - mu * (y[0, l] - x[l])"),
     Edit("local_svrg, fused: gradient at w added", "local_sgd",
          "v -= _slope(loss, then, target[row])", "v += _slope(loss, then, target[row])"),
 ]  # fmt: skip

@@ -460,8 +460,7 @@ def test_too_many_clients_and_no_rows_are_refused_in_one_line():
             with pytest.raises(InputError, match="rows") as refusal:
                 make()
             assert "\n" not in str(refusal.value)
-    with pytest.raises(InputError, match=r"no row .*less skewed"):
-        fp.dirichlet(np.ones(20), 10, 1e-300)
+    assert fp.dirichlet(np.ones(20), 10, 1e-300).sizes.min() == 1
 
 
 # Theory and plans

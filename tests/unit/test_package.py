@@ -66,8 +66,8 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     assert {name.partition("/")[0] for name in shipped} == {"fedpage", about}
     core = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
     assert core == [
-        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib", "typer",
-        "rich",
+        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib", "narwhals",
+        "typer", "rich",
     ]  # fmt: skip
     assert "Classifier: Typing :: Typed" in metadata
 
@@ -99,7 +99,11 @@ def test_the_citation_file_is_valid():
         ("fedpage re", 1, {"resume", "reproduce"}),
         ("fedpage run fedpage", 2, {"fedpage", "fedpage-full"}),
         ("fedpage run fedavg --data w", 4, {"w8a", "wine"}),
-        ("fedpage run fedavg --objective logistic-", 4, {"logistic-l2", "logistic-nonconvex"}),
+        (
+            "fedpage run fedavg --objective logistic-",
+            4,
+            {"logistic-l2", "logistic-nonconvex", "logistic-smoothed-l1"},
+        ),
     ],
 )
 def test_the_shell_completes(words, place, expected):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.validate import check_whole
 
 RecordEvery: TypeAlias = Literal["log"] | int
 """Rounds between two records, 0 for the end only, or "log" for ever longer distances."""
@@ -27,6 +26,8 @@ def check_record_every(value: object) -> RecordEvery:
                 f"not {short_repr(value)}"
             )
         return "log"
+    from fedpage.core.validate import check_whole  # it imports numpy, which `--help` does without
+
     check_whole("record_every", value, 0)
     return int(value)  # type: ignore[call-overload, no-any-return]
 

@@ -103,7 +103,7 @@ def dirichlet(
         InputError: there are fewer than N * min_rows rows, or alpha is not positive.
 
     >>> dirichlet(np.arange(300) % 2, 50, alpha=0.1)
-    Partition(dirichlet(50, alpha=0.1, seed=0, min_rows=1: 27 rows moved), 50 clients, ...)
+    Partition(dirichlet(50, alpha=0.1, seed=0, min_rows=1: 26 rows moved), 50 clients, ...)
     """
     from scipy.special import gammaincinv
 

@@ -114,8 +114,8 @@ def size_histogram(sizes: Ints, bins: int = 8) -> list[tuple[str, int, str]]:
 
     >>> for line in size_histogram(np.array([1, 1, 2, 3]), bins=2):
     ...     print(*line)
-    1 2 ########################################
-    2 to 3 2 ########################################
+    1 to 2 3 ########################################
+    3 1 ##############
     """
     low, high = int(sizes.min()), int(sizes.max())
     bins = min(bins, high - low + 1)
