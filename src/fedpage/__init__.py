@@ -101,6 +101,8 @@ if TYPE_CHECKING:
         Softmax,
         SquaredHinge,
     )
+    from fedpage.problems.client_scores import ClientScores
+    from fedpage.problems.reference_solution import reference_solution
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
@@ -138,6 +140,8 @@ _EXPORTS = {
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
     "Quadratic RobustRegression RowProblem Softmax SquaredHinge",
+    "fedpage.problems.client_scores": "ClientScores",
+    "fedpage.problems.reference_solution": "reference_solution",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.core.errors": "InputError",
@@ -162,6 +166,7 @@ __all__ = [
     "Best",
     "Callback",
     "Chain",
+    "ClientScores",
     "Codec",
     "Dataset",
     "Dither",
@@ -235,6 +240,7 @@ __all__ = [
     "power_law",
     "problems",
     "quantity_dirichlet",
+    "reference_solution",
     "report",
     "runs",
     "save_model",

@@ -89,6 +89,23 @@ def test_metrics_equal_the_simulator(federate, simulated, tmp_path):
     }
 
 
+def test_quantiles_over_clients_equal_the_simulator(federate, simulated, tmp_path):
+    """Nodes send their own values; the server computes quantiles, of losses without weights."""
+    metrics = ["accuracy_worst", "auc_p50", "loss_worst", "loss_p10"]
+    changes = {"metrics": ", ".join(metrics), "objective": "logistic", "weights": "size"}
+    history = federate(**changes).history
+    problem = fp.LogisticRegression(
+        fp.load("census", rows=300), fp.power_law(300, 8), metrics=metrics, weights="size"
+    )
+    run = simulated(problem, weights="size")
+    assert history.same(run)
+    assert history.columns[-6:] == ["accuracy", "auc", *metrics]
+    pooled = problem.evaluate(history.x)
+    for name in metrics:
+        assert history.last(name) == pytest.approx(pooled[name], rel=1e-12)
+    assert history.higher_is_better("auc_p50")
+
+
 def test_size_weights_change_the_model(federate, tmp_path):
     uniform = federate().history
     sized = federate(weights="size", out=str(tmp_path / "sized")).history
@@ -513,6 +530,7 @@ def test_invalid_csv_files(tmp_path, text, words):
         ({"method": "fedpag"}, "did you mean 'fedpage'"),
         ({"bogus": 1}, "unknown key 'bogus'"),
         ({"metrics": "acuracy"}, "did you mean 'accuracy'"),
+        ({"metrics": "f_minus_fstar"}, "needs the reference solution, which takes all clients'"),
         ({"rounds": "many"}, "rounds must be a whole number"),
     ],
 )

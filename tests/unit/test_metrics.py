@@ -16,6 +16,7 @@ from fedpage.problems.kernels import LOSSES
 from fedpage.problems.objectives import OBJECTIVES
 
 NAMES = ["accuracy", "f1", "auc", "log_loss", "mse", "rmse", "mae", "r2"]
+AGAINST_REFERENCE = ["f_minus_fstar", "distance_to_optimum"]
 LABELS = np.array([1, -1, 1, 1, -1, -1, 1, -1])
 MARGINS = np.array([0.3, -2.0, -0.5, 4.0, 0.1, -0.1, 0.1, 0.2])
 
@@ -33,7 +34,8 @@ def margins_of(dataset, x):
 
 
 def test_every_registered_metric_has_a_row_here():
-    assert list(m.METRICS) == NAMES
+    assert list(m.METRICS) == NAMES + AGAINST_REFERENCE
+    assert list(m.row_metrics(m.METRICS)) == NAMES
 
 
 def test_metrics_of_binary_margins():
@@ -58,6 +60,11 @@ def test_metrics_of_several_classes():
     assert m.accuracy(scores, true) == 0.75
     assert m.f1(scores, true) == pytest.approx(np.mean([2 / 3, 2 / 3, 1.0]))
     assert m.log_loss(scores, true) == pytest.approx(-np.log(shares[range(4), true]).mean())
+    # each class against the rest: the shares of pairs in order, where a tie is a half
+    assert m.auc(scores, true) == pytest.approx(np.mean([2 / 3, 2.5 / 4, 1.0]))
+    assert math.isnan(m.auc(scores, np.ones(4)))
+    without_2 = m.auc(scores[[0, 1, 3]], true[[0, 1, 3]])
+    assert without_2 == pytest.approx(np.mean([0.5, 0.5 * (0.5 + 0.0)]))
 
 
 def test_metrics_of_regressions():
@@ -75,7 +82,7 @@ def test_metrics_of_regressions():
 def test_metrics_take_torch_tensors():
     torch = pytest.importorskip("torch", reason="torch is an extra: pip install 'fedpage[torch]'")
     outputs = torch.tensor(MARGINS, requires_grad=True)
-    for name, entry in m.METRICS.items():
+    for name, entry in m.row_metrics(m.METRICS).items():
         assert entry(outputs, torch.tensor(LABELS)) == entry(MARGINS, LABELS), name
 
 

@@ -56,6 +56,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "Bernoulli": lambda: fp.Bernoulli(0.1),
     "Best": lambda: fp.Best(torch_problem(), "best.npz"),
     "Chain": lambda: fp.Chain(fp.TopK(0.1), fp.Natural()),
+    "ClientScores": lambda: problem().client_scores(np.zeros(problem().d)),
     "Dataset": arrays,
     "Dither": lambda: fp.Dither(4),
     "Faults": lambda: fp.Faults(dropout=0.1, gone=(1, 2)),

@@ -39,7 +39,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares",
             "problems.Softmax", "problems.SquaredHinge", "problems.Huber", "problems.Poisson",
             "problems.LinearModel", "problems.Quadratic", "problems.RowProblem",
-            "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
+            "problems.reference_solution.reference_solution",
+            "problems.client_scores.ClientScores",
+            "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS", "core.metric",
+            "core.metric_functions",
         ],
     ),
     "sklearn": (

@@ -1,142 +1,107 @@
-"""Metrics: named functions of a model's outputs and targets, each with a direction.
+"""Metrics: what problems record beside the loss, each with a direction.
 
-A metric is registered where it is defined:
+A metric is registered where it is defined (see `fedpage.core.metric_functions`):
 
     @metric("accuracy", higher_is_better=True)
     def accuracy(outputs, targets): ...
 
 Every problem takes `metrics=` and records each metric as a column of the history: over the clients'
-rows under its own name, over held-out rows as `held_out_NAME`. Whatever looks for a best value or a
-target (`History.best`, `History.cost_to`, `Stop`, tuning, plots) asks `higher_is_better(column)`.
+rows under its own name, over held-out rows as `held_out_NAME`. `NAME_worst` and `NAME_p10` are its
+worst value and a percentile over the clients, and `f_minus_fstar` and `distance_to_optimum` compare
+a model with the reference solution. Whatever looks for a best value or a target (`History.best`,
+`History.cost_to`, `Stop`, tuning, plots) asks `higher_is_better(column)`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.registry import Registry
+from fedpage.core.metric import (
+    COST_COLUMNS,
+    EVALUATED,
+    LOSS,
+    METRICS,
+    PREFIXES,
+    Array,
+    ClientQuantile,
+    DeviceArray,
+    Metric,
+    MetricFunction,
+    ReferenceMetric,
+    check_name,
+    metric,
+)
+from fedpage.core.metric_functions import (
+    accuracy,
+    auc,
+    distance_to_optimum,
+    evaluate_groups,
+    f1,
+    f_minus_fstar,
+    log_loss,
+    mae,
+    mse,
+    r2,
+    rmse,
+)
 from fedpage.core.types import Vector
 
-EVALUATED = ("loss", "grad_norm")
-"""Columns that every problem evaluates. Lower is better."""
-COST_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.is_cost)
-"""Columns that count what a run has cost; "bytes" is bytes_up + bytes_down. Lower is better."""
-PREFIXES = ("held_out_clients_", "held_out_", "test_")
-"""A column with such a prefix has the direction of the column without it."""
-
-
-@runtime_checkable
-class DeviceArray(Protocol):
-    """An array that may be on a device, such as a torch tensor."""
-
-    def detach(self) -> DeviceArray:
-        """Return the array without its gradient."""
-        ...
-
-    def cpu(self) -> DeviceArray:
-        """Return the array in the host's memory."""
-        ...
-
-    def numpy(self) -> NDArray[np.generic]:
-        """Return the array as numpy's."""
-        ...
-
-
-Array: TypeAlias = ArrayLike | DeviceArray
-MetricFunction: TypeAlias = Callable[..., float]
-"""(outputs, targets) -> float. A problem's own array type is passed: numpy's, or torch tensors."""
-M = TypeVar("M", bound=MetricFunction)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A named function of outputs and targets.
-
-    Attributes:
-        name: the column it is recorded as.
-        function: maps outputs (rows,) or (rows, classes) and targets (rows,) to a number.
-        higher_is_better: its direction. None: unknown, so it can be recorded but not compared.
-        needs_labels: whether the targets must be classes.
-    """
-
-    name: str
-    function: MetricFunction
-    higher_is_better: bool | None = None
-    needs_labels: bool = False
-
-    def __repr__(self) -> str:
-        words = {True: "higher is better", False: "lower is better", None: "no direction"}
-        return f"Metric({self.name}, {words[self.higher_is_better]})"
-
-    def __call__(self, outputs: Array, targets: Array, where: str = "the rows") -> float:
-        """Compute the metric.
-
-        Args:
-            outputs: margins or predictions (rows,), or a score for each class (rows, classes).
-            targets: (rows,) labels or values.
-            where: which rows these are, for the error message.
-
-        Raises:
-            InputError: the function failed, or did not return a number.
-        """
-        try:
-            return float(self.function(outputs, targets))
-        except Exception as error:  # the function may be a user's
-            why = " ".join(str(error).split())[:160] or type(error).__name__
-            text = f"metric {self.name!r} cannot be computed on {where}: {why}"
-            raise InputError(text) from error
-
+__all__ = [
+    "COST_COLUMNS",
+    "EVALUATED",
+    "LOSS",
+    "METRICS",
+    "PREFIXES",
+    "Array",
+    "ClientQuantile",
+    "DeviceArray",
+    "Metric",
+    "MetricFunction",
+    "MetricsOption",
+    "ReferenceMetric",
+    "accuracy",
+    "auc",
+    "check_name",
+    "client_quantiles",
+    "describe_metrics",
+    "distance_to_optimum",
+    "evaluate_groups",
+    "evaluate_metrics",
+    "f1",
+    "f_minus_fstar",
+    "find_quantile",
+    "higher_is_better",
+    "log_loss",
+    "mae",
+    "mean_metrics",
+    "metric",
+    "mse",
+    "quantile_bases",
+    "r2",
+    "resolve_metrics",
+    "rmse",
+    "row_metrics",
+]
 
 MetricsOption: TypeAlias = (
     str | Sequence[str | Metric | MetricFunction] | Mapping[str, str | Metric | MetricFunction]
 )
 """What `metrics=` takes: names of registered metrics, functions, or a table name -> function."""
-
-METRICS: Registry[Metric] = Registry("metric")
-
-
-def metric(
-    name: str, *, higher_is_better: bool, needs_labels: bool = False
-) -> Callable[[M], M]:  # fmt: skip
-    """Register a function of outputs and targets as a metric.
-
-    Args:
-        name: the column that it is recorded as.
-        higher_is_better: whether a higher value is better.
-        needs_labels: whether the targets must be classes.
-
-    Returns:
-        A decorator that leaves the function as it is.
-
-    Raises:
-        InputError: the name is taken or cannot name a column.
-
-    >>> @metric("largest_error", higher_is_better=False)
-    ... def largest_error(outputs, targets):
-    ...     return abs(outputs - targets).max()
-    >>> higher_is_better("held_out_largest_error")
-    False
-    >>> METRICS.remove("largest_error")
-    """
-
-    def decorate(function: M) -> M:
-        _check_name(name, "metric")
-        METRICS.add(name, Metric(name, function, higher_is_better, needs_labels))
-        return function
-
-    return decorate
+_QUANTILE = re.compile(r"(\w+?)_(?:worst|p([1-9][0-9]?))")
 
 
 def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
     """Look up what a user gave as `metrics=`.
+
+    `NAME_worst` and `NAME_p1` to `NAME_p99`, where NAME is "loss" or one of the metrics, are the
+    worst value and a percentile over the clients; NAME itself is then recorded, too.
 
     Args:
         metrics: names of registered metrics, functions (named after themselves), `Metric`s, or a
@@ -151,6 +116,8 @@ def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
 
     >>> list(resolve_metrics(["accuracy", "auc"], "logistic regression"))
     ['accuracy', 'auc']
+    >>> list(resolve_metrics(["accuracy_worst", "accuracy_p10", "loss_p90"], "mine"))
+    ['accuracy', 'accuracy_worst', 'accuracy_p10', 'loss_p90']
     """
     given: Iterable[tuple[str | None, object]]
     if isinstance(metrics, Mapping):
@@ -164,26 +131,33 @@ def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
             f"{owner}: metrics must be names, functions or a table of functions, "
             f"not {short_repr(metrics)}"
         )
+    entries = list(given)
+    own = [_resolve(name, entry, owner) for name, entry in entries if not isinstance(entry, str)]
+    known = {**METRICS, **{entry.name: entry for entry in own}}
     found: dict[str, Metric] = {}
-    for name, entry in given:
-        resolved = _resolve(name, entry, owner)
-        _check_name(resolved.name, owner)
+    for name, entry in entries:
+        resolved = _resolve(name, entry, owner, known)
+        check_name(resolved.name, owner)
+        if isinstance(resolved, ClientQuantile) and resolved.base is not LOSS:
+            found.setdefault(resolved.base.name, resolved.base)
         found[resolved.name] = resolved
     return found
 
 
-def _resolve(name: str | None, entry: object, owner: str) -> Metric:
+def _resolve(
+    name: str | None, entry: object, owner: str, known: Mapping[str, Metric] = METRICS
+) -> Metric:
     if isinstance(entry, str):
-        if entry not in METRICS:
+        found = known.get(entry) or find_quantile(entry, known, owner)
+        if found is None:
             hint = did_you_mean(entry, METRICS)
-            known = ", ".join(METRICS)
             raise InputError(
-                f"{owner}: unknown metric {short_repr(entry)}:{hint} known are {known}, "
-                "or give a function of outputs and targets"
+                f"{owner}: unknown metric {short_repr(entry)}:{hint} known are {', '.join(METRICS)}"
+                ", with _worst or _p10 those of clients, or give a function of outputs and targets"
             )
-        entry = METRICS[entry]
+        entry = found
     if callable(entry) and not isinstance(entry, Metric):
-        same = [known for known in METRICS.values() if known.function is entry]
+        same = [registered for registered in METRICS.values() if registered.function is entry]
         own_name = name or str(getattr(entry, "__name__", type(entry).__name__))
         entry = same[0] if same else Metric(own_name, entry)
     if not isinstance(entry, Metric):
@@ -191,20 +165,35 @@ def _resolve(name: str | None, entry: object, owner: str) -> Metric:
             f"{owner}: metric {short_repr(name or entry)} must be a name or a function of outputs "
             "and targets"
         )
-    if name is None or name == entry.name:
-        return entry
-    return Metric(name, entry.function, entry.higher_is_better, entry.needs_labels)
+    return entry if name is None or name == entry.name else replace(entry, name=name)
 
 
-def _check_name(name: object, owner: str) -> None:
-    """Refuse a name that is not a word, or that a history uses for another column."""
-    taken = name in (*EVALUATED, *COST_COLUMNS)
-    word = isinstance(name, str) and name.isidentifier() and not name.startswith(PREFIXES)
-    if taken or not word:
+def find_quantile(name: str, known: Mapping[str, Metric], owner: str) -> ClientQuantile | None:
+    """Return the quantile over clients that a name such as accuracy_p10 means.
+
+    Args:
+        name: the name.
+        known: the metrics whose quantiles may be meant.
+        owner: who asks, for the error message.
+
+    Returns:
+        The quantile; None if the name means none.
+
+    Raises:
+        InputError: it is the worst value of a metric whose direction is unknown.
+    """
+    match = _QUANTILE.fullmatch(name)
+    base = {**known, "loss": LOSS}.get(match[1]) if match else None
+    if match is None or base is None or not (base.on_rows or base is LOSS):
+        return None
+    if match[2] is None and base.higher_is_better is None:
         raise InputError(
-            f"{owner}: a metric cannot be called {short_repr(name)}; "
-            "use a word that no other column has"
+            f"{owner}: which client is the worst is not known for {name!r}; declare the direction "
+            f'with @fp.metric("{base.name}", higher_is_better=...)'
         )
+    percent = None if match[2] is None else int(match[2])
+    options = (base.function, base.higher_is_better, base.needs_labels)
+    return ClientQuantile(name, *options, base=base, percent=percent)
 
 
 def higher_is_better(column: str, directions: Mapping[str, bool | None] | None = None) -> bool:
@@ -227,6 +216,9 @@ def higher_is_better(column: str, directions: Mapping[str, bool | None] | None =
         found = METRICS[name].higher_is_better
     if found is None and name in (*EVALUATED, *COST_COLUMNS):
         found = False
+    match = _QUANTILE.fullmatch(name)
+    if found is None and match is not None:
+        return higher_is_better(match[1], directions)
     if found is None:
         hint = did_you_mean(name, (*EVALUATED, *COST_COLUMNS, *METRICS))
         raise InputError(
@@ -244,8 +236,41 @@ def describe_metrics(metrics: Mapping[str, Metric]) -> dict[str, bool | None]:
 def evaluate_metrics(
     metrics: Mapping[str, Metric], outputs: Array, targets: Array, where: str = "the rows"
 ) -> dict[str, float]:
-    """Compute every metric on outputs and targets."""
-    return {name: entry(outputs, targets, where) for name, entry in metrics.items()}
+    """Compute every metric of rows on outputs and targets."""
+    return {
+        name: entry(outputs, targets, where) for name, entry in metrics.items() if entry.on_rows
+    }
+
+
+def row_metrics(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Select the metrics that are computed from the outputs and targets of rows."""
+    return {name: entry for name, entry in metrics.items() if entry.on_rows}
+
+
+def quantile_bases(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return the metrics, and `LOSS`, of which quantiles over the clients are among `metrics`."""
+    quantiles = [entry for entry in metrics.values() if isinstance(entry, ClientQuantile)]
+    return {entry.base.name: entry.base for entry in quantiles}
+
+
+def client_quantiles(
+    metrics: Mapping[str, Metric], values: Mapping[str, Vector]
+) -> dict[str, float]:
+    """Compute the quantiles over the clients that are among the metrics.
+
+    Args:
+        metrics: the metrics of a problem.
+        values: for each of `quantile_bases(metrics)` the values (n,) of the clients.
+
+    >>> asked = resolve_metrics(["loss_worst", "loss_p50"], "mine")
+    >>> client_quantiles(asked, {"loss": np.array([1.0, 4.0, 2.0])})
+    {'loss_worst': 4.0, 'loss_p50': 2.0}
+    """
+    return {
+        name: entry.reduce(values[entry.base.name])
+        for name, entry in metrics.items()
+        if isinstance(entry, ClientQuantile)
+    }
 
 
 def mean_metrics(chunks: Iterable[Mapping[str, Vector]]) -> dict[str, float]:
@@ -279,141 +304,3 @@ def _mean(values: Sequence[float]) -> float:
         return math.fsum(values) / len(values)
     except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
         return float(np.mean(values))
-
-
-# The metrics
-
-
-def _array(values: Array) -> NDArray[np.generic]:
-    if isinstance(values, DeviceArray):
-        return values.detach().cpu().numpy()
-    return np.asarray(values)
-
-
-def _predictions(outputs: Array, targets: Array) -> tuple[Vector, Vector]:
-    """Return outputs (rows,) and targets (rows,) as float64."""
-    values = np.asarray(_array(outputs), dtype=np.float64)
-    wanted = np.asarray(_array(targets), dtype=np.float64).reshape(-1)
-    if values.size != wanted.size:
-        raise ValueError(f"outputs of shape {values.shape} for {wanted.size} targets")
-    return values.reshape(-1), wanted
-
-
-def _classes(outputs: Array, targets: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the predicted and the true class (rows,): of the largest output, or of the sign."""
-    values = _array(outputs)
-    if values.ndim > 1 and values.shape[1] > 1:
-        return values.argmax(1), np.asarray(_array(targets), dtype=np.int64).reshape(-1)
-    margins, labels = _predictions(outputs, targets)
-    return (margins > 0).astype(np.int64), (labels > 0).astype(np.int64)
-
-
-@metric("accuracy", higher_is_better=True, needs_labels=True)
-def accuracy(outputs: Array, targets: Array) -> float:
-    """Compute the share of rows whose class is predicted.
-
-    Args:
-        outputs: margins (rows,), whose sign is the class, or scores (rows, classes).
-        targets: labels 0/1 or -1/1, or class numbers (rows,).
-
-    >>> accuracy([[0.1, 0.9], [0.8, 0.2]], [1, 1]), accuracy([0.3, -2.0], [1, -1])
-    (0.5, 1.0)
-    """
-    predicted, true = _classes(outputs, targets)
-    return float(np.mean(predicted == true))
-
-
-@metric("f1", higher_is_better=True, needs_labels=True)
-def f1(outputs: Array, targets: Array) -> float:
-    """Compute the F1 score of the positive class, or with several classes the mean over classes.
-
-    >>> round(f1([1.0, 1.0, -1.0], [1, -1, 1]), 3)
-    0.5
-    """
-    predicted, true = _classes(outputs, targets)
-    values = _array(outputs)
-    several = values.ndim > 1 and values.shape[1] > 1
-    classes = np.union1d(predicted, true).tolist() if several else [1]
-    scores = []
-    for label in classes:
-        hits = float(np.sum((predicted == label) & (true == label)))
-        marked = float(np.sum(predicted == label) + np.sum(true == label))
-        scores.append(2.0 * hits / marked if marked else 0.0)
-    return float(np.mean(scores))
-
-
-@metric("auc", higher_is_better=True, needs_labels=True)
-def auc(outputs: Array, targets: Array) -> float:
-    """Compute the area under the ROC curve of margins (rows,); NaN if all rows are of one class.
-
-    >>> auc([0.1, 0.4, 0.35, 0.8], [-1, -1, 1, 1])
-    0.75
-    """
-    margins, labels = _predictions(outputs, targets)
-    if np.isnan(margins).any():
-        return math.nan
-    _, inverse, counts = np.unique(margins, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - 0.5 * (counts - 1))[inverse]  # equal margins share a mean rank
-    positive = labels > 0
-    ones = int(positive.sum())
-    zeros = len(labels) - ones
-    if not ones or not zeros:
-        return math.nan
-    return float((ranks[positive].sum() - 0.5 * ones * (ones + 1)) / (ones * zeros))
-
-
-@metric("log_loss", higher_is_better=False, needs_labels=True)
-def log_loss(outputs: Array, targets: Array) -> float:
-    """Compute the mean negative log-likelihood of margins (rows,) or logits (rows, classes).
-
-    >>> round(log_loss([0.0, 0.0], [-1, 1]), 4)
-    0.6931
-    """
-    values = np.asarray(_array(outputs), dtype=np.float64)
-    if values.ndim > 1 and values.shape[1] > 1:
-        true = np.asarray(_array(targets), dtype=np.int64).reshape(-1)
-        top = values.max(1, keepdims=True)
-        total = np.log(np.exp(values - top).sum(1)) + top[:, 0]
-        return float(np.mean(total - values[np.arange(len(true)), true]))
-    margins, labels = _predictions(outputs, targets)
-    return float(np.mean(np.logaddexp(0.0, np.where(labels > 0, -margins, margins))))
-
-
-@metric("mse", higher_is_better=False)
-def mse(outputs: Array, targets: Array) -> float:
-    """Compute the mean squared error.
-
-    >>> mse([1.0, 3.0], [1.0, 1.0])
-    2.0
-    """
-    predicted, true = _predictions(outputs, targets)
-    return float(np.mean((predicted - true) ** 2))
-
-
-@metric("rmse", higher_is_better=False)
-def rmse(outputs: Array, targets: Array) -> float:
-    """Compute the root of the mean squared error."""
-    return math.sqrt(mse(outputs, targets))
-
-
-@metric("mae", higher_is_better=False)
-def mae(outputs: Array, targets: Array) -> float:
-    """Compute the mean absolute error.
-
-    >>> mae([1.0, 3.0], [1.0, 1.0])
-    1.0
-    """
-    predicted, true = _predictions(outputs, targets)
-    return float(np.mean(np.abs(predicted - true)))
-
-
-@metric("r2", higher_is_better=True)
-def r2(outputs: Array, targets: Array) -> float:
-    """Compute the share of the targets' variance that is explained; NaN for constant targets.
-
-    >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), r2([2.0, 2.0, 2.0], [1.0, 2.0, 3.0])
-    (1.0, 0.0)
-    """
-    predicted, true = _predictions(outputs, targets)
-    spread = float(np.sum((true - true.mean()) ** 2))
-    return 1.0 - float(np.sum((predicted - true) ** 2)) / spread if spread else math.nan

@@ -143,6 +143,11 @@ def parsed_dir() -> Path:
     return platform_cache() / "parsed"
 
 
+def reference_dir() -> Path:
+    """Return the directory that caches the reference solutions of problems."""
+    return platform_cache() / "reference"
+
+
 def libsvm_file(name: str) -> LibsvmFile:
     """Return the description of a data set that is a file.
 

@@ -18,6 +18,7 @@ from fedpage.engine.loop import Run, StopRule
 from fedpage.engine.policy import Policy
 from fedpage.engine.simulation import Evaluation, Simulation, start_of
 from fedpage.engine.stopping import Stop
+from fedpage.problems.client_scores import ClientScoring
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_run
 from fedpage.runs.store import RunStore
@@ -206,6 +207,8 @@ def describe_simulation(
         x0=start_of(problem, options.x0) if has_start else None,
         stop=ending,
     )
+    if isinstance(problem, ClientScoring):
+        meta |= problem.describe_reference()
     if options.evaluate != "pooled":
         meta["evaluate"] = options.evaluate
     if options.faults is not None:

@@ -30,6 +30,7 @@ from fedpage.engine.client_states import ClientStates
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.local_transport import LateReply, LocalTransport
 from fedpage.engine.policy import Policy
+from fedpage.problems.client_scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
 
 Evaluation = Literal["pooled", "per_client"]
@@ -143,6 +144,9 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             (part.losses for part in parts), (part.gradients for part in parts)
         )
         record |= mean_metrics(part.metrics for part in parts)
+        if isinstance(problem, ClientScoring):
+            record |= problem.combine_clients(parts)
+            record |= problem.compare_with_reference(self.x, record["loss"])
         if isinstance(problem, HeldOutEvaluator):
             record |= problem.evaluate_held_out(self.x)
         return record

@@ -13,9 +13,11 @@ from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
+from fedpage.core.metrics import row_metrics
 from fedpage.core.types import dtype_of
 from fedpage.flower import messages
 from fedpage.flower.config import AppConfig, build_method, parse_app_config, parse_node_config
+from fedpage.flower.metrics import select_metrics
 from fedpage.flower.node import (
     ClientStateStore,
     NodeData,
@@ -140,10 +142,11 @@ def _evaluate(message: Message, context: Context) -> Message:
     layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
     model = messages.decode_fields(message.content, layout)
     found = _rescale(node.problem, request.scale).evaluate_clients(_ONLY_CLIENT, model.x)
-    for name in config.metric_names:
+    names = row_metrics(select_metrics(config.metric_names, node.problem))
+    for name in names:
         if name not in found.metrics:
             raise InputError(f"client {node.client}: the problem does not compute metric {name!r}")
-    values = np.array([float(found.metrics[name][0]) for name in config.metric_names])
+    values = np.array([float(found.metrics[name][0]) for name in names])
     header = messages.EvaluateReply(node.client, request.round)
     evaluation = messages.Evaluation(found.losses, found.gradients[0], values)
     return Message(messages.encode_message(evaluation, header), reply_to=message)

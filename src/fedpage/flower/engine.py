@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
-from fedpage.core.metrics import mean_metrics
+from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_metrics
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -236,7 +236,8 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         wait: How long replies may take and how they are waited for.
         weights: "uniform" or "size": the weight of each client's objective.
         x0: The start, (d,); None: zeros.
-        metrics: Metrics that nodes evaluate, in the order of their values in replies.
+        metrics: What to record, by name. Replies have the values of the metrics of rows among
+            them, in their order; the server computes quantiles over the clients.
         held_out: What else the server records of a model, such as its accuracy on rows of its own.
     """
 
@@ -252,13 +253,13 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         wait: Wait | None = None,
         weights: Literal["uniform", "size"] = "uniform",
         x0: Vector | None = None,
-        metrics: Sequence[str] = (),
+        metrics: Mapping[str, Metric] | None = None,
         held_out: Callable[[Vector], Mapping[str, float]] | None = None,
     ) -> None:
         start = np.zeros(d) if x0 is None else x0
         policy = Policy() if policy is None else policy
         sizes = np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
-        self._held_out, self._metrics = held_out, tuple(metrics)
+        self._held_out, self._metrics = held_out, dict(metrics or {})
         self.transport = GridTransport(
             grid, nodes, method, d=d, dtype=start.dtype, seed=seed,
             scale=client_scale(weights, sizes), wait=Wait() if wait is None else wait,
@@ -309,9 +310,11 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             transport.events.append(Event("measured", now, text))
         each = [found[client] for client in sorted(found)]
         record = mean_evaluations((e.loss for e in each), (e.gradient[None, :] for e in each))
-        record |= mean_metrics(
-            dict(zip(self._metrics, e.metrics[:, None], strict=True)) for e in each
-        )
+        sent = row_metrics(self._metrics)
+        values = {name: np.array([e.metrics[i] for e in each]) for i, name in enumerate(sent)}
+        record |= mean_metrics([values])
+        losses = np.concatenate([e.loss for e in each]) / transport.scale[sorted(found)]
+        record |= client_quantiles(self._metrics, {**values, "loss": losses})
         return record if self._held_out is None else {**record, **self._held_out(x)}
 
     def _evaluate_messages(self, clients: Iterable[int]) -> dict[int, Message]:
@@ -333,7 +336,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         if answer.round != self.costs.round:
             raise messages.ProtocolError(f"late: it belongs to round {answer.round}")
         return messages.decode_evaluation(
-            reply.content, self.transport.d, self.x.dtype, len(self._metrics)
+            reply.content, self.transport.d, self.x.dtype, len(row_metrics(self._metrics))
         )
 
     def snapshot(self) -> Snapshot:

@@ -20,13 +20,14 @@ from fedpage.callbacks.base import Callback, Event, RunInfo, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
-from fedpage.core.metrics import describe_metrics, resolve_metrics
+from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.engine.loop import Run
 from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
 from fedpage.flower.config import Value, build_method, parse_app_config
 from fedpage.flower.engine import FlowerEngine, Node, Wait, check_nodes, describe_nodes
+from fedpage.flower.metrics import refuse_reference, select_metrics
 from fedpage.flower.node import NodeProblem, load_own_problem, problem_digest
 from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
@@ -90,7 +91,7 @@ class FedpageStrategy(Strategy):
                 "keep the client state of the last rounds only"
             )
         if not self.config.has_own_problem:
-            resolve_metrics(self.config.metric_names, "run config")
+            refuse_reference(resolve_metrics(self.config.metric_names, "run config"))
         self.history: History | None = None
         """The run's history once `start` has returned."""
         self._wait = Wait(self.config.deadline, self.config.poll, sleep, clock)
@@ -137,7 +138,7 @@ class FedpageStrategy(Strategy):
             policy=config.policy,
             wait=self._wait,
             weights=config.weights,
-            metrics=config.metric_names,
+            metrics=self._find_metrics(own),
             x0=None if own is None else start_of(own),
             held_out=None if own is None else partial(_evaluate_held_out, own),
         )
@@ -276,6 +277,11 @@ class FedpageStrategy(Strategy):
                 "lost_after": policy.lost_after,
             },
         }
+
+    def _find_metrics(self, own: NodeProblem | None) -> dict[str, Metric]:
+        """Return the metrics to record."""
+        names = self.config.metric_names
+        return resolve_metrics(names, "run config") if own is None else select_metrics(names, own)
 
     def _describe_metrics(self, own: NodeProblem | None) -> dict[str, bool | None]:
         """Return the metrics with their directions: whether higher is better, if it is known."""

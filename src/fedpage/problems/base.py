@@ -15,12 +15,16 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
     Metric,
     MetricsOption,
+    client_quantiles,
     describe_metrics,
     evaluate_metrics,
+    quantile_bases,
     resolve_metrics,
+    row_metrics,
 )
 from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.problems import kernels
+from fedpage.problems.client_scores import ClientScoring, ClientTable
 from fedpage.problems.reprs import html_problem, repr_problem
 
 Weights: TypeAlias = Literal["uniform", "size"] | Sequence[float] | NDArray[np.generic]
@@ -162,7 +166,7 @@ def client_scale(weights: Weights | str, sizes: Ints) -> Vector:
     return np.asarray(N * w / w.sum(), dtype=np.float64)
 
 
-class RowProblem:
+class RowProblem(ClientScoring):
     """A problem of the user's own: `client_loss` and `client_grad` are all that it needs.
 
     Every method and engine takes it. Clients are visited one after the other in Python, which suits
@@ -210,7 +214,7 @@ class RowProblem:
         self.held_out = held_out
         for problem in (self, *([] if held_out is None else [held_out])):
             lacking = type(problem).client_predictions is RowProblem.client_predictions
-            if self.metrics and lacking:
+            if row_metrics(self.metrics) and lacking:
                 raise InputError(
                     f"{problem.name}: metrics need {type(problem).__name__}.client_predictions, "
                     "which returns a client's outputs and targets"
@@ -265,13 +269,19 @@ class RowProblem:
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """Evaluate "loss", "grad_norm", the metrics over all rows, and the held-out columns."""
         row = {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
-        return row | self._pooled_metrics(self.metrics, x) | self.evaluate_held_out(x)
+        row |= self._pooled_metrics(self.metrics, x) | self._client_columns(x)
+        row |= self.compare_with_reference(x, row["loss"])
+        return row | self.evaluate_held_out(x)
 
     def evaluate_held_out(self, x: Vector) -> dict[str, float]:
         """Evaluate held_out_loss and the metrics on the held-out rows; {} without such rows."""
         if self.held_out is None:
             return {}
         row = {"loss": self.held_out.loss(x), **self.held_out._pooled_metrics(self.metrics, x)}
+        bases = quantile_bases(self.metrics)
+        if bases:
+            table = self.held_out._client_table(x, bases)
+            row |= client_quantiles(self.metrics, table.values)
         return {f"held_out_{name}": value for name, value in row.items()}
 
     def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
@@ -279,16 +289,34 @@ class RowProblem:
         numbers, scale = clients.tolist(), self._scale[clients]
         losses = np.array([self.client_loss(client, x) for client in numbers], dtype=np.float64)
         gradients = np.array([self.client_grad(client, None, x) for client in numbers])
-        each = [
-            evaluate_metrics(self.metrics, *self.client_predictions(client, x), f"client {client}")
-            for client in numbers
-            if self.metrics
-        ]
-        metrics = {name: np.array([row[name] for row in each]) for name in self.metrics}
+        metrics = self._client_metrics(numbers, x, row_metrics(self.metrics))
         return ClientEvaluations(scale * losses, scale[:, None] * gradients, metrics)
 
+    def _client_metrics(
+        self, clients: Sequence[int], x: Vector, metrics: Mapping[str, Metric]
+    ) -> dict[str, Vector]:
+        each = [
+            evaluate_metrics(metrics, *self.client_predictions(client, x), f"client {client}")
+            for client in clients
+            if metrics
+        ]
+        return {name: np.array([row[name] for row in each]) for name in metrics}
+
+    @property
+    def client_factors(self) -> Vector:
+        """(N,) the factors N w_i by which the clients' objectives are multiplied."""
+        return self._scale
+
+    def _client_table(
+        self, x: Vector, bases: Mapping[str, Metric], outputs: Vector | None = None
+    ) -> ClientTable:
+        values = self._client_metrics(range(self.N), x, row_metrics(bases))
+        if "loss" in bases:
+            values["loss"] = np.array([self.client_loss(i, x) for i in range(self.N)])
+        return ClientTable(range(self.N), self._sizes, values)
+
     def _pooled_metrics(self, metrics: Mapping[str, Metric], x: Vector) -> dict[str, float]:
-        if not metrics:
+        if not row_metrics(metrics):
             return {}
         each = [self.client_predictions(client, x) for client in range(self.N)]
         outputs = np.concatenate([outputs for outputs, _ in each])

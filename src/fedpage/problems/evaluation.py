@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.metrics import Metric, evaluate_metrics
+from fedpage.core.metrics import Metric, evaluate_metrics, row_metrics
 from fedpage.core.threads import map_threads
 from fedpage.core.types import ClientEvaluations, Ints, Vector
 from fedpage.data.dataset import Dataset
 from fedpage.problems import kernels
 from fedpage.problems.base import norm
+from fedpage.problems.client_scores import ClientScoring
 from fedpage.problems.kernels import CompiledLoss, Loss
 from fedpage.problems.labels import Classes
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fedpage.data.partition import Partition
 
 
-class Evaluation:
+class Evaluation(ClientScoring):
     """Evaluate f, its gradient and metrics at a point; `LinearModel` adds the rows."""
 
     name: str
@@ -81,7 +82,8 @@ class Evaluation:
         """
         x = self._point(x)
         losses, gradients = np.empty(len(clients)), np.zeros((len(clients), self.d))
-        values = {name: np.empty(len(clients)) for name in self.metrics}
+        of_rows = row_metrics(self.metrics)
+        values = {name: np.empty(len(clients)) for name in of_rows}
         start, target = self._rows_and_targets[4], self._rows_and_targets[3]
         scale = self._scale[clients]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -89,10 +91,11 @@ class Evaluation:
             for row, client in enumerate(clients.tolist()):
                 args = (client, client + 1, x, True, gradients[row], self._scale)
                 losses[row] = self._objective(*args)
-                if self.metrics:
+                if of_rows:
                     first, end = int(start[client]), int(start[client + 1])
-                    outputs, where = self._margins(x, first, end), f"client {client}"
-                    each = evaluate_metrics(self.metrics, outputs, target[first:end], where)
+                    outputs = self._predictions(self._margins(x, first, end))
+                    where = f"client {client}"
+                    each = evaluate_metrics(of_rows, outputs, target[first:end], where)
                     for name, value in each.items():
                         values[name][row] = value
             losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
@@ -110,8 +113,8 @@ class Evaluation:
         """Evaluate what a history records at x (d,). Any number of threads gives the same bits.
 
         Returns:
-            "loss" f(x), "grad_norm" |grad f(x)|, each metric over all clients' rows, and the
-            held-out columns.
+            "loss" f(x), "grad_norm" |grad f(x)|, each metric over all clients' rows, quantiles
+            over the clients, comparisons with the reference solution, and the held-out columns.
         """
         x = self._point(x)
         target = self._rows_and_targets[3]
@@ -120,7 +123,10 @@ class Evaluation:
         row = {"loss": loss, "grad_norm": norm(grad)}
         if self.metrics:
             with np.errstate(over="ignore", invalid="ignore"):
-                row |= evaluate_metrics(self.metrics, margins, target, "the clients' rows")
+                outputs = self._predictions(margins)
+                row |= evaluate_metrics(self.metrics, outputs, target, "the clients' rows")
+                row |= self._client_columns(x, margins)
+            row |= self.compare_with_reference(x, loss)
         return row | self.evaluate_held_out(x)
 
     def evaluate_held_out(self, x: Vector) -> dict[str, float]:
@@ -132,8 +138,21 @@ class Evaluation:
         with np.errstate(over="ignore", invalid="ignore"):
             self._kernels.margins(*rows, self.data.features, 0, self._point(x), margins)
             row = {"loss": float(self._kernels.mean_loss(self._loss_code, margins, target))}
-            row |= evaluate_metrics(self.metrics, margins, target, "held_out")
+            outputs = self._predictions(margins)
+            row |= evaluate_metrics(self.metrics, outputs, target, "held_out")
+            row |= self._held_out_client_columns(margins, target)
         return {f"held_out_{name}": value for name, value in row.items()}
+
+    def _predictions(self, margins: Vector) -> Vector:
+        """Return what metrics compare with the targets: the margins, of a Poisson model the means.
+
+        These are the numbers that `predict` returns for a regression.
+        """
+        return np.asarray(np.exp(margins)) if self._loss.name == "poisson" else margins
+
+    def _held_out_client_columns(self, margins: Vector, target: Vector) -> dict[str, float]:
+        """Compute quantiles over the clients whose rows are held out; {} where there are none."""
+        raise NotImplementedError
 
     def _margins(self, x: Vector, first: int, end: int) -> Vector:
         """Compute the margins of rows first..end-1, which are in client order."""

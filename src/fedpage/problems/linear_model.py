@@ -26,8 +26,8 @@ from fedpage.problems.base import (
 from fedpage.problems.kernels import LOSSES, REGULARISERS, Loss, Reg
 from fedpage.problems.labels import Classes, counts, targets, two_classes
 from fedpage.problems.linear_oracle import LinearOracle
+from fedpage.problems.linear_scores import LinearScores
 from fedpage.problems.own_loss import compile_loss
-from fedpage.problems.prediction import Prediction
 from fedpage.problems.reprs import html_linear, repr_linear
 from fedpage.problems.smoothness import smoothness
 from fedpage.problems.storage import kernel_rows
@@ -36,7 +36,7 @@ _ALPHA = 0.1
 """The weight of a regulariser where none is given: the paper's."""
 
 
-class LinearModel(Prediction):
+class LinearModel(LinearScores):
     """A loss of a linear model over a partitioned data set.
 
     Subclasses such as `LogisticRegression` fix the loss. `LinearModel(data, clients, loss=...)`
@@ -55,8 +55,9 @@ class LinearModel(Prediction):
             regularised. By default tables (CSV files, data frames) have one, other data has none.
         weights: "uniform" (the paper's f = mean over clients), "size", or N positive numbers. They
             scale a client's whole objective by N w_i, so that every method stays as it is.
-        metrics: what to record of the margins a.x and the labels: names such as "accuracy" and
-            "auc", or functions (outputs, targets) -> float.
+        metrics: what to record of the margins a.x (of a Poisson model, of the means exp(a.x)) and
+            the labels: names such as "accuracy", "auc", "accuracy_worst" and "f_minus_fstar", or
+            functions (outputs, targets) -> float; see docs/metrics.md.
         held_out: rows that no client has. `held_out_loss`, their mean loss without the regulariser,
             and `held_out_METRIC` are recorded.
 
@@ -106,6 +107,7 @@ class LinearModel(Prediction):
         self.convex = self._loss.convex and REGULARISERS[self.reg].convex
         self.metrics = resolve_metrics(metrics, self.name)
         self._constants: Smoothness | None = None
+        self._reference: object = None
         self.held_out = held_out
         self._check_evaluation()
 
@@ -133,11 +135,7 @@ class LinearModel(Prediction):
             self._held_out_rows = (*kernel_rows(self.held_out.matrix), target)
         for data in (self.data, *([] if self.held_out is None else [self.held_out])):
             for metric in self.metrics.values():
-                if metric.needs_labels and self.classes is None and not data.binary:
-                    raise InputError(
-                        f"{self.name}: metric {metric.name!r} needs labels -1/1, 0/1 or 1/2, "
-                        f"which {data.name!r} does not have"
-                    )
+                self._check_labels(metric, data)
 
     def _store(self, target: Vector) -> None:
         """Keep the rows in client order as kernels take them, and their targets (n,)."""
@@ -180,7 +178,7 @@ class LinearModel(Prediction):
         A Flower node that has client i alone uses it, with the factor N w_i.
         """
         twin = copy(self)
-        twin._scale, twin._constants = self._scale * factor, None
+        twin._scale, twin._constants, twin._reference = self._scale * factor, None, None
         twin.weights = "given"
         twin._rows_and_targets = (*self._rows_and_targets[:-1], twin._scale)
         twin._set_codes()

@@ -62,7 +62,7 @@ class Prediction(Evaluation):
         """
         margins = self.margins(x, X)
         if self.classes is None:
-            return np.asarray(np.exp(margins)) if self._loss.name == "poisson" else margins
+            return self._predictions(margins)
         number = margins.argmax(axis=1) if self.outputs > 1 else (margins > 0).astype(np.int64)
         return np.asarray(np.asarray(self.classes)[number])
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
+    Metric,
     MetricsOption,
     describe_metrics,
     evaluate_metrics,
     resolve_metrics,
+    row_metrics,
 )
 from fedpage.core.random import uniforms
 from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Smoothness, Vector
@@ -30,10 +32,11 @@ from fedpage.problems.base import (
     norm,
     power_of_two,
 )
+from fedpage.problems.client_scores import ClientScoring, ClientTable
 from fedpage.problems.reprs import html_problem, repr_problem
 
 
-class Quadratic:
+class Quadratic(ClientScoring):
     """f_ij(x) = x'A_i x/2 - b_ij . x, so f_i has curvature A_i and slope mean_j b_ij.
 
     The rows of a client differ in b only; clients differ in both. The minimiser is
@@ -43,7 +46,8 @@ class Quadratic:
         A: (N, d, d) symmetric.
         b: (N, M, d).
         weights: the clients' weights; see `client_scale`.
-        metrics: what to record of x (d,) against the minimiser x* (d,), such as "rmse".
+        metrics: what to record of x (d,) against the minimiser x* (d,), such as "rmse"; or
+            "loss_worst", "f_minus_fstar" and "distance_to_optimum".
         held_out: must be None, since a quadratic has no rows to hold out.
 
     Raises:
@@ -90,7 +94,7 @@ class Quadratic:
             if metric.needs_labels:
                 raise InputError(
                     f"quadratic: metric {metric.name!r} needs labels, and a quadratic has none; "
-                    "'rmse' is the distance to the minimiser"
+                    "'distance_to_optimum' is that to the minimiser"
                 )
 
     @classmethod
@@ -149,6 +153,11 @@ class Quadratic:
         w = self._scale / self.N
         return np.einsum("n,nij->ij", w, self.A), np.einsum("n,nj->j", w, self.b.mean(axis=1))
 
+    @property
+    def mean_curvature(self) -> Vector:
+        """(d, d) the weighted mean of the A_i, the second derivative of f."""
+        return self._whole[0]
+
     @cached_property
     def x_star(self) -> Vector:
         """(d,) the minimiser."""
@@ -181,7 +190,9 @@ class Quadratic:
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """Evaluate "loss", "grad_norm" and the metrics at x (d,)."""
         row = {"loss": self.loss(x), "grad_norm": norm(self.grad(x))}
-        return row | (evaluate_metrics(self.metrics, x, self.x_star) if self.metrics else {})
+        if row_metrics(self.metrics):
+            row |= evaluate_metrics(self.metrics, x, self.x_star)
+        return row | self._client_columns(x) | self.compare_with_reference(x, row["loss"])
 
     def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
         """Evaluate each client's N w_i f_i(x) (n,), its gradient (n, d), and the metrics."""
@@ -190,9 +201,28 @@ class Quadratic:
             slopes = np.einsum("nij,j->ni", A, x)
             losses = 0.5 * np.einsum("ni,i->n", slopes, x) - np.einsum("ni,i->n", b, x)
             gradients = scale[:, None] * (slopes - b)
-        values = evaluate_metrics(self.metrics, x, self.x_star) if self.metrics else {}
-        metrics = {name: np.full(len(clients), value) for name, value in values.items()}
+        metrics = self._client_metrics(len(clients), x, row_metrics(self.metrics))
         return ClientEvaluations(scale * losses, gradients, metrics)
+
+    def _client_metrics(
+        self, n: int, x: Vector, metrics: Mapping[str, Metric]
+    ) -> dict[str, Vector]:
+        values = evaluate_metrics(metrics, x, self.x_star) if metrics else {}
+        return {name: np.full(n, value) for name, value in values.items()}
+
+    @property
+    def client_factors(self) -> Vector:
+        """(N,) the factors N w_i by which the clients' objectives are multiplied."""
+        return self._scale
+
+    def _client_table(
+        self, x: Vector, bases: Mapping[str, Metric], outputs: Vector | None = None
+    ) -> ClientTable:
+        values = self._client_metrics(self.N, x, row_metrics(bases))
+        if "loss" in bases:
+            everyone = np.arange(self.N)
+            values["loss"] = self.evaluate_clients(everyone, x).losses / self._scale
+        return ClientTable(range(self.N), self._sizes, values)
 
     def smoothness(self) -> Smoothness:
         """Compute the largest eigenvalues; the average one is exact here: sqrt(|mean A_i^2|)."""

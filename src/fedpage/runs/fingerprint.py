@@ -21,13 +21,14 @@ def fingerprint(meta: Mapping[str, object], code: Mapping[str, type]) -> dict[st
     """Return the values that identify a run.
 
     Args:
-        meta: The run's provenance, `History.meta`; its versions are left out.
+        meta: The run's provenance, `History.meta`; its versions are left out, and the reference
+            solution, whose last bits may differ on another machine.
         code: The classes that compute the rounds, by name.
 
     Returns:
         Plain values without None, which TOML can hold.
     """
-    about = {key: value for key, value in meta.items() if key != "versions"}
+    about = {key: value for key, value in meta.items() if key not in ("versions", "reference")}
     about["code"] = {name: code_digest(cls) for name, cls in code.items()}
     return _drop_none(json.loads(json.dumps(about, default=str)))
 

@@ -28,6 +28,7 @@ from fedpage.core.types import (
 from fedpage.problems.base import power_of_two
 from fedpage.problems.linear_model import LinearModel
 from fedpage.problems.quadratic import Quadratic
+from fedpage.problems.reference_solution import reference as reference
 
 _DENSE = 3e7
 """N d^3 up to which all second derivatives of all clients are computed: a tenth of a second."""
@@ -60,51 +61,6 @@ class Constants(NamedTuple):
     """Whether f is known to be convex."""
     mu: float
     """Strong convexity of every f_i, and so of f; 0 where it is not known."""
-
-
-class Reference(NamedTuple):
-    """A solution by L-BFGS: a minimiser (to about 1e-9) of a convex f, else a stationary point."""
-
-    x: Vector
-    """(d,) the solution."""
-    loss: float
-    """f there."""
-    grad_norm: float
-    """|grad f| there."""
-
-
-def reference(problem: Problem, x0: Vector | None = None, *, iterations: int = 5000) -> Reference:
-    """Minimise f with scipy's L-BFGS-B.
-
-    Args:
-        problem: The problem.
-        x0: (d,) the start; zero by default.
-        iterations: The most iterations.
-
-    Returns:
-        The solution.
-    """
-    from scipy.optimize import minimize
-
-    start = np.zeros(problem.d) if x0 is None else np.asarray(x0, dtype=np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = minimize(
-            problem.loss,
-            start,
-            jac=problem.grad,
-            method="L-BFGS-B",
-            options={
-                "maxiter": iterations,
-                "maxfun": 2 * iterations,
-                "ftol": 1e-16,
-                "gtol": 1e-10,
-                "maxcor": 30,
-            },
-        )
-        x, loss = np.asarray(found.x, dtype=np.float64), float(found.fun)
-        if not math.isfinite(loss):  # the line search overflowed
-            x, loss = start, problem.loss(start)
-        return Reference(x, loss, float(np.linalg.norm(problem.grad(x))))
 
 
 def _client_gradients(

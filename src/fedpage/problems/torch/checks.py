@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.metrics import Metric, evaluate_metrics
+from fedpage.core.metrics import Metric, evaluate_metrics, row_metrics
 from fedpage.problems.torch.deterministic import deterministic_kernels
 from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs
 from fedpage.problems.torch.objective import BLOCK, Mode
@@ -159,7 +159,7 @@ def check_table(
         InputError: See `check_rows`; or a metric cannot be computed.
     """
     outputs = [check_rows(model, v, block, where) for block in table.blocks(BLOCK)]
-    if metrics:
+    if row_metrics(metrics):
         evaluate_metrics(metrics, join_outputs(outputs), table.targets, where)
 
 

@@ -20,13 +20,19 @@ from torch import nn
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
+    Metric,
     MetricsOption,
+    ReferenceMetric,
+    client_quantiles,
     describe_metrics,
     evaluate_metrics,
+    quantile_bases,
     resolve_metrics,
+    row_metrics,
 )
 from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Smoothness, Vector
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm
+from fedpage.problems.client_scores import ClientScoring, ClientTable
 from fedpage.problems.reprs import html_problem, repr_problem
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import guard
@@ -50,7 +56,7 @@ ClientData = Any
 may be a tuple of them; or a `torch.utils.data.Dataset` of such pairs."""
 
 
-class TorchProblem:
+class TorchProblem(ClientScoring):
     """Minimise f(x) = mean over clients of f_i(x), where x are the parameters of a torch module.
 
     f_i is the mean loss over client i's rows. Runs start at the module's own parameters, `x0`.
@@ -119,6 +125,12 @@ class TorchProblem:
         self._flat = FlatModel(self._copy_to_device(model), loss_fn)
         self.x0: Vector = to_numpy(self._flat.vector(self._flat.module))
         self.metrics = resolve_metrics(metrics, "TorchProblem")
+        for entry in self.metrics.values():
+            if isinstance(entry, ReferenceMetric):
+                raise InputError(
+                    f"TorchProblem: metric {entry.name!r} needs a reference solution, which a "
+                    "network does not have; record 'loss', which is always there, instead"
+                )
 
         data = list_datasets(client_datasets, "client_datasets")
         tables = [self._read(own, f"client {i}") for i, own in enumerate(data)]
@@ -186,18 +198,20 @@ class TorchProblem:
         Returns:
             "loss", "grad_norm", the metrics, and `evaluate_held_out(x)`.
         """
-        pooled = self._objective.evaluate_pooled(x, threads, want_outputs=bool(self.metrics))
+        wanted = bool(row_metrics(self.metrics))
+        pooled = self._objective.evaluate_pooled(x, threads, want_outputs=wanted)
         record = {"loss": pooled.loss, "grad_norm": norm(pooled.gradient)}
         targets = self._objective.table.targets
         record |= evaluate_metrics(self.metrics, pooled.outputs, targets, "the clients")
-        return record | self.evaluate_held_out(x)
+        return record | self._client_columns(x) | self.evaluate_held_out(x)
 
     def evaluate_held_out(self, x: Vector) -> dict[str, float]:
         """Evaluate x (d,) on the held-out rows and clients; {} where there are none.
 
         Returns:
             `held_out_loss` and `held_out_METRIC` over the held-out rows, and the means over
-            held-out clients, `held_out_clients_loss` and `held_out_clients_METRIC`.
+            held-out clients, `held_out_clients_loss` and `held_out_clients_METRIC`, with their
+            quantiles.
         """
         record: dict[str, float] = {}
         if self._held_out is not None:
@@ -208,6 +222,12 @@ class TorchProblem:
             for name in each[0]:
                 mean = math.fsum(values[name] for values in each) / len(each)
                 record[f"held_out_clients_{name}"] = mean
+            columns = {
+                name: np.array([values[name] for values in each])
+                for name in quantile_bases(self.metrics)
+            }
+            for name, value in client_quantiles(self.metrics, columns).items():
+                record[f"held_out_clients_{name}"] = value
         return record
 
     def evaluate_on(self, x: Vector, data: ClientData) -> dict[str, float]:
@@ -248,19 +268,37 @@ class TorchProblem:
             N w_i f_i(x) (n,), its gradients (n, d), and each metric (n,) of the clients.
         """
         losses, gradients = self._objective.evaluate_clients(clients, x)
-        values: dict[str, list[float]] = {name: [] for name in self.metrics}
-        if self.metrics:
+        metrics = self._client_metrics(clients, x, row_metrics(self.metrics))
+        return ClientEvaluations(losses, gradients, metrics)
+
+    def _client_metrics(
+        self, clients: Ints, x: Vector, metrics: Mapping[str, Metric]
+    ) -> dict[str, Vector]:
+        values: dict[str, list[float]] = {name: [] for name in metrics}
+        if metrics:
             point = self._objective.tensor(x)
             for client in clients.tolist():
                 rows = self._objective.client_rows(client)
                 outputs = self._objective.outputs(point, rows)
-                where = f"client {client}"
-                own = evaluate_metrics(self.metrics, outputs, rows.targets, where)
+                own = evaluate_metrics(metrics, outputs, rows.targets, f"client {client}")
                 for name, value in own.items():
                     values[name].append(value)
-        return ClientEvaluations(
-            losses, gradients, {name: np.array(column) for name, column in values.items()}
-        )
+        return {name: np.array(column) for name, column in values.items()}
+
+    @property
+    def client_factors(self) -> Vector:
+        """(N,) the factors N w_i by which the clients' objectives are multiplied."""
+        return self._objective.scale
+
+    def _client_table(
+        self, x: Vector, bases: Mapping[str, Metric], outputs: Vector | None = None
+    ) -> ClientTable:
+        everyone = np.arange(self.N, dtype=np.int64)
+        values = self._client_metrics(everyone, x, row_metrics(bases))
+        if "loss" in bases:  # a client at a time, because gradients (N, d) may not fit in memory
+            each = [self._objective.evaluate_clients(everyone[i : i + 1], x) for i in everyone]
+            values["loss"] = np.concatenate([losses for losses, _ in each]) / self.client_factors
+        return ClientTable(range(self.N), self.sizes, values)
 
     def rescale(self, factor: float) -> TorchProblem:
         """Return the same problem with every client's objective times a factor."""

@@ -1,0 +1,390 @@
+"""Metrics by client: the worst value and percentiles in records, and tables of scores."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from support import quadratic
+
+import fedpage as fp
+from fedpage.core import metrics as m
+from fedpage.core.errors import InputError
+
+ASKED = ["accuracy_worst", "accuracy_p10", "accuracy_p50", "accuracy_p90", "loss_worst", "loss_p90"]
+
+
+@pytest.fixture(scope="module")
+def hospitals():
+    """Rows of 7 hospitals of different sizes, for training and for testing."""
+    rows = fp.load("census", rows=400)
+    rng = np.random.default_rng(0)
+    ids = np.array([f"h{i}" for i in rng.choice(7, 400, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05])])
+    data = fp.Dataset.from_arrays(rows.X, rows.y, clients=ids)
+    return data.split(test=0.3, seed=0)
+
+
+def point(problem, seed=0):
+    return np.random.default_rng(seed).normal(size=problem.d)
+
+
+def of_clients(problem, data, x, metric):
+    """Compute a metric of each id by its definition."""
+    margins = problem.margins(x, data)
+    return np.array([
+        m.METRICS[metric](margins[data.clients == i], data.y[data.clients == i])
+        for i in sorted(set(data.clients))
+    ])  # fmt: skip
+
+
+# Names
+
+
+def test_names_of_quantiles():
+    found = m.resolve_metrics(["auc_p5", "loss_worst", "mse", "mse_worst"], "p")
+    assert list(found) == ["auc", "auc_p5", "loss_worst", "mse", "mse_worst"]
+    assert found["auc_p5"].percent == 5
+    assert found["auc_p5"].needs_labels
+    assert found["mse_worst"].percent is None
+    assert found["mse_worst"].base is m.METRICS["mse"]
+    assert repr(found["auc_p5"]) == "Metric(auc_p5, higher is better)"
+    assert m.resolve_metrics({"poorest": "auc_worst"}, "p")["poorest"].base.name == "auc"
+
+
+def test_quantiles_of_functions():
+    def mine(outputs, targets):
+        return 1.0
+
+    found = m.resolve_metrics(["mine_p50", mine], "p")
+    assert list(found) == ["mine", "mine_p50"]
+    with pytest.raises(InputError, match="which client is the worst is not known for 'mine_worst'"):
+        m.resolve_metrics([mine, "mine_worst"], "p")
+    declared = m.Metric("mine", mine, higher_is_better=True)
+    assert m.resolve_metrics([declared, "mine_worst"], "p")["mine_worst"].higher_is_better
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy_p0", "accuracy_p100", "accuracy_wurst", "nothing_p10", "f_minus_fstar_p10",
+             "grad_norm_worst", "accuracy_p10_worst", "_worst"],
+)  # fmt: skip
+def test_names_that_are_no_quantiles(name):
+    with pytest.raises(InputError, match=f"unknown metric '{name}'") as error:
+        m.resolve_metrics([name], "p")
+    assert "\n" not in str(error.value)
+
+
+def test_a_registered_name_comes_first():
+    m.metric("odd_p10", higher_is_better=True)(lambda outputs, targets: 3.0)
+    try:
+        assert m.resolve_metrics(["odd_p10"], "p")["odd_p10"].on_rows
+    finally:
+        m.METRICS.remove("odd_p10")
+
+
+def test_directions_of_quantiles():
+    for prefix in ("", "held_out_", "held_out_clients_"):
+        assert m.higher_is_better(prefix + "accuracy_worst")
+        assert not m.higher_is_better(prefix + "loss_p10")
+        assert not m.higher_is_better(prefix + "rmse_worst")
+    assert m.higher_is_better("mine_p90", {"mine": True})
+    assert not m.higher_is_better("f_minus_fstar")
+    with pytest.raises(InputError, match="did you mean 'accuracy'"):
+        m.higher_is_better("acuracy_p10")
+
+
+def test_quantiles_skip_undefined_values():
+    values = np.array([3.0, math.nan, 1.0, 2.0, 10.0])
+    asked = m.resolve_metrics(["auc_worst", "mse_worst", "mse_p50", "mse_p10"], "p")
+    found = m.client_quantiles(asked, {"auc": values, "mse": values})
+    assert found == {
+        "auc_worst": 1.0, "mse_worst": 10.0, "mse_p50": 2.5, "mse_p10": pytest.approx(1.3)
+    }  # fmt: skip
+    assert found["mse_p10"] == pytest.approx(np.nanquantile(values, 0.1), rel=1e-15)
+    shuffled = m.client_quantiles(asked, {"auc": values[::-1], "mse": values[::-1]})
+    assert shuffled == found
+    nothing = np.full(2, math.nan)
+    assert all(
+        map(math.isnan, m.client_quantiles(asked, {"auc": nothing, "mse": nothing}).values())
+    )
+    infinite = np.array([1.0, math.inf, math.inf])
+    asked = m.resolve_metrics(["mse_p90", "mse_p25"], "p")
+    assert m.client_quantiles(asked, {"mse": infinite}) == {
+        "mse_p90": math.inf,
+        "mse_p25": math.inf,
+    }
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "auc", "log_loss", "mse", "rmse", "mae", "r2"])
+def test_groups_have_the_metric_of_their_rows(name):
+    rng = np.random.default_rng(0)
+    outputs, targets = rng.normal(size=40), rng.choice([-1.0, 1.0], 40)
+    starts = np.array([0, 7, 8, 30, 40])
+    found = m.evaluate_groups(m.METRICS[name], outputs, targets, starts)
+    for i, (a, b) in enumerate(itertools.pairwise(starts.tolist())):
+        expected = m.METRICS[name](outputs[a:b], targets[a:b])
+        np.testing.assert_allclose(found[i], expected, rtol=1e-14)
+    with pytest.raises(InputError, match=f"metric '{name}' cannot be computed on a client's rows"):
+        m.evaluate_groups(m.METRICS[name], outputs[:30], targets, starts)
+
+
+# Records
+
+
+def test_a_linear_model_records_quantiles(hospitals):
+    train, test = hospitals
+    problem = fp.LogisticRegression(train, alpha=0.1, metrics=ASKED, held_out=test, weights="size")
+    x = point(problem)
+    found = problem.evaluate(x)
+    for data, prefix in ((train, ""), (test, "held_out_")):
+        each = of_clients(problem, data, x, "accuracy")
+        assert found[f"{prefix}accuracy_worst"] == each.min()
+        for percent in (10, 50, 90):
+            expected = np.quantile(each, percent / 100)
+            assert found[f"{prefix}accuracy_p{percent}"] == pytest.approx(expected, rel=1e-14)
+        losses = of_clients(problem, data, x, "log_loss")
+        losses += 0.05 * x @ x if data is train else 0.0  # f_i has the regulariser
+        assert found[f"{prefix}loss_worst"] == pytest.approx(losses.max(), rel=1e-12)
+        assert found[f"{prefix}loss_p90"] == pytest.approx(np.quantile(losses, 0.9), rel=1e-12)
+    plain = fp.LogisticRegression(
+        train, alpha=0.1, metrics="accuracy", held_out=test, weights="size"
+    )
+    before = plain.evaluate(x)
+    assert {name: found[name] for name in before} == before
+    assert found == problem.evaluate(x, threads=3)
+
+
+def test_held_out_rows_of_strangers(hospitals):
+    train, test = hospitals
+    without = train[train.clients != "h0"]
+    x = point(fp.LogisticRegression(train))
+    problem = fp.LogisticRegression(without, metrics="accuracy_worst", held_out=test)
+    # the rows of h0 count in the pooled column only
+    each = of_clients(problem, test, x, "accuracy")
+    assert problem.evaluate(x)["held_out_accuracy_worst"] == each[1:].min()
+    # after a split by clients, all held-out clients are new
+    strangers = test[np.isin(test.clients, ["h0", "h3"])]
+    known = train[~np.isin(train.clients, ["h0", "h3"])]
+    problem = fp.LogisticRegression(known, metrics="accuracy_worst", held_out=strangers)
+    assert problem.evaluate(x)["held_out_accuracy_worst"] == each[[0, 3]].min()
+    # rows without ids have no clients
+    plain = fp.Dataset.from_arrays(test.X, test.y)
+    problem = fp.LogisticRegression(train, metrics="accuracy_worst", held_out=plain)
+    assert "held_out_accuracy_worst" not in problem.evaluate(x)
+    assert "held_out_accuracy" in problem.evaluate(x)
+
+
+def test_runs_record_quantiles_in_the_same_bits(hospitals):
+    train, test = hospitals
+    problem = fp.LogisticRegression(train, metrics=[*ASKED, "auc_worst", "log_loss_p50"],
+                                    held_out=test, weights="size")  # fmt: skip
+    options = {"rounds": 6, "seed": 0, "record_every": 2}
+    pooled = fp.simulate(problem, fp.FedAvg(S=3), **options)
+    assert fp.simulate(
+        problem, fp.FedAvg(S=3), **options, options=fp.RunOptions(threads=3, chunk=2)
+    ).same(pooled)
+    runs = [
+        fp.simulate(problem, fp.FedAvg(S=3), **options, options=fp.RunOptions(
+            evaluate="per_client", chunk=chunk))
+        for chunk in (None, 2)
+    ]  # fmt: skip
+    assert runs[0].same(runs[1])
+    for name in problem.metrics:
+        if not problem.metrics[name].on_rows:
+            np.testing.assert_allclose(runs[0][name], pooled[name], rtol=1e-13)
+    assert pooled.best("held_out_accuracy_worst") == pooled["held_out_accuracy_worst"].max()
+    assert pooled.cost_to("loss_worst", 1e9) == 0.0
+    stopped = fp.simulate(
+        problem, fp.FedAvg(S=3), **options, stop=fp.Stop(targets={"accuracy_p10": 0.0})
+    )
+    assert stopped.last("round") == 0
+
+
+def test_softmax_records_quantiles():
+    rng = np.random.default_rng(1)
+    data = fp.Dataset.from_arrays(rng.normal(size=(60, 4)), rng.choice(["a", "b", "c"], 60))
+    asked = ["accuracy_worst", "auc", "loss_worst", "log_loss_worst"]
+    problem = fp.Softmax(data, 5, metrics=asked)
+    x = point(problem)
+    found = problem.evaluate(x)
+    each = problem.evaluate_clients(np.arange(5), x)
+    assert found["accuracy_worst"] == each.metrics["accuracy"].min()
+    assert found["loss_worst"] == pytest.approx(each.losses.max(), rel=1e-12)
+    assert found["loss_worst"] == pytest.approx(found["log_loss_worst"], rel=1e-12)
+    assert 0 < found["auc"] < 1
+
+
+def test_poisson_metrics_compare_means_with_counts():
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(40, 3))
+    data = fp.Dataset("counts", X, rng.poisson(2.0, 40).astype(float), clients=np.arange(40) % 4)
+    problem = fp.Poisson(data, metrics=["rmse", "mae_worst"], held_out=data)
+    x = np.array([0.1, -0.2, 0.3])
+    found = problem.evaluate(x)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean((np.exp(X @ x) - data.y) ** 2)))
+    assert found["held_out_rmse"] == pytest.approx(found["rmse"])
+    assert found["held_out_mae_worst"] == pytest.approx(found["mae_worst"])
+    each = problem.evaluate_clients(np.arange(4), x).metrics["mae"]
+    assert found["mae_worst"] == pytest.approx(each.max())
+    error = m.METRICS["rmse"](problem.predict(x, data), data.y)
+    assert found["rmse"] == pytest.approx(error)
+
+
+def test_a_quadratic_records_quantiles_of_its_loss():
+    base = quadratic(noise=1.0)
+    asked = ["loss_worst", "loss_p50"]
+    problem = fp.Quadratic(base.A, base.b, weights=np.arange(1, 9), metrics=asked)
+    x = np.linspace(-1, 1, problem.d)
+    plain = fp.Quadratic(base.A, base.b).evaluate_clients(np.arange(8), x).losses
+    found = problem.evaluate(x)
+    assert found["loss_worst"] == pytest.approx(plain.max())
+    assert found["loss_p50"] == pytest.approx(np.median(plain))
+    assert problem.client_scores(x).worst == int(plain.argmax())
+
+
+class Own(fp.RowProblem):
+    """Least squares in plain Python, with predictions."""
+
+    def __init__(self, A, y, clients, **options):
+        self.parts = list(zip(np.array_split(A, clients), np.array_split(y, clients), strict=True))
+        super().__init__([len(b) for _, b in self.parts], A.shape[1], **options)
+
+    def client_loss(self, client, x):
+        A, b = self.parts[client]
+        return float(np.mean((A @ x - b) ** 2) / 2)
+
+    def client_grad(self, client, rows, x):
+        A, b = self.parts[client]
+        A, b = (A, b) if rows is None else (A[rows], b[rows])
+        return A.T @ (A @ x - b) / len(b)
+
+    def client_predictions(self, client, x):
+        A, b = self.parts[client]
+        return A @ x, b
+
+
+def test_an_own_problem_records_quantiles():
+    rng = np.random.default_rng(0)
+    A, y = rng.normal(size=(21, 3)), rng.normal(size=21)
+    unseen = Own(A[:8], y[:8], 2)
+    asked = ["mse_worst", "loss_worst", "f_minus_fstar", "distance_to_optimum"]
+    problem = Own(A, y, 4, metrics=asked, held_out=unseen, weights="size")
+    x = np.ones(3)
+    found = problem.evaluate(x)
+    assert found["mse_worst"] == pytest.approx(2 * found["loss_worst"])
+    assert found["loss_worst"] == max(problem.client_loss(i, x) for i in range(4))
+    assert found["held_out_mse_worst"] == pytest.approx(
+        2 * max(unseen.client_loss(i, x) for i in range(2))
+    )
+    best = np.linalg.lstsq(A, y, rcond=None)[0]
+    assert found["distance_to_optimum"] == pytest.approx(np.linalg.norm(x - best), rel=1e-6)
+    run = fp.simulate(
+        problem, fp.FedAvg(S=2), rounds=3, seed=0, options=fp.RunOptions(evaluate="per_client")
+    )
+    assert {*asked, "held_out_mse_worst", "held_out_loss_worst"} <= set(run.columns)
+
+
+def test_a_network_records_quantiles():
+    torch = pytest.importorskip("torch", reason="torch is an extra: pip install 'fedpage[torch]'")
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(n):
+        return torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)
+
+    clients, others = [rows(n) for n in (5, 8, 3)], [rows(4), rows(6)]
+    model = torch.nn.Linear(3, 1)
+    asked = ["mse_worst", "loss_worst", "loss_p50"]
+    problem = fp.TorchProblem(
+        model, torch.nn.MSELoss(), clients, metrics=asked, held_out=rows(4),
+        held_out_clients=others, weights="size", dtype="float64",
+    )  # fmt: skip
+    found = problem.evaluate(problem.x0)
+    each = [problem.evaluate_on(problem.x0, own)["loss"] for own in clients]
+    strangers = [problem.evaluate_on(problem.x0, own)["loss"] for own in others]
+    assert found["loss_worst"] == pytest.approx(max(each))
+    assert found["loss_p50"] == pytest.approx(np.median(each))
+    assert found["mse_worst"] == pytest.approx(max(each))
+    assert found["held_out_clients_loss_worst"] == pytest.approx(max(strangers))
+    assert "held_out_loss_worst" not in found
+    assert list(problem.client_scores(problem.x0, metric="mse").values()) == pytest.approx(each)
+    with pytest.raises(InputError, match="'f_minus_fstar' needs a reference solution") as error:
+        fp.TorchProblem(model, torch.nn.MSELoss(), clients, metrics="f_minus_fstar")
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_line_records_quantiles(run):
+    code, _, err = run(
+        "run", "fedavg", "--data", "census:rows=200", "--clients", "10", "--S", "5",
+        "--objective", "logistic-l2", "--rounds", "20", "--metrics", "accuracy_worst,f_minus_fstar",
+        "--out", "here",
+    )  # fmt: skip
+    assert code == 0, err
+    history = fp.History.load("here/history.jsonl")
+    assert {"accuracy", "accuracy_worst", "f_minus_fstar"} <= set(history.columns)
+
+
+# Tables of scores
+
+
+def test_scores_of_hospitals(hospitals):
+    train, test = hospitals
+    problem = fp.LogisticRegression(train)
+    x = point(problem)
+    scores = problem.client_scores(x, test)
+    assert list(scores) == [f"h{i}" for i in range(7)]
+    assert list(scores.values()) == list(of_clients(problem, test, x, "accuracy"))
+    assert scores.rows == {i: int((test.clients == i).sum()) for i in scores}
+    assert scores[scores.worst] == min(scores.values())
+    own = problem.client_scores(x, metric="auc")
+    assert list(own.values()) == pytest.approx(list(of_clients(problem, train, x, "auc")))
+    assert own.rows == dict(zip(own, problem.sizes, strict=True))
+    losses = problem.client_scores(x, metric="loss")
+    assert losses[losses.worst] == max(losses.values())
+    lines = str(scores).splitlines()
+    assert len(lines) == 8
+    assert lines[0].split() == ["client", "accuracy", "rows"]
+    assert repr(scores).startswith("ClientScores(accuracy of 7 clients, worst ")
+    assert "<table" in scores._repr_html_()
+    numbered = fp.LogisticRegression(train, 40).client_scores(x)
+    assert list(numbered) == list(range(40))
+    assert str(numbered).endswith("... and 20 more clients")
+
+
+def test_scores_of_a_regression():
+    rng = np.random.default_rng(0)
+    data = fp.Dataset("r", rng.normal(size=(9, 2)), rng.normal(size=9), clients=np.arange(9) % 3)
+    problem = fp.LeastSquares(data)
+    assert problem.client_scores(np.zeros(2)).metric == "rmse"
+    with pytest.raises(InputError, match="'accuracy' needs labels"):
+        problem.client_scores(np.zeros(2), data, metric="accuracy")
+
+
+def test_undefined_scores():
+    data = fp.Dataset.from_arrays(np.eye(4), [0, 1, 1, 1], clients=["a", "a", "b", "b"])
+    scores = fp.LogisticRegression(data).client_scores(np.arange(4.0), metric="auc")
+    assert scores["a"] == 1.0
+    assert math.isnan(scores["b"])
+    assert "undefined" in str(scores)
+    assert scores.worst == "a"
+    only = fp.LogisticRegression(data, fp.by_id(["b", "b", "b", "a"], min_rows=1))
+    assert len(only.client_scores(np.zeros(4))) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda p, x, t: p.client_scores(x, t.X), "says whose row each is"),
+        (lambda p, x, t: p.client_scores(x, fp.Dataset.from_arrays(t.X, t.y)), "client=COLUMN"),
+        (lambda p, x, t: p.client_scores(x, t, metric="acuracy"), "did you mean 'accuracy'"),
+        (lambda p, x, t: p.client_scores(x, t, metric="accuracy_p10"), "no metric of a client's"),
+        (lambda p, x, t: p.client_scores(x, metric="f_minus_fstar"), "no metric of a client's"),
+        (lambda p, x, t: p.client_scores(x[:3], t), "must have shape"),
+    ],
+)
+def test_scores_refuse_what_makes_no_sense(hospitals, call, why):
+    train, test = hospitals
+    problem = fp.LogisticRegression(train)
+    with pytest.raises(InputError, match=why) as error:
+        call(problem, point(problem), test)
+    assert "\n" not in str(error.value)
