@@ -20,7 +20,7 @@ def bench(monkeypatch):
     """Import a module of benchmarks/ by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("c_loop", "rounds", "codec_costs", "scale", "evaluation"):
+    for name in ("c_loop", "rounds", "codec_costs", "scale", "softmax", "evaluation", "data"):
         sys.modules.pop(name, None)
 
 
@@ -119,3 +119,26 @@ def test_the_benchmark_of_evaluation_measures_shares(bench, capsys):
     out = capsys.readouterr().out
     assert "30 clients" in out
     assert len(out.splitlines()) == 4 + len(shares)
+
+
+def test_the_benchmark_of_data_measures_arrays_and_a_loss(bench):
+    data = bench("data")
+    found = data.measure_arrays(0.001)
+    assert found["data, GB"] == pytest.approx(0.0008)
+    assert found["from_arrays, seconds"] > 0
+    own = data.measure_own(0.01)
+    assert own["seconds"] > 0
+    problem = fp.LogisticRegression(fp.load("census", rows=300), 30)
+    ratios = data.ratios(problem, problem, 1)
+    assert len(ratios) == 5
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_data_reads_csv_files_in_processes_of_their_own(bench):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("pandas")
+    data = bench("data")
+    found = data.measure_csv(0.0005)
+    assert all(found[f"{reader}, seconds"] > 0 for reader in ("pandas", "fedpage"))
+    assert found["fedpage without extras / pandas, seconds"] > 0
