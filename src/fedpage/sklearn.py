@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from numbers import Real
 from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
@@ -30,6 +31,7 @@ from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
 from fedpage.methods import METHODS, SecantPAGE
 from fedpage.problems import OBJECTIVES, LinearModel
+from fedpage.problems.kernels import REGULARISERS
 from fedpage.runs.history import History
 
 try:
@@ -131,6 +133,11 @@ class _Federated(BaseEstimator):
     ) -> tuple[Vector, Vector]:
         """Run the method; return coefficients (outputs, p) and intercepts of the given features."""
         check_whole("rounds", self.rounds, 1)
+        if not isinstance(self.tol, Real) or not 0 < self.tol < np.inf:
+            raise InputError(f"tol must be a number above 0, not {short_repr(self.tol)}")
+        if self.reg not in REGULARISERS:
+            known = ", ".join(REGULARISERS)
+            raise InputError(f"reg must be one of {known}, not {short_repr(self.reg)}")
         rows = X.shape[0]
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
@@ -189,9 +196,13 @@ class _Federated(BaseEstimator):
             record_every=max(1, min(10, problem.N // getattr(method, "S", problem.N))),
         )  # fmt: skip
         if history.diverged:
+            advice = (
+                "rescale the features or give standardise=True"
+                if self.method is None
+                else "choose a smaller step, or method=None, which measures its own"
+            )
             raise InputError(
-                f"{type(self).__name__}: {history.label} diverged ({history.stop_detail}); "
-                "choose a smaller step, or method=None, which measures its own"
+                f"{type(self).__name__}: {history.label} diverged ({history.stop_detail}); {advice}"
             )
         if history.stop_reason is not StopReason.TARGET:
             warnings.warn(

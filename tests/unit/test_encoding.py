@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 
+import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.data.encoding import Encoding
 from fedpage.data.features import CategoryColumn, NumberColumn
@@ -154,3 +155,96 @@ def test_json(encoding):
 def test_standardising_is_exact_for_a_constant_column_with_missing_cells():
     encoding = Encoding.fit({"x": [0.1, None, 0.1]}, standardise=True, missing="mean")
     assert encoding.transform({"x": [0.1, None, 1.1]}).tolist() == [[0], [0], [1]]
+
+
+TRAIN = {
+    "age": [30.0, 50.0, 41.0, 20.0], "smoker": ["no", "yes", "no", "yes"], "zip": [1, 2, 1, 2],
+    "who": ["u", "v", "u", "v"], "ill": ["n", "p", "p", "n"],
+}  # fmt: skip
+TEST = {"zip": [2, 2], "ill": ["p", "n"], "smoker": ["no", "no"], "age": [33, 44]}
+
+
+def trained():
+    data = fp.Dataset.from_frame(
+        TRAIN, label="ill", client="who", standardise=True, categorical="zip"
+    )
+    return fp.LogisticRegression(data, metrics=["accuracy"])
+
+
+def test_test_rows_get_the_features_of_the_training_rows(tmp_path):
+    problem = trained()
+    x = np.linspace(-1, 1, problem.d)
+    test = fp.Dataset.from_frame(TEST, encoding=problem.data.encoding)
+    assert test.columns == problem.data.columns
+    assert test.clients is None
+    np.testing.assert_array_equal(test.to_dense(), problem.data.encoding.transform(TEST))
+    np.testing.assert_array_equal(problem.margins(x, test), problem.margins(x, TEST))
+    path = tmp_path / "test.csv"
+    path.write_text("who,zip,ill,smoker,age\nw,2,p,no,33\nu,2,n,no,44\n")
+    loaded = fp.load(path, encoding=problem.data.encoding)
+    assert loaded.clients.tolist() == ["w", "u"]
+    assert loaded.digest == test.digest
+    held_out = fp.LogisticRegression(problem.data, held_out=loaded, metrics=["accuracy"])
+    assert held_out.evaluate(x)["held_out_accuracy"] == problem.score(x, test)
+
+
+def test_rows_that_were_encoded_differently_are_refused():
+    """Standardised by itself, or with other categories, a feature means something else."""
+    problem = trained()
+    for options in ({"standardise": True, "categorical": "zip"}, {"categorical": "zip"}, {}):
+        test = fp.Dataset.from_frame(TEST, label="ill", columns=["age", "smoker", "zip"], **options)
+        for use in (
+            lambda test=test: problem.predict(np.zeros(problem.d), test),
+            lambda test=test: problem.score(np.zeros(problem.d), test),
+            lambda test=test: fp.LogisticRegression(problem.data, held_out=test),
+        ):
+            with pytest.raises(InputError, match="column 'age' of 'frame' is encoded differently"):
+                use()
+    train, test = problem.data.split(0.5, stratify=False)
+    fp.LogisticRegression(train, held_out=test).score(np.zeros(problem.d), test)
+    plain = {name: TRAIN[name] for name in ("age", "smoker", "ill")}
+    one = fp.Dataset.from_frame(plain, label="ill")
+    other = fp.Dataset.from_frame({**plain, "smoker": ["no", "si", "no", "si"]}, label="ill")
+    assert one.encoding.find_difference(other.encoding) == "smoker"
+    fewer = fp.Dataset.from_frame(plain, label="ill", columns=["age"])
+    assert one.encoding.find_difference(fewer.encoding) == "smoker"
+    assert fewer.encoding.find_difference(one.encoding) == "smoker"
+    again = fp.Dataset.from_frame(plain, label="ill", missing="mean")
+    assert one.encoding.find_difference(again.encoding) == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ({**TEST, "smoker": ["no", "maybe"]}, {}, "row 1 .*column 'smoker': 'maybe' is not one"),
+        ({**TEST, "age": [1, None]}, {}, "row 1 .*column 'age': the value is missing; correct"),
+        ({"ill": ["p", "n"], "age": [1, 2]}, {}, "frame: there is no column 'smoker'"),
+        ({k: v for k, v in TEST.items() if k != "ill"}, {}, "there is no column 'ill'"),
+        ({**TEST, "more": [1, 2]}, {}, "column 'more' was not there when the data was encoded"),
+        (TEST, {"standardise": True}, "standardise cannot be given with encoding="),
+        (TEST, {"missing": "mean"}, "missing cannot be given with encoding="),
+        (TEST, {"drop": "age"}, "drop cannot be given with encoding="),
+    ],
+)
+def test_test_rows_that_do_not_fit_are_refused(rows, options, said):
+    with pytest.raises(InputError, match=said) as error:
+        fp.Dataset.from_frame(rows, encoding=trained().data.encoding, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_an_encoding_is_that_of_a_data_set():
+    with pytest.raises(InputError, match=r"encoding must be that of a data set, as data\.encoding"):
+        fp.Dataset.from_frame(TEST, encoding=trained().data)
+    dropped = fp.Dataset.from_frame(
+        {**TEST, "age": [1, None]}, encoding=trained().data.encoding, missing="drop"
+    )
+    assert dropped.rows == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rows_to_predict_must_be_finite(bad):
+    data = fp.Dataset.from_arrays([[1.0], [2.0]], [0, 1])
+    problem = fp.LogisticRegression(data, 2)
+    for rows in (np.array([[bad]]), csr_array(np.array([[bad]]))):
+        with pytest.raises(InputError, match="rows to predict must be finite, without NaN"):
+            problem.predict(np.ones(1), rows)

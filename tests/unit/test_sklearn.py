@@ -265,9 +265,9 @@ def test_the_seed_decides_everything():
         ({"method": "fedpag"}, "did you mean 'fedpage'"),
         ({"clients": 0}, "clients"),
         ({"rounds": 0}, "rounds"),
-        ({"reg": "l3"}, "logistic-l3"),
+        ({"reg": "l3"}, "reg must be one of none, l2"),
         ({"alpha": -1.0}, "alpha"),
-        ({"tol": 0.0}, "grad_norm"),
+        ({"tol": 0.0}, "tol must be a number above 0"),
     ],
 )
 def test_bad_settings_are_refused_in_fit(options, text):
@@ -293,3 +293,22 @@ def test_the_name_in_fedpage():
     assert fp.sklearn.FederatedClassifier is FederatedClassifier
     X, y = load("wine")
     assert cross_val_score(FederatedClassifier(tol=1e-2), X, y, cv=3).min() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tol": "small"}, "tol must be a number above 0, not 'small'"),
+        ({"tol": 0}, "tol must be a number above 0, not 0"),
+        ({"reg": "l1"}, "reg must be one of none, l2, nonconvex, smoothed-l1, not 'l1'"),
+    ],
+)
+def test_options_of_an_estimator_are_named_in_errors(options, said):
+    with pytest.raises(fp.InputError, match=said):
+        FederatedClassifier(**options).fit([[0.0], [1.0]], [0, 1])
+
+
+def test_a_run_that_diverges_on_huge_features_says_to_rescale_them():
+    X, y = load_breast_cancer(return_X_y=True)
+    with pytest.raises(fp.InputError, match=r"diverged .*; rescale the features or give standard"):
+        FederatedClassifier(standardise=False).fit(1e6 * X, y)

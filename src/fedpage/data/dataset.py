@@ -220,7 +220,7 @@ class Dataset:
         cls,
         frame: Any,
         *,
-        label: str,
+        label: str | None = None,
         client: str | None = None,
         standardise: bool = False,
         missing: Literal["error", "drop", "mean"] = "error",
@@ -228,6 +228,7 @@ class Dataset:
         drop: Sequence[str] = (),
         columns: Sequence[str] | None = None,
         categorical: Sequence[str] = (),
+        encoding: Encoding | None = None,
     ) -> Dataset:
         """Make a data set from a table in memory.
 
@@ -237,7 +238,7 @@ class Dataset:
         Args:
             frame: a frame of pandas, polars, pyarrow or another library that narwhals knows; or
                 columns {name: values}; or rows [{name: value}].
-            label: the column that holds the labels or targets.
+            label: the column that holds the labels or targets; needed without `encoding`.
             client: the column that says whose row each is; it is no feature.
             standardise: whether numbers get mean 0 and standard deviation 1.
             missing: what to do about missing values: "error"; "drop" leaves out the rows; "mean"
@@ -246,6 +247,8 @@ class Dataset:
             drop: columns to leave out.
             columns: the columns to use as features; by default all others.
             categorical: columns that are categories although they hold numbers.
+            encoding: that of another data set, as `train.encoding`: test rows then get the same
+                features. It also says which columns are the label and the client ids.
 
         Returns:
             The data set; its `encoding` encodes new rows.
@@ -259,7 +262,9 @@ class Dataset:
         """
         from fedpage.data.tables import TableOptions, from_frame
 
-        options = TableOptions(label, client, standardise, missing, drop, columns, categorical)
+        options = TableOptions(
+            label, client, standardise, missing, drop, columns, categorical, encoding
+        )
         return from_frame(frame, options, name)
 
     @property
@@ -342,8 +347,10 @@ class Dataset:
         Args:
             test: the share of rows, or of clients, in the second data set.
             seed: of the random choice.
-            stratify: whether every class (and every client, by rows) has this share of its rows in
-                the test set, up to rounding. Targets of a regression are not stratified.
+            stratify: whether every class (or every client, where rows have ids) has this share of
+                its rows in the test set, up to rounding, and keeps a row to train on. With ids,
+                classes have it at each client as far as its rows suffice. Targets of a regression
+                are not stratified.
             by: "rows", or "clients": a client's rows then stay together.
 
         Returns:
@@ -370,31 +377,43 @@ class Dataset:
             picked[permutation(seed, 8, size=len(ids))[:count]] = True
             chosen = picked[owner]
         else:
-            groups = self._strata() if stratify else np.zeros(self.rows, dtype=np.int64)
-            order = permutation(seed, 8, size=self.rows)
-            order = order[np.argsort(groups[order], kind="stable")]
-            sizes = np.bincount(groups)
-            # the cumulative share is rounded, so that small groups do not all lose or win
-            ends = np.floor(test * np.cumsum(sizes) + 0.5).astype(np.int64)
-            counts = np.minimum(np.diff(ends, prepend=0), np.maximum(sizes - 1, 0))
-            rank = np.arange(self.rows) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            chosen[order[rank < np.repeat(counts, sizes)]] = True
+            chosen = self._choose_rows(test, seed, stratify)
         if chosen.all() or not chosen.any():
+            advice = "choose another share"
+            if stratify and by == "rows" and self.clients is not None:
+                advice += ", or stratify=False if clients have too few rows"
             raise InputError(
-                f"split: test={test:g} leaves a part of {self.name!r} without rows; "
-                "choose another share"
+                f"split: test={test:g} leaves a part of {self.name!r} without rows; {advice}"
             )
         return self[~chosen], self[chosen]
 
-    def _strata(self) -> Ints:
-        """Give the rows (n,) of one class and one client a common group number."""
-        group = np.zeros(self.rows, dtype=np.int64)
-        if self.clients is not None:
-            group = np.unique(self.clients, return_inverse=True)[1].astype(np.int64)
-        if self.classes is not None:
-            labels, which = np.unique(self.y, return_inverse=True)
-            group = group * len(labels) + which
-        return np.unique(group, return_inverse=True)[1].astype(np.int64)
+    def _choose_rows(self, test: float, seed: int, stratify: bool) -> NDArray[np.bool_]:
+        """Choose a share of the rows at random, and of those of each class and client; (n,)."""
+        client = label = np.zeros(self.rows, dtype=np.int64)
+        if stratify and self.clients is not None:
+            client = np.unique(self.clients, return_inverse=True)[1].astype(np.int64)
+        if stratify and self.classes is not None:
+            label = np.unique(self.y, return_inverse=True)[1].astype(np.int64)
+        strata, group = np.unique(client * (label.max() + 1) + label, return_inverse=True)
+        if self.clients is not None:  # else small clients would all give rows of the same class
+            shuffled = permutation(seed, 9, size=len(strata))
+            place = np.empty(len(strata), dtype=np.int64)
+            place[np.lexsort((shuffled, strata // (label.max() + 1)))] = np.arange(len(strata))
+            group = place[group]
+        order = permutation(seed, 8, size=self.rows)
+        order = order[np.argsort(group[order], kind="stable")]
+        sizes = np.bincount(group)
+        # the cumulative share is rounded, so that small groups do not all lose or win
+        ends = np.floor(test * np.cumsum(sizes) + 0.5).astype(np.int64)
+        rank = np.arange(self.rows) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        chosen = np.zeros(self.rows, dtype=bool)
+        chosen[order[rank < np.repeat(np.diff(ends, prepend=0), sizes)]] = True
+        for member in (client, label):  # each keeps a row to train on
+            last = np.empty(int(member.max()) + 1, dtype=np.int64)
+            last[member[order]] = order
+            left = np.bincount(member, weights=~chosen, minlength=len(last))
+            chosen[last[left == 0]] = False
+        return chosen
 
     def __repr__(self) -> str:
         stored = "dense" if self.is_dense else f"{self.nonzeros:,} nonzeros"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -154,6 +155,16 @@ class Encoding:
                     f"leave it out (the columns are {short_list(known)})"
                 )
 
+    def find_difference(self, other: Encoding) -> str:
+        """Return the name of the first column that two encodings encode differently, or "".
+
+        What they put in place of missing numbers may differ.
+        """
+        for one, two in zip_longest(self.columns, other.columns):
+            if one is None or two is None or _essence(one) != _essence(two):
+                return str((one or two).name)
+        return ""
+
     def describe(self) -> dict[str, Any]:
         """Return a summary in plain values: the numbers, the categories and what was done."""
         numbers = [c for c in self.columns if isinstance(c, NumberColumn)]
@@ -217,6 +228,12 @@ class Encoding:
         if self.standardised:
             words.append("standardised")
         return f"Encoding({'; '.join(words)})"
+
+
+def _essence(column: NumberColumn | CategoryColumn) -> tuple[Any, ...]:
+    if isinstance(column, CategoryColumn):
+        return column.features
+    return column.name, column.mean, column.scale
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -20,6 +20,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.registry import Registry
 from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
+from fedpage.data.encoding import Encoding
 
 SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
@@ -205,6 +206,7 @@ def load(
     drop: Sequence[str] = (),
     columns: Sequence[str] | None = None,
     categorical: Sequence[str] = (),
+    encoding: Encoding | None = None,
     name: str | None = None,
     features: int | None = None,
     one_based: bool = True,
@@ -230,6 +232,8 @@ def load(
         drop: columns of a table to leave out.
         columns: the columns of a table to use as features; by default all others.
         categorical: columns of a table that are categories although they hold numbers.
+        encoding: that of another data set, as `train.encoding`: a table of test rows then gets the
+            same features. It also says which columns are the label and the client ids.
         name: the name in records and reports; by default that of the file.
         features: d of a LIBSVM file; by default its largest index.
         one_based: whether indices of a LIBSVM file begin at 1.
@@ -246,7 +250,9 @@ def load(
     123
     """
     text = os.fspath(path)
-    table = tables.TableOptions(label, client, standardise, missing, drop, columns, categorical)
+    table = tables.TableOptions(
+        label, client, standardise, missing, drop, columns, categorical, encoding
+    )
     is_name = isinstance(path, str) and text in DATASETS
     if not is_name and tables.is_table(Path(text)):
         _refuse(text, options)

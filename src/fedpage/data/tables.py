@@ -30,7 +30,7 @@ from fedpage.data.columns import (
 from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
 from fedpage.data.delimited import Delimited
 from fedpage.data.encoding import Encoding
-from fedpage.data.features import MISSING_CELL, encode
+from fedpage.data.features import MISSING_CELL, MISSING_IN_NEW_ROW, encode
 
 Missing = Literal["error", "drop", "mean"]
 TEXT_SUFFIXES = (".csv", ".tsv")
@@ -71,8 +71,11 @@ class TableOptions:
     drop: Sequence[str] = ()
     columns: Sequence[str] | None = None
     categorical: Sequence[str] = ()
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
+        if self.encoding is not None:
+            self._take_encoding(self.encoding)
         for option in ("label", "client"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
@@ -91,6 +94,21 @@ class TableOptions:
             raise InputError(f"missing must be error, drop or mean, not {short_repr(self.missing)}")
         if not isinstance(self.standardise, bool):
             raise InputError(f"standardise must be True or False, not {self.standardise!r}")
+
+    def _take_encoding(self, encoding: Encoding) -> None:
+        """Take the label and the columns of an encoding, which leaves no choice of features."""
+        if not isinstance(encoding, Encoding):
+            raise InputError(
+                f"encoding must be that of a data set, as data.encoding, not {short_repr(encoding)}"
+            )
+        chosen = [name for name in self.given if name not in ("encoding", "label", "client")]
+        if chosen not in ([], ["missing"]) or self.missing == "mean":
+            raise InputError(
+                f"{', '.join(chosen)} cannot be given with encoding=, which says how each column "
+                "is encoded"
+            )
+        if self.label is None:
+            object.__setattr__(self, "label", encoding.label)
 
     @property
     def given(self) -> list[str]:
@@ -188,19 +206,26 @@ class Roles:
             InputError: a name is missing, unknown or used twice.
         """
         label, client, chosen = options.label, options.client, options.columns
+        encoding, categorical = options.encoding, options.categorical
+        if encoding is not None:
+            encoding.check_names(list(names), source)
+            if client is None and encoding.client in names:
+                client = encoding.client
+            chosen = [column.name for column in encoding.columns]
+            categorical = sorted(encoding.text_columns)
         if label is None:
             raise InputError(
                 f"{source}: say which column is the label, as in label={names[-1]!r} "
                 f"(--label on the command line); the columns are {short_list(names)}"
             )
-        others = [*options.drop, *(chosen or ()), *options.categorical]
+        others = [*options.drop, *(chosen or ()), *categorical]
         for name in (label, *([client] if client is not None else []), *others):
             if name not in names:
                 raise InputError(f"{source}: {no_column(name, names)}")
         if label == client:
             raise InputError(f"{source}: {label!r} cannot be both the label and the client ids")
         taken = {label, client, *options.drop}
-        for name in (*(chosen or ()), *options.categorical):
+        for name in (*(chosen or ()), *categorical):
             if name in taken:
                 raise InputError(
                     f"{source}: column {name!r} is the label, the client ids or left out, "
@@ -214,16 +239,17 @@ class Roles:
                 f"{source}: no column is left to be a feature; the columns are {short_list(names)}"
             )
         left_out = tuple(name for name in names if name not in (*features, label, client))
-        return cls(label, client, features, left_out, frozenset(options.categorical))
+        return cls(label, client, features, left_out, frozenset(categorical))
 
 
 def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) -> Dataset:
     """Encode a table: the one way from any source to a data set."""
     if table.rows == 0:
         raise InputError(f"{table.source}: there are column names but no rows")
-    for column in roles.used:
+    for column in [] if options.encoding else roles.used:
         _check_not_empty(table, column, column in roles.features)
-    for column in (*roles.features, roles.label):
+    known = options.encoding
+    for column in (roles.label,) if known else (*roles.features, roles.label):
         _check_text(table, column, column == roles.label)
     rows = table.rows
     if options.missing == "drop":
@@ -242,18 +268,18 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
                 f"{table.cell(int(absent.argmax()), column)}: the value is missing; correct the "
                 'cell, or give missing="drop" (--missing drop) to leave out such rows'
             )
-    y, classes = _encode_label(table, roles.label, label)
+    y, classes = _encode_label(table, roles.label, label, fewest=1 if known else 2)
     clients = _to_ids(table.columns[roles.client]) if roles.client else None
     features = Table(
         table.source, {n: table.columns[n] for n in roles.features}, table.rows, table.locate
     )
-    encoding = Encoding.fit(
-        features,
-        standardise=options.standardise,
-        missing="mean" if options.missing == "mean" else "error",
-    )
     encoding = replace(
-        encoding,
+        known
+        or Encoding.fit(
+            features,
+            standardise=options.standardise,
+            missing="mean" if options.missing == "mean" else "error",
+        ),
         label=roles.label,
         client=roles.client,
         left_out=roles.left_out,
@@ -261,7 +287,12 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
     )
     return Dataset(
         name,
-        encode(features, encoding.columns, unknown="error", advice=MISSING_CELL),
+        encode(
+            features,
+            encoding.columns,
+            unknown="error",
+            advice=MISSING_IN_NEW_ROW if known else MISSING_CELL,
+        ),
         y,
         classes=classes,
         clients=clients,
@@ -347,11 +378,11 @@ def _check_text(table: Table, name: str, is_label: bool) -> None:
 
 
 def _encode_label(
-    table: Table, name: str, column: Numbers | Text
+    table: Table, name: str, column: Numbers | Text, fewest: int
 ) -> tuple[Vector, tuple[Label, ...] | None]:
-    """Return labels as numbers, and the classes."""
+    """Return labels as numbers, and the classes; test rows may have fewer than two."""
     if isinstance(column, Text):
-        if len(column.values) < 2:
+        if len(column.values) < fewest:
             raise InputError(
                 f"{table.source}: the label {name!r} is {short_repr(column.values[0])} in every "
                 "row; two classes or more are needed"

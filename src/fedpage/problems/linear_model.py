@@ -28,6 +28,7 @@ from fedpage.problems.labels import Classes, counts, targets, two_classes
 from fedpage.problems.linear_oracle import LinearOracle
 from fedpage.problems.linear_scores import LinearScores
 from fedpage.problems.own_loss import compile_loss
+from fedpage.problems.prediction import check_encoding
 from fedpage.problems.reprs import html_linear, repr_linear
 from fedpage.problems.smoothness import smoothness
 from fedpage.problems.storage import kernel_rows
@@ -126,6 +127,7 @@ class LinearModel(LinearScores):
         """Refuse held-out rows of another shape, and metrics that the labels do not suit."""
         if self.held_out is not None:
             _check_data(self.name, "held_out", self.held_out)
+            check_encoding(self.name, self.data, self.held_out)
             if self.held_out.features > self.data.features:
                 raise InputError(
                     f"{self.name}: held_out has {self.held_out.features} features, "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
-from fedpage.data.dataset import Dataset
+from fedpage.data.dataset import Dataset, is_finite
 from fedpage.problems.evaluation import Evaluation
 from fedpage.problems.labels import class_numbers
 
@@ -123,6 +123,7 @@ class Prediction(Evaluation):
 
         p = self.data.features
         if isinstance(X, Dataset):
+            check_encoding(self.name, self.data, X)
             matrix = X.X
             if X.features < p and not X.is_dense:  # the last features do not occur in a sparse file
                 matrix = csr_array((matrix.data, matrix.indices, matrix.indptr), shape=(X.rows, p))
@@ -136,9 +137,35 @@ class Prediction(Evaluation):
                     f"{self.name}: the rows to predict must be numbers (n, {p}), "
                     f"not {short_repr(X)}"
                 ) from None
+            if not is_finite(np.asarray(matrix.data if issparse(matrix) else matrix)):
+                raise InputError(
+                    f"{self.name}: the rows to predict must be finite, without NaN or infinity"
+                )
         if matrix.ndim != 2 or matrix.shape[1] != p:
             raise InputError(
                 f"{self.name}: the rows to predict must have {p} columns as the training data "
                 f"has, not the shape {matrix.shape}"
             )
         return matrix
+
+
+def check_encoding(owner: str, training: Dataset, data: Dataset) -> None:
+    """Check that a data set made from a table has the features of the training data.
+
+    Args:
+        owner: the problem's name, for the error message.
+        training: the rows that the model is trained on.
+        data: rows to predict or to evaluate.
+
+    Raises:
+        InputError: the tables were encoded differently, so that features mean different things.
+    """
+    if training.encoding is None or data.encoding is None:
+        return
+    column = training.encoding.find_difference(data.encoding)
+    if column:
+        raise InputError(
+            f"{owner}: column {column!r} of {data.name!r} is encoded differently from that of "
+            f"{training.name!r}; load {data.name!r} with encoding=data.encoding of the training "
+            "data, or divide one table by data.split"
+        )
