@@ -5,7 +5,7 @@ invented patients. The same in two commands:
 
     fedpage data show examples/patients.csv --label outcome --client-column hospital
     fedpage run secantpage --data examples/patients.csv --label outcome --client-column hospital \
-        --standardise --held-out 0.25 --metrics accuracy_worst --S 4 --rounds 100 --out runs/ill
+        --alpha 0.01 --standardise --held-out 0.25 --metrics accuracy_worst --S 4 --rounds 100
 """
 
 from pathlib import Path

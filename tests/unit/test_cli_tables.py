@@ -80,6 +80,9 @@ def test_a_run_by_ids_with_held_out_rows_equals_simulate(run, patients, tmp_path
     accuracy, loss = history.last("held_out_accuracy"), history.last("held_out_loss")
     assert f"held-out loss {loss:.4g}, held-out accuracy {accuracy:.4g}" in out
     assert "logistic regression (--objective logistic) on patients.csv, 4 clients" in out
+    scores = problem.client_scores(history.x, test)
+    assert f"Held-out accuracy by client:\n{scores}\n" in out
+    assert "Bern" in scores
     about = stored(tmp_path / "one" / "run.toml")
     assert about["data"] == str(patients)
     assert (about["objective"], about["partition"]) == ("logistic", "by-id:drop")

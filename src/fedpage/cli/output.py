@@ -106,6 +106,25 @@ def print_metrics(runs: Sequence[History]) -> None:
             console().print(f"{label}: {', '.join(words)}", markup=False, soft_wrap=True)
 
 
+def print_client_scores(problem: object, history: History) -> None:
+    """Print the last model's metrics by client, where the data says whose row each is.
+
+    They are of the held-out rows if there are any, else of the rows that clients train on.
+    """
+    from fedpage.core.columns import describe_column
+    from fedpage.core.metrics import row_metrics
+    from fedpage.problems import LinearModel
+
+    if not isinstance(problem, LinearModel) or problem.partition.ids is None or history.x is None:
+        return
+    held_out = problem.held_out
+    rows = held_out if held_out is not None and held_out.clients is not None else None
+    for name in row_metrics(problem.metrics):
+        label = describe_column(name if rows is None else f"held_out_{name}").label
+        scores = problem.client_scores(history.x, rows, metric=name)
+        console().print(f"{label.capitalize()} by client:\n{scores}", markup=False)
+
+
 def print_divergence_hint(runs: Sequence[History], config: ProblemConfig) -> None:
     """Say that the columns of a table are not standardised, where a run has diverged."""
     if config.label and not config.standardise and any(run.diverged for run in runs):

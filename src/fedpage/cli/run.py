@@ -28,6 +28,7 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import (
     log,
+    print_client_scores,
     print_divergence_hint,
     print_metrics,
     print_problem,
@@ -167,6 +168,7 @@ def execute(
             history = run.run([*observers, Checkpointing(store)]) if finished is None else finished
     print_summary([history], command.run.target)
     print_metrics([history])
+    print_client_scores(getattr(run.engine, "problem", None), history)
     for event in ("fallback", "rejected", "lost", "back"):
         events = [entry for entry in history.events if entry["event"] == event]
         if events:
