@@ -221,6 +221,9 @@ def test_a_printed_command_has_every_option_of_its_problem(run, patients, tmp_pa
     assert run(*shlex.split(command)[1:], "--out", "again")[0] == 0
     again = structure(ProblemConfig, stored(tmp_path / "again" / "run.toml"), "run.toml")
     assert again == replace(EVERY, data=str(patients))
+    about = fp.History.load(tmp_path / "again" / "history.jsonl").meta["problem"]
+    assert "intercept" not in about
+    assert (about["alpha"], about["weights"]) == (0.5, "size")
     assert problem_options(replace(EVERY, intercept=True))["--intercept"] == ""
 
 
