@@ -43,14 +43,15 @@ def of_clients(problem, data, x, metric):
 
 
 def test_names_of_quantiles():
-    found = m.resolve_metrics(["auc_p5", "loss_worst", "mse", "mse_worst"], "p")
+    found: dict = m.resolve_metrics(["auc_p5", "loss_worst", "mse", "mse_worst"], "p")
     assert list(found) == ["auc", "auc_p5", "loss_worst", "mse", "mse_worst"]
     assert found["auc_p5"].percent == 5
     assert found["auc_p5"].needs_labels
     assert found["mse_worst"].percent is None
     assert found["mse_worst"].base is m.METRICS["mse"]
     assert repr(found["auc_p5"]) == "Metric(auc_p5, higher is better)"
-    assert m.resolve_metrics({"poorest": "auc_worst"}, "p")["poorest"].base.name == "auc"
+    renamed: dict = m.resolve_metrics({"poorest": "auc_worst"}, "p")
+    assert renamed["poorest"].base.name == "auc"
 
 
 def test_quantiles_of_functions():
