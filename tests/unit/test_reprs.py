@@ -298,3 +298,9 @@ def test_plan_uses_constants_that_are_given():
     assert plan.setting.L == 100.0
     assert plan.origin["L"] == "given"
     assert "L=100 (given)" in str(plan)
+
+
+def test_numbers_are_aligned_under_headings_and_facts_with_their_names():
+    table = display.html_table(("", "loss"), [("first", "0.5"), ("last", "12")])
+    assert table.count("text-align:right") == 3
+    assert "text-align:right" not in display.html_facts({"clients": "8", "rows": "400 (50 each)"})
