@@ -291,6 +291,15 @@ def test_the_file_of_a_loss_may_fail_to_be_imported(tmp_path):
         find_objective(f"{tmp_path / 'bad.py'}@Hinge")
 
 
+def test_a_target_is_recorded_also_of_held_out_rows_and_of_the_worst_client():
+    config = ProblemConfig(metrics="auc")
+    for column in ("accuracy", "held_out_accuracy", "accuracy_worst", "held_out_loss_p90"):
+        metrics = build.record_target(config, Target(column, 0.5)).metrics
+        assert metrics == f"auc,{column.removeprefix('held_out_')}"
+    for column in ("grad_norm", "auc", "loss"):
+        assert build.record_target(config, Target(column, 0.5)) == config
+
+
 # --- help and data show ---------------------------------------------------------------------------
 
 

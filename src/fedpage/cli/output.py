@@ -111,6 +111,8 @@ def print_client_scores(problem: object, history: History) -> None:
 
     They are of the held-out rows if there are any, else of the rows that clients train on.
     """
+    import numpy as np
+
     from fedpage.core.columns import describe_column
     from fedpage.core.metrics import row_metrics
     from fedpage.problems import LinearModel
@@ -121,7 +123,8 @@ def print_client_scores(problem: object, history: History) -> None:
     rows = held_out if held_out is not None and held_out.clients is not None else None
     for name in row_metrics(problem.metrics):
         label = describe_column(name if rows is None else f"held_out_{name}").label
-        scores = problem.client_scores(history.x, rows, metric=name)
+        x = history.x.astype(np.float64, copy=False)
+        scores = problem.client_scores(x, rows, metric=name)
         console().print(f"{label.capitalize()} by client:\n{scores}", markup=False)
 
 
