@@ -21,12 +21,15 @@ from fedpage.cli.common import (
 from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
+    FigureCostOption,
+    FigureOption,
+    FigureWidthOption,
     ForceOption,
     JobsOption,
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import print_judgements, print_summary, write_reports
+from fedpage.cli.output import FigureFile, print_judgements, print_summary, write_reports
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to_table
@@ -50,6 +53,9 @@ def compare(
     ] = None,
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
+    figure: FigureOption = None,
+    x: FigureCostOption = None,
+    figure_width: FigureWidthOption = "screen",
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms.
@@ -69,7 +75,12 @@ def compare(
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, force=force)
+    picture = None
+    if figure is not None:
+        picture = FigureFile(figure, x or compare.cost, figure_width)
+    elif x is not None or figure_width != "screen":
+        raise InputError("--x and --figure-width are about --figure; say which file to draw")
+    execute(command, place, jobs, report, force=force, figure=picture)
 
 
 def execute(
@@ -80,6 +91,7 @@ def execute(
     *,
     resume: bool = False,
     force: bool = False,
+    figure: FigureFile | None = None,
 ) -> None:
     """Run a comparison, or continue it from `out`, and print its results."""
     from dataclasses import replace
@@ -87,6 +99,7 @@ def execute(
     from fedpage.core.atomic import put
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
+    from fedpage.report.titles import describe_problem
     from fedpage.runs import build, toml
     from fedpage.studies.sweep import run_names
 
@@ -123,11 +136,10 @@ def execute(
     print_judgements(runs, config.target, cost)
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
-    title = (
-        f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
-        f"step {config.step:g}"
-    )
+    title = f"{describe_problem(problem.describe())}, step {config.step:g}"
     write_reports(runs, out, title, config.target, report, cost)
+    if figure is not None:
+        print(f"Figure: {figure.write(runs, config.target.column)}")
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
