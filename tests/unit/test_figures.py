@@ -91,19 +91,20 @@ def test_legends_stand_outside_and_nothing_is_cut(request, runs, width, x):
     assert legend.y0 >= -1
     for box in axes:  # panels keep their size, however long the legend is
         assert box.height / figure.dpi >= (1.1 if width != "screen" else 2.2)
-    title = figure._suptitle.get_window_extent()
+    (title,) = (text.get_window_extent() for text in figure.texts)
     assert 0 <= title.x0 < title.x1 <= page.x1
     assert title.y1 <= page.y1 + 1
     assert not any(title.overlaps(box) for box in axes)
 
 
-def test_the_legend_of_curves_is_beside_the_axes(grid):
+def test_the_legend_of_curves_is_below_the_axes(grid):
     ax = plots.curves(grid)
     renderer = FigureCanvasAgg(ax.figure).get_renderer()
     ax.figure.draw(renderer)
     legend = ax.get_legend().get_window_extent(renderer)
-    assert legend.x0 >= ax.get_window_extent(renderer).x1
-    assert legend.x1 <= ax.figure.bbox.x1 + 1
+    assert legend.y1 <= ax.xaxis.label.get_window_extent(renderer).y0
+    assert legend.y0 >= -1
+    assert -1 <= legend.x0 < legend.x1 <= ax.figure.bbox.x1 + 1
 
 
 @pytest.mark.parametrize(("width", "inches"), [("single", 3.5), ("double", 7.16)])

@@ -93,7 +93,11 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",
-        ["report.plots", "report.partition_plot.plot_partition", "report.summary", "report.page"],
+        [
+            "report.plots", "report.bands", "report.style", "report.titles", "report.figure_file",
+            "report.search_plot", "report.partition_plot.plot_partition", "report.summary",
+            "report.page",
+        ],
     ),
 }  # fmt: skip
 """The title, a sentence and the names (below `fedpage`) of each page."""

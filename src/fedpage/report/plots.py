@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.report.bands import (
-    Band,
-    describe_band,
-    diverged_note,
-    find_direction,
-    quantile_band,
-    use_log_axis,
-)
+from fedpage.report.bands import Band, describe_band
 from fedpage.report.figure_file import check_figure_path, write_figure
-from fedpage.report.legend import add_legend, wrap_text
+from fedpage.report.legend import add_legend, text_width, wrap_text
 from fedpage.report.panel import Size, Summary, draw_panel, draw_sample
 from fedpage.report.style import assign_styles, factor_styles
 from fedpage.report.titles import describe_runs, shorten_partition
@@ -35,14 +28,10 @@ __all__ = [
     "FigureRuns",
     "PanelRuns",
     "curves",
-    "diverged_note",
     "draw_figure",
-    "find_direction",
     "plot",
-    "quantile_band",
     "save",
     "save_pair",
-    "use_log_axis",
 ]
 
 Width: TypeAlias = Literal["single", "double", "screen"]
@@ -215,8 +204,7 @@ def curves(
 ) -> Axes:
     """Draw a curve for each method into axes; `plot` makes a whole figure.
 
-    The legend stands to the right of the axes; a figure with layout="constrained" makes room for
-    it.
+    The legend stands below the axes; a figure with layout="constrained" makes room for it.
 
     Args:
         histories: Runs of any methods and seeds; a single run is allowed.
@@ -234,16 +222,23 @@ def curves(
     Raises:
         InputError: No run has a record, or the quantiles are not two numbers from 0 to 1.
     """
-    groups, summary, size = by_method(_require_runs(histories)), Summary(band, quantiles), Size()
-    if ax is None:
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import ScaledTranslation
 
-        ax = Figure(figsize=(8.0, 4.2), layout="constrained").subplots()
+    groups, summary = by_method(_require_runs(histories)), Summary(band, quantiles)
+    if ax is None:
+        ax = Figure(figsize=(6.4, 5.0), layout="constrained").subplots()
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    size = Size(ticks=max(3, int(inches / 0.65)))
     is_log = draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
     if title:
         ax.set_title(title)
+    below = ScaledTranslation(0, -3.6 * size.font / 72, ax.figure.dpi_scale_trans)  # of the labels
+    longest = max(text_width(label, size.font) for label in groups)
     ax.legend(
-        frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=3.0,
+        frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), handlelength=3.0,
+        bbox_transform=ax.transAxes + below, borderaxespad=0.0, fontsize=size.font,
+        ncols=max(1, min(4, int(inches / (longest + 0.9)))),
         title=describe_band(groups, band, quantiles, is_log=is_log) or None,
     )  # fmt: skip
     return ax
