@@ -281,6 +281,23 @@ def test_panels_by_settings(grid):
     assert label == "FedPAGE"
 
 
+@pytest.mark.parametrize("width", ["single", "double", "screen"])
+def test_long_titles_and_labels_are_broken(width):
+    name = "FedPAGE (partition=dirichlet(50, alpha=0.3, seed=0), up=chain:topk:0.1,natural, K=10)"
+    panel = plots.PanelRuns("a panel with a long title that must be broken somewhere", {
+        name: [make_run()], name + " #2": [make_run()],
+    })  # fmt: skip
+    columns = 1 if width == "single" else 2
+    figure = plots.draw_figure(
+        plots.FigureRuns("f", "A long title " * 12, "", columns, (panel,) * columns), width=width
+    )
+    legend, _, tight, page = legend_boxes(figure)
+    for box in (legend, *tight, *(text.get_window_extent() for text in figure.texts)):
+        assert -1 <= box.x0 < box.x1 <= page.x1 + 1
+        assert -1 <= box.y0 < box.y1 <= page.y1 + 1
+    assert not any(a.overlaps(b) for a, b in itertools.combinations([legend, *tight], 2))
+
+
 def test_draw_figure_at_paper_widths(grid):
     panels = tuple(plots.PanelRuns(f"panel {i}", by_method(grid)) for i in range(6))
     figure = plots.draw_figure(plots.FigureRuns("f", "T", "", 3, panels), "bytes", width="double")

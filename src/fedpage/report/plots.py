@@ -359,7 +359,7 @@ def draw_figure(
         cost = x if isinstance(x, str) else x[number]
         column = y if isinstance(y, str) else y[number]
         is_log = draw_panel(ax, panel_runs.curves, styles, cost, column, summary, size)
-        name = wrap_text(panel_runs.title, panel - 0.5, size.font)
+        name = wrap_text(panel_runs.title, panel - 0.9, size.font)
         ax.set_title(name, fontsize=size.font)
         lines = max(lines, len(name.splitlines()))
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
