@@ -37,7 +37,7 @@ def make_run(name="FedPAGE", seed=0, *, rate=0.97, problem=None, diverged=False,
             {
                 "round": number, "clients": 10 * number, "bytes_up": 40_000 * number,
                 "bytes_down": 80_000 * number, "gradients": 900 * number, "seconds": 0.1 * number,
-                "loss": 0.4 + value / 5, "grad_norm": value, "accuracy": 1 - value / 3,
+                "loss": 0.4 + value / 5, "grad_norm": value, "accuracy": max(0.02, 1 - value),
             }
         )  # fmt: skip
     run.stop_reason = StopReason.DIVERGED if diverged else StopReason.FINISHED
