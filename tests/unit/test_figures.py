@@ -158,6 +158,15 @@ def test_equal_runs_give_equal_files(grid, tmp_path, suffix, monkeypatch):
     assert not re.search(rb"CreationDate|<dc:date>", first)
 
 
+@pytest.mark.skipif(figure_file.find_tex() is None, reason="no TeX is installed")
+def test_pgf_files(grid, tmp_path):
+    for name in ("a.pgf", "b.pgf"):
+        fp.plot(grid[:4], tmp_path / name, width="single")
+    text = (tmp_path / "a.pgf").read_text()
+    assert "gradient norm" in text
+    assert text == (tmp_path / "b.pgf").read_text()
+
+
 def test_files_that_cannot_be_written_are_refused(grid, tmp_path, monkeypatch):
     monkeypatch.setattr(figure_file, "which", lambda name: None)
     with pytest.raises(fp.InputError) as error:
