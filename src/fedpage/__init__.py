@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
     from fedpage.report.partition_plot import plot_partition
+    from fedpage.report.plots import plot
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.plan import plan
@@ -136,6 +137,7 @@ _EXPORTS = {
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.report.partition_plot": "plot_partition",
+    "fedpage.report.plots": "plot",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
@@ -236,6 +238,7 @@ __all__ = [
     "methods",
     "metric",
     "plan",
+    "plot",
     "plot_partition",
     "power_law",
     "problems",

@@ -21,12 +21,16 @@ from fedpage.cli.common import (
 from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
+    FigureCostOption,
+    FigureOption,
+    FigureWidthOption,
     ForceOption,
     JobsOption,
     ReportOption,
     with_config_options,
 )
 from fedpage.cli.output import (
+    FigureFile,
     print_divergence_hint,
     print_judgements,
     print_metrics,
@@ -57,6 +61,9 @@ def compare(
     ] = None,
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
+    figure: FigureOption = None,
+    x: FigureCostOption = None,
+    figure_width: FigureWidthOption = "screen",
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms.
@@ -74,7 +81,12 @@ def compare(
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, force=force)
+    picture = None
+    if figure is not None:
+        picture = FigureFile(figure, x or compare.cost, figure_width)
+    elif x is not None or figure_width != "screen":
+        raise InputError("--x and --figure-width are about --figure; say which file to draw")
+    execute(command, place, jobs, report, force=force, figure=picture)
 
 
 def execute(
@@ -85,6 +97,7 @@ def execute(
     *,
     resume: bool = False,
     force: bool = False,
+    figure: FigureFile | None = None,
 ) -> None:
     """Run a comparison, or continue it from `out`, and print its results."""
     from dataclasses import replace
@@ -92,6 +105,7 @@ def execute(
     from fedpage.core.atomic import put
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
+    from fedpage.report.titles import describe_problem
     from fedpage.runs import build, toml
     from fedpage.studies.sweep import run_names
 
@@ -133,11 +147,10 @@ def execute(
     print_divergence_hint(runs, settled)
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
-    title = (
-        f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
-        f"step {config.step:g}"
-    )
+    title = f"{describe_problem(problem.describe())}, step {config.step:g}"
     write_reports(runs, out, title, config.target, report, cost)
+    if figure is not None:
+        print(f"Figure: {figure.write(runs, config.target.column)}")
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
