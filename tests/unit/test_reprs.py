@@ -57,6 +57,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "Best": lambda: fp.Best(torch_problem(), "best.npz"),
     "Chain": lambda: fp.Chain(fp.TopK(0.1), fp.Natural()),
     "Dataset": arrays,
+    "Devices": lambda: fp.Devices("cross-silo", deadline=3.0),
     "Dither": lambda: fp.Dither(4),
     "Faults": lambda: fp.Faults(dropout=0.1, gone=(1, 2)),
     "FunctionCallback": lambda: fp.FunctionCallback(on_record=print),
