@@ -14,11 +14,13 @@ from fedpage.cli.common import (
     check_count,
     check_target,
     continues,
+    device_options,
     parse_cost,
     prepare_out,
     problem_options,
+    read_devices,
 )
-from fedpage.cli.options import ForceOption, ReportOption, with_config_options
+from fedpage.cli.options import DevicesOption, ForceOption, ReportOption, with_config_options
 from fedpage.cli.output import console
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
@@ -44,8 +46,8 @@ def choose(
         str,
         typer.Option(
             "--cost",
-            help="What to save: bytes, rounds, clients, bits, bytes_up, gradients, seconds, or a "
-            "sum: up+0.1*down.",
+            help="What to save: bytes, rounds, clients, bits, bytes_up, gradients, seconds, "
+            "seconds_simulated, or a sum: up+0.1*down.",
         ),
     ] = "bytes",
     budget: Annotated[
@@ -70,6 +72,7 @@ def choose(
     fresh: Annotated[
         int, typer.Option("--fresh", help="Other seeds, on which the finalists are judged.")
     ] = 10,
+    devices: DevicesOption = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="The most processes (default: the cores).", min=1)
     ] = None,
@@ -88,6 +91,7 @@ def choose(
     """
     import os
 
+    from fedpage.engine.devices import check_time
     from fedpage.runs import build
     from fedpage.studies.choose import choose as race
     from fedpage.studies.question import parse_budget, resolve_target
@@ -96,7 +100,7 @@ def choose(
     check_count("--rounds", rounds, high=10_000_000)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
-    parse_cost(cost)
+    check_time(parse_cost(cost), read_devices(devices))
     parse_budget(budget)
     problem = build.record_target(problem, goal)
     objective = build.build_problem(problem)
@@ -123,7 +127,7 @@ def choose(
         choice = race(
             objective, target=value, column=column, cost=cost, budget=budget, methods=names,
             stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds, fresh=fresh,
-            jobs=jobs or os.cpu_count() or 1, costs=link.costs(),
+            jobs=jobs or os.cpu_count() or 1, costs=link.costs(), devices=read_devices(devices),
             store=None if out is None else out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_choice(choice)
@@ -180,6 +184,7 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
         "--record-every": str(question.record_every),
         "--target": shlex.quote(str(Target(question.column, question.target))),
     }
+    about |= device_options(question.devices)
     seeds = {
         "--methods": shlex.quote(build.describe_in_text(chosen.name, chosen.method)),
         "--cost": shlex.quote(question.cost.name),

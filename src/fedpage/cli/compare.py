@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.common import (
+    absolute_devices,
     absolute_path,
     check_runs,
     check_target,
     handle_signals,
     parse_cost,
     prepare_out,
+    read_devices,
     unused_path,
 )
 from fedpage.cli.options import (
@@ -64,7 +66,7 @@ def compare(
     parse_interval(checkpoint_every)
     command = CompareCommand(
         replace(problem, data=absolute_path(problem.data)),
-        compare,
+        replace(compare, devices=absolute_devices(compare.devices)),
         checkpoint_every,
         None if faults is None else toml.read(faults),
     )
@@ -86,6 +88,7 @@ def execute(
 
     from fedpage.core.atomic import put
     from fedpage.engine import faults
+    from fedpage.engine.devices import check_time
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs import build, toml
     from fedpage.studies.sweep import run_names
@@ -97,7 +100,9 @@ def execute(
     methods = _build_methods(config, problem)
     check_target(problem, config.target)
     check_runs(problem, methods)
-    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every)
+    devices = read_devices(config.devices)
+    check_time(cost, devices)
+    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every, devices=devices)
     if command.faults is not None:
         failing, policy = faults.parse(command.faults, "--faults")
         faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem

@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
+from fedpage.runs.config import (
+    AnyClass,
+    AnyField,
+    RoundsConfig,
+    dataclass_fields,
+    field_types,
+    structure,
+)
 
 
 def _data_names() -> list[str]:
@@ -151,6 +158,10 @@ FaultsOption = Annotated[
     typer.Option(
         "--faults", help="TOML file that says which clients fail and how (docs/faults.md)."
     ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", help=str(dataclass_fields(RoundsConfig)["devices"].metadata["help"])),
 ]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Write into a directory that is not empty.")

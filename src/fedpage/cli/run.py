@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.common import (
+    absolute_devices,
     absolute_path,
     check_target,
     handle_signals,
     prepare_out,
+    read_devices,
     read_hyper_parameters,
 )
 from fedpage.cli.options import (
@@ -70,7 +72,7 @@ def run(
             absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
         ),
         replace(problem, data=absolute_path(problem.data)),
-        run,
+        replace(run, devices=absolute_devices(run.devices)),
         None if faults is None else toml.read(faults),
     )
     prepared = prepare_run(command, threads, str(faults))
@@ -123,7 +125,9 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> Run:
         seed=config.seed,
         record_every=config.record_every,
         stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
-        options=RunOptions(threads=threads, faults=faults, policy=policy),
+        options=RunOptions(
+            threads=threads, faults=faults, policy=policy, devices=read_devices(config.devices)
+        ),
     )
 
 
