@@ -64,7 +64,7 @@ def choose(
         bool | None,
         typer.Option(
             "--codecs/--no-codecs",
-            help="Search compression too (default: where the cost counts bytes or bits).",
+            help="Search compression too (default: where bytes, bits or simulated time count).",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="The most rounds of a run.")] = 20_000,

@@ -51,7 +51,7 @@ def choose(
         budget: The time that the race may take: "60s", "5m", "1h", or seconds.
         methods: Names of methods, or methods to start from; None: all that apply.
         stateless: Leave out methods whose clients keep a state.
-        codecs: Search compression too; None: where the cost counts bytes or bits.
+        codecs: Search compression too; None: where bytes, bits or simulated seconds count.
         seeds: Seeds of the last round of the race; each is paired over all methods.
         fresh: Other seeds, on which the finalists are judged.
         record_every: Rounds between records, fewer where the best method needs few rounds. Costs
