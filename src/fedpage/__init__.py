@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         shift_features,
     )
     from fedpage.engine.check_method import check_method
+    from fedpage.engine.devices import Devices
     from fedpage.engine.faults import Faults
     from fedpage.engine.policy import Policy
     from fedpage.engine.simulate import RunOptions, simulate
@@ -126,6 +127,7 @@ _EXPORTS = {
     "fedpage.callbacks.trackers": "Track",
     "fedpage.codecs": "BFloat16 Bernoulli Chain Codec Dither Float16 Float32 Identity Natural "
     "PermK RandK Scaled ScaledSign TopK",
+    "fedpage.engine.devices": "Devices",
     "fedpage.engine.faults": "Faults",
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.check_method": "check_method",
@@ -171,6 +173,7 @@ __all__ = [
     "ClientScores",
     "Codec",
     "Dataset",
+    "Devices",
     "Dither",
     "Faults",
     "FedAvg",

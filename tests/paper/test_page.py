@@ -11,7 +11,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.columns import AXES, COLUMNS, DERIVED
-from fedpage.engine.round import Costs
+from fedpage.engine.round import TimedCosts
 from fedpage.report import page, plots
 from fedpage.report.style import METHOD_STYLES, assign_styles
 from fedpage.studies.paper import claims
@@ -133,7 +133,7 @@ def test_menus_and_layout(runs, tmp_path, width):
 
 def test_every_recorded_cost_has_a_label():
     costs = {name for name, column in COLUMNS.items() if column.is_cost}
-    assert costs == {*vars(Costs()), *DERIVED, "seconds"}
+    assert costs == {*vars(TimedCosts()), *DERIVED, "seconds"}
     assert set(AXES) < costs
 
 

@@ -58,6 +58,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "Chain": lambda: fp.Chain(fp.TopK(0.1), fp.Natural()),
     "ClientScores": lambda: problem().client_scores(np.zeros(problem().d)),
     "Dataset": arrays,
+    "Devices": lambda: fp.Devices("cross-silo", deadline=3.0),
     "Dither": lambda: fp.Dither(4),
     "Faults": lambda: fp.Faults(dropout=0.1, gone=(1, 2)),
     "FunctionCallback": lambda: fp.FunctionCallback(on_record=print),

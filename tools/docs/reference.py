@@ -82,8 +82,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         ],
     ),
     "faults": (
-        "Faults", "Clients that fail, and the policy for them.",
-        ["engine.faults.Faults", "engine.policy.Policy"],
+        "Faults", "Clients that fail, the policy for them, and devices for simulated time.",
+        ["engine.faults.Faults", "engine.policy.Policy", "engine.devices"],
     ),
     "types": ("Types", "Protocols, types and errors.", ["core.types", "core.errors"]),
     "engines": (

@@ -17,6 +17,7 @@ from fedpage.runs.config import ProblemConfig, Target, dataclass_fields, structu
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod, Problem
+    from fedpage.engine.devices import Devices
     from fedpage.methods import MethodEntry
 
 T = TypeVar("T")
@@ -141,6 +142,28 @@ def with_absolute_paths(problem: ProblemConfig) -> ProblemConfig:
         data=absolute_path(problem.data),
         objective=objective if objective is None else absolute_path(objective, "@"),
     )
+
+
+def absolute_devices(text: str | None) -> str | None:
+    """Make the path in the value of `--devices` absolute; a profile is returned as it is."""
+    path, is_file, rest = (text or "").partition(".csv")
+    return f"{Path(path + is_file).resolve()}{rest}" if is_file else text
+
+
+def read_devices(text: str | None) -> Devices | None:
+    """Return the devices of `--devices`.
+
+    Raises:
+        InputError: the profile, the file or an option of it cannot be used.
+    """
+    from fedpage.engine.devices import Devices
+
+    return None if text is None else Devices.from_text(text)
+
+
+def device_options(devices: Devices | None) -> dict[str, str]:
+    """Return the option that describes devices, if there are any."""
+    return {} if devices is None else {"--devices": shlex.quote(devices.text)}
 
 
 def problem_options(problem: ProblemConfig) -> dict[str, str]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.common import (
+    absolute_devices,
     check_runs,
     check_target,
     handle_signals,
     parse_cost,
     prepare_out,
+    read_devices,
     unused_path,
     with_absolute_paths,
 )
@@ -70,13 +72,15 @@ def compare(
 
     They have the same effective step, number of clients, local work and seeds.
     """
+    from dataclasses import replace
+
     from fedpage.runs import toml
     from fedpage.runs.store import parse_interval
 
     parse_interval(checkpoint_every)
     command = CompareCommand(
         with_absolute_paths(problem),
-        compare,
+        replace(compare, devices=absolute_devices(compare.devices)),
         checkpoint_every,
         None if faults is None else toml.read(faults),
     )
@@ -104,6 +108,7 @@ def execute(
 
     from fedpage.core.atomic import put
     from fedpage.engine import faults
+    from fedpage.engine.devices import check_time
     from fedpage.engine.simulate import RunOptions
     from fedpage.report.titles import describe_problem
     from fedpage.runs import build, toml
@@ -118,7 +123,9 @@ def execute(
     methods = _build_methods(config, problem)
     check_target(problem, config.target)
     check_runs(problem, methods)
-    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every)
+    devices = read_devices(config.devices)
+    check_time(cost, devices)
+    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every, devices=devices)
     if command.faults is not None:
         failing, policy = faults.parse(command.faults, "--faults")
         faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem

@@ -13,7 +13,14 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from fedpage.core.schedule import RecordEvery
-from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
+from fedpage.runs.config import (
+    AnyClass,
+    AnyField,
+    RoundsConfig,
+    dataclass_fields,
+    field_types,
+    structure,
+)
 
 
 def _data_names() -> list[str]:
@@ -206,6 +213,10 @@ FaultsOption = Annotated[
     typer.Option(
         "--faults", help="TOML file that says which clients fail and how (docs/faults.md)."
     ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", help=str(dataclass_fields(RoundsConfig)["devices"].metadata["help"])),
 ]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Write into a directory that is not empty.")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.common import (
+    absolute_devices,
     absolute_path,
     check_target,
     handle_signals,
     prepare_out,
+    read_devices,
     read_hyper_parameters,
     with_absolute_paths,
 )
@@ -78,7 +80,7 @@ def run(
             absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
         ),
         with_absolute_paths(problem),
-        run,
+        replace(run, devices=absolute_devices(run.devices)),
         None if faults is None else toml.read(faults),
     )
     command, prepared = prepare_run(command, threads, str(faults))
@@ -134,7 +136,9 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
         seed=config.seed,
         record_every=config.record_every,
         stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
-        options=RunOptions(threads=threads, faults=faults, policy=policy),
+        options=RunOptions(
+            threads=threads, faults=faults, policy=policy, devices=read_devices(config.devices)
+        ),
     )
     print_problem(settled, problem)
     return replace(command, problem=settled), prepared

@@ -13,9 +13,11 @@ from fedpage.cli.common import (
     check_count,
     check_runs,
     continues,
+    device_options,
     parse_cost,
     prepare_out,
     problem_options,
+    read_devices,
     read_hyper_parameters,
 )
 from fedpage.cli.options import (
@@ -46,8 +48,8 @@ def tune(
         str,
         typer.Option(
             "--cost",
-            help="rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, or a sum: "
-            "up+0.1*down.",
+            help="rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, "
+            "seconds_simulated, or a sum: up+0.1*down.",
         ),
     ] = "rounds",
     search: Annotated[
@@ -102,8 +104,8 @@ def tune(
             "so that the costs of candidates are equally exact"
         )
     counts = {"--rounds": run.rounds, "--record-every": every}
-    costs, target = link.costs(), run.target
-    tuning.check_question(objective, target.value, target.column, cost, costs, counts)
+    costs, target, devices = link.costs(), run.target, read_devices(run.devices)
+    tuning.check_question(objective, target.value, target.column, cost, costs, counts, devices)
     tuning.check_space(objective, base, values, fixed_grid)
     check_runs(objective, [base])
     seconds = None if budget is None else parse_budget(budget)
@@ -120,14 +122,16 @@ def tune(
             objective, base, target=target.value, column=target.column, cost=cost, search=values,
             fixed=[*given, *entry.preset], fixed_grid=fixed_grid, rounds=run.rounds,
             record_every=every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
-            store=out / "trials.jsonl", progress=progress, budget=seconds,
+            store=out / "trials.jsonl", progress=progress, budget=seconds, devices=devices,
         )  # fmt: skip
     _print_result(found, out)
-    if found.judged is not None and "seconds" not in found.question.cost.name:
+    if found.judged is not None and not found.question.cost.is_estimated:
         text = build.describe_in_text(method, found.method, list(entry.preset))
         print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
     command = build.command_line(
-        method, found.method, problem_options(problem) | {"--rounds": str(found.rounds)}
+        method,
+        found.method,
+        problem_options(problem) | {"--rounds": str(found.rounds)} | device_options(devices),
     )
     print(f"Run it: {command}")
     if report:
@@ -149,6 +153,7 @@ def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
         "--target": shlex.quote(str(Target(question.column, question.target))),
         "--cost": shlex.quote(question.cost.name),
     }
+    options |= device_options(question.devices)
     return " ".join(["fedpage compare", *join_options(options)])
 
 
@@ -156,6 +161,7 @@ def _write_report(
     report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the picture and the command."""
+    from fedpage.engine.simulate import RunOptions
     from fedpage.report import page
     from fedpage.studies.sweep import sweep
 
@@ -166,12 +172,13 @@ def _write_report(
         rounds=found.rounds,
         seeds=found.fresh,
         record_every=question.record_every,
+        options=RunOptions(devices=question.devices),
     )
     title = f"{found.name} tuned on {problem.data.name}, {problem.N:,} clients"
-    cost = question.cost.name
+    cost = question.cost
     path = page.write_runs(
         runs, report, title=title, target=question.target, column=question.column, picture=picture,
-        cost="round" if "seconds" in cost else cost,  # estimated: no column has them
+        cost="round" if cost.is_estimated else cost,  # no column has estimated seconds
         command=command,
     )  # fmt: skip
     print(f"Report: {path}")

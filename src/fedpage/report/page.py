@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column
+from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column, list_axes
 from fedpage.core.types import Vector
 from fedpage.report import summary
 from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
@@ -213,7 +213,7 @@ def write_runs(
     """
     groups = by_method(runs)
     about = runs[0].meta
-    cost = Cost.parse(cost)
+    cost, axes = Cost.parse(cost), list_axes(run.columns for run in runs)
     head, rows = summary.table(summary.summarise(runs, target, column, cost), column, cost)
     words = describe_column(column).label
     note = (
@@ -234,7 +234,7 @@ def write_runs(
         figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
         settings=settings,
         columns=_value_columns(runs, column),
-        axes=AXES if cost.name == "bytes" else list(dict.fromkeys((cost.name, *AXES))),
+        axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
         tables=[Table(head, rows, note)],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedpage.core.columns import AXES
+from fedpage.core.columns import list_axes
 from fedpage.core.types import Problem
+from fedpage.engine.simulate import RunOptions
 from fedpage.engine.stopping import Stop
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
@@ -33,7 +34,7 @@ def run_finalists(problem: Problem, choice: Choice) -> list[History]:
     """
     question = choice.question
     stop = Stop(targets={question.column: question.target})
-    if "seconds" not in (name for name, _ in question.cost.terms):  # estimated: no budget has them
+    if not question.cost.is_estimated:  # no budget has estimated seconds
         stop = replace(stop, budgets={question.cost.name: question.limit})
     return sweep(
         problem,
@@ -42,6 +43,7 @@ def run_finalists(problem: Problem, choice: Choice) -> list[History]:
         seeds=choice.fresh[:CURVES],
         record_every=question.record_every,
         stop=stop,
+        options=RunOptions(devices=question.devices),
     )
 
 
@@ -76,7 +78,8 @@ def write_page(
         tables.append(
             page.Table(["left the race", "methods"], departures, choice.effort, is_text=True)
         )
-    axes = AXES if question.cost.name not in AXES else (question.cost.name, *AXES)
+    axes = list_axes(run.columns for run in runs)
+    axes = axes if question.cost.name not in axes else (question.cost.name, *axes)
     values = [question.column, "grad_norm", "loss"]
     about = runs[0].meta
     settings = {
