@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from fedpage.report.partition_plot import plot_partition
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
+    from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
@@ -130,6 +131,7 @@ _EXPORTS = {
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
+    "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
@@ -243,6 +245,7 @@ __all__ = [
     "sklearn",
     "studies",
     "sweep",
+    "table",
     "theory",
     "tune",
 ]

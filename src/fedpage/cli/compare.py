@@ -12,6 +12,7 @@ import typer
 from fedpage.cli.common import (
     absolute_path,
     check_runs,
+    check_table,
     check_target,
     handle_signals,
     parse_cost,
@@ -26,7 +27,7 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import print_judgements, print_summary, write_reports
+from fedpage.cli.output import print_comparison, print_summary, write_reports
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to_table
@@ -50,6 +51,10 @@ def compare(
     ] = None,
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms.
@@ -69,7 +74,7 @@ def compare(
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, force=force)
+    execute(command, place, jobs, report, table=table, force=force)
 
 
 def execute(
@@ -78,6 +83,7 @@ def execute(
     jobs: int,
     report: Path | None,
     *,
+    table: Path | None = None,
     resume: bool = False,
     force: bool = False,
 ) -> None:
@@ -88,9 +94,12 @@ def execute(
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs import build, toml
+    from fedpage.studies.comparison import compare_costs
     from fedpage.studies.sweep import run_names
 
     config = command.compare
+    if table is not None:
+        check_table(table)
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     problem = build.build_problem(build.record_target(command.problem, config.target))
@@ -119,15 +128,20 @@ def execute(
             out=out / "runs",
             options=options,
         )
-    print_summary(runs, config.target, cost)
-    print_judgements(runs, config.target, cost)
+    comparison = compare_costs(
+        runs, target=config.target.value, column=config.target.column, cost=cost
+    )
+    print_summary(runs, config.target, cost, comparison.tied)
+    print_comparison(comparison)
+    if table is not None:
+        print(f"Table: {comparison.table().write(table)}")
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = (
         f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
         f"step {config.step:g}"
     )
-    write_reports(runs, out, title, config.target, report, cost)
+    write_reports(runs, out, title, config.target, report, cost, comparison)
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -131,6 +131,7 @@ class Pair:
         scale: "ratio" compares costs by their ratio a/b, "difference" any values by a - b.
         higher_is_better: Whether larger values are better; costs are better if lower.
         adjusted: The p-value adjusted by Holm's method for all pairs that were compared.
+        pairs: The number of these pairs.
 
     Raises:
         InputError: The numbers of values differ, there is none, one is NaN, or a cost is negative.
@@ -147,6 +148,7 @@ class Pair:
     scale: Literal["ratio", "difference"] = "ratio"
     higher_is_better: bool = False
     adjusted: float | None = None
+    pairs: int = 1
 
     def __post_init__(self) -> None:
         where = f"{self.first} and {self.second}"
@@ -254,6 +256,10 @@ class Pair:
             ahead = (sum(self.differences) > 0) == self.higher_is_better
         return self.first if ahead else self.second
 
+    def swap(self) -> Pair:
+        """Return the same comparison with the second method first."""
+        return replace(self, first=self.second, second=self.first, a=self.b, b=self.a)
+
     @property
     def _p(self) -> float:
         return self.p_value if self.adjusted is None else self.adjusted
@@ -268,6 +274,8 @@ class Pair:
             return f"{self.first} and {self.second}: {no_verdict(self.seeds)}"
         p = format_p(self._p) + ("" if self.adjusted is None else " after Holm")
         end = "" if self.is_different else ": they cannot be told apart"
+        if end and self.p_value < ALPHA:  # the interval, which is of this pair alone, leaves out 1
+            end = f": not told apart, because {self.pairs} pairs were compared"
         if self.differences is None:
             return self._ranked_sentence(p, end)
         mean, low, high = self.interval
@@ -299,7 +307,7 @@ def _exp(value: float) -> float:
 
 
 def compare_pairs(
-    values: Mapping[str, Mapping[Hashable, float]],
+    values: Mapping[str, Mapping[int, float]],
     *,
     scale: Literal["ratio", "difference"] = "ratio",
     higher_is_better: bool = False,
@@ -326,9 +334,11 @@ def compare_pairs(
         if shared:
             a, b = (tuple(values[name][seed] for seed in shared) for name in (one, two))
             pairs.append(Pair(one, two, a, b, scale, higher_is_better))
-    adjusted = iter(holm([pair.p_value for pair in pairs if pair.has_verdict]))
+    tested = [pair.p_value for pair in pairs if pair.has_verdict]
+    adjusted = iter(holm(tested))
     return tuple(
-        replace(pair, adjusted=next(adjusted)) if pair.has_verdict else pair for pair in pairs
+        replace(pair, adjusted=next(adjusted), pairs=len(tested)) if pair.has_verdict else pair
+        for pair in pairs
     )
 
 
