@@ -104,11 +104,13 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
+    from fedpage.report.critical_difference import plot_critical_difference
     from fedpage.report.partition_plot import plot_partition
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
+    from fedpage.studies.ranks import rank_over_problems
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
 
@@ -133,8 +135,10 @@ _EXPORTS = {
     "fedpage.studies.choose": "choose",
     "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
+    "fedpage.studies.ranks": "rank_over_problems",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
+    "fedpage.report.critical_difference": "plot_critical_difference",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
@@ -233,10 +237,12 @@ __all__ = [
     "methods",
     "metric",
     "plan",
+    "plot_critical_difference",
     "plot_partition",
     "power_law",
     "problems",
     "quantity_dirichlet",
+    "rank_over_problems",
     "report",
     "runs",
     "save_model",

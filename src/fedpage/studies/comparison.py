@@ -67,10 +67,12 @@ class Comparison:
 
     @property
     def tied(self) -> frozenset[str]:
-        """The best method and those not told from it; none where the seeds are too few."""
-        if not math.isfinite(self.judgements[self.best].median):
-            return frozenset()
-        return tied_with_best(self.best, self.pairs)
+        """The best method and those not told from it; none where the seeds are too few.
+
+        A method whose median did not reach the target is not among them.
+        """
+        found = tied_with_best(self.best, self.pairs)
+        return frozenset(n for n in found if math.isfinite(self.judgements[n].median))
 
     @property
     def noun(self) -> str:
@@ -97,8 +99,8 @@ class Comparison:
 
         Bold are the best median and those that the seeds do not tell from it.
         """
-        best = self.judgements[self.best]
-        scale, unit = scale_unit(best.median, self.cost.column.unit)
+        median = self.judgements[self.best].median
+        scale, unit = scale_unit(median if math.isfinite(median) else 0.0, self.cost.column.unit)
         heading = f"median ({unit.strip()})" if unit.strip() else "median"
         columns = ["method", "reached", heading, "low", "high"]
         groups = [("", 2), (f"{self.noun} to {self.goal}", 3)]
@@ -127,7 +129,7 @@ class Comparison:
 
     def _ratio_cells(self, name: str) -> tuple[Cell, ...]:
         """Return the ratio to the best, its interval and its p-value."""
-        if name == self.best:
+        if name == self.best and math.isfinite(self.judgements[name].median):
             return Cell("1", 1.0), Cell("", ""), Cell("", ""), Cell("", "")
         own = {frozenset((pair.first, pair.second)): pair for pair in self.pairs}
         pair = own.get(frozenset((self.best, name)))
