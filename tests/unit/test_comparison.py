@@ -164,9 +164,9 @@ def check_latex(text):
         assert len(re.findall(r"(?<!\\)&", row)) + 1 + sum(n - 1 for n in spans) == columns
         assert not row.strip().startswith("[")
     known = (
-        "begin end centering caption toprule midrule bottomrule cmidrule multicolumn textbf par "
-        "smallskip footnotesize textbackslash textasciitilde textasciicircum textless textgreater "
-        "textbar"
+        "begin end centering small setlength tabcolsep caption toprule midrule bottomrule cmidrule "
+        "multicolumn textbf par smallskip footnotesize textbackslash textasciitilde "
+        "textasciicircum textless textgreater textbar"
     )
     assert set(re.findall(r"\\([a-zA-Z]+)", body)) <= set(known.split())
     assert not re.search(r"(?<!\\)[$#_%~^|<>\"]", body)

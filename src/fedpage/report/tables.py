@@ -190,9 +190,10 @@ class Table:
 
     def to_latex(self) -> str:
         r"""Write a LaTeX table, which needs `\usepackage{booktabs}`."""
-        lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"  \centering"]
+        lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"  \centering\small"]
         if self.caption:
             lines.append(rf"  \caption{{{escape_latex(self.caption)}}}")
+        lines.append(r"  \setlength{\tabcolsep}{4pt}")  # nine columns fit the width of an article
         lines += [rf"  \begin{{tabular}}{{{self.align}}}", r"    \toprule"]
         if self.groups:
             ends = list(accumulate(span for _, span in self.groups))
