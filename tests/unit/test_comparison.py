@@ -65,6 +65,13 @@ def test_a_sentence_for_each_pair():
     assert "times the rounds of" in rounds.sentences()[0]
 
 
+def test_costs_are_interpolated_between_records():
+    run = history("fast", 0, 10.0)
+    run.rows[1]["loss"] = 0.01  # log-linear from 1 at round 0: 0.1 is half way
+    found = compare_costs([run], target=0.1, column="loss", cost="round")
+    assert found.costs["fast"][0] == pytest.approx(5.0)
+
+
 def test_of_many_pairs_those_with_the_best_are_told():
     many = {f"m{i}": tuple((i + 1) * cost for cost in COSTS["fast"]) for i in range(6)}
     found = compare_costs(histories(many), target=0.1, column="loss")
@@ -179,7 +186,9 @@ def test_latex_is_well_formed():
     assert r"\textbf{1.5}" in rows[2]
     assert r"\textbf{}" not in rows[3]
     assert rows[3].strip().startswith("{[}0, 1]")
-    check_latex(fp.table(histories(), target=0.1, column="loss").to_latex())
+    text = fp.table(histories(), target=0.1, column="loss").to_latex()
+    check_latex(text)
+    assert r"\cmidrule(lr){3-5} \cmidrule(lr){6-9}" in text
     plain = Table(("a", "b"), ((Cell("x"), Cell("1")),)).to_latex()
     check_latex(plain)
     assert "caption" not in plain

@@ -195,6 +195,17 @@ def test_the_sentence():
     assert tied_with_best("SCAFFOLD", pairs) >= {"SCAFFOLD", "FedAvg"}
 
 
+def test_a_sentence_says_when_only_the_number_of_pairs_prevents_a_verdict():
+    """Its interval, of this pair alone, leaves out 1; without the reason it would contradict."""
+    pair = Pair(
+        "A", "B", (1.0, 1.1, 1.2, 1.1, 1.3), (1.4, 1.2, 1.5, 1.6, 1.4), adjusted=0.06, pairs=3
+    )
+    assert pair.interval[2] < 1
+    assert pair.p_value < 0.05
+    end = "(p = 0.06 after Holm): not told apart, because 3 pairs were compared"
+    assert pair.sentence().endswith(end)
+
+
 @pytest.mark.parametrize("value", [0.9949, 0.9951, 0.99996, 1.0, 1.0001, 1.4, 0.04, 250.4])
 def test_a_printed_number_stays_on_its_side(value):
     text = format_beside(value, 1.0)
