@@ -12,6 +12,7 @@ import typer
 from fedpage.cli.common import (
     absolute_devices,
     check_runs,
+    check_table,
     check_target,
     handle_signals,
     parse_cost,
@@ -33,8 +34,8 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import (
     FigureFile,
+    print_comparison,
     print_divergence_hint,
-    print_judgements,
     print_metrics,
     print_problem,
     print_summary,
@@ -66,6 +67,10 @@ def compare(
     figure: FigureOption = None,
     x: FigureCostOption = None,
     figure_width: FigureWidthOption = "screen",
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms.
@@ -90,7 +95,7 @@ def compare(
         picture = FigureFile(figure, x or compare.cost, figure_width)
     elif x is not None or figure_width != "screen":
         raise InputError("--x and --figure-width are about --figure; say which file to draw")
-    execute(command, place, jobs, report, force=force, figure=picture)
+    execute(command, place, jobs, report, table=table, force=force, figure=picture)
 
 
 def execute(
@@ -99,6 +104,7 @@ def execute(
     jobs: int,
     report: Path | None,
     *,
+    table: Path | None = None,
     resume: bool = False,
     force: bool = False,
     figure: FigureFile | None = None,
@@ -112,9 +118,12 @@ def execute(
     from fedpage.engine.simulate import RunOptions
     from fedpage.report.titles import describe_problem
     from fedpage.runs import build, toml
+    from fedpage.studies.comparison import compare_costs
     from fedpage.studies.sweep import run_names
 
     config = command.compare
+    if table is not None:
+        check_table(table)
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     settled, problem = build.open_problem(build.record_target(command.problem, config.target))
@@ -148,14 +157,19 @@ def execute(
             out=out / "runs",
             options=options,
         )
-    print_summary(runs, config.target, cost)
+    comparison = compare_costs(
+        runs, target=config.target.value, column=config.target.column, cost=cost
+    )
+    print_summary(runs, config.target, cost, comparison.tied)
     print_metrics(runs)
-    print_judgements(runs, config.target, cost)
+    print_comparison(comparison)
     print_divergence_hint(runs, settled)
+    if table is not None:
+        print(f"Table: {comparison.table().write(table)}")
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = f"{describe_problem(problem.describe())}, step {config.step:g}"
-    write_reports(runs, out, title, config.target, report, cost)
+    write_reports(runs, out, title, config.target, report, cost, comparison)
     if figure is not None:
         print(f"Figure: {figure.write(runs, config.target.column)}")
 
