@@ -106,10 +106,13 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
+    from fedpage.report.critical_difference import plot_critical_difference
     from fedpage.report.partition_plot import plot_partition
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
+    from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
+    from fedpage.studies.ranks import rank_over_problems
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
 
@@ -132,9 +135,12 @@ _EXPORTS = {
     "fedpage.engine.simulate": "RunOptions simulate",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
+    "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
+    "fedpage.studies.ranks": "rank_over_problems",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
+    "fedpage.report.critical_difference": "plot_critical_difference",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
@@ -236,10 +242,12 @@ __all__ = [
     "methods",
     "metric",
     "plan",
+    "plot_critical_difference",
     "plot_partition",
     "power_law",
     "problems",
     "quantity_dirichlet",
+    "rank_over_problems",
     "reference_solution",
     "report",
     "runs",
@@ -249,6 +257,7 @@ __all__ = [
     "sklearn",
     "studies",
     "sweep",
+    "table",
     "theory",
     "tune",
 ]

@@ -14,6 +14,7 @@ from fedpage.core.columns import AXES, COLUMNS, DERIVED
 from fedpage.engine.round import Costs
 from fedpage.report import page, plots
 from fedpage.report.style import METHOD_STYLES, assign_styles
+from fedpage.report.tables import Table
 from fedpage.studies.paper import claims
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -111,7 +112,7 @@ def brightness(colour):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 700, 1300])
 def test_menus_and_layout(runs, tmp_path, width):
-    table = page.Table(["cell"] * 40, [["0.123456"] * 40], "A note.")
+    table = Table.of_texts(["cell"] * 40, [["0.123456"] * 40], "A note.")
     path = page.write(
         tmp_path / "r.html", title="A longer <title> that must break on a narrow page",
         figures=figures(runs), settings={"long": "x" * 300}, tables=[table],

@@ -372,9 +372,9 @@ def test_summary_and_page(runs, tmp_path):
     assert rows[0].rounds == math.inf
     assert "not reached" in rows[0].cells()
     assert plots.save_pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
-    head, cells = summary.table(rows)
-    assert head[2] == "gradient norm"
-    assert [row[0] for row in cells] == list(by_method(runs))
+    table = summary.table(rows)
+    assert table.headings[2] == "gradient norm"
+    assert [row[0].text for row in table.rows] == list(by_method(runs))
 
 
 def test_a_measured_step_is_said_to_be_measured():

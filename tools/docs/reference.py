@@ -81,6 +81,14 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "studies.choose", "studies.judge",
         ],
     ),
+    "statistics": (
+        "Statistics and tables",
+        "Comparisons of methods over seeds and over problems, and tables of them.",
+        [
+            "studies.comparison", "studies.statistics", "studies.ranks", "report.tables",
+            "report.critical_difference.plot_critical_difference",
+        ],
+    ),
     "faults": (
         "Faults", "Clients that fail, and the policy for them.",
         ["engine.faults.Faults", "engine.policy.Policy"],

@@ -48,6 +48,20 @@ def prepare_out(out: Path | None, force: bool, report: Path | None = None) -> No
     _probe(out, f"--out {out}")
 
 
+def check_table(path: Path) -> None:
+    """Check before a run that a table can be written.
+
+    Raises:
+        InputError: the suffix is unknown, or the path cannot be written.
+    """
+    from fedpage.report.tables import table_format
+
+    if path.is_dir():
+        raise InputError(f"--table {path}: is a directory; give the name of a file")
+    table_format(path)
+    _probe(path.parent, f"--table {path}")
+
+
 def _probe(folder: Path, option: str) -> None:
     """Create a directory and a file in it, and remove the file."""
     try:

@@ -11,6 +11,7 @@ import typer
 
 from fedpage.cli.common import (
     check_runs,
+    check_table,
     check_target,
     handle_signals,
     parse_cost,
@@ -27,8 +28,8 @@ from fedpage.cli.options import (
     with_config_options,
 )
 from fedpage.cli.output import (
+    print_comparison,
     print_divergence_hint,
-    print_judgements,
     print_metrics,
     print_problem,
     print_summary,
@@ -57,6 +58,10 @@ def compare(
     ] = None,
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms.
@@ -74,7 +79,7 @@ def compare(
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, force=force)
+    execute(command, place, jobs, report, table=table, force=force)
 
 
 def execute(
@@ -83,6 +88,7 @@ def execute(
     jobs: int,
     report: Path | None,
     *,
+    table: Path | None = None,
     resume: bool = False,
     force: bool = False,
 ) -> None:
@@ -93,9 +99,12 @@ def execute(
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs import build, toml
+    from fedpage.studies.comparison import compare_costs
     from fedpage.studies.sweep import run_names
 
     config = command.compare
+    if table is not None:
+        check_table(table)
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     settled, problem = build.open_problem(build.record_target(command.problem, config.target))
@@ -127,17 +136,22 @@ def execute(
             out=out / "runs",
             options=options,
         )
-    print_summary(runs, config.target, cost)
+    comparison = compare_costs(
+        runs, target=config.target.value, column=config.target.column, cost=cost
+    )
+    print_summary(runs, config.target, cost, comparison.tied)
     print_metrics(runs)
-    print_judgements(runs, config.target, cost)
+    print_comparison(comparison)
     print_divergence_hint(runs, settled)
+    if table is not None:
+        print(f"Table: {comparison.table().write(table)}")
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = (
         f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
         f"step {config.step:g}"
     )
-    write_reports(runs, out, title, config.target, report, cost)
+    write_reports(runs, out, title, config.target, report, cost, comparison)
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

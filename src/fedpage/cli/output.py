@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedpage.problems import LinearModel
+    from fedpage.report.tables import Table
     from fedpage.runs.config import ProblemConfig, Target
     from fedpage.runs.history import History
+    from fedpage.studies.comparison import Comparison
 
 
 def console(stderr: bool = False) -> Console:
@@ -35,42 +37,38 @@ _LEAST_NEEDED = (
 """The columns that a narrow terminal does not show, the first one first."""
 
 
-def print_summary(runs: Sequence[History], target: Target, cost: str = "bytes") -> None:
+def print_summary(
+    runs: Sequence[History], target: Target, cost: str = "bytes", bold: Collection[str] = ()
+) -> None:
     """Print the result table, without its least needed columns where the terminal is narrow.
 
     Args:
         runs: The runs.
         target: The column and the value to reach.
         cost: The cost by which methods are compared; it has a column of its own.
+        bold: The methods whose cost is bold.
     """
-    from rich.table import Table
+    from dataclasses import replace
 
     from fedpage.core.columns import describe_column
     from fedpage.report import summary
 
     rows = summary.summarise(runs, target.value, target.column, cost)
-    cells = [row.cells() for row in rows]
-    fields, headings = zip(*summary.headings(target.column, cost).items(), strict=True)
+    fields = list(summary.headings(target.column, cost))
     columns = summary.needed(rows, target.column, cost)
     screen = console()
     for key in _LEAST_NEEDED:
         if key == target.column:
             continue
-        if sum(3 + _width(headings[i], [row[i] for row in cells]) for i in columns) < screen.width:
+        table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
+        if sum(3 + _width(table, i) for i in range(len(columns))) < screen.width:
             break
         columns = [i for i in columns if fields[i] != key]
+    table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
     seeds = len({run.meta.get("seed") for run in runs})
     label = describe_column(target.column).label
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
-    table = Table(title=f"target: {label} {target.value:g}{medians}", title_justify="left")
-    for i in columns:
-        width = _width(headings[i], [row[i] for row in cells])
-        heading = fill(headings[i], width)  # so that rich wraps headings, and no numbers
-        justify: Literal["left", "right"] = "left" if fields[i] in ("method", "end") else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    for row in cells:
-        table.add_row(*(row[i] for i in columns))
-    screen.print(table)
+    print_table(replace(table, caption=f"target: {label} {target.value:g}{medians}"))
 
 
 def print_problem(config: ProblemConfig, problem: LinearModel) -> None:
@@ -131,30 +129,45 @@ def print_divergence_hint(runs: Sequence[History], config: ProblemConfig) -> Non
         print("The columns of the table have different scales: try --standardise.")
 
 
-def print_judgements(runs: Sequence[History], target: Target, cost: str) -> None:
-    """Print each method's cost to the target: median, its interval, and the seeds that reached it.
+def print_table(table: Table) -> None:
+    """Print a table; where the output is no terminal, asterisks stand for bold."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    screen = console()
+    table = table if screen.is_terminal else table.starred()
+    shown = RichTable(title=table.caption or None, title_justify="left")
+    for i, heading in enumerate(table.flat_headings):
+        words = fill(heading, _width(table, i))  # so that rich wraps headings, and no numbers
+        justify: Literal["left", "right"] = "left" if table.align[i] == "l" else "right"
+        shown.add_column(words, justify=justify, no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(Text(cell.text, "bold" if cell.is_bold else "") for cell in row))
+    screen.print(shown)
+    for note in table.notes:
+        screen.print(note, markup=False, soft_wrap=True)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print each method's cost to the target, and a sentence for each pair of methods.
+
+    The cost is the median with its interval, and the number of seeds that reached the target.
 
     Args:
-        runs: The runs of one or more methods.
-        target: The column and the value to reach.
-        cost: The cost.
+        comparison: The costs.
     """
-    from fedpage.core.columns import Cost
-    from fedpage.runs.history import by_method
-    from fedpage.studies.judge import Judgement
-
-    column = Cost.parse(cost).column
-    print(f"{column.label.capitalize()} to {target}, interpolated between records:")
-    for label, group in by_method(runs).items():
-        costs = tuple(
-            run.cost_to(target.column, target.value, cost, interpolate=True) for run in group
-        )
-        print(f"  {label}: {Judgement(costs).text(column.unit)}")
+    column = comparison.cost.column
+    print(f"{column.label.capitalize()} to {comparison.goal}, interpolated between records:")
+    for label in comparison.costs:
+        print(f"  {label}: {comparison.judgements[label].text(column.unit)}")
+    for sentence in comparison.sentences():
+        print(sentence)
 
 
-def _width(heading: str, cells: Sequence[str]) -> int:
+def _width(table: Table, column: int) -> int:
     """Return the width of a column whose heading is broken into words."""
-    return max(len(word) for word in [*heading.split(), *cells])
+    cells = (row[column].text for row in table.rows)
+    return max(len(word) for word in [*table.flat_headings[column].split(), *cells])
 
 
 def write_reports(
@@ -164,6 +177,7 @@ def write_reports(
     target: Target,
     report: Path | None = None,
     cost: str = "bytes",
+    comparison: Comparison | None = None,
 ) -> None:
     """Write the plot and the report into `out`, and the report to a file too, and print where."""
     from fedpage.report import page, plots
@@ -171,7 +185,14 @@ def write_reports(
     pages = ([] if out is None else [out / "report.html"]) + ([] if report is None else [report])
     for path in pages:
         page.write_runs(
-            runs, path, title=title, target=target.value, column=target.column, cost=cost
+            runs,
+            path,
+            title=title,
+            target=target.value,
+            column=target.column,
+            cost=cost,
+            bold=() if comparison is None else comparison.tied,
+            sentences=() if comparison is None else comparison.sentences(),
         )
         print(f"Report: {path}")
     if out is not None:

@@ -33,7 +33,8 @@ def reproduce(
         Path, typer.Option("--out", help="Directory; finished runs in it are reused.")
     ] = Path("paper-runs"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run 2 seeds and a tenth of the rounds.")
+        bool,
+        typer.Option("--quick", help="Run 2 seeds and a tenth of the rounds, without verdicts."),
     ] = False,
     data: Annotated[
         str | None,

@@ -10,8 +10,8 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,7 @@ from fedpage.report.plots import (
     use_log_axis,
 )
 from fedpage.report.style import Style, assign_styles
+from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
 
 _POINTS = 120
@@ -113,23 +114,6 @@ class JudgedClaim(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table above the figures: headings, cells, and a sentence that explains them.
-
-    Attributes:
-        head: The headings.
-        rows: The cells of each row.
-        note: The sentence below it.
-        is_text: Whether the cells are words, not numbers.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-    is_text: bool = False
-
-
 def write(
     path: Path,
     *,
@@ -201,6 +185,8 @@ def write_runs(
     cost: str | Cost = "bytes",
     picture: Path | None = None,
     command: str = "",
+    bold: Collection[str] = (),
+    sentences: Sequence[str] = (),
 ) -> Path:
     """Write a page about runs of any methods: the summary, one plot, settings and provenance.
 
@@ -214,6 +200,8 @@ def write_runs(
             "bytes" it is the horizontal axis that is shown at first.
         picture: A PNG to show before the plot.
         command: A command line to show.
+        bold: The methods whose cost is bold.
+        sentences: Sentences below the table, such as comparisons of pairs.
 
     Returns:
         The path.
@@ -221,7 +209,8 @@ def write_runs(
     groups = by_method(runs)
     about = runs[0].meta
     cost = Cost.parse(cost)
-    head, rows = summary.table(summary.summarise(runs, target, column, cost), column, cost)
+    results = summary.summarise(runs, target, column, cost)
+    table = summary.table(results, column, cost, bold=bold)
     words = describe_column(column).label
     note = (
         f"Medians over seeds. The target is {words} {target:g} while the loss is at most that of "
@@ -242,7 +231,7 @@ def write_runs(
         settings=settings,
         columns=_value_columns(runs, column),
         axes=AXES if cost.name == "bytes" else list(dict.fromkeys((cost.name, *AXES))),
-        tables=[Table(head, rows, note)],
+        tables=[replace(table, notes=(note, *table.notes, *sentences))],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,

@@ -11,6 +11,7 @@ from fedpage.core.types import Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
+from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
 from fedpage.runs.provenance import describe_method
 from fedpage.studies.choice import Choice
@@ -64,18 +65,15 @@ def write_page(
     head, rows = choice.rows()
     departures = [line.rstrip(".").partition(": ")[::2] for line in choice.departures()]
     tables = [
-        page.Table(
+        Table.of_texts(
             head,
             rows,
             f"{choice.title[0].upper()}{choice.title[1:]}. Methods that the seeds do not tell "
             "apart from the first are tied (rank-sum tests of all pairs, Holm's correction, 5 %).",
-            is_text=True,
         )
     ]
     if departures:
-        tables.append(
-            page.Table(["left the race", "methods"], departures, choice.effort, is_text=True)
-        )
+        tables.append(Table.of_texts(["left the race", "methods"], departures, choice.effort))
     axes = AXES if question.cost.name not in AXES else (question.cost.name, *AXES)
     values = [question.column, "grad_norm", "loss"]
     about = runs[0].meta

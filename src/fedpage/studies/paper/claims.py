@@ -2,8 +2,10 @@
 
 The end of a run is the median gradient norm over its last tenth of records; only records with
 f(x) <= f(x0) count. Two curves are compared seed by seed, on the same coins and clients, by the
-logarithm of the ratio of their ends. A bootstrap over seeds gives a 95 % interval of its mean.
-Differences of less than 1.5 times count as noise.
+logarithm of the ratio of their ends, whose mean has a 95 % interval by Student's t
+(`fedpage.studies.statistics`). Where a run diverged there is no ratio, and the rank-sum test
+decides. Differences of less than 1.5 times count as noise. There is no verdict from fewer than five
+seeds.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from typing import Literal
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.random import uniforms
 from fedpage.runs import toml
 from fedpage.runs.config import setting, structure
 from fedpage.runs.history import History
 from fedpage.studies.paper.figures import Figure, Panel
 from fedpage.studies.paper.tuning import TunedCurve
+from fedpage.studies.statistics import ALPHA, MIN_SEEDS, Pair, format_beside, format_p, t_interval
 
 
 class Judgement(StrEnum):
@@ -103,6 +105,8 @@ class Finding:
         verdict: Whether the comparison supports the claim.
         measured: The measured numbers.
         needed: The numbers that support the claim, with the tolerance.
+        seeds: The number of seeds; 0 where the comparison is not one of seeds. With fewer than
+            `MIN_SEEDS` the verdict is undecided, whatever was measured.
     """
 
     panel: str
@@ -110,6 +114,12 @@ class Finding:
     verdict: Judgement
     measured: str
     needed: str = ""
+    seeds: int = 0
+
+    def __post_init__(self) -> None:
+        if 0 < self.seeds < MIN_SEEDS:
+            object.__setattr__(self, "verdict", UNDECIDED)
+            object.__setattr__(self, "needed", f"{MIN_SEEDS} seeds, not {self.seeds}")
 
 
 @dataclass(frozen=True)
@@ -175,71 +185,64 @@ def final_log_norm(history: History, at: int = 0) -> float:
     return math.log(max(float(np.median(norms[good])), 1e-300))
 
 
-def bootstrap_interval(
-    values: Sequence[float], seed: int = 0, draws: int = 4000
-) -> tuple[float, float, float]:
-    """Compute the mean and its 95 % bootstrap interval (percentiles of resampled means).
-
-    Args:
-        values: (n,) a value for each seed.
-        seed: The seed of the resampling.
-        draws: How many times to resample.
-
-    Returns:
-        The mean, the lower and the upper end.
-    """
-    data = np.asarray(values, dtype=np.float64)
-    picks = (uniforms(seed, 30, size=draws * len(data)) * len(data)).astype(np.int64)
-    means = data[picks.reshape(draws, len(data))].mean(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(data.mean()), float(low), float(high)
-
-
-def log_ratios(worse: Sequence[History], better: Sequence[History], at: int = 0) -> list[float]:
-    """Compute log(end of one run / end of the other), seed by seed.
-
-    Args:
-        worse: Runs of the curve that the claim ranks lower.
-        better: Runs of the other curve, with the same seeds.
-        at: See `final_log_norm`.
-
-    Returns:
-        The ratios' logarithms, limited to 20, the value where only one of the runs diverged.
-    """
-    ratios = []
-    for one, two in zip(worse, better, strict=True):
-        a, b = final_log_norm(one, at), final_log_norm(two, at)
-        both_diverged = math.isinf(a) and math.isinf(b)
-        ratios.append(0.0 if both_diverged else float(np.clip(a - b, -20.0, 20.0)))
-    return ratios
-
-
 Curves = Mapping[str, list[History]]
 """Histories by label."""
 Runs = Mapping[str, Mapping[str, Curves]]
 """Histories by figure, panel and label."""
 
 
-def _compare(
-    panel: str, better: str, worse: str, strict: bool, curves: Curves, at: int = 0
-) -> Finding:
-    """Compare the ends of two curves; a comparison that is not strict has a tolerance."""
-    ratios = log_ratios(curves[worse], curves[better], at)
-    mean, low, high = bootstrap_interval(ratios)
-    if strict:
+def _pair_ends(
+    worse: str, better: str, runs: tuple[list[History], list[History]], at: int = 0
+) -> Pair:
+    """Pair the logarithms of the ends of two curves, seed by seed."""
+    first, second = (tuple(final_log_norm(run, at) for run in group) for group in runs)
+    return Pair(worse, better, first, second, scale="difference")
+
+
+Rule = Literal[">", ">=", "="]
+_NEEDED: dict[Rule, str] = {
+    ">": "more than 1x, with its interval",
+    ">=": f"at least 1x; interval above {1 / TOLERANCE:.3f}x (tolerance {TOLERANCE:g}x)",
+    "=": f"interval within {1 / TOLERANCE:.3f}x to {TOLERANCE:.2f}x (tolerance {TOLERANCE:g}x)",
+}
+
+
+def _compare(panel: str, comparison: str, rule: Rule, pair: Pair) -> Finding:
+    """Judge whether the first curve of a pair ends higher than, or alike to, the second."""
+    if pair.differences is None:
+        return _compare_diverged(panel, comparison, rule, pair)
+    mean, low, high = t_interval(pair.differences)
+    if rule == ">":
         verdict = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
-        needed = "more than 1x, with its interval"
-    else:
+    elif rule == ">=":
         verdict = (HOLDS if mean >= 0 else WITHIN) if low > -NOISE else UNDECIDED
         verdict = FAILS if high < -NOISE else verdict
-        needed = f"at least 1x; interval above {1 / TOLERANCE:.2f}x (tolerance {TOLERANCE:g}x)"
-    wins = sum(ratio > 0 for ratio in ratios)
-    measured = f"{worse} ends {_times(mean, low, high)}, {wins} of {len(ratios)} seeds"
-    return Finding(panel, f"{better} {'>' if strict else '>='} {worse}", verdict, measured, needed)
+    elif low > -NOISE and high < NOISE:
+        verdict = HOLDS
+    else:
+        verdict = FAILS if low > NOISE or high < -NOISE else UNDECIDED
+    ends, *interval = (
+        format_beside(math.exp(min(value, 700.0)), 1.0, TOLERANCE, 1 / TOLERANCE)
+        for value in (mean, low, high)
+    )
+    wins = "" if rule == "=" else f", {pair.wins[1]} of {pair.seeds} seeds"
+    measured = f"{pair.first} ends {ends}x as high [{', '.join(interval)}]{wins}"
+    return Finding(panel, comparison, verdict, measured, _NEEDED[rule], pair.seeds)
 
 
-def _times(mean: float, low: float, high: float) -> str:
-    return f"{math.exp(mean):.2f}x as high [{math.exp(low):.2f}, {math.exp(high):.2f}]"
+def _compare_diverged(panel: str, comparison: str, rule: Rule, pair: Pair) -> Finding:
+    """Judge curves of which a run diverged: it is worse than any number."""
+    verdict = UNDECIDED
+    if pair.is_different:
+        verdict = HOLDS if pair.better == pair.second and rule != "=" else FAILS
+    lost = [sum(map(math.isinf, ends)) for ends in (pair.a, pair.b)]
+    higher, lower = reversed(pair.wins)
+    measured = (
+        f"{pair.first} diverged on {lost[0]} of {pair.seeds} seeds, {pair.second} on {lost[1]}; "
+        f"{pair.first} ends higher on {higher}, lower on {lower} ({format_p(pair.p_value)})"
+    )
+    needed = f"rank-sum test with p < {ALPHA:g}, because a diverged run has no ratio"
+    return Finding(panel, comparison, verdict, measured, needed, pair.seeds)
 
 
 def judge(
@@ -281,6 +284,11 @@ def judge(
             verdict = CHOICES
         elif WITHIN in (verdict, second) and HOLDS in (verdict, second):
             verdict = WITHIN
+    few = [finding.seeds for finding in findings if 0 < finding.seeds < MIN_SEEDS]
+    if few:
+        note = (
+            f"Undecided: {min(few)} of {MIN_SEEDS} seeds; add --seeds {MIN_SEEDS}. {note}".strip()
+        )
     missing = [name for name in claim.figures if name not in runs]
     if missing:
         note = f"{note} Not run: {', '.join(missing)}.".strip()
@@ -316,7 +324,9 @@ def _judge_order(
         for i in range(0, len(labels) - 2, 2):
             better, mark, worse = labels[i : i + 3]
             if _has_runs(curves, (better, worse)):
-                findings.append(_compare(where, better, worse, mark == ">", curves, claim.at))
+                pair = _pair_ends(worse, better, (curves[worse], curves[better]), claim.at)
+                rule: Rule = ">" if mark == ">" else ">="
+                findings.append(_compare(where, f"{better} {mark} {worse}", rule, pair))
     return findings
 
 
@@ -329,21 +339,9 @@ def _judge_alike(
         curves = runs[panel.key]
         if not _has_runs(curves, (one, two)):
             continue
-        mean, low, high = bootstrap_interval(log_ratios(curves[two], curves[one]))
-        if low > -NOISE and high < NOISE:
-            verdict = HOLDS
-        else:
-            verdict = FAILS if low > NOISE or high < -NOISE else UNDECIDED
-        findings.append(
-            Finding(
-                f"{figure.name}, {panel.title}",
-                f"{one} = {two}",
-                verdict,
-                f"{two} ends {_times(mean, low, high)}",
-                f"interval within {1 / TOLERANCE:.2f}x to {TOLERANCE:.2f}x "
-                f"(tolerance {TOLERANCE:g}x)",
-            )
-        )
+        pair = _pair_ends(two, one, (curves[two], curves[one]))
+        where = f"{figure.name}, {panel.title}"
+        findings.append(_compare(where, f"{one} = {two}", "=", pair))
     return findings
 
 
@@ -358,16 +356,9 @@ def _judge_faster(
             fast, slow = runs[larger.key].get(label), runs[smaller.key].get(label)
             if larger.clients != smaller.clients or not fast or not slow:
                 continue
-            mean, low, high = bootstrap_interval(log_ratios(slow, fast))
-            findings.append(
-                Finding(
-                    figure.name,
-                    f"{label}: step {large:g} > {small:g}",
-                    HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED,
-                    f"step {small:g} ends {_times(mean, low, high)}",
-                    "more than 1x, with its interval",
-                )
-            )
+            pair = _pair_ends(f"step {small:g}", f"step {large:g}", (slow, fast))
+            comparison = f"{label}: step {large:g} > {small:g}"
+            findings.append(_compare(figure.name, comparison, ">", pair))
     return findings
 
 
@@ -375,12 +366,13 @@ def _judge_below(
     claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
 ) -> list[Finding]:
     *lower, upper = claim.curves
-    return [
-        _compare(f"{figure.name}, {panel.title}", label, upper, True, runs[panel.key])
-        for panel in figure.panels
-        for label in lower
-        if _has_runs(runs[panel.key], (label, upper))
-    ]
+    findings = []
+    for panel, label in itertools.product(figure.panels, lower):
+        curves, where = runs[panel.key], f"{figure.name}, {panel.title}"
+        if _has_runs(curves, (label, upper)):
+            pair = _pair_ends(upper, label, (curves[upper], curves[label]))
+            findings.append(_compare(where, f"{label} > {upper}", ">", pair))
+    return findings
 
 
 def _judge_steps(
@@ -453,8 +445,9 @@ def _judge_count(
                 where,
                 "row gradients per call are alike",
                 HOLDS if ratio <= TOLERANCE else FAILS,
-                f"{measured}; largest/smallest {ratio:.2f}x",
+                f"{measured}; largest/smallest {format_beside(ratio, TOLERANCE)}x",
                 f"at most {TOLERANCE:g}x (tolerance {TOLERANCE:g}x)",
+                min(len(curves[label]) for label in claim.curves),
             )
         )
     return findings
@@ -466,16 +459,18 @@ def _count_clients(where: str, label: str, panel: Panel, curves: Curves) -> Find
     S = method.S
     expected = S + (1 - S / panel.clients) * S
     per_round = [history.last("clients") / history.last("round") for history in curves[label]]
-    mean, low, high = bootstrap_interval(per_round)
+    mean, low, high = t_interval(per_round)
     limit = COUNT_TOLERANCE * expected
     verdict = HOLDS if mean < 2 * S else WITHIN if low <= limit else FAILS
     return Finding(
         where,
         f"{label}: clients per round < 2S",
         verdict,
-        f"{mean:.2f} [{low:.2f}, {high:.2f}], expected {expected:.2f}",
+        f"{format_beside(mean, 2 * S)} [{format_beside(low, limit)}, {format_beside(high)}], "
+        f"expected {expected:.2f}",
         f"less than 2S = {2 * S}; interval from {limit:.2f} or less "
         f"(tolerance {COUNT_TOLERANCE:g}x of the expected number)",
+        len(per_round),
     )
 
 
