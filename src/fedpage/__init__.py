@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from fedpage.report import Report
     from fedpage.report.critical_difference import plot_critical_difference
     from fedpage.report.partition_plot import plot_partition
+    from fedpage.report.plots import plot
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
@@ -142,6 +143,7 @@ _EXPORTS = {
     "fedpage.engine.stopping": "Stop",
     "fedpage.report.critical_difference": "plot_critical_difference",
     "fedpage.report.partition_plot": "plot_partition",
+    "fedpage.report.plots": "plot",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
@@ -242,6 +244,7 @@ __all__ = [
     "methods",
     "metric",
     "plan",
+    "plot",
     "plot_critical_difference",
     "plot_partition",
     "power_law",

@@ -176,7 +176,7 @@ def test_the_summary_has_up_down_and_the_cost():
 def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
     runs = [make_history(), make_history(name="SAGA", bits=False)]
     axes = plots.curves(runs, x="up+0.1*down", y="loss")
-    assert axes.get_xlabel() == "bytes up + 0.1 bytes down"
+    assert axes.get_xlabel() == "bytes up + 0.1 bytes down (B)"
     assert np.max(axes.lines[0].get_xdata()) == 120.0
     axes = plots.curves(runs, x="bits_up", y="loss")
     assert np.max(axes.lines[0].get_xdata()) == 624.0

@@ -22,12 +22,16 @@ from fedpage.cli.common import (
 from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
+    FigureCostOption,
+    FigureOption,
+    FigureWidthOption,
     ForceOption,
     JobsOption,
     ReportOption,
     with_config_options,
 )
 from fedpage.cli.output import (
+    FigureFile,
     print_comparison,
     print_divergence_hint,
     print_metrics,
@@ -62,6 +66,9 @@ def compare(
         Path | None,
         typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
     ] = None,
+    figure: FigureOption = None,
+    x: FigureCostOption = None,
+    figure_width: FigureWidthOption = "screen",
     force: ForceOption = False,
 ) -> None:
     """Compare methods on equal terms.
@@ -79,7 +86,12 @@ def compare(
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, table=table, force=force)
+    picture = None
+    if figure is not None:
+        picture = FigureFile(figure, x or compare.cost, figure_width)
+    elif x is not None or figure_width != "screen":
+        raise InputError("--x and --figure-width are about --figure; say which file to draw")
+    execute(command, place, jobs, report, table=table, force=force, figure=picture)
 
 
 def execute(
@@ -91,6 +103,7 @@ def execute(
     table: Path | None = None,
     resume: bool = False,
     force: bool = False,
+    figure: FigureFile | None = None,
 ) -> None:
     """Run a comparison, or continue it from `out`, and print its results."""
     from dataclasses import replace
@@ -98,6 +111,7 @@ def execute(
     from fedpage.core.atomic import put
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
+    from fedpage.report.titles import describe_problem
     from fedpage.runs import build, toml
     from fedpage.studies.comparison import compare_costs
     from fedpage.studies.sweep import run_names
@@ -147,11 +161,10 @@ def execute(
         print(f"Table: {comparison.table().write(table)}")
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
-    title = (
-        f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
-        f"step {config.step:g}"
-    )
+    title = f"{describe_problem(problem.describe())}, step {config.step:g}"
     write_reports(runs, out, title, config.target, report, cost, comparison)
+    if figure is not None:
+        print(f"Figure: {figure.write(runs, config.target.column)}")
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

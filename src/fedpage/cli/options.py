@@ -177,6 +177,24 @@ JobsOption = Annotated[int, typer.Option("--jobs", help="Processes that run in p
 ReportOption = Annotated[
     Path | None, typer.Option("--report", help="Write the report to this HTML file too.")
 ]
+FigureOption = Annotated[
+    Path | None,
+    typer.Option("--figure", help="Draw the curves into this file too: .pdf, .svg, .pgf or .png."),
+]
+FigureCostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--x", help="Horizontal axis of --figure, such as bytes or contacts (default: --cost)."
+    ),
+]
+FigureWidthOption = Annotated[
+    str,
+    typer.Option(
+        "--figure-width",
+        help="Width of --figure: a column (3.5 in) or a page (7.16 in) of a paper, or larger.",
+        metavar="[single|double|screen]",
+    ),
+]
 CheckpointOption = Annotated[
     str,
     typer.Option(

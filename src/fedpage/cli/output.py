@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Literal
@@ -168,6 +169,37 @@ def _width(table: Table, column: int) -> int:
     """Return the width of a column whose heading is broken into words."""
     cells = (row[column].text for row in table.rows)
     return max(len(word) for word in [*table.flat_headings[column].split(), *cells])
+
+
+@dataclass(frozen=True)
+class FigureFile:
+    """A figure to write when the runs have ended; it is refused before, if it cannot be written.
+
+    Attributes:
+        path: The file.
+        x: The cost on the horizontal axis.
+        width: "single", "double" or "screen".
+    """
+
+    path: Path
+    x: str
+    width: str
+
+    def __post_init__(self) -> None:
+        from fedpage.core.columns import Cost
+        from fedpage.report.figure_file import check_figure_path
+        from fedpage.report.plots import check_width
+
+        Cost.parse(self.x)
+        check_width(self.width)
+        check_figure_path(self.path)
+
+    def write(self, runs: Sequence[History], column: str) -> Path:
+        """Draw a recorded column of the runs, and return the path."""
+        from fedpage.report.plots import check_width, plot
+
+        plot(runs, self.path, x=self.x, y=column, width=check_width(self.width))
+        return self.path
 
 
 def write_reports(

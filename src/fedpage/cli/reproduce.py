@@ -15,8 +15,6 @@ from fedpage.cli.output import console
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from fedpage.studies.paper.claims import Verdict
     from fedpage.studies.paper.figures import Figure
 
@@ -221,6 +219,7 @@ def _judge(chosen: list[Figure], seeds: int, out: Path) -> list[Verdict]:
 
 def _report(chosen: list[Figure], seeds: int, out: Path, verdicts: list[Verdict]) -> Path:
     from fedpage.report import page, plots
+    from fedpage.report.figure_file import find_tex, write_figure
     from fedpage.studies.paper import runs
 
     shown = []
@@ -231,13 +230,13 @@ def _report(chosen: list[Figure], seeds: int, out: Path, verdicts: list[Verdict]
         panels = tuple(plots.PanelRuns(panel.title, found[panel.key]) for panel in figure.panels)
         made = plots.FigureRuns(figure.name, figure.title, figure.paper, figure.columns, panels)
         shown.append(made)
-        folder = out / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
         drawn = plots.draw_figure(made)
-        stem = folder / figure.name.replace("/", "-")
-        for suffix in (".png", ".pdf"):
-            drawn.savefig(stem.with_suffix(suffix), dpi=150)
-        _pgf(drawn, stem.with_suffix(".pgf"))
+        stem = out / "figures" / figure.name.replace("/", "-")
+        for suffix in (".png", ".pdf", *([".pgf"] if find_tex() else [])):
+            try:
+                write_figure(drawn, stem.with_suffix(suffix), dpi=160)
+            except InputError as error:  # TeX failed; the other files are enough
+                print(f"{error}; it was not written")
         first = next((r for c in found.values() for runs_ in c.values() for r in runs_), None)
         methods = {v.label: repr(v.method) for p in figure.panels[:1] for v in p.variants}
         figures[figure.name] = {
@@ -265,24 +264,6 @@ def _report(chosen: list[Figure], seeds: int, out: Path, verdicts: list[Verdict]
         claims=verdicts,
         note=f"Data: {note}." if note else "",
     )
-
-
-def _pgf(drawn: Drawing, path: Path) -> None:
-    """Write the figure for LaTeX, if there is a TeX, which matplotlib needs to measure text."""
-    from shutil import which
-    from subprocess import SubprocessError
-
-    from matplotlib import rc_context
-
-    system = next((name for name in ("xelatex", "lualatex", "pdflatex") if which(name)), None)
-    if system is None:
-        return
-    try:
-        with rc_context({"pgf.texsystem": system, "pgf.rcfonts": False}):
-            drawn.savefig(path)
-    except (RuntimeError, SubprocessError, OSError, ValueError) as error:
-        path.unlink(missing_ok=True)
-        print(f"{path.name} was not written: {system} failed ({str(error).splitlines()[0]})")
 
 
 def _show(verdicts: list[Verdict]) -> None:

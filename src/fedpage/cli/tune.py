@@ -194,7 +194,7 @@ def _print_result(found: Tuning, out: Path) -> None:
     from rich.table import Table
 
     from fedpage.core.columns import describe_column
-    from fedpage.report import plots
+    from fedpage.report import search_plot
     from fedpage.report.summary import format_cost
 
     column = found.question.cost.column
@@ -226,7 +226,7 @@ def _print_result(found: Tuning, out: Path) -> None:
     print(found.advice)
     reused = f", and {found.reused} from an earlier search" if found.reused else ""
     print(f"{found.runs} runs{reused}, in {out / 'trials.jsonl'}")
-    print(f"Picture: {plots.search_panels(found, out / 'search.png')}")
+    print(f"Picture: {search_plot.search_panels(found, out / 'search.png')}")
 
 
 def _format_value(value: object, name: str = "") -> str:

@@ -80,7 +80,7 @@ AXES = (
 )  # fmt: skip
 """The costs that reports offer as horizontal axis, in menu order."""
 
-ALIASES = {"rounds": "round", "up": "bytes_up", "down": "bytes_down"}
+ALIASES = {"rounds": "round", "contacts": "clients", "up": "bytes_up", "down": "bytes_down"}
 """Short names of columns in a cost."""
 
 

@@ -21,15 +21,8 @@ import numpy as np
 from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column
 from fedpage.core.types import Vector
 from fedpage.report import summary
-from fedpage.report.plots import (
-    FigureRuns,
-    PanelRuns,
-    diverged_note,
-    draw_figure,
-    find_direction,
-    quantile_band,
-    use_log_axis,
-)
+from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
+from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
 from fedpage.report.style import Style, assign_styles
 from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
