@@ -20,7 +20,10 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fedpage",  # ids of elements would be random
     "pgf.rcfonts": False,  # the document's fonts
 }
-_NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+_NO_DATE: dict[str, dict[str, Any]] = {  # not all formats take the argument
+    ".pdf": {"metadata": {"CreationDate": None}},
+    ".svg": {"metadata": {"Date": None}},
+}
 
 
 def find_tex() -> str | None:
@@ -80,7 +83,7 @@ def write_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 300) -
     tex = {"pgf.texsystem": find_tex()} if suffix == ".pgf" else {}
     with rc_context(_SETTINGS | tex):
         try:
-            figure.savefig(path, dpi=dpi, metadata=_NO_DATE.get(suffix))
+            figure.savefig(path, dpi=dpi, **_NO_DATE.get(suffix, {}))
         except (RuntimeError, SubprocessError, OSError) as error:
             if suffix != ".pgf":
                 raise
