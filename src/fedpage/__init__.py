@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
     from fedpage.studies.ranks import rank_over_problems
+    from fedpage.studies.study import Study
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
 
@@ -136,6 +137,7 @@ _EXPORTS = {
     "fedpage.engine.check_method": "check_method",
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "RunOptions simulate",
+    "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
     "fedpage.studies.comparison": "table",
@@ -221,6 +223,7 @@ __all__ = [
     "Stop",
     "StopReason",
     "Stopped",
+    "Study",
     "TopK",
     "TorchProblem",
     "Track",

@@ -79,7 +79,7 @@ class Finding(Protocol):
 
 
 class JudgedClaim(Protocol):
-    """A claim with its verdict; `fedpage.studies.paper.claims.Verdict` is one."""
+    """A claim with its verdict; `fedpage.studies.claims.Verdict` is one."""
 
     @property
     def claim(self) -> Claim:

@@ -27,6 +27,10 @@ _CHECKPOINTS_KEPT = 2
 _LOG = logging.getLogger("fedpage")
 
 
+class RunInUse(InputError):
+    """Another process is writing the run."""
+
+
 class StorableRun(Protocol):
     """What the store needs of a run to begin or resume it."""
 
@@ -100,7 +104,7 @@ class RunStore:
             ) from None
         if not _try_lock(self._lock):
             self._lock.close()
-            raise InputError(
+            raise RunInUse(
                 f"{self.path}: another process is writing this run; wait for it, or stop it"
             )
         return self
@@ -333,6 +337,15 @@ class RunStore:
             )
             text = f"{error.strerror or error}; {hint}"
             raise OSError(error.errno, text, str(self.path)) from None
+
+
+def is_in_use(path: str | os.PathLike[str]) -> bool:
+    """Say whether a process is writing the run in a directory."""
+    lock = Path(path) / ".lock"
+    if not lock.is_file():
+        return False
+    with open(lock, "a", encoding="utf-8") as stream:
+        return not _try_lock(stream)
 
 
 def _try_lock(stream: IO[str]) -> bool:

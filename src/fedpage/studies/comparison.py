@@ -38,11 +38,13 @@ class Comparison:
             was not reached.
         goal: What was to be reached, such as "gradient norm 0.01".
         cost: The cost.
+        title: What the runs are about, for the caption.
     """
 
     costs: Mapping[str, Mapping[int, float]]
     goal: str
     cost: Cost
+    title: str = ""
 
     @cached_property
     def judgements(self) -> dict[str, Judgement]:
@@ -125,6 +127,7 @@ class Comparison:
             for found in (self.judgements[name],)
         ]
         caption = f"{self.noun.capitalize()} to {self.goal}, medians over {self.seeds} seeds."
+        caption = f"{self.title}: {caption}" if self.title else caption
         return Table(tuple(columns), tuple(rows), caption, self._notes(), tuple(groups))
 
     def _ratio_cells(self, name: str) -> tuple[Cell, ...]:

@@ -1,4 +1,4 @@
-"""Judge the paper's claims on runs, over paired seeds and with an interval.
+"""Judge claims about the figures of studies, over paired seeds and with an interval.
 
 The end of a run is the median gradient norm over its last tenth of records; only records with
 f(x) <= f(x0) count. Two curves are compared seed by seed, on the same coins and clients, by the
@@ -15,17 +15,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.runs import toml
-from fedpage.runs.config import setting, structure
+from fedpage.report.plots import FigureRuns, PanelRuns
+from fedpage.runs.config import setting
 from fedpage.runs.history import History
-from fedpage.studies.paper.figures import Figure, Panel
-from fedpage.studies.paper.tuning import TunedCurve
 from fedpage.studies.statistics import ALPHA, MIN_SEEDS, Pair, format_beside, format_p, t_interval
 
 
@@ -50,28 +47,52 @@ COUNT_TOLERANCE = 1.05
 
 
 @dataclass(frozen=True)
+class Panel(PanelRuns):
+    """A plot of a study.
+
+    Attributes:
+        values: What tells it from the other panels, such as {"clients": 3250, "step": 0.1}.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TunedCurve(TypedDict):
+    """What a search for step sizes found for one curve of a panel."""
+
+    panel: str
+    label: str
+    K: int
+    eta_g: float
+    rho: float | None
+    rounds_on_fresh_seeds: list[float | None]
+    within_tenth: list[float]
+    """Every eta_g whose cost is at most 1.1 times the least."""
+
+
+@dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and how to judge it.
+    """A sentence about the runs of a study and how to judge it.
 
     Attributes:
         name: A short name.
         text: The sentence.
-        where: The section of the paper.
+        where: Who says it, such as the section of a paper.
         kind: How to judge it: "order", "alike", "faster", "below", "steps" or "count".
-        figures: Names of the figures that it is about.
+        figures: Names of the figures that it is about; none for all.
         curves: Labels of the compared curves; an order has ">" or ">=" between them.
-        choices: Curves that stand for the other reading of what the paper leaves open.
+        choices: Curves that stand for another reading of the sentence.
         column: What a "count" counts.
         printed: The step sizes that the paper prints.
         at: Judge after this many rounds; 0 judges at the end.
     """
 
-    name: str
     text: str
-    where: str
     kind: Literal["order", "alike", "faster", "below", "steps", "count"]
-    figures: tuple[str, ...]
     curves: tuple[str, ...]
+    name: str = ""
+    where: str = ""
+    figures: tuple[str, ...] = ()
     choices: dict[str, str] = field(default_factory=dict)
     column: str = ""
     printed: tuple[tuple[float, ...], ...] = ()
@@ -86,13 +107,6 @@ class Claim:
             raise InputError(f"kind {self.kind!r} needs {least} curves, not {count}")
         if not all(self.printed):
             raise InputError("printed must hold lists of numbers, none of them empty")
-
-
-@dataclass(frozen=True)
-class _ClaimsTable:
-    """The document claims.toml."""
-
-    claim: list[Claim] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -145,27 +159,6 @@ class Verdict:
         )
 
 
-def load_claims() -> list[Claim]:
-    """Read the paper's claims, in the order of claims.toml."""
-    return parse(files("fedpage.studies.paper").joinpath("claims.toml").read_text(encoding="utf-8"))
-
-
-def parse(text: str, source: str = "claims.toml") -> list[Claim]:
-    """Parse claims from TOML.
-
-    Args:
-        text: The TOML document: an array of tables `[[claim]]`.
-        source: The file's name, for error messages.
-
-    Returns:
-        The claims.
-
-    Raises:
-        InputError: A key is unknown or missing, or a value has a wrong type or range.
-    """
-    return structure(_ClaimsTable, toml.loads(text, source), source).claim
-
-
 def final_log_norm(history: History, at: int = 0) -> float:
     """Compute the logarithm of the median gradient norm over the last tenth of records.
 
@@ -185,14 +178,12 @@ def final_log_norm(history: History, at: int = 0) -> float:
     return math.log(max(float(np.median(norms[good])), 1e-300))
 
 
-Curves = Mapping[str, list[History]]
+Curves = Mapping[str, Sequence[History]]
 """Histories by label."""
-Runs = Mapping[str, Mapping[str, Curves]]
-"""Histories by figure, panel and label."""
 
 
 def _pair_ends(
-    worse: str, better: str, runs: tuple[list[History], list[History]], at: int = 0
+    worse: str, better: str, runs: tuple[Sequence[History], Sequence[History]], at: int = 0
 ) -> Pair:
     """Pair the logarithms of the ends of two curves, seed by seed."""
     first, second = (tuple(final_log_norm(run, at) for run in group) for group in runs)
@@ -247,36 +238,30 @@ def _compare_diverged(panel: str, comparison: str, rule: Rule, pair: Pair) -> Fi
 
 def judge(
     claim: Claim,
-    figures: Mapping[str, Figure],
-    runs: Runs,
-    tuned: Mapping[str, list[TunedCurve]],
+    figures: Mapping[str, FigureRuns],
+    tuned: Mapping[str, list[TunedCurve]] | None = None,
 ) -> Verdict:
     """Judge a claim on finished runs.
 
     Args:
         claim: The claim.
-        figures: The figures that were run, by name.
-        runs: Their histories.
+        figures: The figures with their runs, by name.
         tuned: Results of the search for step sizes, by figure; only claims about "steps" use it.
 
     Returns:
         The verdict with its comparisons.
     """
-    present = [name for name in claim.figures if name in runs]
+    present = [name for name in claim.figures or figures if name in figures]
     if not present:
         return Verdict(claim, UNDECIDED, (), "none of its figures has been run")
     if claim.kind == "steps":
-        findings, note = _judge_steps(claim, present, tuned)
+        findings, note = _judge_steps(claim, present, tuned or {})
         return Verdict(claim, combine(findings), tuple(findings), note)
     judge_figure = _JUDGES[claim.kind]
-    findings = [f for name in present for f in judge_figure(claim, figures[name], runs[name], {})]
+    findings = [f for name in present for f in judge_figure(claim, figures[name], {})]
     verdict, note = combine(findings), ""
     if claim.choices:
-        other = [
-            finding
-            for name in present
-            for finding in judge_figure(claim, figures[name], runs[name], claim.choices)
-        ]
+        other = [f for name in present for f in judge_figure(claim, figures[name], claim.choices)]
         second = combine(other)
         names = ", ".join(claim.choices.values())
         note = f"With {names} instead: {second} ({Verdict(claim, second, tuple(other)).counts})."
@@ -289,7 +274,7 @@ def judge(
         note = (
             f"Undecided: {min(few)} of {MIN_SEEDS} seeds; add --seeds {MIN_SEEDS}. {note}".strip()
         )
-    missing = [name for name in claim.figures if name not in runs]
+    missing = [name for name in claim.figures if name not in figures]
     if missing:
         note = f"{note} Not run: {', '.join(missing)}.".strip()
     return Verdict(claim, verdict, tuple(findings), note)
@@ -314,13 +299,11 @@ def _has_runs(curves: Curves, labels: Sequence[str]) -> bool:
     return all(curves.get(label) for label in labels)
 
 
-def _judge_order(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_order(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     labels = [choices.get(word, word) for word in claim.curves]
     findings = []
     for panel in figure.panels:
-        curves, where = runs[panel.key], f"{figure.name}, {panel.title}"
+        curves, where = panel.curves, f"{figure.name}, {panel.title}"
         for i in range(0, len(labels) - 2, 2):
             better, mark, worse = labels[i : i + 3]
             if _has_runs(curves, (better, worse)):
@@ -330,13 +313,11 @@ def _judge_order(
     return findings
 
 
-def _judge_alike(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_alike(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     one, two = claim.curves
     findings = []
     for panel in figure.panels:
-        curves = runs[panel.key]
+        curves = panel.curves
         if not _has_runs(curves, (one, two)):
             continue
         pair = _pair_ends(two, one, (curves[two], curves[one]))
@@ -345,30 +326,38 @@ def _judge_alike(
     return findings
 
 
-def _judge_faster(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_faster(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     findings = []
-    with_step = [(panel.step, panel) for panel in figure.panels if panel.step is not None]
-    panels = sorted(with_step, key=lambda pair: -pair[0])
     for label in claim.curves:
-        for (large, larger), (small, smaller) in itertools.pairwise(panels):
-            fast, slow = runs[larger.key].get(label), runs[smaller.key].get(label)
-            if larger.clients != smaller.clients or not fast or not slow:
+        for larger, smaller in itertools.pairwise(_by_step(figure.panels)):
+            fast, slow = larger.curves.get(label), smaller.curves.get(label)
+            if _other_values(larger) != _other_values(smaller) or not fast or not slow:
                 continue
+            large, small = larger.values["step"], smaller.values["step"]
             pair = _pair_ends(f"step {small:g}", f"step {large:g}", (slow, fast))
             comparison = f"{label}: step {large:g} > {small:g}"
             findings.append(_compare(figure.name, comparison, ">", pair))
     return findings
 
 
-def _judge_below(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _by_step(panels: Sequence[PanelRuns]) -> list[Panel]:
+    """Return the panels of a step, the largest step first."""
+    found = [panel for panel in panels if isinstance(panel, Panel) and "step" in panel.values]
+    return sorted(
+        found, key=lambda panel: (str(_other_values(panel)), -float(panel.values["step"]))
+    )
+
+
+def _other_values(panel: Panel) -> dict[str, Any]:
+    """Return what tells a panel from others beside its step."""
+    return {name: value for name, value in panel.values.items() if name != "step"}
+
+
+def _judge_below(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     *lower, upper = claim.curves
     findings = []
     for panel, label in itertools.product(figure.panels, lower):
-        curves, where = runs[panel.key], f"{figure.name}, {panel.title}"
+        curves, where = panel.curves, f"{figure.name}, {panel.title}"
         if _has_runs(curves, (label, upper)):
             pair = _pair_ends(upper, label, (curves[upper], curves[label]))
             findings.append(_compare(where, f"{label} > {upper}", ">", pair))
@@ -421,17 +410,15 @@ def _work_in_all_rounds(history: History) -> float:
     return history.last("gradients") / history.last("clients")
 
 
-def _judge_count(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_count(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     findings = []
     for panel in figure.panels:
-        curves = runs[panel.key]
+        curves = panel.curves
         if not _has_runs(curves, claim.curves):
             continue
         where = f"{figure.name}, {panel.title}"
         if claim.column == "clients":
-            findings.append(_count_clients(where, claim.curves[0], panel, curves))
+            findings.append(_count_clients(where, claim.curves[0], curves))
             continue
         # the paper does not say which calls it means
         measure = _work_in_all_rounds if choices else _work_in_local_rounds
@@ -453,11 +440,11 @@ def _judge_count(
     return findings
 
 
-def _count_clients(where: str, label: str, panel: Panel, curves: Curves) -> Finding:
+def _count_clients(where: str, label: str, curves: Curves) -> Finding:
     """Compare clients per round with 2S; the expectation is S + (1 - S/N) S < 2S."""
-    method = next(variant.method for variant in panel.variants if variant.label == label)
-    S = method.S
-    expected = S + (1 - S / panel.clients) * S
+    about = curves[label][0].meta
+    S, N = about["method"]["S"], about["problem"]["N"]
+    expected = S + (1 - S / N) * S
     per_round = [history.last("clients") / history.last("round") for history in curves[label]]
     mean, low, high = t_interval(per_round)
     limit = COUNT_TOLERANCE * expected
@@ -474,9 +461,7 @@ def _count_clients(where: str, label: str, panel: Panel, curves: Curves) -> Find
     )
 
 
-_JUDGES: dict[
-    str, Callable[[Claim, Figure, Mapping[str, Curves], Mapping[str, str]], list[Finding]]
-] = {
+_JUDGES: dict[str, Callable[[Claim, FigureRuns, Mapping[str, str]], list[Finding]]] = {
     "order": _judge_order,
     "alike": _judge_alike,
     "faster": _judge_faster,
