@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,6 +78,24 @@ def compare(
     execute(command, place, jobs, report, force=force)
 
 
+def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
+    """Give a comparison more rounds, and write them to its compare.toml.
+
+    Raises:
+        InputError: It has more rounds already.
+    """
+    from fedpage.runs import run_file
+
+    if rounds < command.compare.rounds:
+        raise InputError(
+            f"--rounds {rounds}: the comparison in {out} has {command.compare.rounds} rounds; "
+            "give at least as many, or start another one"
+        )
+    command = replace(command, compare=replace(command.compare, rounds=rounds))
+    run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
+    return command
+
+
 def execute(
     command: CompareCommand,
     out: Path,
@@ -87,12 +106,9 @@ def execute(
     force: bool = False,
 ) -> None:
     """Run a comparison, or continue it from `out`, and print its results."""
-    from dataclasses import replace
-
-    from fedpage.core.atomic import put
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
-    from fedpage.runs import build, toml
+    from fedpage.runs import build, run_file
     from fedpage.studies.sweep import run_names
 
     config = command.compare
@@ -112,8 +128,7 @@ def execute(
     if not resume:
         prepare_out(out, force, report)
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
-        text = toml.dumps({"format": 1, "command": to_table(command)})
-        put(out / "compare.toml", text.encode("utf-8"))
+        run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
     print_problem(settled, problem)
     seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):
