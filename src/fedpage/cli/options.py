@@ -22,7 +22,8 @@ def _data_names() -> list[str]:
     return list(DATASETS)
 
 
-def _method_names() -> list[str]:
+def method_names() -> list[str]:
+    """Return the names of the methods, for the shell's completion."""
     from fedpage.methods import METHODS
 
     return list(METHODS)
@@ -167,7 +168,7 @@ MethodArgument = Annotated[
     str,
     typer.Argument(
         help="Name of a method (see `fedpage methods`), or file.py@Class.",
-        autocompletion=_method_names,
+        autocompletion=method_names,
     ),
 ]
 ThreadsOption = Annotated[

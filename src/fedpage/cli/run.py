@@ -1,4 +1,4 @@
-"""`fedpage run`: run one method, or continue a run."""
+"""`fedpage run`: run one method, from options or from a file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
     ForceOption,
-    MethodArgument,
     ReportOption,
     ThreadsOption,
+    method_names,
     with_config_options,
 )
 from fedpage.cli.output import (
@@ -35,6 +35,7 @@ from fedpage.cli.output import (
     print_summary,
     write_reports,
 )
+from fedpage.cli.run_config import check_no_settings, read_run_command
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
 
@@ -46,9 +47,27 @@ if TYPE_CHECKING:
 @with_config_options
 def run(
     context: typer.Context,
-    method: MethodArgument,
     problem: ProblemConfig,
     run: RunConfig,
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a method (see `fedpage methods`), or file.py@Class.",
+            autocompletion=method_names,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="Take the settings from a run.toml, or from a file with its tables."
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a setting of --config: rounds=4000, S=20, problem.data=a9a."
+        ),
+    ] = None,
     threads: ThreadsOption = 1,
     faults: FaultsOption = None,
     out: Annotated[
@@ -73,15 +92,23 @@ def run(
     from fedpage.runs.store import parse_interval
 
     parse_interval(checkpoint_every)
+    if config is not None:
+        check_no_settings(context)
+        command = read_run_command(config, changes or [])
+        name, words = command.method.name, command.method.hyper
+        build.parse_hyper_parameters(build.find_method(name), words)
+        problem, run, table = command.problem, command.run, command.faults
+    elif changes:
+        raise InputError("--set changes a setting of a file; give the file with --config")
+    elif method is None:
+        raise InputError("name a method, such as `fedpage run fedpage`, or give --config run.toml")
+    else:
+        name, words = method, read_hyper_parameters(context, build.find_method(method))
+        table = None if faults is None else toml.read(faults)
     command = RunCommand(
-        MethodConfig(
-            absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
-        ),
-        with_absolute_paths(problem),
-        run,
-        None if faults is None else toml.read(faults),
+        MethodConfig(absolute_path(name, "@"), words), with_absolute_paths(problem), run, table
     )
-    command, prepared = prepare_run(command, threads, str(faults))
+    command, prepared = prepare_run(command, threads, str(faults or config))
     prepare_out(out, force, report)
     execute(prepared, command, out, checkpoint_every, report, callbacks=_trackers(track or []))
 

@@ -233,10 +233,7 @@ class RunStore:
             self.checkpoint_round = run.rounds_done
             return
         self._warn(f"{self.path}: no checkpoint to resume from; the run begins again")
-        try:
-            self._truncate(run, text[:begin])
-        except (InputError, UnicodeDecodeError):  # the first line is damaged, too
-            self._begin(run)
+        self._truncate(run, text[:begin])
 
     def _check_same_run(self, run: StorableRun) -> int:
         """Refuse another run than that of run.toml, and warn about other versions.
@@ -279,18 +276,22 @@ class RunStore:
     def _truncate(self, run: StorableRun, text: bytes) -> None:
         """Cut history.jsonl, and the run's history, to the records before a checkpoint.
 
-        The first line is written again where the run has another number of rounds than it says.
+        The first line is written again if it is damaged, or has another number of rounds.
         """
-        past = History.parse(text.decode("utf-8"), self.history_path)
-        run.history.rows, run.history.events = past.rows, past.events
+        header, _, body = text.partition(b"\n")
+        try:
+            meta = History.parse(header.decode("utf-8"), self.history_path).meta
+        except (InputError, UnicodeDecodeError):
+            meta = run.history.meta
+        first = History({**meta, "rounds": run.rounds}).header()
         with self._explain_os_errors():
-            if past.meta.get("rounds") == run.rounds:
+            if json.dumps(first).encode("utf-8") == header:
                 os.truncate(self.history_path, len(text))
             else:
-                past.meta["rounds"] = run.rounds
-                header = json.dumps(past.header()).encode("utf-8")
-                text = header + text[text.index(b"\n") :]
+                text = json.dumps(first).encode("utf-8") + b"\n" + body
                 put(self.history_path, text)
+            past = History.parse(text.decode("utf-8"), self.history_path)
+            run.history.rows, run.history.events = past.rows, past.events
             self._append_from(text)
 
     def _append_from(self, text: bytes) -> None:
