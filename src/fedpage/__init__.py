@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
     from fedpage.report.partition_plot import plot_partition
+    from fedpage.runs.collection import Runs
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.plan import plan
@@ -136,6 +137,7 @@ _EXPORTS = {
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.report.partition_plot": "plot_partition",
+    "fedpage.runs.collection": "Runs",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
@@ -199,6 +201,7 @@ __all__ = [
     "RobustRegression",
     "RowProblem",
     "RunOptions",
+    "Runs",
     "SLocalSVRG",
     "Scaled",
     "ScaledSign",

@@ -28,11 +28,14 @@ from fedpage.cli.options import (
     with_config_options,
 )
 from fedpage.cli.output import (
+    Document,
+    describe_runs,
     print_divergence_hint,
     print_judgements,
     print_metrics,
     print_problem,
     print_summary,
+    with_json,
     write_reports,
 )
 from fedpage.cli.sweep import sweep
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from fedpage.problems import LinearModel
 
 
+@with_json
 @with_config_options
 def compare(
     problem: ProblemConfig,
@@ -59,7 +63,7 @@ def compare(
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Compare methods on equal terms.
 
     They have the same effective step, number of clients, local work and seeds.
@@ -75,7 +79,7 @@ def compare(
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, force=force)
+    return execute(command, place, jobs, report, force=force)
 
 
 def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
@@ -104,8 +108,8 @@ def execute(
     *,
     resume: bool = False,
     force: bool = False,
-) -> None:
-    """Run a comparison, or continue it from `out`, and print its results."""
+) -> Document:
+    """Run a comparison, or continue it from `out`, and print and return its results."""
     from fedpage.engine import faults
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs import build, run_file
@@ -153,6 +157,7 @@ def execute(
         f"step {config.step:g}"
     )
     write_reports(runs, out, title, config.target, report, cost)
+    return {**describe_runs(runs, config.target, cost), "out": out}
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

@@ -7,13 +7,15 @@ from dataclasses import MISSING, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from fedpage.core.schedule import RecordEvery
 from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
+
+T = TypeVar("T")
 
 
 def _data_names() -> list[str]:
@@ -91,7 +93,7 @@ class Command(TyperCommand):
         ]
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_config_options(command: Callable[..., T]) -> Callable[..., T]:
     """Replace a command's dataclass parameters by one option for each of their fields.
 
     `def run(problem: ProblemConfig)` then takes `--data`, `--clients` and so on, and is called with
@@ -111,11 +113,11 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     @wraps(command)
-    def call(**given: Any) -> None:
+    def call(**given: Any) -> T:
         for name, cls in groups.items():
             table = {option.name: given.pop(option.name) for option in _options(cls)}
             given[name] = structure(cls, table, "--")
-        command(**given)
+        return command(**given)
 
     del call.__wrapped__  # typer would read the signature of the command itself
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

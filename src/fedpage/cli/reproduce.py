@@ -11,7 +11,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console, with_json
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedpage.studies.paper.figures import Figure
 
 
+@with_json
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Name of a figure, or all.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
@@ -42,7 +43,7 @@ def reproduce(
     tune: Annotated[
         bool, typer.Option("--tune", help="Search the step sizes of the local-steps figures.")
     ] = False,
-) -> None:
+) -> Document:
     """Run the paper's experiments and check its claims.
 
     Finished runs are reused, so an interrupted reproduction can be started again.
@@ -50,8 +51,7 @@ def reproduce(
     from fedpage.studies.paper import figures as book
 
     if listing:
-        _list()
-        return
+        return _list()
     if name is None:
         raise InputError("name a figure of `fedpage reproduce --list`, or all")
     chosen = [book.load(figure) for figure in (book.names() if name == "all" else [name])]
@@ -65,8 +65,7 @@ def reproduce(
     began = time.perf_counter()
     if tune:
         chosen = [figure for figure in chosen if figure.tuning is not None]
-        _tune(chosen, out, jobs)
-        return
+        return {"searched": _tune(chosen, out, jobs)}
     fresh = _run(chosen, seeds, out, jobs)
     if name == "all" and not quick and data is None:
         unsearched = [
@@ -79,9 +78,10 @@ def reproduce(
     _show(verdicts)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
+    return {"claims": verdicts, "new_runs": fresh, "seconds": spent, "report": page}
 
 
-def _list() -> None:
+def _list() -> Document:
     from rich.table import Table
 
     from fedpage.studies.paper import figures as book
@@ -89,13 +89,25 @@ def _list() -> None:
     table = Table()
     for heading in ("name", "paper", "data", "panels", "curves", "rounds"):
         table.add_column(heading)
+    found = []
     for name in book.names():
         figure = book.load(name)
         curves = ", ".join(variant.label for variant in figure.panels[0].variants)
         table.add_row(
             name, figure.paper, figure.data, str(len(figure.panels)), curves, str(figure.rounds)
         )
+        found.append(
+            {
+                "name": name,
+                "paper": figure.paper,
+                "data": figure.data,
+                "panels": len(figure.panels),
+                "curves": [variant.label for variant in figure.panels[0].variants],
+                "rounds": figure.rounds,
+            }
+        )
     console().print(table)
+    return {"figures": found}
 
 
 def _adapt(chosen: list[Figure], quick: bool, data: str | None) -> list[Figure]:
@@ -148,7 +160,7 @@ def _run(chosen: list[Figure], seeds: int, out: Path, jobs: int) -> int:
         )
 
 
-def _tune(chosen: list[Figure], out: Path, jobs: int) -> None:
+def _tune(chosen: list[Figure], out: Path, jobs: int) -> dict[str, object]:
     from rich.table import Table
 
     from fedpage.callbacks.progress import progress_bars
@@ -158,6 +170,7 @@ def _tune(chosen: list[Figure], out: Path, jobs: int) -> None:
         raise InputError(
             "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
         )
+    found: dict[str, object] = {}
     for figure in chosen:
         assert figure.tuning is not None
         with progress_bars() as bars:
@@ -189,6 +202,8 @@ def _tune(chosen: list[Figure], out: Path, jobs: int) -> None:
             table.add_row(row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near)
         console().print(table)
         print(f"Written to {out / 'tuning' / (figure.name + '.json')}")
+        found[figure.name] = list(rows)
+    return found
 
 
 def _judge(chosen: list[Figure], seeds: int, out: Path) -> list[Verdict]:

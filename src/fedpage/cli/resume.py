@@ -11,10 +11,12 @@ import typer
 from fedpage.cli import compare, run
 from fedpage.cli.common import read_command
 from fedpage.cli.options import JobsOption, ReportOption, ThreadsOption
+from fedpage.cli.output import Document, with_json
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, RunCommand
 
 
+@with_json
 def resume(
     directory: Annotated[
         Path, typer.Argument(help="The --out of a `fedpage run` or `fedpage compare`.")
@@ -34,7 +36,7 @@ def resume(
     ] = None,
     jobs: JobsOption = 1,
     report: ReportOption = None,
-) -> None:
+) -> Document:
     """Continue a run or a comparison that was interrupted, or extend it.
 
     The result is the same, bit for bit, as without the interruption, or as of the longer run.
@@ -46,8 +48,7 @@ def resume(
         comparison = read_command(CompareCommand, toml.read(path), path)
         if rounds is not None:
             comparison = compare.extend(comparison, directory, rounds)
-        compare.execute(comparison, directory, jobs, report, resume=True)
-        return
+        return compare.execute(comparison, directory, jobs, report, resume=True)
     path = directory / "run.toml"
     if not path.is_file():
         problem = "has no run in it" if directory.is_dir() else "is not a directory"
@@ -67,4 +68,4 @@ def resume(
         command = replace(command, run=replace(command.run, rounds=rounds))
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
     command, prepared = run.prepare_run(command, threads, str(path))
-    run.execute(prepared, command, directory, every, report, resume=True)
+    return run.execute(prepared, command, directory, every, report, resume=True)

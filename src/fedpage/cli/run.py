@@ -27,12 +27,16 @@ from fedpage.cli.options import (
     with_config_options,
 )
 from fedpage.cli.output import (
+    Document,
+    Failed,
+    describe_runs,
     log,
     print_client_scores,
     print_divergence_hint,
     print_metrics,
     print_problem,
     print_summary,
+    with_json,
     write_reports,
 )
 from fedpage.cli.run_config import check_no_settings, read_run_command
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from fedpage.engine.loop import Run
 
 
+@with_json
 @with_config_options
 def run(
     context: typer.Context,
@@ -83,7 +88,7 @@ def run(
         ),
     ] = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Run one method.
 
     Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`).
@@ -110,7 +115,8 @@ def run(
     )
     command, prepared = prepare_run(command, threads, str(faults or config))
     prepare_out(out, force, report)
-    execute(prepared, command, out, checkpoint_every, report, callbacks=_trackers(track or []))
+    callbacks = _trackers(track or [])
+    return execute(prepared, command, out, checkpoint_every, report, callbacks=callbacks)
 
 
 def _trackers(names: list[str]) -> list[Callback]:
@@ -176,8 +182,8 @@ def execute(
     *,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-) -> None:
-    """Run a prepared run, or continue it from `out`, and print its results."""
+) -> Document:
+    """Run a prepared run, or continue it from `out`, and print and return its results."""
     from fedpage.callbacks.checkpointing import Checkpointing
     from fedpage.callbacks.progress import Progress
     from fedpage.core.types import StopReason
@@ -210,5 +216,8 @@ def execute(
         about = history.meta["problem"]
         title = f"{history.label} on {about['data']}, {about['N']:,} clients"
         write_reports([history], out, title, command.run.target, report)
+    document = describe_runs([history], command.run.target)
+    document |= {"events": history.events, "out": out}
     if history.stop_reason is StopReason.ROUND_FAILED:
-        raise typer.Exit(1)
+        raise Failed(document)
+    return document
