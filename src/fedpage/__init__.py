@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from fedpage.report.critical_difference import plot_critical_difference
     from fedpage.report.partition_plot import plot_partition
     from fedpage.report.plots import plot
+    from fedpage.runs.collection import Runs
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
@@ -148,6 +149,7 @@ _EXPORTS = {
     "fedpage.report.critical_difference": "plot_critical_difference",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.report.plots": "plot",
+    "fedpage.runs.collection": "Runs",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
@@ -212,6 +214,7 @@ __all__ = [
     "RobustRegression",
     "RowProblem",
     "RunOptions",
+    "Runs",
     "SLocalSVRG",
     "Scaled",
     "ScaledSign",

@@ -13,10 +13,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         ],
     ),
     "history": (
-        "History", "The record of a run: costs, metrics and provenance.",
+        "History", "The record of a run, and many runs as one table.",
         [
-            "runs.history.History", "runs.history.by_method", "core.columns.COLUMNS",
-            "core.columns.Cost",
+            "runs.history.History", "runs.collection.Runs", "runs.history.by_method",
+            "core.columns.COLUMNS", "core.columns.Cost",
         ],
     ),
     "methods": (

@@ -21,7 +21,7 @@ from fedpage.cli.common import (
     read_devices,
 )
 from fedpage.cli.options import DevicesOption, ForceOption, ReportOption, with_config_options
-from fedpage.cli.output import console, print_problem
+from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, Target
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedpage.studies.choice import Choice
 
 
+@with_json
 @with_config_options
 def choose(
     problem: ProblemConfig,
@@ -85,7 +86,7 @@ def choose(
     ] = None,
     report: ReportOption = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Find the method that reaches a target at the least cost.
 
     All methods that apply race each other on the data; the finalists are judged on fresh seeds.
@@ -147,6 +148,29 @@ def choose(
         runs = run_finalists(objective, choice)
         for path in pages:
             print(f"Report: {write_page(choice, runs, path, title, command)}")
+    return {
+        "title": choice.title,
+        "ranking": [
+            {
+                "name": each.name,
+                "method": each.method,
+                "judgement": each.judgement,
+                "is_tied": each.is_tied,
+                "p_value": each.p_value,
+                "rounds": each.rounds,
+                "note": each.note,
+            }
+            for each in choice.ranking
+        ],
+        "eliminated": [
+            {"name": each.entrant.name, "reason": each.reason} for each in choice.eliminated
+        ],
+        "left_out": choice.left_out,
+        "reason": choice.reason,
+        "command": command,
+        "repeat": repeat,
+        "out": out,
+    }
 
 
 def _print_choice(choice: Choice) -> None:

@@ -233,11 +233,15 @@ def read_command(cls: type[T], table: Mapping[str, object], path: Path) -> T:
     """Read what a command was given from the table of its run.toml or compare.toml.
 
     Raises:
-        InputError: the file is not one that this version has written, or was edited wrongly.
+        InputError: the file is not one that this version has written, or was edited by hand.
     """
+    from fedpage.runs.run_file import check_unedited
+
     if table.get("format") != 1 or not isinstance(table.get("command"), dict):
         raise InputError(f"{path}: not the settings of a run of this version of fedpage")
-    return structure(cls, table["command"], f"{path}, [command]")
+    command = structure(cls, table["command"], f"{path}, [command]")
+    check_unedited(dict(table), path)
+    return command
 
 
 def check_runs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,12 +34,15 @@ from fedpage.cli.options import (
     with_config_options,
 )
 from fedpage.cli.output import (
+    Document,
     FigureFile,
+    describe_runs,
     print_comparison,
     print_divergence_hint,
     print_metrics,
     print_problem,
     print_summary,
+    with_json,
     write_reports,
 )
 from fedpage.cli.sweep import sweep
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from fedpage.problems import LinearModel
 
 
+@with_json
 @with_config_options
 def compare(
     problem: ProblemConfig,
@@ -72,7 +77,7 @@ def compare(
         typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
     ] = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Compare methods on equal terms.
 
     They have the same effective step, number of clients, local work and seeds.
@@ -95,7 +100,25 @@ def compare(
         picture = FigureFile(figure, x or compare.cost, figure_width)
     elif x is not None or figure_width != "screen":
         raise InputError("--x and --figure-width are about --figure; say which file to draw")
-    execute(command, place, jobs, report, table=table, force=force, figure=picture)
+    return execute(command, place, jobs, report, table=table, force=force, figure=picture)
+
+
+def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
+    """Give a comparison more rounds, and write them to its compare.toml.
+
+    Raises:
+        InputError: It has more rounds already.
+    """
+    from fedpage.runs import run_file
+
+    if rounds < command.compare.rounds:
+        raise InputError(
+            f"--rounds {rounds}: the comparison in {out} has {command.compare.rounds} rounds; "
+            "give at least as many, or start another one"
+        )
+    command = replace(command, compare=replace(command.compare, rounds=rounds))
+    run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
+    return command
 
 
 def execute(
@@ -108,16 +131,13 @@ def execute(
     resume: bool = False,
     force: bool = False,
     figure: FigureFile | None = None,
-) -> None:
-    """Run a comparison, or continue it from `out`, and print its results."""
-    from dataclasses import replace
-
-    from fedpage.core.atomic import put
+) -> Document:
+    """Run a comparison, or continue it from `out`, and print and return its results."""
     from fedpage.engine import faults
     from fedpage.engine.devices import check_time
     from fedpage.engine.simulate import RunOptions
     from fedpage.report.titles import describe_problem
-    from fedpage.runs import build, toml
+    from fedpage.runs import build, run_file
     from fedpage.studies.comparison import compare_costs
     from fedpage.studies.sweep import run_names
 
@@ -142,8 +162,7 @@ def execute(
     if not resume:
         prepare_out(out, force, report)
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
-        text = toml.dumps({"format": 1, "command": to_table(command)})
-        put(out / "compare.toml", text.encode("utf-8"))
+        run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
     print_problem(settled, problem)
     seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):
@@ -172,6 +191,7 @@ def execute(
     write_reports(runs, out, title, config.target, report, cost, comparison)
     if figure is not None:
         print(f"Figure: {figure.write(runs, config.target.column)}")
+    return {**describe_runs(runs, config.target, cost), "out": out}
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -22,6 +22,8 @@ from fedpage.runs.config import (
     structure,
 )
 
+T = TypeVar("T")
+
 
 def _data_names() -> list[str]:
     from fedpage.data.registry import DATASETS
@@ -29,7 +31,8 @@ def _data_names() -> list[str]:
     return list(DATASETS)
 
 
-def _method_names() -> list[str]:
+def method_names() -> list[str]:
+    """Return the names of the methods, for the shell's completion."""
     from fedpage.methods import METHODS
 
     return list(METHODS)
@@ -97,7 +100,7 @@ class Command(TyperCommand):
         ]
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_config_options(command: Callable[..., T]) -> Callable[..., T]:
     """Replace a command's dataclass parameters by one option for each of their fields.
 
     `def run(problem: ProblemConfig)` then takes `--data`, `--clients` and so on, and is called with
@@ -117,11 +120,11 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     @wraps(command)
-    def call(**given: Any) -> None:
+    def call(**given: Any) -> T:
         for name, cls in groups.items():
             table = {option.name: given.pop(option.name) for option in _options(cls)}
             given[name] = structure(cls, table, "--")
-        command(**given)
+        return command(**given)
 
     del call.__wrapped__  # typer would read the signature of the command itself
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -174,7 +177,7 @@ MethodArgument = Annotated[
     str,
     typer.Argument(
         help="Name of a method (see `fedpage methods`), or file.py@Class.",
-        autocompletion=_method_names,
+        autocompletion=method_names,
     ),
 ]
 ThreadsOption = Annotated[

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from enum import Enum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +26,92 @@ if TYPE_CHECKING:
     from fedpage.runs.config import ProblemConfig, Target
     from fedpage.runs.history import History
     from fedpage.studies.comparison import Comparison
+
+
+Document: TypeAlias = dict[str, Any]
+"""The results of a command, which `--json` prints."""
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON, and all else on stderr.")
+]
+
+
+class Failed(typer.Exit):
+    """End a command with exit code 1 after its results."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__(1)
+        self.document = document
+
+
+def with_json(command: Callable[..., Document]) -> Callable[..., None]:
+    """Give a command the option `--json`, which prints the document that the command returns.
+
+    Then standard output has this document and nothing else: what the command prints otherwise goes
+    to stderr.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
+        for parameter in signature(command).parameters.values()
+    ]
+    as_json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+
+    @wraps(command)
+    def call(*, as_json: bool, **given: Any) -> None:
+        if not as_json:
+            command(**given)
+            return
+        failure: Failed | None = None
+        with redirect_stdout(sys.stderr):
+            try:
+                document = command(**given)
+            except Failed as error:
+                failure, document = error, error.document
+        print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
+        if failure is not None:
+            raise failure
+
+    del call.__wrapped__  # typer would read the signature of the command itself
+    call.__signature__ = Signature([*parameters, as_json])  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in (*parameters, as_json)}
+    return call
+
+
+def to_json(value: object) -> object:
+    """Convert a value to what JSON has; NaN and infinities become null, other objects text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_json(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return to_json(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def describe_runs(runs: Sequence[History], target: Target, cost: str = "bytes") -> Document:
+    """Return the result table and a line for each run, for `--json`."""
+    from fedpage.report.summary import summarise
+
+    return {
+        "target": target,
+        "cost": cost,
+        "methods": summarise(runs, target.value, target.column, cost),
+        "runs": [
+            {
+                "method": run.label,
+                "seed": run.meta.get("seed"),
+                "end": run.stop_reason,
+                "detail": run.stop_detail,
+                "cost_to_target": run.cost_to(target.column, target.value, cost),
+                "last": run.rows[-1] if run.rows else {},
+            }
+            for run in runs
+        ],
+    }
 
 
 def console(stderr: bool = False) -> Console:

@@ -13,7 +13,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console, with_json
 from fedpage.cli.study import print_verdicts, show_progress
 from fedpage.core.errors import InputError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedpage.studies.study import Study
 
 
+@with_json
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Name of a figure, or all.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
@@ -46,7 +47,7 @@ def reproduce(
     tune: Annotated[
         bool, typer.Option("--tune", help="Search the step sizes of the local-steps figures.")
     ] = False,
-) -> None:
+) -> Document:
     """Run the paper's experiments and check its claims.
 
     Finished runs are reused, so an interrupted reproduction can be started again.
@@ -54,8 +55,7 @@ def reproduce(
     from fedpage.studies.paper import book
 
     if listing:
-        _list()
-        return
+        return _list()
     if name is None:
         raise InputError("name a figure of `fedpage reproduce --list`, or all")
     if seeds is not None:
@@ -67,8 +67,7 @@ def reproduce(
     jobs = min(jobs, os.cpu_count() or 1)
     began = time.perf_counter()
     if tune:
-        _tune(studies, names, out, jobs)
-        return
+        return {"searched": _tune(studies, names, out, jobs)}
     command = _command(name, seeds, data, quick, out)
     for study in studies:
         with show_progress(command) as progress:
@@ -84,6 +83,7 @@ def reproduce(
     print_verdicts(verdicts)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
+    return {"claims": verdicts, "new_runs": fresh, "seconds": spent, "report": page}
 
 
 def _command(name: str, seeds: int | None, data: str | None, quick: bool, out: Path) -> str:
@@ -97,7 +97,7 @@ def _command(name: str, seeds: int | None, data: str | None, quick: bool, out: P
     return shlex.join([*words, "--out", str(out)])
 
 
-def _list() -> None:
+def _list() -> Document:
     from rich.table import Table
 
     from fedpage.studies.paper import book
@@ -105,14 +105,22 @@ def _list() -> None:
     table = Table()
     for heading in ("name", "paper", "data", "panels", "curves", "rounds"):
         table.add_column(heading)
+    found = []
     for name, (_, figure) in book.figures().items():
         (study,) = book.load([name], store="runs")
-        data = ", ".join({problem.data: None for problem in _configs(study)})
-        curves = {curve.label: None for curve in study.curves}
-        panels = {(curve.problem, curve.setting_text) for curve in study.curves}
-        rounds = str(study.config.rounds)
-        table.add_row(name, figure.note, data, str(len(panels)), ", ".join(curves), rounds)
+        entry = {
+            "name": name,
+            "paper": figure.note,
+            "data": list(dict.fromkeys(problem.data for problem in _configs(study))),
+            "panels": len({(curve.problem, curve.setting_text) for curve in study.curves}),
+            "curves": list(dict.fromkeys(curve.label for curve in study.curves)),
+            "rounds": study.config.rounds,
+        }
+        found.append(entry)
+        cells = (v if isinstance(v, list) else [str(v)] for v in entry.values())
+        table.add_row(*map(", ".join, cells))
     console().print(table)
+    return {"figures": found}
 
 
 def _configs(study: Study) -> list[ProblemConfig]:
@@ -139,7 +147,9 @@ def _tuned_path(out: Path, figure: str) -> Path:
     return out / "tuning" / f"{figure}.json"
 
 
-def _tune(studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int) -> None:
+def _tune(
+    studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int
+) -> dict[str, object]:
     from rich.table import Table
 
     from fedpage.callbacks.progress import progress_bars
@@ -155,6 +165,7 @@ def _tune(studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int) 
         raise InputError(
             "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
         )
+    found: dict[str, object] = {}
     for study, name, grid in chosen:
         with progress_bars() as bars:
             task = bars.add_task("search", total=None)
@@ -185,6 +196,8 @@ def _tune(studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int) 
             table.add_row(row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near)
         console().print(table)
         print(f"Written to {_tuned_path(out, name)}")
+        found[name] = list(rows)
+    return found
 
 
 def _judge(figures: dict[str, FigureRuns], out: Path) -> list[Verdict]:

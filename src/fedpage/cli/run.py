@@ -1,4 +1,4 @@
-"""`fedpage run`: run one method, or continue a run."""
+"""`fedpage run`: run one method, from options or from a file."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
     ForceOption,
-    MethodArgument,
     ReportOption,
     ThreadsOption,
+    method_names,
     with_config_options,
 )
 from fedpage.cli.output import (
+    Document,
+    Failed,
+    describe_runs,
     log,
     print_client_scores,
     print_divergence_hint,
     print_metrics,
     print_problem,
     print_summary,
+    with_json,
     write_reports,
 )
+from fedpage.cli.run_config import check_no_settings, read_run_command
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
 
@@ -45,12 +50,31 @@ if TYPE_CHECKING:
     from fedpage.engine.loop import Run
 
 
+@with_json
 @with_config_options
 def run(
     context: typer.Context,
-    method: MethodArgument,
     problem: ProblemConfig,
     run: RunConfig,
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a method (see `fedpage methods`), or file.py@Class.",
+            autocompletion=method_names,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="Take the settings from a run.toml, or from a file with its tables."
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a setting of --config: rounds=4000, S=20, problem.data=a9a."
+        ),
+    ] = None,
     threads: ThreadsOption = 1,
     faults: FaultsOption = None,
     out: Annotated[
@@ -66,7 +90,7 @@ def run(
         ),
     ] = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Run one method.
 
     Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`).
@@ -75,17 +99,29 @@ def run(
     from fedpage.runs.store import parse_interval
 
     parse_interval(checkpoint_every)
+    if config is not None:
+        check_no_settings(context)
+        command = read_run_command(config, changes or [])
+        name, words = command.method.name, command.method.hyper
+        build.parse_hyper_parameters(build.find_method(name), words)
+        problem, run, table = command.problem, command.run, command.faults
+    elif changes:
+        raise InputError("--set changes a setting of a file; give the file with --config")
+    elif method is None:
+        raise InputError("name a method, such as `fedpage run fedpage`, or give --config run.toml")
+    else:
+        name, words = method, read_hyper_parameters(context, build.find_method(method))
+        table = None if faults is None else toml.read(faults)
     command = RunCommand(
-        MethodConfig(
-            absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
-        ),
+        MethodConfig(absolute_path(name, "@"), words),
         with_absolute_paths(problem),
         replace(run, devices=absolute_devices(run.devices)),
-        None if faults is None else toml.read(faults),
+        table,
     )
-    command, prepared = prepare_run(command, threads, str(faults))
+    command, prepared = prepare_run(command, threads, str(faults or config))
     prepare_out(out, force, report)
-    execute(prepared, command, out, checkpoint_every, report, callbacks=_trackers(track or []))
+    callbacks = _trackers(track or [])
+    return execute(prepared, command, out, checkpoint_every, report, callbacks=callbacks)
 
 
 def _trackers(names: list[str]) -> list[Callback]:
@@ -153,8 +189,8 @@ def execute(
     *,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-) -> None:
-    """Run a prepared run, or continue it from `out`, and print its results."""
+) -> Document:
+    """Run a prepared run, or continue it from `out`, and print and return its results."""
     from fedpage.callbacks.checkpointing import Checkpointing
     from fedpage.callbacks.progress import Progress
     from fedpage.core.types import StopReason
@@ -187,5 +223,8 @@ def execute(
         about = history.meta["problem"]
         title = f"{history.label} on {about['data']}, {about['N']:,} clients"
         write_reports([history], out, title, command.run.target, report)
+    document = describe_runs([history], command.run.target)
+    document |= {"events": history.events, "out": out}
     if history.stop_reason is StopReason.ROUND_FAILED:
-        raise typer.Exit(1)
+        raise Failed(document)
+    return document

@@ -27,7 +27,7 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import console, print_problem
+from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, RoundsConfig
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedpage.studies.tune import Tuning
 
 
+@with_json
 @with_config_options
 def tune(
     context: typer.Context,
@@ -78,7 +79,7 @@ def tune(
     ] = Path("runs/tune"),
     report: ReportOption = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Search a method's hyper-parameters for the least cost.
 
     Those that are given as options keep their values: --S 10 --K 10. The others are searched. A run
@@ -136,6 +137,18 @@ def tune(
     print(f"Run it: {command}")
     if report:
         _write_report(report, objective, found, out / "search.png", command)
+    return {
+        "goal": found.goal,
+        "method": found.method,
+        "candidates": [{"method": each, **vars(score)} for each, score in found.scores],
+        "searched": list(found.axes),
+        "is_enclosed": found.is_enclosed,
+        "judged": found.judged,
+        "advice": found.advice,
+        "runs": found.runs,
+        "command": command,
+        "out": out,
+    }
 
 
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:

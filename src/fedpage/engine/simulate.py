@@ -47,7 +47,9 @@ class RunOptions:
     evaluate: Evaluation = "pooled"
     """Evaluate f at once, or take the mean of the clients' evaluations, as a federation does."""
     resume: bool = False
-    """Resume the run in the directory `out`, begin it if there is none, or read it if it ended."""
+    """Resume the run in the directory `out`, begin it if there is none, or read it if it ended.
+
+    A run that has done all its rounds continues if `rounds` is larger now."""
     checkpoint_every: str | int = "10s"
     """Rounds (100) or seconds ("10s", "5m") between checkpoints in `out`."""
 
