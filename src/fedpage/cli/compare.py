@@ -12,9 +12,12 @@ import typer
 from fedpage.cli.common import (
     check_runs,
     check_target,
+    config_options,
     handle_signals,
     parse_cost,
     prepare_out,
+    problem_options,
+    repeat_command,
     unused_path,
     with_absolute_paths,
 )
@@ -137,7 +140,14 @@ def execute(
         f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
         f"step {config.step:g}"
     )
-    write_reports(runs, out, title, config.target, report, cost)
+    write_reports(
+        runs, out, title, config.target, report, cost,
+        command=repeat_command(
+            "fedpage compare", problem_options(settled), config_options(config),
+            has_faults=command.faults is not None,
+        ),
+        folders=[out / "runs" / name for name in run_names(methods, seeds)],
+    )  # fmt: skip
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

@@ -164,15 +164,31 @@ def write_reports(
     target: Target,
     report: Path | None = None,
     cost: str = "bytes",
+    *,
+    command: str = "",
+    folders: Sequence[Path] = (),
 ) -> None:
-    """Write the plot and the report into `out`, and the report to a file too, and print where."""
+    """Write the plot and the report into `out`, and the report to a file too, and print where.
+
+    Args:
+        runs: The runs.
+        out: The directory, or None.
+        title: The title of plot and report.
+        target: The column and the value to reach.
+        report: A file for the report, or None.
+        cost: The cost by which methods are compared.
+        command: The command that repeats it.
+        folders: The directories of the runs, for a page about each. A report in a file of its own
+            holds the details of the runs instead, because it may be moved.
+    """
     from fedpage.report import page, plots
 
-    pages = ([] if out is None else [out / "report.html"]) + ([] if report is None else [report])
-    for path in pages:
+    pages = [] if out is None else [(out / "report.html", folders)]
+    for path, places in [*pages, *([] if report is None else [(report, ())])]:
         page.write_runs(
-            runs, path, title=title, target=target.value, column=target.column, cost=cost
-        )
+            runs, path, title=title, target=target.value, column=target.column, cost=cost,
+            command=command, folders=places,
+        )  # fmt: skip
         print(f"Report: {path}")
     if out is not None:
         picture = plots.save_pair(runs, out / "curves.png", title, y=target.column, cost=cost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +13,12 @@ import typer
 from fedpage.cli.common import (
     absolute_path,
     check_target,
+    config_options,
     handle_signals,
     prepare_out,
+    problem_options,
     read_hyper_parameters,
+    repeat_command,
     with_absolute_paths,
 )
 from fedpage.cli.options import (
@@ -182,6 +186,11 @@ def execute(
     if out or report:
         about = history.meta["problem"]
         title = f"{history.label} on {about['data']}, {about['N']:,} clients"
-        write_reports([history], out, title, command.run.target, report)
+        hyper = {f"--{k.replace('_', '-')}": quote(v) for k, v in command.method.hyper.items()}
+        repeat = repeat_command(
+            f"fedpage run {quote(command.method.name)}", problem_options(command.problem),
+            config_options(command.run), hyper, has_faults=command.faults is not None,
+        )  # fmt: skip
+        write_reports([history], out, title, command.run.target, report, command=repeat)
     if history.stop_reason is StopReason.ROUND_FAILED:
         raise typer.Exit(1)

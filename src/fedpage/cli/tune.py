@@ -131,7 +131,7 @@ def tune(
     )
     print(f"Run it: {command}")
     if report:
-        _write_report(report, objective, found, out / "search.png", command)
+        _write_report(report, objective, found, out / "search.svg", command)
 
 
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
@@ -156,10 +156,11 @@ def _write_report(
     report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the picture and the command."""
-    from fedpage.report import page
+    from fedpage.report import page, plots
     from fedpage.studies.sweep import sweep
 
     question = found.question
+    plots.search_panels(found, picture)
     runs = sweep(
         problem,
         [found.method],
@@ -172,7 +173,7 @@ def _write_report(
     path = page.write_runs(
         runs, report, title=title, target=question.target, column=question.column, picture=picture,
         cost="round" if "seconds" in cost else cost,  # estimated: no column has them
-        command=command,
+        command=command, command_note="To run the tuned method:",
     )  # fmt: skip
     print(f"Report: {path}")
 

@@ -37,7 +37,8 @@ function drawCell(cell) {
       + (c.reached[x] === null ? "not reached" : format(c.reached[x], unit)));
     const line = document.createElement("p");
     line.className = "note costs";
-    line.textContent = `${report.columns[x].label} to ${report.columns[y].label} ${plain(report.target.value)}: ${costs.join("; ")}`;
+    const cost = report.columns[x].label;
+    line.textContent = `${cost[0].toUpperCase()}${cost.slice(1)} to ${report.columns[y].label} ${plain(report.target.value)}: ${costs.join("; ")}`;
     cell.append(line);
   }
   if (drawn.view) followPointer(cell, drawn, choice, width);

@@ -272,6 +272,7 @@ def write_runs(
     cost: str | Cost = "bytes",
     picture: Path | None = None,
     command: str = "",
+    command_note: str = "To repeat it:",
     folders: Sequence[Path] = (),
     home: Path | None = None,
 ) -> Path:
@@ -287,6 +288,7 @@ def write_runs(
             "bytes" it is the horizontal axis that is shown at first.
         picture: A PNG or SVG file to show before the plot.
         command: A command line to show.
+        command_note: The line above the command.
         folders: The directories of the runs. A page about each run is written there, and linked.
         home: A page to link back to.
 
@@ -328,6 +330,7 @@ def write_runs(
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,
+        command_note=command_note,
         target=(column, target),
         runs=runs,
         run_links=[Path(link).as_posix() for link in links],

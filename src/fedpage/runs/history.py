@@ -379,12 +379,15 @@ class History:
         self.append(row)
 
     @classmethod
-    def parse(cls, text: str, path: str | os.PathLike[str]) -> History:
+    def parse(
+        cls, text: str, path: str | os.PathLike[str], *, with_model: bool = True
+    ) -> History:
         """Read a history from its JSON lines.
 
         Args:
             text: the lines. An incomplete last line, of a killed process, is left out.
             path: the file they are from; the model is read beside it.
+            with_model: whether to read the model.
 
         Raises:
             InputError: a line is not one of a history, or the model is missing or damaged.
@@ -412,7 +415,7 @@ class History:
                 ) from None
         if not history.meta and not history.rows:
             raise InputError(f"{path}: empty, not a fedpage history")
-        if model is not None:
+        if model is not None and with_model:
             history.x = _read_model(Path(path), model)
         if not ended:
             history.stop_reason = StopReason.INTERRUPTED

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -98,6 +99,8 @@ class RunStore:
             raise InputError(
                 f"{self.path}: cannot be written ({error.strerror or error})"
             ) from None
+        if not _try_lock(self._lock):
+            time.sleep(0.1)  # `is_locked` of another process takes the lock for a moment
         if not _try_lock(self._lock):
             self._lock.close()
             raise InputError(
@@ -349,6 +352,15 @@ def _try_lock(stream: IO[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has a run directory open to write it."""
+    try:
+        with open(path / ".lock", encoding="utf-8") as stream:
+            return not _try_lock(stream)
+    except OSError:
+        return False
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:
