@@ -235,7 +235,9 @@ def render(
     folder = files("fedpage.report")
     content = _page_data(figures, columns, axes, target)
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    scripts = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js"))
+    scripts = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")
+    )
     is_static = not (events or home)
     html: str = environment.get_template("page.html").render(
         title=title,
@@ -307,10 +309,7 @@ def write_runs(
     head, rows = summary.table(summary.summarise(runs, target, column, cost), column, cost)
     words = describe_column(column).label
     medians = "Medians over seeds. " if len(runs) > len(groups) else ""
-    note = (
-        f"{medians}The target is {words} {target:g} while the loss is at most that of "
-        "the start."
-    )
+    note = f"{medians}The target is {words} {target:g} while the loss is at most that of the start."
     settings = {
         "problem": about.get("problem", {}),
         "rounds": about.get("rounds"),
@@ -436,7 +435,11 @@ def _page_data(
                 ],
                 "panels": [
                     _panel_data(
-                        panel, assign_styles(figure.labels), columns, axes, target,
+                        panel,
+                        assign_styles(figure.labels),
+                        columns,
+                        axes,
+                        target,
                         has_seeds=count <= _SEED_CURVES,
                     )
                     for panel in figure.panels

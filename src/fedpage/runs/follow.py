@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.history import History
 from fedpage.runs.store import is_locked
@@ -45,11 +45,14 @@ class FollowedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.history = History()
         self.error = ""
-        self._lines = b""
         self._observed: list[tuple[float, float]] = []
         self._written_at = 0.0
+        self._restart()
+
+    def _restart(self) -> None:
+        self.history = History()
+        self._size, self._lines, self._tail = 0, 0, b""
 
     def poll(self) -> bool:
         """Read new lines.
@@ -60,30 +63,33 @@ class FollowedRun:
         file = self.path / "history.jsonl"
         try:
             with open(file, "rb") as stream:
-                start = max(0, len(self._lines) - _TAIL)
-                stream.seek(start)
+                stream.seek(self._size - len(self._tail))
                 text = stream.read()
                 self._written_at = file.stat().st_mtime
-                if not text.startswith(self._lines[start:]):  # a resumed run cuts its file
+                is_cut = not text.startswith(self._tail)
+                if is_cut:  # a resumed run cuts its file, and a new run begins it
+                    self._restart()
                     stream.seek(0)
-                    text, self._lines, start = stream.read(), b"", 0
+                    text = stream.read()
         except OSError as error:
             changed, self.error = not self.error, f"{file}: {error.strerror or error}"
             return changed
-        complete = text[: text.rfind(b"\n") + 1]
-        if len(complete) + start <= len(self._lines):
-            return False
-        self._lines = self._lines[:start] + complete
-        self._parse(file)
-        return True
+        complete = text[len(self._tail) : text.rfind(b"\n") + 1]
+        if complete and (is_cut or not self.error):
+            self._read(complete, file)
+        return bool(complete) or is_cut
 
-    def _parse(self, file: Path) -> None:
+    def _read(self, text: bytes, file: Path) -> None:
+        """Add complete lines to the history."""
+        lines = text.decode("utf-8", "replace").split("\n")[:-1]
+        self._size += len(text)
+        self._tail = (self._tail + text)[-_TAIL:]
         try:
-            self.history = History.parse(self._lines.decode("utf-8"), file, with_model=False)
+            self.history.read_lines(lines, file, self._lines + 1)
             self.error = ""
-        except (InputError, UnicodeDecodeError) as error:
+        except InputError as error:
             self.error = str(error)
-            return
+        self._lines += len(lines)
         if self.history.rows:
             self._observed.append((time.monotonic(), self.history.rows[-1]["round"]))
             del self._observed[:-_OBSERVED]
@@ -97,7 +103,7 @@ class FollowedRun:
             return RunState.DIVERGED
         if self.history.ended:
             return RunState.FINISHED
-        if self.history.stop_detail != "the file has no end":
+        if self.history.stop_reason is not None:
             return RunState.INTERRUPTED
         is_fresh = time.time() - self._written_at < _FRESH
         if is_fresh or is_locked(self.path):
@@ -125,8 +131,9 @@ class FollowedRun:
         last = self.history.rows[-1] if self.history.rows else {}
         return last["round"] / last["seconds"] if last.get("seconds", 0) > 0 else 0.0
 
+    @cached_property
     def target(self) -> tuple[str, float] | None:
-        """Read the target that the command line was given, from run.toml or compare.toml."""
+        """The target that the command line was given, from run.toml or compare.toml."""
         for path in (self.path / "run.toml", self.path.parent.parent / "compare.toml"):
             try:
                 command = toml.read(path).get("command", {})

@@ -99,9 +99,11 @@ class RunStore:
             raise InputError(
                 f"{self.path}: cannot be written ({error.strerror or error})"
             ) from None
-        if not _try_lock(self._lock):
+        locked = _try_lock(self._lock)
+        if not locked:
             time.sleep(0.1)  # `is_locked` of another process takes the lock for a moment
-        if not _try_lock(self._lock):
+            locked = _try_lock(self._lock)
+        if not locked:
             self._lock.close()
             raise InputError(
                 f"{self.path}: another process is writing this run; wait for it, or stop it"
