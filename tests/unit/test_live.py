@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
+import shutil
+import subprocess
 import threading
+from urllib.parse import unquote
 
 import pytest
 
@@ -215,3 +219,46 @@ def test_a_damaged_run_does_not_hide_the_others(folder):
     text = LiveReport(folder).html()
     assert "<td>unreadable</td>" in text
     assert "<td>finished</td>" in text
+
+
+@pytest.mark.slow
+def test_a_browser_shows_new_records_and_keeps_the_choices(server, folder, tmp_path, monkeypatch):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium here; Debian's package `chromium` has it")
+    path = folder / "runs" / "0-fedavg-seed0"
+    rest = cut(path, 3)
+    server.report.poll()
+    # A script in the page chooses an axis, and asks for a path that says what the page then shows.
+    script = """<script>
+      document.getElementById("x").value = "bytes";
+      const tell = () => fetch("/seen?" + encodeURIComponent(JSON.stringify([
+        document.querySelector("td:nth-child(3)").textContent, document.getElementById("x").value,
+        document.querySelector(".xlabel").textContent])));
+      new MutationObserver(() => setTimeout(tell, 100)).observe(document.body, {childList: true});
+      new MutationObserver(tell).observe(document.getElementById("live"), {childList: true});
+    </script></body>"""
+    render = server.report.html
+    monkeypatch.setattr(server.report, "html", lambda: render().replace("</body>", script))
+    asked: queue.Queue[str] = queue.Queue()
+
+    def note(handler, code="-", size="-"):
+        if handler.path.startswith("/seen?"):
+            asked.put(unquote(handler.path.partition("?")[2]))
+
+    monkeypatch.setattr(server.RequestHandlerClass, "log_request", note)
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
+        f"--user-data-dir={tmp_path / 'profile'}", server.url,
+    ]  # fmt: skip
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
+        try:
+            seen = json.loads(asked.get(timeout=60))
+            assert seen[0] == "10"
+            append(path, *rest)
+            while seen[0] == "10":
+                seen = json.loads(asked.get(timeout=60))
+        finally:
+            process.terminate()
+    assert seen == ["40", "bytes", "total bytes, up and down"]

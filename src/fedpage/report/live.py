@@ -9,6 +9,7 @@ through a name that resolves to this machine.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -218,6 +219,11 @@ class LiveServer(ThreadingHTTPServer):
     def _poll(self) -> None:
         while not self._stop.wait(self._interval):
             self.report.poll()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Stay silent where a reader has left; other errors are printed."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def server_close(self) -> None:
         """Stop looking at the files, and close the socket."""
