@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import re
+import shlex
 import shutil
 import subprocess
+from xml.etree import ElementTree
 
 import pytest
 
@@ -44,6 +48,42 @@ window.addEventListener("load", () => setTimeout(() => {
     choose("x", option);
     seen.cuts.push(...cut());
   }
+  choose("x", "round");
+  const count = selector => all(selector).length;
+  const costs = all(".costs").map(node => node.textContent);
+  seen.target = [count(".plot .target"), count(".plot .reached"), costs];
+  seen.bands = count(".plot .band");
+  if (document.getElementById("seeds")) {
+    document.getElementById("seeds").click();
+    seen.seeds = [count(".plot .seed"), count(".plot .band")];
+    document.getElementById("seeds").click();
+  }
+  const ticks = () => all(".plot svg")[0].textContent, before = ticks();
+  choose("yscale", "linear");
+  const linear = ticks();
+  choose("xscale", "log");
+  seen.scales = [before !== linear, linear !== ticks()];
+  seen.cuts.push(...cut());
+  choose("yscale", ""); choose("xscale", "linear");
+  const file = figureSvg(report.figures[0]), host = document.createElement("div");
+  host.append(file); document.body.append(host);
+  const edge = file.getBoundingClientRect(), titles = [...file.querySelectorAll(".title")];
+  seen.file = {title: titles.map(t => t.textContent).join(" "), xml: file.outerHTML,
+    whole: [...file.querySelectorAll("text")].every(t => {
+      const box = t.getBoundingClientRect();
+      return box.left >= edge.left && box.right <= edge.right + 1 && box.bottom <= edge.bottom;
+    })};
+  host.remove();
+  seen.csv = csv(report.figures[0]).split(/\\s+/).length;
+  const svg = document.querySelector(".plot svg"), box = svg.getBoundingClientRect();
+  svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2}));
+  seen.hover = document.querySelector(".values").textContent;
+  const paper = theme().paper, contrast = colour => {
+    const pair = [luminance(colour), luminance(paper)].sort((a, b) => b - a);
+    return (pair[0] + 0.05) / (pair[1] + 0.05);
+  };
+  seen.contrast = Math.min(...colours().map(contrast));
+  seen.text = contrast(theme().soft);
   choose("x", "bytes");
   choose("y", "loss");
   seen.xAfter = labels("xlabel"); seen.yAfter = labels("ylabel");
@@ -130,6 +170,117 @@ def test_menus_and_layout(runs, tmp_path, width):
     assert seen["font"] >= 13
     assert seen["overflow"] <= 0
     assert seen["overflowOpen"] <= 0
+    assert seen["target"][0] == 0  # there is none
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_target_seeds_scales_and_files(runs, tmp_path, dark):
+    title = "A title of a comparison that is longer than the width of its picture by far " * 2
+    path = page.write_runs(runs, tmp_path / "r.html", title="T", target=0.05)
+    path.write_text(path.read_text().replace('"title":"Curves"', f'"title":"{title.strip()}"'))
+    seen = open_page(path, tmp_path, 1000, dark=dark)
+    assert (seen["errors"], seen["console"], seen["cuts"]) == ([], [], [])
+    reached = [sum(r.reached("grad_norm", 0.05) for r in group) for group in (runs[:3], runs[3:])]
+    lines, circles, costs = seen["target"]
+    assert (lines, circles) == (1, sum(count >= 2 for count in reached))
+    median = sorted(run.cost_to("grad_norm", 0.05, "round") for run in runs[:3])[1]
+    words = "not reached" if math.isinf(median) else f"{median:g}"
+    assert costs[0].startswith(
+        f"Communication rounds to gradient norm 0.05: FedPAGE {words}; FedAvg "
+    )
+    assert seen["bands"] == 2
+    assert seen["seeds"] == [6, 0]
+    assert seen["scales"] == [True, True]
+    assert seen["file"]["title"] == title.strip()
+    assert seen["file"]["whole"]
+    drawn = ElementTree.fromstring(seen["file"]["xml"])
+    assert drawn.get("viewBox")
+    assert "class=" not in re.sub(r'class="(title|ylabel|xlabel|median|band|target|reached)"', "",
+                                  seen["file"]["xml"])  # fmt: skip
+    points = len({row["round"] for row in runs[0].rows})
+    assert seen["csv"] > 2 * 2 * points
+    assert re.search(r"FedPAGE: [\d.e-]+ \([\d.e-]+ to [\d.e-]+\)", seen["hover"])
+    assert seen["contrast"] >= 3
+    assert seen["text"] >= 4.5
+
+
+@pytest.mark.slow
+def test_print_layout(runs, tmp_path):
+    if BROWSER is None or shutil.which("pdftotext") is None:
+        pytest.skip("needs chromium and pdftotext (Debian's poppler-utils)")
+    table = Table.of_texts(["heading"] * 10, [["not reached"] * 10], "A note.")
+    title = "A title that must be whole on paper, however long it is and whatever it says"
+    path = page.write(
+        tmp_path / "r.html", title=title, figures=figures(runs), settings={}, tables=[table],
+        command="fedpage compare " + "--clients 100 " * 30,
+    )  # fmt: skip
+    pdf = tmp_path / "r.pdf"
+    subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer",
+            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000",
+            f"--print-to-pdf={pdf}", path.as_uri(),
+        ],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    text = subprocess.run(
+        ["pdftotext", "-layout", pdf, "-"], capture_output=True, text=True, check=True
+    ).stdout
+    words = " ".join(text.split())
+    assert title in words
+    assert words.count("not reached") == 10  # no cell is cut off
+    assert words.count("100") == 30
+    assert words.count("communication rounds") == 3
+    assert "Horizontal axis" not in words
+    assert "Save:" not in words
+
+
+def test_runs_have_pages_of_their_own(runs, tmp_path):
+    runs[0].events.append({"event": "lost", "round": 3, "text": "client <7> is away"})
+    folders = [tmp_path / "all" / f"run {number}" for number in range(6)]
+    path = page.write_runs(
+        runs, tmp_path / "all" / "report.html", title="T", target=0.1, folders=folders
+    )
+    runs[0].events.clear()
+    links = re.findall(r'<td><a href="(.*?)">', path.read_text())
+    assert links == [f"run {number}/report.html" for number in range(6)]
+    for link in links:
+        own = path.parent / link
+        (home,) = re.findall(r'<a href="(.*?)">All runs</a>', own.read_text())
+        assert (own.parent / home).resolve() == path.resolve()
+    text = (folders[0] / "report.html").read_text()
+    assert "round 3, lost: client &lt;7&gt; is away" in text
+    assert "&#34;K&#34;: 10" in text  # its settings
+    alone = page.write_runs(runs, tmp_path / "alone.html", title="T", target=0.1).read_text()
+    assert alone.count('<details id="run-') == 6  # a page that may be moved has no links
+    assert "<a href" not in alone
+
+
+def test_the_command_repeats_the_comparison(run, tmp_path):
+    words = ("--data", "census:rows=500", "--clients", "50", "--rounds", "20", "--seeds", "2")
+    more = ("--methods", "fedavg,fedpage:b3=2", "--target", "loss:0.3", "--out", "c")
+    assert run("compare", *words, *more)[0] == 0
+    (text,) = re.findall(
+        r'<pre class="command">(.*?)</pre>', (tmp_path / "c/report.html").read_text()
+    )
+    command = shlex.split(html.unescape(text))
+    assert command[0] == "fedpage"
+    assert run(*command[1:], "--out", "d")[0] == 0
+    for name in sorted(path.name for path in (tmp_path / "c" / "runs").iterdir()):
+        first, second = (fp.History.load(tmp_path / d / "runs" / name) for d in "cd")
+        assert first.same(second)
+        assert (tmp_path / "c" / "runs" / name / "report.html").is_file()
+
+
+def test_the_command_repeats_the_run(run, tmp_path):
+    words = ("--data", "census:rows=500", "--clients", "50", "--rounds", "20", "--seed", "3")
+    assert run("run", "fedpage", *words, "--S", "5", "--eta-g", "0.2", "--out", "a")[0] == 0
+    (text,) = re.findall(
+        r'<pre class="command">(.*?)</pre>', (tmp_path / "a/report.html").read_text()
+    )
+    assert run(*shlex.split(html.unescape(text))[1:], "--out", "b")[0] == 0
+    assert fp.History.load(tmp_path / "a").same(fp.History.load(tmp_path / "b"))
 
 
 def test_every_recorded_cost_has_a_label():

@@ -185,10 +185,22 @@ def problem_options(problem: ProblemConfig) -> dict[str, str]:
 
     A flag has the value "".
     """
-    always = ("data", "clients", "objective", "partition")
+    return config_options(problem, ("data", "clients", "objective", "partition"))
+
+
+def config_options(config: object, always: Sequence[str] = ()) -> dict[str, str]:
+    """Return the options that a configuration stands for, where they are not defaults.
+
+    Args:
+        config: A dataclass whose fields are options of a command.
+        always: Fields to return even where they have their defaults.
+
+    Returns:
+        Options and their values, quoted for a shell; a flag has the value "".
+    """
     options = {}
-    for name, entry in dataclass_fields(ProblemConfig).items():
-        value, option = getattr(problem, name), name.replace("_", "-")
+    for name, entry in dataclass_fields(type(config)).items():
+        value, option = getattr(config, name), name.replace("_", "-")
         if value is None or (name not in always and value == entry.default):
             continue
         if isinstance(value, bool):
@@ -196,6 +208,20 @@ def problem_options(problem: ProblemConfig) -> dict[str, str]:
         else:
             options[f"--{option}"] = shlex.quote(str(value))
     return options
+
+
+def repeat_command(words: str, *options: Mapping[str, str], has_faults: bool = False) -> str:
+    """Write the command that repeats a run or a comparison.
+
+    Args:
+        words: The command, such as "fedpage compare".
+        options: Its options.
+        has_faults: Whether it was given a file of faults, whose name is not stored.
+    """
+    from fedpage.runs.build import join_options
+
+    every = [word for table in options for word in join_options(table)]
+    return " ".join([words, *every, *(["--faults FILE"] if has_faults else [])])
 
 
 def check_target(problem: Problem, target: Target) -> None:

@@ -15,10 +15,13 @@ from fedpage.cli.common import (
     check_runs,
     check_table,
     check_target,
+    config_options,
     handle_signals,
     parse_cost,
     prepare_out,
+    problem_options,
     read_devices,
+    repeat_command,
     unused_path,
     with_absolute_paths,
 )
@@ -188,7 +191,14 @@ def execute(
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
     title = f"{describe_problem(problem.describe())}, step {config.step:g}"
-    write_reports(runs, out, title, config.target, report, cost, comparison)
+    write_reports(
+        runs, out, title, config.target, report, cost, comparison,
+        command=repeat_command(
+            "fedpage compare", problem_options(settled), config_options(config),
+            has_faults=command.faults is not None,
+        ),
+        folders=[out / "runs" / name for name in run_names(methods, seeds)],
+    )  # fmt: skip
     if figure is not None:
         print(f"Figure: {figure.write(runs, config.target.column)}")
     return {**describe_runs(runs, config.target, cost), "out": out}

@@ -37,6 +37,7 @@ def demo(
     SecantPAGE, FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
     """
     from fedpage.runs import build
+    from fedpage.studies.sweep import run_names
 
     check_count("--seeds", seeds)
     check_count("--rounds", rounds, high=10_000_000)
@@ -56,7 +57,12 @@ def demo(
     )
     print_summary(runs, _TARGET)
     title = "SecantPAGE, FedPAGE, SCAFFOLD and FedAvg on synthetic census data"
-    write_reports(runs, out, title, _TARGET)
+    names = run_names(methods, range(seeds))
+    write_reports(
+        runs, out, title, _TARGET,
+        command=f"fedpage demo --rounds {rounds} --seeds {seeds}",
+        folders=[out / "runs" / name for name in names],
+    )  # fmt: skip
     print(_next_steps())
     return {**describe_runs(runs, _TARGET), "out": out}
 

@@ -308,12 +308,28 @@ def write_reports(
     report: Path | None = None,
     cost: str = "bytes",
     comparison: Comparison | None = None,
+    *,
+    command: str = "",
+    folders: Sequence[Path] = (),
 ) -> None:
-    """Write the plot and the report into `out`, and the report to a file too, and print where."""
+    """Write the plot and the report into `out`, and the report to a file too, and print where.
+
+    Args:
+        runs: The runs.
+        out: The directory, or None.
+        title: The title of plot and report.
+        target: The column and the value to reach.
+        report: A file for the report, or None.
+        cost: The cost by which methods are compared.
+        comparison: The costs, for bold values and a sentence for each pair of methods.
+        command: The command that repeats it.
+        folders: The directories of the runs, for a page about each. A report in a file of its own
+            holds the details of the runs instead, because it may be moved.
+    """
     from fedpage.report import page, plots
 
-    pages = ([] if out is None else [out / "report.html"]) + ([] if report is None else [report])
-    for path in pages:
+    pages = [] if out is None else [(out / "report.html", folders)]
+    for path, places in [*pages, *([] if report is None else [(report, ())])]:
         page.write_runs(
             runs,
             path,
@@ -323,6 +339,8 @@ def write_reports(
             cost=cost,
             bold=() if comparison is None else comparison.tied,
             sentences=() if comparison is None else comparison.sentences(),
+            command=command,
+            folders=places,
         )
         print(f"Report: {path}")
     if out is not None:

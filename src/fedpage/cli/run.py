@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +14,13 @@ from fedpage.cli.common import (
     absolute_devices,
     absolute_path,
     check_target,
+    config_options,
     handle_signals,
     prepare_out,
+    problem_options,
     read_devices,
     read_hyper_parameters,
+    repeat_command,
     with_absolute_paths,
 )
 from fedpage.cli.options import (
@@ -222,7 +226,12 @@ def execute(
     if out or report:
         about = history.meta["problem"]
         title = f"{history.label} on {about['data']}, {about['N']:,} clients"
-        write_reports([history], out, title, command.run.target, report)
+        hyper = {f"--{k.replace('_', '-')}": quote(v) for k, v in command.method.hyper.items()}
+        repeat = repeat_command(
+            f"fedpage run {quote(command.method.name)}", problem_options(command.problem),
+            config_options(command.run), hyper, has_faults=command.faults is not None,
+        )  # fmt: skip
+        write_reports([history], out, title, command.run.target, report, command=repeat)
     document = describe_runs([history], command.run.target)
     document |= {"events": history.events, "out": out}
     if history.stop_reason is StopReason.ROUND_FAILED:

@@ -136,7 +136,7 @@ def tune(
     )
     print(f"Run it: {command}")
     if report:
-        _write_report(report, objective, found, out / "search.png", command)
+        _write_report(report, objective, found, out / "search.svg", command)
     return {
         "goal": found.goal,
         "method": found.method,
@@ -175,10 +175,11 @@ def _write_report(
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the picture and the command."""
     from fedpage.engine.simulate import RunOptions
-    from fedpage.report import page
+    from fedpage.report import page, search_plot
     from fedpage.studies.sweep import sweep
 
     question = found.question
+    search_plot.search_panels(found, picture)
     runs = sweep(
         problem,
         [found.method],
@@ -192,7 +193,7 @@ def _write_report(
     path = page.write_runs(
         runs, report, title=title, target=question.target, column=question.column, picture=picture,
         cost="round" if cost.is_estimated else cost,  # no column has estimated seconds
-        command=command,
+        command=command, command_note="To run the tuned method:",
     )  # fmt: skip
     print(f"Report: {path}")
 

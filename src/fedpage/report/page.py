@@ -2,6 +2,8 @@
 
 The page holds its data; its script draws them as SVG at the size of the reader's window, for the
 axes that the reader chooses. Readers without a script see one SVG that matplotlib has drawn.
+chart.js and page.js are our own: a report needs bands, costs to a target and the project's styles
+in 300 lines of which every one is tested, and no library's file has to be shipped and kept up.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import base64
 import io
 import json
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
@@ -23,12 +26,15 @@ from fedpage.core.types import Vector
 from fedpage.report import summary
 from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
 from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
+from fedpage.report.runs_section import run_entries, run_headings
 from fedpage.report.style import Style, assign_styles
 from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
 
 _POINTS = 120
 """Points of a curve in the page; more would not be seen."""
+_SEED_CURVES = 100
+"""The most runs whose own curves the page holds; 100 of them take about 1 MB."""
 _QUARTILES = (0.25, 0.75)
 
 Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | int | bool | None
@@ -120,6 +126,11 @@ def write(
     note: str = "",
     picture: Path | None = None,
     command: str = "",
+    command_note: str = "To repeat it:",
+    target: tuple[str, float] | None = None,
+    runs: Sequence[History] = (),
+    run_links: Sequence[str] = (),
+    home: str = "",
 ) -> Path:
     """Write a page of figures.
 
@@ -133,11 +144,64 @@ def write(
         claims: Judged claims.
         tables: Tables to show before the figures.
         note: A line below the title.
-        picture: A PNG to show before the figures.
+        picture: A PNG or SVG file to show before the figures.
         command: A command line to show.
+        command_note: The line above the command.
+        target: A column and the value that counts as reached, to draw as a line.
+        runs: Runs to list one by one, with their ends, events and settings.
+        run_links: A page for each of `runs`, relative to this one. Without them this page has the
+            details of each run.
+        home: A page that this one belongs to.
 
     Returns:
         The path.
+    """
+    page = render(
+        title=title,
+        figures=figures,
+        settings=settings,
+        columns=columns,
+        axes=axes,
+        claims=claims,
+        tables=tables,
+        note=note,
+        picture=picture,
+        command=command,
+        command_note=command_note,
+        target=target,
+        runs=runs,
+        run_links=run_links,
+        home=home,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def render(
+    *,
+    title: str,
+    figures: Sequence[FigureRuns],
+    settings: Mapping[str, object],
+    columns: Sequence[str] = ("grad_norm", "loss"),
+    axes: Sequence[str] = AXES,
+    claims: Sequence[JudgedClaim] = (),
+    tables: Sequence[Table] = (),
+    note: str = "",
+    picture: Path | None = None,
+    command: str = "",
+    command_note: str = "",
+    target: tuple[str, float] | None = None,
+    runs: Sequence[History] = (),
+    run_links: Sequence[str] = (),
+    home: str = "",
+    events: str = "",
+) -> str:
+    """Return the HTML of `write`.
+
+    Args beyond those of `write`:
+        events: The address of server-sent events; the page updates itself at each of them, and has
+            no picture for readers without a script.
     """
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
@@ -146,26 +210,35 @@ def write(
         loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
     )
     folder = files("fedpage.report")
-    data = json.dumps(_page_data(figures, columns, axes), separators=(",", ":"), allow_nan=False)
-    page = environment.get_template("page.html").render(
+    content = _page_data(figures, columns, axes, target)
+    data = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    scripts = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")
+    )
+    is_static = not (events or home)
+    html: str = environment.get_template("page.html").render(
         title=title,
         note=note,
         tables=tables,
-        picture="" if picture is None else _embed_png(picture),
+        picture="" if picture is None else _embed_picture(picture),
         command=command,
+        command_note=command_note,
+        home=home,
+        events=events,
+        runs=run_entries(runs, run_links),
+        run_head=run_headings(runs),
+        has_seeds=_has_seeds(figures),
         claims=claims,
         axes=axes,
         values=columns,
         columns={name: describe_column(name) for name in (*axes, *columns)},
-        figures=[_figure_view(figure, columns[0]) for figure in figures],
+        figures=[_figure_view(figure, columns[0], is_static) for figure in figures],
         settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
         data=Markup(data.replace("<", "\\u003c")),
         style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
-        script=Markup(folder.joinpath("page.js").read_text(encoding="utf-8")),
+        script=Markup("\n".join(scripts)),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path
+    return html
 
 
 def write_runs(
@@ -178,6 +251,9 @@ def write_runs(
     cost: str | Cost = "bytes",
     picture: Path | None = None,
     command: str = "",
+    command_note: str = "To repeat it:",
+    folders: Sequence[Path] = (),
+    home: Path | None = None,
     bold: Collection[str] = (),
     sentences: Sequence[str] = (),
 ) -> Path:
@@ -191,24 +267,31 @@ def write_runs(
         column: The recorded column that the target is about.
         cost: The cost of the comparison: a column, or a sum such as "up+0.1*down". Other than
             "bytes" it is the horizontal axis that is shown at first.
-        picture: A PNG to show before the plot.
+        picture: A PNG or SVG file to show before the plot.
         command: A command line to show.
+        command_note: The line above the command.
+        folders: The directories of the runs. A page about each run is written there, and linked.
+        home: A page to link back to.
         bold: The methods whose cost is bold.
         sentences: Sentences below the table, such as comparisons of pairs.
 
     Returns:
         The path.
     """
+    links = [os.path.relpath(folder / "report.html", path.parent) for folder in folders]
+    for run, folder in zip(runs, folders, strict=bool(folders)):
+        write_runs(
+            [run], folder / "report.html", title=f"{run.label}, seed {run.meta.get('seed', '')}",
+            target=target, column=column, cost=cost, home=path,
+        )  # fmt: skip
     groups = by_method(runs)
     about = runs[0].meta
     cost, axes = Cost.parse(cost), list_axes(run.columns for run in runs)
     results = summary.summarise(runs, target, column, cost)
     table = summary.table(results, column, cost, bold=bold)
     words = describe_column(column).label
-    note = (
-        f"Medians over seeds. The target is {words} {target:g} while the loss is at most that of "
-        "the start."
-    )
+    medians = "Medians over seeds. " if len(runs) > len(groups) else ""
+    note = f"{medians}The target is {words} {target:g} while the loss is at most that of the start."
     settings = {
         "problem": about.get("problem", {}),
         "rounds": about.get("rounds"),
@@ -222,16 +305,21 @@ def write_runs(
         title=title,
         figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
         settings=settings,
-        columns=_value_columns(runs, column),
+        columns=value_columns(runs, column),
         axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
         tables=[replace(table, notes=(note, *table.notes, *sentences))],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,
+        command_note=command_note,
+        target=(column, target),
+        runs=runs,
+        run_links=[Path(link).as_posix() for link in links],
+        home="" if home is None else Path(os.path.relpath(home, path.parent)).as_posix(),
     )
 
 
-def _value_columns(runs: Sequence[History], first: str) -> list[str]:
+def value_columns(runs: Sequence[History], first: str) -> list[str]:
     """Return the columns for the vertical axis: recorded by every run, and no cost."""
     shared = set.intersection(*(set(run.columns) for run in runs))
     names = [first, "grad_norm", "loss", *runs[0].columns]
@@ -261,9 +349,10 @@ class _FigureView:
     panels: tuple[PanelRuns, ...]
     legend: list[_LegendEntry]
     svg: str
+    caption: str
 
 
-def _figure_view(figure: FigureRuns, y: str) -> _FigureView:
+def _figure_view(figure: FigureRuns, y: str, is_static: bool) -> _FigureView:
     from markupsafe import Markup
 
     styles = assign_styles(figure.labels)
@@ -277,7 +366,8 @@ def _figure_view(figure: FigureRuns, y: str) -> _FigureView:
     ]
     return _FigureView(
         figure.name, figure.title, figure.note, figure.columns, figure.panels, legend,
-        Markup(_draw_svg(figure, y)),
+        Markup(_draw_svg(figure, y)) if is_static else "",
+        "Lines are medians over seeds and bands are quartiles." if _has_seeds([figure]) else "",
     )  # fmt: skip
 
 
@@ -292,19 +382,48 @@ def _draw_svg(figure: FigureRuns, y: str) -> str:
     return text[text.index("<svg") :]
 
 
-def _embed_png(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+def _embed_picture(path: Path) -> str:
+    kind = "svg+xml" if path.suffix == ".svg" else "png"
+    return f"data:image/{kind};base64," + base64.b64encode(path.read_bytes()).decode("ascii")
 
 
-def _page_data(figures: Sequence[FigureRuns], columns: Sequence[str], axes: Sequence[str]) -> Json:
+def _has_seeds(figures: Sequence[FigureRuns]) -> bool:
+    """Return whether a curve stands for several runs."""
+    return any(
+        len(runs) > 1 for figure in figures for panel in figure.panels
+        for runs in panel.curves.values()
+    )  # fmt: skip
+
+
+def _page_data(
+    figures: Sequence[FigureRuns],
+    columns: Sequence[str],
+    axes: Sequence[str],
+    target: tuple[str, float] | None,
+) -> Json:
     """Collect what the page's script draws."""
+    count = sum(len(r) for figure in figures for p in figure.panels for r in p.curves.values())
     return {
+        "target": None if target is None else {"column": target[0], "value": target[1]},
         "columns": {name: asdict(describe_column(name)) for name in (*axes, *columns)},
         "figures": [
             {
                 "name": figure.name,
+                "title": figure.title,
+                "columns": figure.columns,
+                "legend": [
+                    {"label": label, **asdict(style)}
+                    for label, style in assign_styles(figure.labels).items()
+                ],
                 "panels": [
-                    _panel_data(panel, assign_styles(figure.labels), columns, axes)
+                    _panel_data(
+                        panel,
+                        assign_styles(figure.labels),
+                        columns,
+                        axes,
+                        target,
+                        has_seeds=count <= _SEED_CURVES,
+                    )
                     for panel in figure.panels
                 ],
             }
@@ -314,7 +433,13 @@ def _page_data(figures: Sequence[FigureRuns], columns: Sequence[str], axes: Sequ
 
 
 def _panel_data(
-    panel: PanelRuns, styles: Mapping[str, Style], columns: Sequence[str], axes: Sequence[str]
+    panel: PanelRuns,
+    styles: Mapping[str, Style],
+    columns: Sequence[str],
+    axes: Sequence[str],
+    target: tuple[str, float] | None,
+    *,
+    has_seeds: bool,
 ) -> Json:
     curves: list[Json] = []
     medians: dict[str, list[Vector]] = {y: [] for y in columns}
@@ -342,11 +467,32 @@ def _panel_data(
                 "dash": list(style.dash),
                 "costs": costs,
                 "values": values,
+                "reached": {x: _cost_to(runs, target, x) for x in axes},
+                "runs": [_run_data(run, columns, axes) for run in runs]
+                if has_seeds and len(runs) > 1
+                else [],
             }
         )
     every = [run for runs in panel.curves.values() for run in runs]
     log = {y: use_log_axis(find_direction(every, y), medians[y]) for y in columns}
     return {"title": panel.title, "log": log, "curves": curves}
+
+
+def _run_data(run: History, columns: Sequence[str], axes: Sequence[str]) -> Json:
+    """Return a run's own curves, at no more records than can be seen."""
+    count = min(_POINTS, len(run.rows))
+    keep = np.unique(np.linspace(0, len(run.rows) - 1, count).round().astype(int))
+    return {
+        "costs": {x: _numbers(run.cost(x)[keep]) for x in axes},
+        "values": {y: _numbers(run[y][keep]) for y in columns},
+    }
+
+
+def _cost_to(runs: Sequence[History], target: tuple[str, float] | None, x: str) -> float | None:
+    """Return the median cost to the target; None if there is none or half did not reach it."""
+    if target is None or find_direction(runs, target[0]) is None:
+        return None
+    return _numbers(np.median([run.cost_to(*target, x) for run in runs], keepdims=True))[0]
 
 
 def _numbers(values: Vector) -> list[float | None]:

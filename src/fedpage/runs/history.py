@@ -396,27 +396,11 @@ class History:
         Raises:
             InputError: a line is not one of a history, or the model is missing or damaged.
         """
-        history, model, ended = cls(), None, False
+        history = cls()
         *lines, last = text.split("\n")
         if last.endswith("}"):
             lines.append(last)
-        for number, line in enumerate(lines, start=1):
-            try:
-                entry = json.loads(line)
-                if ended:
-                    raise ValueError
-                if number == 1:
-                    history.meta = _read_header(entry)
-                elif "event" in entry:
-                    history.events.append(_read_event(entry))
-                elif "end" in entry:
-                    model, ended = history._read_end(entry), True
-                else:
-                    history._add_read({name: _decode(value) for name, value in entry.items()})
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-                raise InputError(
-                    f"{path}, line {number}: not a line of a fedpage history"
-                ) from None
+        model, ended = history.read_lines(lines, path)
         if not history.meta and not history.rows:
             raise InputError(f"{path}: empty, not a fedpage history")
         if model is not None:
@@ -425,6 +409,42 @@ class History:
             history.stop_reason = StopReason.INTERRUPTED
             history.stop_detail = "the file has no end"
         return history
+
+    def read_lines(
+        self, lines: Iterable[str], path: str | os.PathLike[str], first: int = 1
+    ) -> tuple[str | None, bool]:
+        """Add what lines of a file say; the first of the file is the provenance.
+
+        Args:
+            lines: complete lines.
+            path: the file they are from, which errors name.
+            first: the number of the first of them in the file.
+
+        Returns:
+            The digest of the model, which is not read, and whether the last line is the end.
+
+        Raises:
+            InputError: a line is not one of a history.
+        """
+        model, ended = None, False
+        for number, line in enumerate(lines, start=first):
+            try:
+                entry = json.loads(line)
+                if ended:
+                    raise ValueError
+                if number == 1:
+                    self.meta = _read_header(entry)
+                elif "event" in entry:
+                    self.events.append(_read_event(entry))
+                elif "end" in entry:
+                    model, ended = self._read_end(entry), True
+                else:
+                    self._add_read({name: _decode(value) for name, value in entry.items()})
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+                raise InputError(
+                    f"{path}, line {number}: not a line of a fedpage history"
+                ) from None
+        return model, ended
 
     def _read_end(self, entry: dict[str, Json]) -> str | None:
         reason, detail, first, model = (

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -117,7 +118,11 @@ class RunStore:
             raise InputError(
                 f"{self.path}: cannot be written ({error.strerror or error})"
             ) from None
-        if not _try_lock(self._lock):
+        locked = _try_lock(self._lock)
+        if not locked:
+            time.sleep(0.1)  # `is_locked` of another process takes the lock for a moment
+            locked = _try_lock(self._lock)
+        if not locked:
             self._lock.close()
             raise RunInUse(
                 f"{self.path}: another process is writing this run; wait for it, or stop it"
@@ -441,6 +446,15 @@ def _try_lock(stream: IO[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has a run directory open to write it."""
+    try:
+        with open(path / ".lock", encoding="utf-8") as stream:
+            return not _try_lock(stream)
+    except OSError:
+        return False
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:

@@ -106,4 +106,7 @@ def write_page(
         tables=tables,
         note=f"Recommended: {choice.reason}",
         command=command,
+        command_note="To run the recommended method:",
+        target=(question.column, question.target),
+        runs=runs,
     )
