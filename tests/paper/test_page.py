@@ -256,6 +256,14 @@ def test_runs_have_pages_of_their_own(runs, tmp_path):
     assert "<a href" not in alone
 
 
+def test_many_runs_leave_out_the_seeds(runs, tmp_path, monkeypatch):
+    few = page.write_runs(runs, tmp_path / "f.html", title="T", target=0.1).read_text()
+    monkeypatch.setattr(page, "_SEED_CURVES", 5)
+    many = page.write_runs(runs, tmp_path / "m.html", title="T", target=0.1).read_text()
+    assert ('id="seeds"' in few, 'id="seeds"' in many) == (True, False)
+    assert len(many) < len(few)
+
+
 def test_the_command_repeats_the_comparison(run, tmp_path):
     words = ("--data", "census:rows=500", "--clients", "50", "--rounds", "20", "--seeds", "2")
     more = ("--methods", "fedavg,fedpage:b3=2", "--target", "loss:0.3", "--out", "c")

@@ -156,7 +156,7 @@ def test_the_page_is_served(ask):
     text = answer.read().decode()
     assert answer.status == 200
     assert 'data-events="events"' in text
-    assert "logistic regression on census, 20 clients" in text
+    assert "Logistic regression on census, 20 clients" in text
     assert answer.headers["Cache-Control"] == "no-store"
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     head = ask("HEAD")
@@ -212,6 +212,19 @@ def test_other_addresses_are_refused(folder, server):
 
 def test_a_directory_without_runs_has_a_page(tmp_path):
     assert "No runs yet" in LiveReport(tmp_path).html()
+
+
+def test_runs_with_other_columns_do_not_hide_the_others(folder):
+    path = folder / "runs" / "0-fedavg-seed1" / "history.jsonl"
+    header = path.read_text().splitlines()[0]
+    path.write_text(header + '\n{"round": 0, "seconds": 0.0, "accuracy": 0.5}\n')
+    text = LiveReport(folder).html()
+    assert text.count("<td>FedAvg</td>") == 1
+    assert LiveReport(folder, "accuracy").html().count("<td>FedAvg</td>") == 1
+    path.with_name("history.jsonl").write_text(header + '\n{"round": 0, "loss": 0.5}\n')
+    text = LiveReport(folder, "loss").html()
+    assert '<option value="round">' in text
+    assert '<option value="bytes">' not in text
 
 
 def test_a_damaged_run_does_not_hide_the_others(folder):

@@ -102,7 +102,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Plots and reports", "Curves, tables and pages from histories.",
         [
             "report.write_report", "report.plots", "report.partition_plot.plot_partition",
-            "report.summary", "report.page",
+            "report.summary", "report.page", "report.live", "report.watch", "runs.follow",
         ],
     ),
 }  # fmt: skip
