@@ -225,8 +225,8 @@ class LiveServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the page."""
-        host, port = self.server_address[:2]
-        return f"http://{f'[{host!s}]' if ':' in str(host) else host}:{port}/"
+        host, port = str(self.server_address[0]), self.server_address[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def _poll(self) -> None:
         while not self._stop.wait(self._interval):
