@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         shift_features,
     )
     from fedpage.engine.check_method import check_method
+    from fedpage.engine.devices import Devices
     from fedpage.engine.faults import Faults
     from fedpage.engine.policy import Policy
     from fedpage.engine.simulate import RunOptions, simulate
@@ -106,10 +107,16 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
+    from fedpage.report.critical_difference import plot_critical_difference
     from fedpage.report.partition_plot import plot_partition
+    from fedpage.report.plots import plot
+    from fedpage.runs.collection import Runs
     from fedpage.runs.history import History
     from fedpage.studies.choose import choose
+    from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
+    from fedpage.studies.ranks import rank_over_problems
+    from fedpage.studies.study import Study
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
 
@@ -125,17 +132,24 @@ _EXPORTS = {
     "fedpage.callbacks.trackers": "Track",
     "fedpage.codecs": "BFloat16 Bernoulli Chain Codec Dither Float16 Float32 Identity Natural "
     "PermK RandK Scaled ScaledSign TopK",
+    "fedpage.engine.devices": "Devices",
     "fedpage.engine.faults": "Faults",
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.check_method": "check_method",
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "RunOptions simulate",
+    "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
+    "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
+    "fedpage.studies.ranks": "rank_over_problems",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
+    "fedpage.report.critical_difference": "plot_critical_difference",
     "fedpage.report.partition_plot": "plot_partition",
+    "fedpage.report.plots": "plot",
+    "fedpage.runs.collection": "Runs",
     "fedpage.runs.history": "History",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
@@ -169,6 +183,7 @@ __all__ = [
     "ClientScores",
     "Codec",
     "Dataset",
+    "Devices",
     "Dither",
     "Faults",
     "FedAvg",
@@ -199,6 +214,7 @@ __all__ = [
     "RobustRegression",
     "RowProblem",
     "RunOptions",
+    "Runs",
     "SLocalSVRG",
     "Scaled",
     "ScaledSign",
@@ -210,6 +226,7 @@ __all__ = [
     "Stop",
     "StopReason",
     "Stopped",
+    "Study",
     "TopK",
     "TorchProblem",
     "Track",
@@ -236,10 +253,13 @@ __all__ = [
     "methods",
     "metric",
     "plan",
+    "plot",
+    "plot_critical_difference",
     "plot_partition",
     "power_law",
     "problems",
     "quantity_dirichlet",
+    "rank_over_problems",
     "reference_solution",
     "report",
     "runs",
@@ -249,6 +269,7 @@ __all__ = [
     "sklearn",
     "studies",
     "sweep",
+    "table",
     "theory",
     "tune",
 ]

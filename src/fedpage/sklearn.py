@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from numbers import Real
 from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
@@ -133,7 +132,7 @@ class _Federated(BaseEstimator):
     ) -> tuple[Vector, Vector]:
         """Run the method; return coefficients (outputs, p) and intercepts of the given features."""
         check_whole("rounds", self.rounds, 1)
-        if not isinstance(self.tol, Real) or not 0 < self.tol < np.inf:
+        if not isinstance(self.tol, (int, float, np.number)) or not 0 < self.tol < np.inf:
             raise InputError(f"tol must be a number above 0, not {short_repr(self.tol)}")
         if self.reg not in REGULARISERS:
             known = ", ".join(REGULARISERS)

@@ -16,18 +16,19 @@ ROUND = [
          "call.require_all and policy.fall_back", "False"),
     Edit("policy: divided by the called, not the arrived", "_Gathered.mean",
          "s / len(clients)", "s / (len(clients) + len(self.missing))"),
-    Edit("policy: no retries", "Round._gather_chunks", "not len(missing)", "True"),
+    Edit("policy: no retries", "Round._gather_chunks", "not len(reachable)", "True"),
     Edit("policy: full rounds are tried for a lost client", "Round._gather_or_fall_back",
          "not missing", "True"),
 ]  # fmt: skip
 
-LOCAL_TRANSPORT = [
-    Edit("policy: a late reply counts", "LocalTransport._deliver_late",
-         "self.policy.validate", "False"),
-    Edit("policy: NaN counts", "LocalTransport._validate",
-         "delivered & (outcomes == FINE)", "delivered"),
-    Edit("policy: any shape counts", "LocalTransport._validate",
+DELIVERY = [
+    Edit("policy: a late reply counts", "deliver_late", "is_validated", "False"),
+    Edit("policy: NaN counts", "validate", "delivered & (outcomes == FINE)", "delivered"),
+    Edit("policy: any shape counts", "validate",
          "_shape_fault(replies, reply) if outcomes[i] == WRONG_SHAPE else ''", "''"),
+]  # fmt: skip
+
+LOCAL_TRANSPORT = [
     Edit("policy: client states of replies that did not count", "LocalTransport._request_unreliable",
          "self.policy.commit == 'always'", "True"),
 ]  # fmt: skip
@@ -35,5 +36,6 @@ LOCAL_TRANSPORT = [
 TABLES = {
     "engine/client_states.py": CLIENT_STATES,
     "engine/round.py": ROUND,
+    "engine/delivery.py": DELIVERY,
     "engine/local_transport.py": LOCAL_TRANSPORT,
 }

@@ -221,6 +221,9 @@ def test_a_printed_command_has_every_option_of_its_problem(run, patients, tmp_pa
     assert run(*shlex.split(command)[1:], "--out", "again")[0] == 0
     again = structure(ProblemConfig, stored(tmp_path / "again" / "run.toml"), "run.toml")
     assert again == replace(EVERY, data=str(patients))
+    about = fp.History.load(tmp_path / "again" / "history.jsonl").meta["problem"]
+    assert "intercept" not in about
+    assert (about["alpha"], about["weights"]) == (0.5, "size")
     assert problem_options(replace(EVERY, intercept=True))["--intercept"] == ""
 
 
@@ -286,6 +289,15 @@ def test_the_file_of_a_loss_may_fail_to_be_imported(tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_module\n")
     with pytest.raises(InputError, match="cannot be imported"):
         find_objective(f"{tmp_path / 'bad.py'}@Hinge")
+
+
+def test_a_target_is_recorded_also_of_held_out_rows_and_of_the_worst_client():
+    config = ProblemConfig(metrics="auc")
+    for column in ("accuracy", "held_out_accuracy", "accuracy_worst", "held_out_loss_p90"):
+        metrics = build.record_target(config, Target(column, 0.5)).metrics
+        assert metrics == f"auc,{column.removeprefix('held_out_')}"
+    for column in ("grad_norm", "auc", "loss"):
+        assert build.record_target(config, Target(column, 0.5)) == config
 
 
 # --- help and data show ---------------------------------------------------------------------------

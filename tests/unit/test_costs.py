@@ -156,23 +156,27 @@ def test_a_search_for_the_least_sum():
 
 def test_the_summary_has_up_down_and_the_cost():
     runs = [make_history(), make_history(name="SAGA", bits=False)]
-    head, cells = summary.table(summary.summarise(runs, 0.5, "loss"), "loss")
+
+    def texts(target, cost="bytes", shown="bytes"):
+        table = summary.table(summary.summarise(runs, target, "loss", cost), "loss", shown)
+        return list(table.headings), [[cell.text for cell in row] for row in table.rows]
+
+    head, cells = texts(0.5)
     assert head[4:7] == ["bytes to target", "bytes up to target", "bytes down to target"]
     assert cells[0][4:7] == ["120 B", "20 B", "100 B"]
-    head, cells = summary.table(summary.summarise(runs, 0.5, "loss", "bits_up"), "loss", "bits_up")
+    head, cells = texts(0.5, "bits_up", "bits_up")
     assert head[4] == "bits up to target"
     assert [row[4] for row in cells] == ["156 bit", "160 bit"]
-    rows = summary.summarise(runs, 0.5, "loss", "up+0.1*down")
-    head, cells = summary.table(rows, "loss", "up+0.1*down")
+    head, cells = texts(0.5, "up+0.1*down", "up+0.1*down")
     assert (head[4], cells[0][4]) == ("up+0.1*down to target", "30 B")
-    _, cells = summary.table(summary.summarise(runs, 1e-9, "loss", "clients+bytes"), "loss")
+    _, cells = texts(1e-9, "clients+bytes")
     assert cells[0][3:7] == ["not reached", "not reached", "-", "-"]
 
 
 def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
     runs = [make_history(), make_history(name="SAGA", bits=False)]
     axes = plots.curves(runs, x="up+0.1*down", y="loss")
-    assert axes.get_xlabel() == "bytes up + 0.1 bytes down"
+    assert axes.get_xlabel() == "bytes up + 0.1 bytes down (B)"
     assert np.max(axes.lines[0].get_xdata()) == 120.0
     axes = plots.curves(runs, x="bits_up", y="loss")
     assert np.max(axes.lines[0].get_xdata()) == 624.0

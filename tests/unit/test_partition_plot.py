@@ -137,7 +137,7 @@ def test_problems_bring_their_partition_and_files_are_written(tmp_path):
         ((SICK,), "has no client ids; give a partition"),
         ((problem.data, fp.blocks(700, 2)), "names rows that"),
         ((3,), "give a Dataset or a problem"),
-        ((problem, None, tmp_path / "x.foo"), "Format 'foo' is not supported"),
+        ((problem, None, tmp_path / "x.foo"), "no such format of figures; write .pdf"),
     ):
         with pytest.raises(InputError, match=text) as error:
             fp.plot_partition(*arguments)

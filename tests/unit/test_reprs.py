@@ -58,6 +58,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "Chain": lambda: fp.Chain(fp.TopK(0.1), fp.Natural()),
     "ClientScores": lambda: problem().client_scores(np.zeros(problem().d)),
     "Dataset": arrays,
+    "Devices": lambda: fp.Devices("cross-silo", deadline=3.0),
     "Dither": lambda: fp.Dither(4),
     "Faults": lambda: fp.Faults(dropout=0.1, gone=(1, 2)),
     "FunctionCallback": lambda: fp.FunctionCallback(on_record=print),
@@ -298,3 +299,9 @@ def test_plan_uses_constants_that_are_given():
     assert plan.setting.L == 100.0
     assert plan.origin["L"] == "given"
     assert "L=100 (given)" in str(plan)
+
+
+def test_numbers_are_aligned_under_headings_and_facts_with_their_names():
+    table = display.html_table(("", "loss"), [("first", "0.5"), ("last", "12")])
+    assert table.count("text-align:right") == 3
+    assert "text-align:right" not in display.html_facts({"clients": "8", "rows": "400 (50 each)"})

@@ -309,6 +309,6 @@ def test_options_of_an_estimator_are_named_in_errors(options, said):
 
 
 def test_a_run_that_diverges_on_huge_features_says_to_rescale_them():
-    X, y = load_breast_cancer(return_X_y=True)
+    X, y = datasets.load_breast_cancer(return_X_y=True)
     with pytest.raises(fp.InputError, match=r"diverged .*; rescale the features or give standard"):
         FederatedClassifier(standardise=False).fit(1e6 * X, y)

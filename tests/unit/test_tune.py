@@ -16,7 +16,7 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.types import Smoothness
 from fedpage.methods import METHODS
-from fedpage.report import plots
+from fedpage.report.search_plot import search_panels
 from fedpage.runs import build
 from fedpage.runs.config import field_values
 from fedpage.studies import trials as trial_files
@@ -431,12 +431,12 @@ def test_the_picture_has_a_panel_for_each_axis(problem, tmp_path):
     found = fp.tune(
         problem, fp.FedPAGE(S=5), target=0.04, search=search, rounds=300, seeds=1, fresh=1
     )
-    assert plots.search_panels(found, tmp_path / "a.png").stat().st_size > 10_000
+    assert search_panels(found, tmp_path / "a.png").stat().st_size > 10_000
     none = fp.tune(
         problem, fp.PAGE(S=5), target=1e-9, search={"eta_g": [0.1, 0.2]}, rounds=20, seeds=1,
         fresh=1,
     )  # fmt: skip
-    assert plots.search_panels(none, tmp_path / "b.png").stat().st_size > 3000
+    assert search_panels(none, tmp_path / "b.png").stat().st_size > 3000
 
 
 # The command line

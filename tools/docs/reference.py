@@ -13,10 +13,10 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         ],
     ),
     "history": (
-        "History", "The record of a run: costs, metrics and provenance.",
+        "History", "The record of a run, and many runs as one table.",
         [
-            "runs.history.History", "runs.history.by_method", "core.columns.COLUMNS",
-            "core.columns.Cost",
+            "runs.history.History", "runs.collection.Runs", "runs.history.by_method",
+            "core.columns.COLUMNS", "core.columns.Cost",
         ],
     ),
     "methods": (
@@ -81,9 +81,17 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "studies.choose", "studies.judge",
         ],
     ),
+    "statistics": (
+        "Statistics and tables",
+        "Comparisons of methods over seeds and over problems, and tables of them.",
+        [
+            "studies.comparison", "studies.statistics", "studies.ranks", "report.tables",
+            "report.critical_difference.plot_critical_difference",
+        ],
+    ),
     "faults": (
-        "Faults", "Clients that fail, and the policy for them.",
-        ["engine.faults.Faults", "engine.policy.Policy"],
+        "Faults", "Clients that fail, the policy for them, and devices for simulated time.",
+        ["engine.faults.Faults", "engine.policy.Policy", "engine.devices"],
     ),
     "types": ("Types", "Protocols, types and errors.", ["core.types", "core.errors"]),
     "engines": (
@@ -101,7 +109,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",
         [
-            "report.write_report", "report.plots", "report.partition_plot.plot_partition",
+            "report.write_report", "report.plots", "report.bands", "report.style", "report.titles",
+            "report.figure_file", "report.search_plot", "report.partition_plot.plot_partition",
             "report.summary", "report.page", "report.live", "report.watch", "runs.follow",
         ],
     ),

@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 
 from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo, Stopped
+from fedpage.core.schedule import is_recorded
 from fedpage.core.types import StopReason, Vector
+from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History
-from fedpage.runs.store import RunStore
+from fedpage.runs.store import HistoryMark, RunStore
 
 _is_interrupt_requested = False
 
@@ -36,10 +38,11 @@ class Checkpointing(Callback):
         self.store = store
         self._info: RunInfo | None = None
         self._saved_at = 0.0
+        self._end: tuple[Snapshot, HistoryMark] | None = None
 
     def on_run_start(self, info: RunInfo) -> None:
         """Start the clock of the checkpoints."""
-        self._info, self._saved_at = info, time.monotonic()
+        self._info, self._saved_at, self._end = info, time.monotonic(), None
 
     def on_event(self, event: Event) -> None:
         """Append the event to history.jsonl."""
@@ -47,6 +50,11 @@ class Checkpointing(Callback):
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
         """Append the record to history.jsonl."""
+        info, done = self._info, int(record["round"])
+        assert info is not None
+        if done == info.rounds and not is_recorded(done, info.meta["record_every"]):
+            # A longer run has no such record, so a checkpoint of the end comes before it.
+            self._end = info.snapshot(), self.store.mark()
         self.store.write_record(record)
 
     def on_round_end(self, info: RoundEnd) -> Stopped | None:
@@ -70,6 +78,13 @@ class Checkpointing(Callback):
         return time.monotonic() - self._saved_at >= store.seconds_between
 
     def on_run_end(self, history: History) -> None:
-        """Write the end of the run, unless the run can still be resumed."""
+        """Write the end of the run, unless the run can still be resumed.
+
+        A run that has done all its rounds has a last checkpoint, from which it can be extended.
+        """
+        if history.stop_reason is StopReason.FINISHED:
+            assert self._info is not None
+            snapshot, mark = self._end or (self._info.snapshot(), self.store.mark())
+            self.store.write_checkpoint(self._info.rounds, snapshot, mark)
         if history.ended:
             self.store.write_end(history)

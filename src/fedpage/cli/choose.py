@@ -14,12 +14,14 @@ from fedpage.cli.common import (
     check_count,
     check_target,
     continues,
+    device_options,
     parse_cost,
     prepare_out,
     problem_options,
+    read_devices,
 )
-from fedpage.cli.options import ForceOption, ReportOption, with_config_options
-from fedpage.cli.output import console, print_problem
+from fedpage.cli.options import DevicesOption, ForceOption, ReportOption, with_config_options
+from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, Target
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from fedpage.studies.choice import Choice
 
 
+@with_json
 @with_config_options
 def choose(
     problem: ProblemConfig,
@@ -45,8 +48,8 @@ def choose(
         str,
         typer.Option(
             "--cost",
-            help="What to save: bytes, rounds, clients, bits, bytes_up, gradients, seconds, or a "
-            "sum: up+0.1*down.",
+            help="What to save: bytes, rounds, clients, bits, bytes_up, gradients, seconds, "
+            "seconds_simulated, or a sum: up+0.1*down.",
         ),
     ] = "bytes",
     budget: Annotated[
@@ -63,7 +66,7 @@ def choose(
         bool | None,
         typer.Option(
             "--codecs/--no-codecs",
-            help="Search compression too (default: where the cost counts bytes or bits).",
+            help="Search compression too (default: where bytes, bits or simulated time count).",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="The most rounds of a run.")] = 20_000,
@@ -71,6 +74,7 @@ def choose(
     fresh: Annotated[
         int, typer.Option("--fresh", help="Other seeds, on which the finalists are judged.")
     ] = 10,
+    devices: DevicesOption = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="The most processes (default: the cores).", min=1)
     ] = None,
@@ -82,13 +86,14 @@ def choose(
     ] = None,
     report: ReportOption = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Find the method that reaches a target at the least cost.
 
     All methods that apply race each other on the data; the finalists are judged on fresh seeds.
     """
     import os
 
+    from fedpage.engine.devices import check_time
     from fedpage.runs import build
     from fedpage.studies.choose import choose as race
     from fedpage.studies.question import parse_budget, resolve_target
@@ -97,7 +102,7 @@ def choose(
     check_count("--rounds", rounds, high=10_000_000)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
-    parse_cost(cost)
+    check_time(parse_cost(cost), read_devices(devices))
     parse_budget(budget)
     problem, objective = build.open_problem(build.record_target(problem, goal))
     value, column = resolve_target(objective, goal.value, goal.column)
@@ -124,7 +129,7 @@ def choose(
         choice = race(
             objective, target=value, column=column, cost=cost, budget=budget, methods=names,
             stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds, fresh=fresh,
-            jobs=jobs or os.cpu_count() or 1, costs=link.costs(),
+            jobs=jobs or os.cpu_count() or 1, costs=link.costs(), devices=read_devices(devices),
             store=None if out is None else out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_choice(choice)
@@ -143,6 +148,29 @@ def choose(
         runs = run_finalists(objective, choice)
         for path in pages:
             print(f"Report: {write_page(choice, runs, path, title, command)}")
+    return {
+        "title": choice.title,
+        "ranking": [
+            {
+                "name": each.name,
+                "method": each.method,
+                "judgement": each.judgement,
+                "is_tied": each.is_tied,
+                "p_value": each.p_value,
+                "rounds": each.rounds,
+                "note": each.note,
+            }
+            for each in choice.ranking
+        ],
+        "eliminated": [
+            {"name": each.entrant.name, "reason": each.reason} for each in choice.eliminated
+        ],
+        "left_out": choice.left_out,
+        "reason": choice.reason,
+        "command": command,
+        "repeat": repeat,
+        "out": out,
+    }
 
 
 def _print_choice(choice: Choice) -> None:
@@ -174,6 +202,7 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
         "--record-every": str(question.record_every),
         "--target": shlex.quote(str(Target(question.column, question.target))),
     }
+    about |= device_options(question.devices)
     seeds = {
         "--methods": shlex.quote(build.describe_in_text(chosen.name, chosen.method)),
         "--cost": shlex.quote(question.cost.name),

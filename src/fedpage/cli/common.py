@@ -17,6 +17,7 @@ from fedpage.runs.config import ProblemConfig, Target, dataclass_fields, structu
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod, Problem
+    from fedpage.engine.devices import Devices
     from fedpage.methods import MethodEntry
 
 T = TypeVar("T")
@@ -46,6 +47,20 @@ def prepare_out(out: Path | None, force: bool, report: Path | None = None) -> No
             f"--out {out}: is not empty; choose another directory, or --force to write into it"
         )
     _probe(out, f"--out {out}")
+
+
+def check_table(path: Path) -> None:
+    """Check before a run that a table can be written.
+
+    Raises:
+        InputError: the suffix is unknown, or the path cannot be written.
+    """
+    from fedpage.report.tables import table_format
+
+    if path.is_dir():
+        raise InputError(f"--table {path}: is a directory; give the name of a file")
+    table_format(path)
+    _probe(path.parent, f"--table {path}")
 
 
 def _probe(folder: Path, option: str) -> None:
@@ -143,6 +158,28 @@ def with_absolute_paths(problem: ProblemConfig) -> ProblemConfig:
     )
 
 
+def absolute_devices(text: str | None) -> str | None:
+    """Make the path in the value of `--devices` absolute; a profile is returned as it is."""
+    path, is_file, rest = (text or "").partition(".csv")
+    return f"{Path(path + is_file).resolve()}{rest}" if is_file else text
+
+
+def read_devices(text: str | None) -> Devices | None:
+    """Return the devices of `--devices`.
+
+    Raises:
+        InputError: the profile, the file or an option of it cannot be used.
+    """
+    from fedpage.engine.devices import Devices
+
+    return None if text is None else Devices.from_text(text)
+
+
+def device_options(devices: Devices | None) -> dict[str, str]:
+    """Return the option that describes devices, if there are any."""
+    return {} if devices is None else {"--devices": shlex.quote(devices.text)}
+
+
 def problem_options(problem: ProblemConfig) -> dict[str, str]:
     """Return the options that describe a problem, where they are not defaults.
 
@@ -222,11 +259,15 @@ def read_command(cls: type[T], table: Mapping[str, object], path: Path) -> T:
     """Read what a command was given from the table of its run.toml or compare.toml.
 
     Raises:
-        InputError: the file is not one that this version has written, or was edited wrongly.
+        InputError: the file is not one that this version has written, or was edited by hand.
     """
+    from fedpage.runs.run_file import check_unedited
+
     if table.get("format") != 1 or not isinstance(table.get("command"), dict):
         raise InputError(f"{path}: not the settings of a run of this version of fedpage")
-    return structure(cls, table["command"], f"{path}, [command]")
+    command = structure(cls, table["command"], f"{path}, [command]")
+    check_unedited(dict(table), path)
+    return command
 
 
 def check_runs(

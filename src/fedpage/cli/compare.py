@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.common import (
+    absolute_devices,
     check_runs,
+    check_table,
     check_target,
     config_options,
     handle_signals,
     parse_cost,
     prepare_out,
     problem_options,
+    read_devices,
     repeat_command,
     unused_path,
     with_absolute_paths,
@@ -24,17 +28,24 @@ from fedpage.cli.common import (
 from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
+    FigureCostOption,
+    FigureOption,
+    FigureWidthOption,
     ForceOption,
     JobsOption,
     ReportOption,
     with_config_options,
 )
 from fedpage.cli.output import (
+    Document,
+    FigureFile,
+    describe_runs,
+    print_comparison,
     print_divergence_hint,
-    print_judgements,
     print_metrics,
     print_problem,
     print_summary,
+    with_json,
     write_reports,
 )
 from fedpage.cli.sweep import sweep
@@ -46,6 +57,7 @@ if TYPE_CHECKING:
     from fedpage.problems import LinearModel
 
 
+@with_json
 @with_config_options
 def compare(
     problem: ProblemConfig,
@@ -60,24 +72,56 @@ def compare(
     ] = None,
     checkpoint_every: CheckpointOption = "10s",
     report: ReportOption = None,
+    figure: FigureOption = None,
+    x: FigureCostOption = None,
+    figure_width: FigureWidthOption = "screen",
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
+    ] = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Compare methods on equal terms.
 
     They have the same effective step, number of clients, local work and seeds.
     """
+    from dataclasses import replace
+
     from fedpage.runs import toml
     from fedpage.runs.store import parse_interval
 
     parse_interval(checkpoint_every)
     command = CompareCommand(
         with_absolute_paths(problem),
-        compare,
+        replace(compare, devices=absolute_devices(compare.devices)),
         checkpoint_every,
         None if faults is None else toml.read(faults),
     )
     place = unused_path(Path("runs") / "compare") if out is None else out
-    execute(command, place, jobs, report, force=force)
+    picture = None
+    if figure is not None:
+        picture = FigureFile(figure, x or compare.cost, figure_width)
+    elif x is not None or figure_width != "screen":
+        raise InputError("--x and --figure-width are about --figure; say which file to draw")
+    return execute(command, place, jobs, report, table=table, force=force, figure=picture)
+
+
+def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
+    """Give a comparison more rounds, and write them to its compare.toml.
+
+    Raises:
+        InputError: It has more rounds already.
+    """
+    from fedpage.runs import run_file
+
+    if rounds < command.compare.rounds:
+        raise InputError(
+            f"--rounds {rounds}: the comparison in {out} has {command.compare.rounds} rounds; "
+            "give at least as many, or start another one"
+        )
+    command = replace(command, compare=replace(command.compare, rounds=rounds))
+    run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
+    return command
 
 
 def execute(
@@ -86,19 +130,23 @@ def execute(
     jobs: int,
     report: Path | None,
     *,
+    table: Path | None = None,
     resume: bool = False,
     force: bool = False,
-) -> None:
-    """Run a comparison, or continue it from `out`, and print its results."""
-    from dataclasses import replace
-
-    from fedpage.core.atomic import put
+    figure: FigureFile | None = None,
+) -> Document:
+    """Run a comparison, or continue it from `out`, and print and return its results."""
     from fedpage.engine import faults
+    from fedpage.engine.devices import check_time
     from fedpage.engine.simulate import RunOptions
-    from fedpage.runs import build, toml
+    from fedpage.report.titles import describe_problem
+    from fedpage.runs import build, run_file
+    from fedpage.studies.comparison import compare_costs
     from fedpage.studies.sweep import run_names
 
     config = command.compare
+    if table is not None:
+        check_table(table)
     cost = parse_cost(config.cost)
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     settled, problem = build.open_problem(build.record_target(command.problem, config.target))
@@ -107,7 +155,9 @@ def execute(
     methods = _build_methods(config, problem)
     check_target(problem, config.target)
     check_runs(problem, methods)
-    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every)
+    devices = read_devices(config.devices)
+    check_time(cost, devices)
+    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every, devices=devices)
     if command.faults is not None:
         failing, policy = faults.parse(command.faults, "--faults")
         faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem
@@ -115,8 +165,7 @@ def execute(
     if not resume:
         prepare_out(out, force, report)
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
-        text = toml.dumps({"format": 1, "command": to_table(command)})
-        put(out / "compare.toml", text.encode("utf-8"))
+        run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
     print_problem(settled, problem)
     seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):
@@ -130,24 +179,29 @@ def execute(
             out=out / "runs",
             options=options,
         )
-    print_summary(runs, config.target, cost)
+    comparison = compare_costs(
+        runs, target=config.target.value, column=config.target.column, cost=cost
+    )
+    print_summary(runs, config.target, cost, comparison.tied)
     print_metrics(runs)
-    print_judgements(runs, config.target, cost)
+    print_comparison(comparison)
     print_divergence_hint(runs, settled)
+    if table is not None:
+        print(f"Table: {comparison.table().write(table)}")
     for history, name in zip(runs, run_names(methods, seeds), strict=True):
         history.to_csv(out / "runs" / name / "history.csv")
-    title = (
-        f"{problem.name.capitalize()} on {problem.data.name}, {problem.N:,} clients, "
-        f"step {config.step:g}"
-    )
+    title = f"{describe_problem(problem.describe())}, step {config.step:g}"
     write_reports(
-        runs, out, title, config.target, report, cost,
+        runs, out, title, config.target, report, cost, comparison,
         command=repeat_command(
             "fedpage compare", problem_options(settled), config_options(config),
             has_faults=command.faults is not None,
         ),
         folders=[out / "runs" / name for name in run_names(methods, seeds)],
     )  # fmt: skip
+    if figure is not None:
+        print(f"Figure: {figure.write(runs, config.target.column)}")
+    return {**describe_runs(runs, config.target, cost), "out": out}
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

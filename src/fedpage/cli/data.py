@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.options import Command, with_config_options
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console, with_json
 from fedpage.core.errors import InputError
 from fedpage.runs.config import DataConfig, setting
 
@@ -23,7 +23,8 @@ app = typer.Typer(help="List, show, fetch, add and verify data sets.", no_args_i
 
 
 @app.command(name="list", cls=Command)
-def data_list() -> None:
+@with_json
+def data_list() -> Document:
     """List the known data sets with their shapes, labels and files."""
     from rich.table import Table
 
@@ -37,6 +38,7 @@ def data_list() -> None:
             justify="right" if heading in ("rows", "features") else "left",
             no_wrap=heading == "name",
         )
+    sets = []
     for name, item in DATASETS.items():
         if isinstance(item, Embedded):
             labels, content, file = "-1, 1", item.note, "embedded"
@@ -46,12 +48,15 @@ def data_list() -> None:
             content = "pinned" if item.is_pinned else "unpinned"
             file = str(path) if path else "not here"
         table.add_row(name, f"{item.rows:,}", f"{item.features:,}", labels, content, file)
+        about = {"name": name, "rows": item.rows, "features": item.features, "labels": labels}
+        sets.append({**about, "content": content, "file": None if file == "not here" else file})
     console().print(table)
     print(
         "Download one: fedpage data fetch NAME. Use a downloaded file: fedpage data add FILE.\n"
         "pinned: every bit of the file is checked.\n"
         "unpinned: only rows, labels and the range of indices are checked."
     )
+    return {"data": sets}
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class ShowConfig(DataConfig):
 
 
 @app.command(cls=Command)
+@with_json
 @with_config_options
 def show(
     name: Annotated[str, typer.Argument(metavar="DATA", help="Name of a data set, or a file.")],
@@ -70,7 +76,7 @@ def show(
     figure: Annotated[
         Path | None, typer.Option(help="Draw labels and sizes of the clients into this file.")
     ] = None,
-) -> None:
+) -> Document:
     """Show a data set, and how clients divide its rows.
 
     Without --clients, and without a column of ids, only the data set is shown.
@@ -103,6 +109,10 @@ def show(
     if figure is not None:
         plot_partition(rows, division, figure)
         print(f"wrote {figure}")
+    document: Document = {"data": dict(lines)}
+    if division is not None:
+        document["clients"] = {"N": division.N, "rows": division.sizes.tolist()}
+    return document
 
 
 def _clients(data: Dataset, division: Partition) -> Table:

@@ -11,7 +11,13 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import ForceOption
-from fedpage.cli.output import print_summary, write_reports
+from fedpage.cli.output import (
+    Document,
+    describe_runs,
+    print_summary,
+    with_json,
+    write_reports,
+)
 from fedpage.cli.sweep import sweep
 from fedpage.runs.config import ProblemConfig, Target
 
@@ -19,12 +25,13 @@ _OUT = Path("demo-report")
 _TARGET = Target(value=5e-3)
 
 
+@with_json
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Directory for the report.")] = _OUT,
     rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.")] = 3000,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs of each method.")] = 3,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Compare four methods on the embedded census data.
 
     SecantPAGE, FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
@@ -57,6 +64,7 @@ def demo(
         folders=[out / "runs" / name for name in names],
     )  # fmt: skip
     print(_next_steps())
+    return {**describe_runs(runs, _TARGET), "out": out}
 
 
 def _next_steps() -> str:

@@ -11,7 +11,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import Command
-from fedpage.cli.output import print_summary
+from fedpage.cli.output import Document, Failed, describe_runs, print_summary, with_json
 from fedpage.core.errors import InputError
 from fedpage.runs.config import Target
 
@@ -70,6 +70,7 @@ def keys(
 
 
 @app.command(cls=Command)
+@with_json
 def check(
     app_folder: Annotated[Path | None, typer.Option("--app", help="The app's directory.")] = None,
     ca: Annotated[Path | None, typer.Option("--ca", help="The authority's certificate.")] = None,
@@ -85,7 +86,7 @@ def check(
         str | None, typer.Option("--superlink", help="A name in Flower's config.toml.")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Data file of a node.")] = None,
-) -> None:
+) -> Document:
     """Check a deployment before a run.
 
     Versions, certificates, keys, an address and data are checked, as far as they are given.
@@ -93,7 +94,6 @@ def check(
     _needs_flower()
     from fedpage.flower.deploy.preflight import run_checks
 
-    missing = 0
     given = {
         "ca": ca,
         "cert": cert,
@@ -102,17 +102,21 @@ def check(
         "address": address,
         "superlink": superlink,
     }
+    found = []
     for finding in run_checks(app=app_folder, data=data, **given):  # type: ignore[arg-type]
-        missing += not finding.ok
+        found.append(finding._asdict())
         print(
             f"{'ok     ' if finding.ok else 'MISSING'} {finding.text}"
             + (f"; {finding.advice}" if finding.advice else "")
         )
-    if missing:
-        raise typer.Exit(1)
+    document = {"checks": found}
+    if not all(finding["ok"] for finding in found):
+        raise Failed(document)
+    return document
 
 
 @app.command(cls=Command)
+@with_json
 def demo(
     method: Annotated[str, typer.Option("--method", help="See `fedpage methods`.")] = "fedpage",
     hyper: Annotated[
@@ -123,7 +127,7 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", help="New directory for keys, logs and the run.")
     ] = Path("flower-demo"),
-) -> None:
+) -> Document:
     """Run a method on a small federation on this machine.
 
     A SuperLink and SuperNodes with TLS are started, and stopped after the run.
@@ -170,6 +174,7 @@ def demo(
     history = History.load(home / "run" / "history.jsonl")
     print_summary([history], Target(value=0.1))
     print(f"All processes are stopped. The run is in {out / 'run'}.")
+    return {**describe_runs([history], Target(value=0.1)), "out": out / "run"}
 
 
 def _watch(federation: LocalFederation, run: str, place: Path, title: str, rounds: int) -> None:

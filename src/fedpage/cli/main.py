@@ -21,6 +21,7 @@ from fedpage.cli.plan import plan
 from fedpage.cli.reproduce import reproduce
 from fedpage.cli.resume import resume
 from fedpage.cli.run import run
+from fedpage.cli.study import app as study
 from fedpage.cli.tune import tune
 from fedpage.cli.watch import serve, watch
 from fedpage.core.errors import InputError, did_you_mean
@@ -44,6 +45,7 @@ app.command(cls=Command)(codecs)
 app.command(cls=Command)(plan)
 app.command(cls=Command, context_settings=_hyper_parameters)(tune)
 app.command(cls=Command)(reproduce)
+app.add_typer(study, name="study")
 app.command(cls=Command)(watch)
 app.command(cls=Command)(serve)
 app.add_typer(data, name="data")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console, with_json
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,16 +38,18 @@ _ROOM_FOR_PAPERS = 140
 """The width from which the list names the papers."""
 
 
+@with_json
 def methods(
     name: Annotated[str | None, typer.Argument(help="Explain this method.")] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table of the documentation.")
     ] = False,
-) -> None:
+) -> Document:
     """List the methods, or explain one.
 
     The list has what each method sends, what its clients keep, and what it assumes.
     """
+    from fedpage.methods import METHODS
     from fedpage.report import methods as describe
     from fedpage.runs.build import find_method
 
@@ -56,9 +58,31 @@ def methods(
     if markdown:
         print(describe.markdown(), end="")
     elif name is not None:
-        _explain(name if "@" in name else name.lower(), find_method(name))
+        name = name if "@" in name else name.lower()
+        entry = find_method(name)
+        _explain(name, entry)
+        return {**_describe(name, entry), "fields": describe.explain_fields(entry)}
     else:
         _print_list()
+    return {"methods": [_describe(name, entry) for name, entry in METHODS.items()]}
+
+
+def _describe(name: str, entry: MethodEntry) -> Document:
+    """Return what the list says of a method, for `--json`."""
+    from fedpage.report import methods as describe
+
+    return {
+        "name": name,
+        "label": entry.label,
+        "group": entry.group,
+        "traffic": describe.traffic(entry),
+        "keeps": describe.kept(entry),
+        "codecs": describe.codecs_of(entry),
+        "assumes": entry.assumes,
+        "paper": entry.cls.paper,
+        "purpose": describe.purpose(entry),
+        "defaults": describe.defaults(entry),
+    }
 
 
 def _print_list() -> None:
@@ -174,9 +198,10 @@ def _print_text(screen: Console, text: str) -> None:
     )
 
 
+@with_json
 def codecs(
     d: Annotated[int, typer.Option("--d", help="Parameters of the model.", min=1)] = 1000,
-) -> None:
+) -> Document:
     """List the codecs, with what each sends and its size in bits."""
     from fedpage.report import codecs as describe
 
@@ -192,3 +217,5 @@ def codecs(
     screen.print(table)
     print()
     _print_text(screen, _CODECS.format(d=d))
+    keys = ("codec", "constant", "bits", "share", "description")
+    return {"d": d, "codecs": [dict(zip(keys, row, strict=True)) for row in rows]}

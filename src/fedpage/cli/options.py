@@ -7,13 +7,22 @@ from dataclasses import MISSING, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from fedpage.core.schedule import RecordEvery
-from fedpage.runs.config import AnyClass, AnyField, dataclass_fields, field_types, structure
+from fedpage.runs.config import (
+    AnyClass,
+    AnyField,
+    RoundsConfig,
+    dataclass_fields,
+    field_types,
+    structure,
+)
+
+T = TypeVar("T")
 
 
 def _data_names() -> list[str]:
@@ -22,7 +31,8 @@ def _data_names() -> list[str]:
     return list(DATASETS)
 
 
-def _method_names() -> list[str]:
+def method_names() -> list[str]:
+    """Return the names of the methods, for the shell's completion."""
     from fedpage.methods import METHODS
 
     return list(METHODS)
@@ -90,7 +100,7 @@ class Command(TyperCommand):
         ]
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_config_options(command: Callable[..., T]) -> Callable[..., T]:
     """Replace a command's dataclass parameters by one option for each of their fields.
 
     `def run(problem: ProblemConfig)` then takes `--data`, `--clients` and so on, and is called with
@@ -110,11 +120,11 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     @wraps(command)
-    def call(**given: Any) -> None:
+    def call(**given: Any) -> T:
         for name, cls in groups.items():
             table = {option.name: given.pop(option.name) for option in _options(cls)}
             given[name] = structure(cls, table, "--")
-        command(**given)
+        return command(**given)
 
     del call.__wrapped__  # typer would read the signature of the command itself
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -167,7 +177,7 @@ MethodArgument = Annotated[
     str,
     typer.Argument(
         help="Name of a method (see `fedpage methods`), or file.py@Class.",
-        autocompletion=_method_names,
+        autocompletion=method_names,
     ),
 ]
 ThreadsOption = Annotated[
@@ -176,6 +186,24 @@ ThreadsOption = Annotated[
 JobsOption = Annotated[int, typer.Option("--jobs", help="Processes that run in parallel.", min=1)]
 ReportOption = Annotated[
     Path | None, typer.Option("--report", help="Write the report to this HTML file too.")
+]
+FigureOption = Annotated[
+    Path | None,
+    typer.Option("--figure", help="Draw the curves into this file too: .pdf, .svg, .pgf or .png."),
+]
+FigureCostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--x", help="Horizontal axis of --figure, such as bytes or contacts (default: --cost)."
+    ),
+]
+FigureWidthOption = Annotated[
+    str,
+    typer.Option(
+        "--figure-width",
+        help="Width of --figure: a column (3.5 in) or a page (7.16 in) of a paper, or larger.",
+        metavar="[single|double|screen]",
+    ),
 ]
 CheckpointOption = Annotated[
     str,
@@ -188,6 +216,10 @@ FaultsOption = Annotated[
     typer.Option(
         "--faults", help="TOML file that says which clients fail and how (docs/faults.md)."
     ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", help=str(dataclass_fields(RoundsConfig)["devices"].metadata["help"])),
 ]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Write into a directory that is not empty.")

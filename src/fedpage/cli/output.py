@@ -2,18 +2,116 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from enum import Enum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedpage.problems import LinearModel
+    from fedpage.report.tables import Table
     from fedpage.runs.config import ProblemConfig, Target
     from fedpage.runs.history import History
+    from fedpage.studies.comparison import Comparison
+
+
+Document: TypeAlias = dict[str, Any]
+"""The results of a command, which `--json` prints."""
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the results as JSON, and all else on stderr.")
+]
+
+
+class Failed(typer.Exit):
+    """End a command with exit code 1 after its results."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__(1)
+        self.document = document
+
+
+def with_json(command: Callable[..., Document]) -> Callable[..., None]:
+    """Give a command the option `--json`, which prints the document that the command returns.
+
+    Then standard output has this document and nothing else: what the command prints otherwise goes
+    to stderr.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
+        for parameter in signature(command).parameters.values()
+    ]
+    as_json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+
+    @wraps(command)
+    def call(*, as_json: bool, **given: Any) -> None:
+        if not as_json:
+            command(**given)
+            return
+        failure: Failed | None = None
+        with redirect_stdout(sys.stderr):
+            try:
+                document = command(**given)
+            except Failed as error:
+                failure, document = error, error.document
+        print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
+        if failure is not None:
+            raise failure
+
+    del call.__wrapped__  # typer would read the signature of the command itself
+    call.__signature__ = Signature([*parameters, as_json])  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in (*parameters, as_json)}
+    return call
+
+
+def to_json(value: object) -> object:
+    """Convert a value to what JSON has; NaN and infinities become null, other objects text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: to_json(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return to_json(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def describe_runs(runs: Sequence[History], target: Target, cost: str = "bytes") -> Document:
+    """Return the result table and a line for each run, for `--json`."""
+    from fedpage.report.summary import summarise
+
+    return {
+        "target": target,
+        "cost": cost,
+        "methods": summarise(runs, target.value, target.column, cost),
+        "runs": [
+            {
+                "method": run.label,
+                "seed": run.meta.get("seed"),
+                "end": run.stop_reason,
+                "detail": run.stop_detail,
+                "cost_to_target": run.cost_to(target.column, target.value, cost),
+                "last": run.rows[-1] if run.rows else {},
+            }
+            for run in runs
+        ],
+    }
 
 
 def console(stderr: bool = False) -> Console:
@@ -35,42 +133,38 @@ _LEAST_NEEDED = (
 """The columns that a narrow terminal does not show, the first one first."""
 
 
-def print_summary(runs: Sequence[History], target: Target, cost: str = "bytes") -> None:
+def print_summary(
+    runs: Sequence[History], target: Target, cost: str = "bytes", bold: Collection[str] = ()
+) -> None:
     """Print the result table, without its least needed columns where the terminal is narrow.
 
     Args:
         runs: The runs.
         target: The column and the value to reach.
         cost: The cost by which methods are compared; it has a column of its own.
+        bold: The methods whose cost is bold.
     """
-    from rich.table import Table
+    from dataclasses import replace
 
     from fedpage.core.columns import describe_column
     from fedpage.report import summary
 
     rows = summary.summarise(runs, target.value, target.column, cost)
-    cells = [row.cells() for row in rows]
-    fields, headings = zip(*summary.headings(target.column, cost).items(), strict=True)
+    fields = list(summary.headings(target.column, cost))
     columns = summary.needed(rows, target.column, cost)
     screen = console()
     for key in _LEAST_NEEDED:
         if key == target.column:
             continue
-        if sum(3 + _width(headings[i], [row[i] for row in cells]) for i in columns) < screen.width:
+        table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
+        if sum(3 + _width(table, i) for i in range(len(columns))) < screen.width:
             break
         columns = [i for i in columns if fields[i] != key]
+    table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
     seeds = len({run.meta.get("seed") for run in runs})
     label = describe_column(target.column).label
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
-    table = Table(title=f"target: {label} {target.value:g}{medians}", title_justify="left")
-    for i in columns:
-        width = _width(headings[i], [row[i] for row in cells])
-        heading = fill(headings[i], width)  # so that rich wraps headings, and no numbers
-        justify: Literal["left", "right"] = "left" if fields[i] in ("method", "end") else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    for row in cells:
-        table.add_row(*(row[i] for i in columns))
-    screen.print(table)
+    print_table(replace(table, caption=f"target: {label} {target.value:g}{medians}"))
 
 
 def print_problem(config: ProblemConfig, problem: LinearModel) -> None:
@@ -111,6 +205,8 @@ def print_client_scores(problem: object, history: History) -> None:
 
     They are of the held-out rows if there are any, else of the rows that clients train on.
     """
+    import numpy as np
+
     from fedpage.core.columns import describe_column
     from fedpage.core.metrics import row_metrics
     from fedpage.problems import LinearModel
@@ -121,7 +217,8 @@ def print_client_scores(problem: object, history: History) -> None:
     rows = held_out if held_out is not None and held_out.clients is not None else None
     for name in row_metrics(problem.metrics):
         label = describe_column(name if rows is None else f"held_out_{name}").label
-        scores = problem.client_scores(history.x, rows, metric=name)
+        x = history.x.astype(np.float64, copy=False)
+        scores = problem.client_scores(x, rows, metric=name)
         console().print(f"{label.capitalize()} by client:\n{scores}", markup=False)
 
 
@@ -131,30 +228,76 @@ def print_divergence_hint(runs: Sequence[History], config: ProblemConfig) -> Non
         print("The columns of the table have different scales: try --standardise.")
 
 
-def print_judgements(runs: Sequence[History], target: Target, cost: str) -> None:
-    """Print each method's cost to the target: median, its interval, and the seeds that reached it.
+def print_table(table: Table) -> None:
+    """Print a table; where the output is no terminal, asterisks stand for bold."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    screen = console()
+    table = table if screen.is_terminal else table.starred()
+    shown = RichTable(title=table.caption or None, title_justify="left")
+    for i, heading in enumerate(table.flat_headings):
+        words = fill(heading, _width(table, i))  # so that rich wraps headings, and no numbers
+        justify: Literal["left", "right"] = "left" if table.align[i] == "l" else "right"
+        shown.add_column(words, justify=justify, no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*(Text(cell.text, "bold" if cell.is_bold else "") for cell in row))
+    screen.print(shown)
+    for note in table.notes:
+        screen.print(note, markup=False, soft_wrap=True)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print each method's cost to the target, and a sentence for each pair of methods.
+
+    The cost is the median with its interval, and the number of seeds that reached the target.
 
     Args:
-        runs: The runs of one or more methods.
-        target: The column and the value to reach.
-        cost: The cost.
+        comparison: The costs.
     """
-    from fedpage.core.columns import Cost
-    from fedpage.runs.history import by_method
-    from fedpage.studies.judge import Judgement
-
-    column = Cost.parse(cost).column
-    print(f"{column.label.capitalize()} to {target}, interpolated between records:")
-    for label, group in by_method(runs).items():
-        costs = tuple(
-            run.cost_to(target.column, target.value, cost, interpolate=True) for run in group
-        )
-        print(f"  {label}: {Judgement(costs).text(column.unit)}")
+    column = comparison.cost.column
+    print(f"{column.label.capitalize()} to {comparison.goal}, interpolated between records:")
+    for label in comparison.costs:
+        print(f"  {label}: {comparison.judgements[label].text(column.unit)}")
+    for sentence in comparison.sentences():
+        print(sentence)
 
 
-def _width(heading: str, cells: Sequence[str]) -> int:
+def _width(table: Table, column: int) -> int:
     """Return the width of a column whose heading is broken into words."""
-    return max(len(word) for word in [*heading.split(), *cells])
+    cells = (row[column].text for row in table.rows)
+    return max(len(word) for word in [*table.flat_headings[column].split(), *cells])
+
+
+@dataclass(frozen=True)
+class FigureFile:
+    """A figure to write when the runs have ended; it is refused before, if it cannot be written.
+
+    Attributes:
+        path: The file.
+        x: The cost on the horizontal axis.
+        width: "single", "double" or "screen".
+    """
+
+    path: Path
+    x: str
+    width: str
+
+    def __post_init__(self) -> None:
+        from fedpage.core.columns import Cost
+        from fedpage.report.figure_file import check_figure_path
+        from fedpage.report.plots import check_width
+
+        Cost.parse(self.x)
+        check_width(self.width)
+        check_figure_path(self.path)
+
+    def write(self, runs: Sequence[History], column: str) -> Path:
+        """Draw a recorded column of the runs, and return the path."""
+        from fedpage.report.plots import check_width, plot
+
+        plot(runs, self.path, x=self.x, y=column, width=check_width(self.width))
+        return self.path
 
 
 def write_reports(
@@ -164,6 +307,7 @@ def write_reports(
     target: Target,
     report: Path | None = None,
     cost: str = "bytes",
+    comparison: Comparison | None = None,
     *,
     command: str = "",
     folders: Sequence[Path] = (),
@@ -177,6 +321,7 @@ def write_reports(
         target: The column and the value to reach.
         report: A file for the report, or None.
         cost: The cost by which methods are compared.
+        comparison: The costs, for bold values and a sentence for each pair of methods.
         command: The command that repeats it.
         folders: The directories of the runs, for a page about each. A report in a file of its own
             holds the details of the runs instead, because it may be moved.
@@ -186,9 +331,17 @@ def write_reports(
     pages = [] if out is None else [(out / "report.html", folders)]
     for path, places in [*pages, *([] if report is None else [(report, ())])]:
         page.write_runs(
-            runs, path, title=title, target=target.value, column=target.column, cost=cost,
-            command=command, folders=places,
-        )  # fmt: skip
+            runs,
+            path,
+            title=title,
+            target=target.value,
+            column=target.column,
+            cost=cost,
+            bold=() if comparison is None else comparison.tied,
+            sentences=() if comparison is None else comparison.sentences(),
+            command=command,
+            folders=places,
+        )
         print(f"Report: {path}")
     if out is not None:
         picture = plots.save_pair(runs, out / "curves.png", title, y=target.column, cost=cost)

@@ -13,8 +13,13 @@ import typer
 
 from fedpage.cli.common import parse_cost
 from fedpage.cli.options import with_config_options
-from fedpage.cli.output import console
-from fedpage.cli.plan_output import print_conversions, print_json, print_plan, print_predictions
+from fedpage.cli.output import Document, console, with_json
+from fedpage.cli.plan_output import (
+    describe_plan,
+    print_conversions,
+    print_plan,
+    print_predictions,
+)
 from fedpage.runs.config import ProblemConfig, setting
 
 if TYPE_CHECKING:
@@ -67,6 +72,7 @@ class ConstantsConfig:
     delta: float | None = setting(None, "Dissimilarity of clients' Hessians (default: unknown).")
 
 
+@with_json
 @with_config_options
 def plan(
     problem: PlanProblemConfig,
@@ -109,8 +115,7 @@ def plan(
     budget: Annotated[
         str, typer.Option("--budget", help="Time that the short runs may take, such as 15s or 5m.")
     ] = "15s",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-) -> None:
+) -> Document:
     """Predict rounds and bytes by theory and by short runs."""
     from fedpage.callbacks.progress import progress_bars
     from fedpage.runs.build_problem import DEFAULT_CLIENTS, build_problem
@@ -160,9 +165,6 @@ def plan(
             budget=budget,
             progress=progress,
         )
-    if as_json:
-        print_json(found)
-        return
     screen = console()
     screen.print(found.title, markup=False)
     known = ", ".join(text.replace(" ", "\xa0") for text in found.constants)
@@ -172,3 +174,4 @@ def plan(
     else:
         print_plan(found)
     print_conversions(found)
+    return describe_plan(found)

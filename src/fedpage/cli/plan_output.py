@@ -1,11 +1,11 @@
-"""Print a plan: every analysis, or a line for each method with its prediction, or JSON."""
+"""Print a plan: every analysis, or a line for each method with its prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console
 
 if TYPE_CHECKING:
     from fedpage.studies.pilot import Pilot
@@ -31,13 +31,12 @@ S = N: every client takes part in every round. C: the codec of replies (--up). R
 of messages."""
 
 
-def print_json(plan: Plan) -> None:
-    """Print the setting, every analysis, and every cost that the pilots predict."""
+def describe_plan(plan: Plan) -> Document:
+    """Return the setting, every analysis, and every cost that the pilots predict, for `--json`."""
     import dataclasses
-    import json
 
     about = {"d": plan.d, "convex": plan.convex, "up": str(plan.codec), "measure": plan.measure}
-    table: dict[str, object] = {
+    table: Document = {
         "setting": {**dataclasses.asdict(plan.setting), **about},
         "origin": plan.origin,
         "methods": [dataclasses.asdict(row) for row in plan.analyses],
@@ -55,7 +54,7 @@ def print_json(plan: Plan) -> None:
             }
             for name, pilot in plan.pilots.items()
         }
-    print(json.dumps(table, indent=2, ensure_ascii=False))
+    return table
 
 
 def print_plan(plan: Plan) -> None:

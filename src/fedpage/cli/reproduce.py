@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,16 +13,18 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console, with_json
+from fedpage.cli.study import print_verdicts, show_progress
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
+    from fedpage.report.plots import FigureRuns
+    from fedpage.runs.config import ProblemConfig
+    from fedpage.studies.claims import TunedCurve, Verdict
+    from fedpage.studies.study import Study
 
-    from fedpage.studies.paper.claims import Verdict
-    from fedpage.studies.paper.figures import Figure
 
-
+@with_json
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Name of a figure, or all.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
@@ -33,7 +37,8 @@ def reproduce(
         Path, typer.Option("--out", help="Directory; finished runs in it are reused.")
     ] = Path("paper-runs"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run 2 seeds and a tenth of the rounds.")
+        bool,
+        typer.Option("--quick", help="Run 2 seeds and a tenth of the rounds, without verdicts."),
     ] = False,
     data: Annotated[
         str | None,
@@ -42,90 +47,94 @@ def reproduce(
     tune: Annotated[
         bool, typer.Option("--tune", help="Search the step sizes of the local-steps figures.")
     ] = False,
-) -> None:
+) -> Document:
     """Run the paper's experiments and check its claims.
 
     Finished runs are reused, so an interrupted reproduction can be started again.
     """
-    from fedpage.studies.paper import figures as book
+    from fedpage.studies.paper import book
 
     if listing:
-        _list()
-        return
+        return _list()
     if name is None:
         raise InputError("name a figure of `fedpage reproduce --list`, or all")
-    chosen = [book.load(figure) for figure in (book.names() if name == "all" else [name])]
-    seeds = max(figure.seeds for figure in chosen) if seeds is None else seeds
-    check_count("--seeds", seeds)
-    seeds = min(seeds, 2) if quick else seeds
-    chosen = _adapt(chosen, quick, data)
-    _check_available(chosen)
+    if seeds is not None:
+        check_count("--seeds", seeds)
+    names = list(book.figures()) if name == "all" else [name]
+    studies = book.load(names, store=out / "runs", seeds=seeds, data=data, quick=quick)
+    _check_available(studies)
     prepare_out(out, force=True)
     jobs = min(jobs, os.cpu_count() or 1)
     began = time.perf_counter()
     if tune:
-        chosen = [figure for figure in chosen if figure.tuning is not None]
-        _tune(chosen, out, jobs)
-        return
-    fresh = _run(chosen, seeds, out, jobs)
+        return {"searched": _tune(studies, names, out, jobs)}
+    command = _command(name, seeds, data, quick, out)
+    for study in studies:
+        with show_progress(command) as progress:
+            study.run(jobs=jobs, progress=progress)
+    fresh = sum(study.new_runs for study in studies)
     if name == "all" and not quick and data is None:
-        unsearched = [
-            f for f in chosen if f.tuning and not (out / "tuning" / f"{f.name}.json").is_file()
-        ]
+        unsearched = [f for f in names if book.tuning(f) and not _tuned_path(out, f).is_file()]
         if unsearched:
-            _tune(unsearched, out, jobs)
-    verdicts = _judge(chosen, seeds, out)
-    page = _report(chosen, seeds, out, verdicts)
-    _show(verdicts)
+            _tune(studies, unsearched, out, jobs)
+    figures = {key: made for study in studies for key, made in study.figures().items()}
+    verdicts = _judge(figures, out)
+    page = _report(studies, figures, out, verdicts, command)
+    print_verdicts(verdicts)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
+    return {"claims": verdicts, "new_runs": fresh, "seconds": spent, "report": page}
 
 
-def _list() -> None:
+def _command(name: str, seeds: int | None, data: str | None, quick: bool, out: Path) -> str:
+    """Write the command line that repeats the reproduction."""
+    import shlex
+
+    words = ["fedpage", "reproduce", name]
+    words += [] if seeds is None else ["--seeds", str(seeds)]
+    words += [] if data is None else ["--data", data]
+    words += ["--quick"] * quick
+    return shlex.join([*words, "--out", str(out)])
+
+
+def _list() -> Document:
     from rich.table import Table
 
-    from fedpage.studies.paper import figures as book
+    from fedpage.studies.paper import book
 
     table = Table()
     for heading in ("name", "paper", "data", "panels", "curves", "rounds"):
         table.add_column(heading)
-    for name in book.names():
-        figure = book.load(name)
-        curves = ", ".join(variant.label for variant in figure.panels[0].variants)
-        table.add_row(
-            name, figure.paper, figure.data, str(len(figure.panels)), curves, str(figure.rounds)
-        )
+    found = []
+    for name, (_, figure) in book.figures().items():
+        (study,) = book.load([name], store="runs")
+        entry = {
+            "name": name,
+            "paper": figure.note,
+            "data": list(dict.fromkeys(problem.data for problem in _configs(study))),
+            "panels": len({(curve.problem, curve.setting_text) for curve in study.curves}),
+            "curves": list(dict.fromkeys(curve.label for curve in study.curves)),
+            "rounds": study.config.rounds,
+        }
+        found.append(entry)
+        cells = (v if isinstance(v, list) else [str(v)] for v in entry.values())
+        table.add_row(*map(", ".join, cells))
     console().print(table)
+    return {"figures": found}
 
 
-def _adapt(chosen: list[Figure], quick: bool, data: str | None) -> list[Figure]:
-    """Change the figures to other data or fewer rounds, and say so in their titles."""
-    from dataclasses import replace
+def _configs(study: Study) -> list[ProblemConfig]:
+    """Return the configurations of a study's problems."""
+    from fedpage.runs.config import ProblemConfig
 
-    from fedpage.runs.build import load_dataset
-    from fedpage.studies.paper import figures as book
-
-    if data is not None:
-        rows = load_dataset(data).rows
-        chosen = [book.on_other_data(figure, data, rows) for figure in chosen]
-    if quick:
-        chosen = [
-            replace(
-                f,
-                rounds=f.rounds // 10,
-                record_every=max(1, f.record_every // 2),
-                title=f"{f.title} [quick look]",
-            )
-            for f in chosen
-        ]
-    return chosen
+    return [source for source in study.sources().values() if isinstance(source, ProblemConfig)]
 
 
-def _check_available(chosen: list[Figure]) -> None:
+def _check_available(studies: Sequence[Study]) -> None:
     """Check that the data is on this machine before anything is run."""
     from fedpage.data import registry
 
-    for name in dict.fromkeys(figure.data for figure in chosen):
+    for name in {problem.data: None for study in studies for problem in _configs(study)}:
         entry = registry.DATASETS.get(name)
         if isinstance(entry, registry.LibsvmFile) and registry.find(entry) is None:
             raise InputError(
@@ -134,42 +143,40 @@ def _check_available(chosen: list[Figure]) -> None:
             )
 
 
-def _run(chosen: list[Figure], seeds: int, out: Path, jobs: int) -> int:
-    from fedpage.callbacks.progress import progress_bars
-    from fedpage.studies.paper import runs
-
-    with progress_bars() as bars:
-        task = bars.add_task("runs", total=None)
-        return runs.run(
-            runs.list_tasks(chosen, seeds),
-            out,
-            jobs,
-            lambda done, total: bars.update(task, completed=done, total=total),
-        )
+def _tuned_path(out: Path, figure: str) -> Path:
+    return out / "tuning" / f"{figure}.json"
 
 
-def _tune(chosen: list[Figure], out: Path, jobs: int) -> None:
+def _tune(
+    studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int
+) -> dict[str, object]:
     from rich.table import Table
 
     from fedpage.callbacks.progress import progress_bars
-    from fedpage.studies.paper import tuning
+    from fedpage.studies.paper import book, tuning
 
+    chosen = [
+        (study, name, grid)
+        for study in studies
+        for name in study.figure_configs()
+        if name in names and (grid := book.tuning(name)) is not None
+    ]
     if not chosen:
         raise InputError(
             "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
         )
-    for figure in chosen:
-        assert figure.tuning is not None
+    found: dict[str, object] = {}
+    for study, name, grid in chosen:
         with progress_bars() as bars:
             task = bars.add_task("search", total=None)
             rows = tuning.search(
-                figure, out, jobs,
+                study, name, grid, out, jobs,
                 lambda what, done, total, _note, task=task: bars.update(  # type: ignore[misc]
                     task, completed=done, total=total, note=what
                 ),
             )  # fmt: skip
         table = Table(
-            title=f"{figure.name}: fewest rounds to {figure.tuning.target:g}",
+            title=f"{name}: fewest rounds to {grid.target:g}",
             title_justify="left",
         )
         for heading in (
@@ -188,109 +195,54 @@ def _tune(chosen: list[Figure], out: Path, jobs: int) -> None:
             paid = "not reached" if median is None else f"{median:.0f}"
             table.add_row(row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near)
         console().print(table)
-        print(f"Written to {out / 'tuning' / (figure.name + '.json')}")
+        print(f"Written to {_tuned_path(out, name)}")
+        found[name] = list(rows)
+    return found
 
 
-def _judge(chosen: list[Figure], seeds: int, out: Path) -> list[Verdict]:
-    import json
+def _judge(figures: dict[str, FigureRuns], out: Path) -> list[Verdict]:
+    """Judge the claims about the figures that were run."""
+    from fedpage.studies import claims
+    from fedpage.studies.paper import book
 
-    from fedpage.studies.paper import claims, runs
-
-    figures = {figure.name: figure for figure in chosen}
-    found = {figure.name: runs.load_histories(figure, seeds, out) for figure in chosen}
-    tuned = {}
-    for name in figures:
-        path = out / "tuning" / f"{name}.json"
-        if path.is_file():
-            try:
-                tuned[name] = json.loads(path.read_text(encoding="utf-8"))
-                for row in tuned[name]:
-                    (
-                        row["panel"],
-                        f"{row['eta_g']:g}",
-                        [f"{value:g}" for value in row["within_tenth"]],
-                    )
-            except (ValueError, TypeError, KeyError, RecursionError):
-                raise InputError(
-                    f"{path}: not a result of the search; remove it and run with --tune again"
-                ) from None
-    concerned = [claim for claim in claims.load_claims() if set(claim.figures) & set(figures)]
-    return [claims.judge(claim, figures, found, tuned) for claim in concerned]
+    tuned = {name: rows for name in figures if (rows := _load_tuned(_tuned_path(out, name)))}
+    concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
+    return [claims.judge(claim, figures, tuned) for claim in concerned]
 
 
-def _report(chosen: list[Figure], seeds: int, out: Path, verdicts: list[Verdict]) -> Path:
-    from fedpage.report import page, plots
-    from fedpage.studies.paper import runs
+def _load_tuned(path: Path) -> list[TunedCurve] | None:
+    """Load the result of a search for step sizes, or None if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        rows: list[TunedCurve] = json.loads(path.read_text(encoding="utf-8"))
+        for row in rows:
+            (row["panel"], f"{row['eta_g']:g}", [f"{value:g}" for value in row["within_tenth"]])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise InputError(
+            f"{path}: not a result of the search; remove it and run with --tune again"
+        ) from None
+    return rows
 
-    shown = []
-    figures: dict[str, object] = {}
-    settings = {"seeds": list(range(seeds)), "figures": figures}
-    for figure in chosen:
-        found = runs.load_histories(figure, seeds, out)
-        panels = tuple(plots.PanelRuns(panel.title, found[panel.key]) for panel in figure.panels)
-        made = plots.FigureRuns(figure.name, figure.title, figure.paper, figure.columns, panels)
-        shown.append(made)
-        folder = out / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
-        drawn = plots.draw_figure(made)
-        stem = folder / figure.name.replace("/", "-")
-        for suffix in (".png", ".pdf"):
-            drawn.savefig(stem.with_suffix(suffix), dpi=150)
-        _pgf(drawn, stem.with_suffix(".pgf"))
-        first = next((r for c in found.values() for runs_ in c.values() for r in runs_), None)
-        methods = {v.label: repr(v.method) for p in figure.panels[:1] for v in p.variants}
-        figures[figure.name] = {
-            "rounds": figure.rounds,
-            "record_every": figure.record_every,
-            "methods in the first panel": methods,
-            "problem": first.meta["problem"] if first else None,
-            "versions": first.meta["versions"] if first else None,
-        }  # fmt: skip
-    note = next(
-        (
-            h.meta["problem"].get("data_note", "")
-            for f in shown
-            for p in f.panels
-            for r in p.curves.values()
-            for h in r
-        ),
-        "",
-    )
-    return page.write(
+
+def _report(
+    studies: Sequence[Study],
+    figures: dict[str, FigureRuns],
+    out: Path,
+    verdicts: list[Verdict],
+    command: str,
+) -> Path:
+    """Write the figures and the page."""
+    from fedpage.studies import study_report
+
+    for study in studies:
+        study_report.write_figures(study, out / "figures")
+    return study_report.write_page(
         out / "report.html",
         title="FedPAGE: the paper's experiments",
-        figures=shown,
-        settings=settings,
-        claims=verdicts,
-        note=f"Data: {note}." if note else "",
+        studies=studies,
+        runs=[run for study in studies for run in study.runs().values()],
+        figures=list(figures.values()),
+        verdicts=verdicts,
+        command=command,
     )
-
-
-def _pgf(drawn: Drawing, path: Path) -> None:
-    """Write the figure for LaTeX, if there is a TeX, which matplotlib needs to measure text."""
-    from shutil import which
-    from subprocess import SubprocessError
-
-    from matplotlib import rc_context
-
-    system = next((name for name in ("xelatex", "lualatex", "pdflatex") if which(name)), None)
-    if system is None:
-        return
-    try:
-        with rc_context({"pgf.texsystem": system, "pgf.rcfonts": False}):
-            drawn.savefig(path)
-    except (RuntimeError, SubprocessError, OSError, ValueError) as error:
-        path.unlink(missing_ok=True)
-        print(f"{path.name} was not written: {system} failed ({str(error).splitlines()[0]})")
-
-
-def _show(verdicts: list[Verdict]) -> None:
-    from rich.table import Table
-
-    table = Table(show_lines=True)
-    for heading in ("verdict", "claim", "comparisons"):
-        table.add_column(heading, overflow="fold")
-    for verdict in verdicts:
-        detail = f"{verdict.counts}. {verdict.note}" if verdict.findings else verdict.note
-        table.add_row(verdict.verdict, verdict.claim.text, detail)
-    console().print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,22 @@ import typer
 from fedpage.cli import compare, run
 from fedpage.cli.common import read_command
 from fedpage.cli.options import JobsOption, ReportOption, ThreadsOption
+from fedpage.cli.output import Document, with_json
 from fedpage.core.errors import InputError
 from fedpage.runs.config import CompareCommand, RunCommand
 
 
+@with_json
 def resume(
     directory: Annotated[
         Path, typer.Argument(help="The --out of a `fedpage run` or `fedpage compare`.")
     ],
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", help="Change the number of rounds: more extend a finished run.", min=1
+        ),
+    ] = None,
     threads: ThreadsOption = 1,
     checkpoint_every: Annotated[
         str | None,
@@ -27,18 +36,19 @@ def resume(
     ] = None,
     jobs: JobsOption = 1,
     report: ReportOption = None,
-) -> None:
-    """Continue a run or a comparison that was interrupted.
+) -> Document:
+    """Continue a run or a comparison that was interrupted, or extend it.
 
-    The result is the same, bit for bit, as without the interruption.
+    The result is the same, bit for bit, as without the interruption, or as of the longer run.
     """
     from fedpage.runs import toml
 
     path = directory / "compare.toml"
     if path.is_file():
         comparison = read_command(CompareCommand, toml.read(path), path)
-        compare.execute(comparison, directory, jobs, report, resume=True)
-        return
+        if rounds is not None:
+            comparison = compare.extend(comparison, directory, rounds)
+        return compare.execute(comparison, directory, jobs, report, resume=True)
     path = directory / "run.toml"
     if not path.is_file():
         problem = "has no run in it" if directory.is_dir() else "is not a directory"
@@ -54,6 +64,8 @@ def resume(
             f"simulate(..., out={str(directory)!r}, options=RunOptions(resume=True))"
         )
     command = read_command(RunCommand, table, path)
+    if rounds is not None:
+        command = replace(command, run=replace(command.run, rounds=rounds))
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
     command, prepared = run.prepare_run(command, threads, str(path))
-    run.execute(prepared, command, directory, every, report, resume=True)
+    return run.execute(prepared, command, directory, every, report, resume=True)

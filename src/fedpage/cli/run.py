@@ -1,4 +1,4 @@
-"""`fedpage run`: run one method, or continue a run."""
+"""`fedpage run`: run one method, from options or from a file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.common import (
+    absolute_devices,
     absolute_path,
     check_target,
     config_options,
     handle_signals,
     prepare_out,
     problem_options,
+    read_devices,
     read_hyper_parameters,
     repeat_command,
     with_absolute_paths,
@@ -25,20 +27,25 @@ from fedpage.cli.options import (
     CheckpointOption,
     FaultsOption,
     ForceOption,
-    MethodArgument,
     ReportOption,
     ThreadsOption,
+    method_names,
     with_config_options,
 )
 from fedpage.cli.output import (
+    Document,
+    Failed,
+    describe_runs,
     log,
     print_client_scores,
     print_divergence_hint,
     print_metrics,
     print_problem,
     print_summary,
+    with_json,
     write_reports,
 )
+from fedpage.cli.run_config import check_no_settings, read_run_command
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
 
@@ -47,12 +54,31 @@ if TYPE_CHECKING:
     from fedpage.engine.loop import Run
 
 
+@with_json
 @with_config_options
 def run(
     context: typer.Context,
-    method: MethodArgument,
     problem: ProblemConfig,
     run: RunConfig,
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a method (see `fedpage methods`), or file.py@Class.",
+            autocompletion=method_names,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="Take the settings from a run.toml, or from a file with its tables."
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a setting of --config: rounds=4000, S=20, problem.data=a9a."
+        ),
+    ] = None,
     threads: ThreadsOption = 1,
     faults: FaultsOption = None,
     out: Annotated[
@@ -68,7 +94,7 @@ def run(
         ),
     ] = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Run one method.
 
     Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`).
@@ -77,17 +103,29 @@ def run(
     from fedpage.runs.store import parse_interval
 
     parse_interval(checkpoint_every)
+    if config is not None:
+        check_no_settings(context)
+        command = read_run_command(config, changes or [])
+        name, words = command.method.name, command.method.hyper
+        build.parse_hyper_parameters(build.find_method(name), words)
+        problem, run, table = command.problem, command.run, command.faults
+    elif changes:
+        raise InputError("--set changes a setting of a file; give the file with --config")
+    elif method is None:
+        raise InputError("name a method, such as `fedpage run fedpage`, or give --config run.toml")
+    else:
+        name, words = method, read_hyper_parameters(context, build.find_method(method))
+        table = None if faults is None else toml.read(faults)
     command = RunCommand(
-        MethodConfig(
-            absolute_path(method, "@"), read_hyper_parameters(context, build.find_method(method))
-        ),
+        MethodConfig(absolute_path(name, "@"), words),
         with_absolute_paths(problem),
-        run,
-        None if faults is None else toml.read(faults),
+        replace(run, devices=absolute_devices(run.devices)),
+        table,
     )
-    command, prepared = prepare_run(command, threads, str(faults))
+    command, prepared = prepare_run(command, threads, str(faults or config))
     prepare_out(out, force, report)
-    execute(prepared, command, out, checkpoint_every, report, callbacks=_trackers(track or []))
+    callbacks = _trackers(track or [])
+    return execute(prepared, command, out, checkpoint_every, report, callbacks=callbacks)
 
 
 def _trackers(names: list[str]) -> list[Callback]:
@@ -138,7 +176,9 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
         seed=config.seed,
         record_every=config.record_every,
         stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
-        options=RunOptions(threads=threads, faults=faults, policy=policy),
+        options=RunOptions(
+            threads=threads, faults=faults, policy=policy, devices=read_devices(config.devices)
+        ),
     )
     print_problem(settled, problem)
     return replace(command, problem=settled), prepared
@@ -153,8 +193,8 @@ def execute(
     *,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-) -> None:
-    """Run a prepared run, or continue it from `out`, and print its results."""
+) -> Document:
+    """Run a prepared run, or continue it from `out`, and print and return its results."""
     from fedpage.callbacks.checkpointing import Checkpointing
     from fedpage.callbacks.progress import Progress
     from fedpage.core.types import StopReason
@@ -192,5 +232,8 @@ def execute(
             config_options(command.run), hyper, has_faults=command.faults is not None,
         )  # fmt: skip
         write_reports([history], out, title, command.run.target, report, command=repeat)
+    document = describe_runs([history], command.run.target)
+    document |= {"events": history.events, "out": out}
     if history.stop_reason is StopReason.ROUND_FAILED:
-        raise typer.Exit(1)
+        raise Failed(document)
+    return document

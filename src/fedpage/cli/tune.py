@@ -13,9 +13,11 @@ from fedpage.cli.common import (
     check_count,
     check_runs,
     continues,
+    device_options,
     parse_cost,
     prepare_out,
     problem_options,
+    read_devices,
     read_hyper_parameters,
 )
 from fedpage.cli.options import (
@@ -25,7 +27,7 @@ from fedpage.cli.options import (
     ReportOption,
     with_config_options,
 )
-from fedpage.cli.output import console, print_problem
+from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, RoundsConfig
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from fedpage.studies.tune import Tuning
 
 
+@with_json
 @with_config_options
 def tune(
     context: typer.Context,
@@ -46,8 +49,8 @@ def tune(
         str,
         typer.Option(
             "--cost",
-            help="rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, or a sum: "
-            "up+0.1*down.",
+            help="rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, "
+            "seconds_simulated, or a sum: up+0.1*down.",
         ),
     ] = "rounds",
     search: Annotated[
@@ -76,7 +79,7 @@ def tune(
     ] = Path("runs/tune"),
     report: ReportOption = None,
     force: ForceOption = False,
-) -> None:
+) -> Document:
     """Search a method's hyper-parameters for the least cost.
 
     Those that are given as options keep their values: --S 10 --K 10. The others are searched. A run
@@ -102,8 +105,8 @@ def tune(
             "so that the costs of candidates are equally exact"
         )
     counts = {"--rounds": run.rounds, "--record-every": every}
-    costs, target = link.costs(), run.target
-    tuning.check_question(objective, target.value, target.column, cost, costs, counts)
+    costs, target, devices = link.costs(), run.target, read_devices(run.devices)
+    tuning.check_question(objective, target.value, target.column, cost, costs, counts, devices)
     tuning.check_space(objective, base, values, fixed_grid)
     check_runs(objective, [base])
     seconds = None if budget is None else parse_budget(budget)
@@ -120,18 +123,32 @@ def tune(
             objective, base, target=target.value, column=target.column, cost=cost, search=values,
             fixed=[*given, *entry.preset], fixed_grid=fixed_grid, rounds=run.rounds,
             record_every=every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
-            store=out / "trials.jsonl", progress=progress, budget=seconds,
+            store=out / "trials.jsonl", progress=progress, budget=seconds, devices=devices,
         )  # fmt: skip
     _print_result(found, out)
-    if found.judged is not None and "seconds" not in found.question.cost.name:
+    if found.judged is not None and not found.question.cost.is_estimated:
         text = build.describe_in_text(method, found.method, list(entry.preset))
         print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
     command = build.command_line(
-        method, found.method, problem_options(problem) | {"--rounds": str(found.rounds)}
+        method,
+        found.method,
+        problem_options(problem) | {"--rounds": str(found.rounds)} | device_options(devices),
     )
     print(f"Run it: {command}")
     if report:
         _write_report(report, objective, found, out / "search.svg", command)
+    return {
+        "goal": found.goal,
+        "method": found.method,
+        "candidates": [{"method": each, **vars(score)} for each, score in found.scores],
+        "searched": list(found.axes),
+        "is_enclosed": found.is_enclosed,
+        "judged": found.judged,
+        "advice": found.advice,
+        "runs": found.runs,
+        "command": command,
+        "out": out,
+    }
 
 
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
@@ -149,6 +166,7 @@ def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
         "--target": shlex.quote(str(Target(question.column, question.target))),
         "--cost": shlex.quote(question.cost.name),
     }
+    options |= device_options(question.devices)
     return " ".join(["fedpage compare", *join_options(options)])
 
 
@@ -156,23 +174,25 @@ def _write_report(
     report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the picture and the command."""
-    from fedpage.report import page, plots
+    from fedpage.engine.simulate import RunOptions
+    from fedpage.report import page, search_plot
     from fedpage.studies.sweep import sweep
 
     question = found.question
-    plots.search_panels(found, picture)
+    search_plot.search_panels(found, picture)
     runs = sweep(
         problem,
         [found.method],
         rounds=found.rounds,
         seeds=found.fresh,
         record_every=question.record_every,
+        options=RunOptions(devices=question.devices),
     )
     title = f"{found.name} tuned on {problem.data.name}, {problem.N:,} clients"
-    cost = question.cost.name
+    cost = question.cost
     path = page.write_runs(
         runs, report, title=title, target=question.target, column=question.column, picture=picture,
-        cost="round" if "seconds" in cost else cost,  # estimated: no column has them
+        cost="round" if cost.is_estimated else cost,  # no column has estimated seconds
         command=command, command_note="To run the tuned method:",
     )  # fmt: skip
     print(f"Report: {path}")
@@ -195,7 +215,7 @@ def _print_result(found: Tuning, out: Path) -> None:
     from rich.table import Table
 
     from fedpage.core.columns import describe_column
-    from fedpage.report import plots
+    from fedpage.report import search_plot
     from fedpage.report.summary import format_cost
 
     column = found.question.cost.column
@@ -227,7 +247,7 @@ def _print_result(found: Tuning, out: Path) -> None:
     print(found.advice)
     reused = f", and {found.reused} from an earlier search" if found.reused else ""
     print(f"{found.runs} runs{reused}, in {out / 'trials.jsonl'}")
-    print(f"Picture: {plots.search_panels(found, out / 'search.png')}")
+    print(f"Picture: {search_plot.search_panels(found, out / 'search.png')}")
 
 
 def _format_value(value: object, name: str = "") -> str:

@@ -264,6 +264,18 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 floats -= int((self.up.floats(self.d) - self.up.numbers(self.d, keys)).sum())
         return Size(floats, bits, nbytes)
 
+    def reply_bytes(
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
+    ) -> Ints:
+        """Return the bytes of the reply of each of these clients, (n,)."""
+        each = np.full(len(clients), self.reply_size[message].bytes, dtype=np.int64)
+        if not self.has_fixed_size:
+            most = -(-self.up.bits(self.d, self.dtype) // 8)
+            for field in self._fields[message]:
+                keys = self._keys(draws, clients, field, ranks)
+                each -= most + (-self.up.sizes(self.d, self.dtype, keys) // 8)
+        return each
+
     def _keys(self, draws: Draws, clients: Ints, field: _Field, ranks: Ranks | None) -> Keys:
         if not self.up.is_random:
             return NO_KEYS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -34,6 +34,9 @@ class Column:
     is_cost: bool = False
 
 
+SIMULATED = "seconds_simulated"
+"""The column of the time that rounds would take on devices, recorded where a run has devices."""
+
 COLUMNS: dict[str, Column] = {
     "round": Column("communication rounds", is_cost=True),
     "clients": Column("clients called", is_cost=True),
@@ -46,6 +49,7 @@ COLUMNS: dict[str, Column] = {
     "gradients": Column("row gradients, all clients", is_cost=True),
     "gradients_per_client": Column("row gradients per called client", is_cost=True),
     "seconds": Column("seconds in rounds", "s", is_cost=True),
+    SIMULATED: Column("simulated seconds", "s", is_cost=True),
     "floats_up": Column("floats up", is_cost=True),
     "floats_down": Column("floats down", is_cost=True),
     "evaluations": Column("gradient evaluations", is_cost=True),
@@ -62,7 +66,8 @@ COLUMNS: dict[str, Column] = {
 filled up to whole bytes. "gradients" counts gradients of single rows (f_ij) over all clients.
 "gradients_per_client" sums, over rounds, the mean number of gradients of a called client. "missing"
 counts requests without a valid reply in time, "rejected" replies that failed validation, and
-"fallbacks" full rounds that were replaced by sampled ones.
+"fallbacks" full rounds that were replaced by sampled ones. "seconds" is the time that the rounds
+took here, "seconds_simulated" the time that they would take on `Devices`.
 """
 
 DERIVED: dict[str, Terms] = {
@@ -78,10 +83,22 @@ AXES = (
     "round", "clients", "bytes", "bytes_up", "bytes_down", "bits", "bits_up", "bits_down",
     "gradients", "gradients_per_client",
 )  # fmt: skip
-"""The costs that reports offer as horizontal axis, in menu order."""
+"""The costs that reports offer as horizontal axis of any runs, in menu order."""
 
-ALIASES = {"rounds": "round", "up": "bytes_up", "down": "bytes_down"}
+ALIASES = {"rounds": "round", "contacts": "clients", "up": "bytes_up", "down": "bytes_down"}
 """Short names of columns in a cost."""
+
+
+def list_axes(recorded: Iterable[Collection[str]]) -> tuple[str, ...]:
+    """Return the costs that a report of some runs offers as horizontal axis, in menu order.
+
+    Args:
+        recorded: The columns of each run.
+
+    >>> list_axes([{"loss", "seconds_simulated"}])[-1]
+    'seconds_simulated'
+    """
+    return (*AXES, SIMULATED) if all(SIMULATED in columns for columns in recorded) else AXES
 
 
 def read_column(row: Mapping[str, float], name: str) -> float:
@@ -157,6 +174,16 @@ class Cost:
             return self.column.label
         return self.name.replace("bytes_up", "up").replace("bytes_down", "down")
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether it counts seconds, which searches estimate from given speeds."""
+        return any(name == "seconds" for name, _ in self.terms)
+
+    @property
+    def is_simulated_time(self) -> bool:
+        """Whether it counts simulated seconds, which need devices."""
+        return any(name == SIMULATED for name, _ in self.terms)
+
     def evaluate(self, read: Callable[[str], Number]) -> Number:
         """Add up the terms.
 
@@ -193,7 +220,8 @@ def _parse_term(term: str, text: str) -> tuple[str, float]:
     if column in COLUMNS and COLUMNS[column].is_cost:
         return column, weight
     hint = did_you_mean(name, [*(c for c in COLUMNS if COLUMNS[c].is_cost), *ALIASES])
-    hint = hint or f" costs are {', '.join((*AXES, 'seconds'))}, and sums such as up+0.1*down"
+    known = ", ".join((*AXES, "seconds", SIMULATED))
+    hint = hint or f" costs are {known}, and sums such as up+0.1*down"
     where = "" if name == text.strip() else f" in {short_repr(text)}"
     raise InputError(f"{short_repr(name)}{where} is not a cost;{hint}")
 

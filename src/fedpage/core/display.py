@@ -67,7 +67,7 @@ def html_note(text: str) -> str:
 
 
 def html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; the first column is left-aligned, columns of numbers right-aligned.
+    """Return a table; columns of numbers under headings are right-aligned, but for the first.
 
     Args:
         head: The headings; () for none.
@@ -75,7 +75,8 @@ def html_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """
     cells = [[str(cell) for cell in row] for row in rows]
     is_number = [
-        all(_is_number(row[i]) for row in cells if row[i]) for i in range(len(cells[0]))
+        bool(head) and all(_is_number(row[i]) for row in cells if row[i])
+        for i in range(len(cells[0]))
     ] if cells else []  # fmt: skip
 
     def line(row: Sequence[str], tag: str) -> str:

@@ -418,6 +418,23 @@ def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
     return drawn
 
 
+def normal_per_client(seed: int, *words: int, clients: Ints) -> Vector:
+    """Draw a standard normal number for each client, (n,), by Box and Muller.
+
+    Args:
+        seed: The seed.
+        words: Whole numbers that tell this use of the seed from others.
+        clients: Client numbers, (n,).
+
+    >>> both = normal_per_client(0, 7, clients=np.array([3, 9]))
+    >>> bool(both[1] == normal_per_client(0, 7, clients=np.array([9]))[0])
+    True
+    """
+    radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(seed, *words, 0, clients=clients)))
+    angle = 2.0 * np.pi * uniform_per_client(seed, *words, 1, clients=clients)
+    return np.asarray(radius * np.cos(angle))
+
+
 def permutation(seed: int, *words: int, size: int) -> Ints:
     """Return the numbers 0..size-1 in an order given by the seed and the words.
 

@@ -197,6 +197,15 @@ class Oracle(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsEachClient(Protocol):
+    """An oracle that knows which client computed how many gradients; simulated time needs it."""
+
+    def count_each(self) -> Ints:
+        """Return the row gradients that each called client has computed so far, (n,)."""
+        ...
+
+
 class Smoothness(NamedTuple):
     """Lipschitz constants of gradients, from the finest assumption to the coarsest."""
 

@@ -195,16 +195,23 @@ PARTITIONS: Registry[Callable[..., Partition]] = Registry("partition")
 
 
 @PARTITIONS.register("blocks")
-def blocks(n: int, clients: int) -> Partition:
+def blocks(n: int, clients: int, rows: int = 0) -> Partition:
     """Give each client a block of floor(n/N) consecutive rows, as the paper does.
 
     Args:
         n: the number of rows; the n mod N last ones are not used.
         clients: the number of clients, N.
+        rows: use the first rows only, so many; 0 uses all.
 
     >>> blocks(7, 3).rows(1).tolist()
     [2, 3]
     """
+    if rows:
+        if not 0 < rows <= n:
+            raise InputError(
+                f"blocks: rows must be from 1 to {n:,}, the rows there are, not {rows:,}"
+            )
+        n = rows
     clients = check_counts("blocks", n, clients)
     return equal_parts(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
 
@@ -288,7 +295,7 @@ def own_parameter(make: Callable[..., Partition]) -> Parameter | None:
 def usage() -> str:
     """List the partitions as `--partition` takes them, with optional parameters in brackets.
 
-    >>> usage().startswith("blocks, iid, by-id[:small], label-shards[:shards], dirichlet:alpha, ")
+    >>> usage().startswith("blocks[:rows], iid, by-id[:small], label-shards[:shards], dirichlet")
     True
     """
     words = []

@@ -38,6 +38,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         transport: How clients are reached.
         seed: The run's seed.
         policy: What to do about clients that fail.
+        costs: The counters of costs; None: `Costs()`.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         *,
         seed: int,
         policy: Policy,
+        costs: Costs | None = None,
     ) -> None:
         self.method, self.N, self.seed = method, N, check_seed(seed)
         self.state = method.init(x0, N)
-        self.round = Round(method, N, len(x0), x0.dtype, transport, policy)
+        self.round = Round(method, N, len(x0), x0.dtype, transport, policy, costs)
         self.costs = self.round.costs
 
     @property
@@ -110,7 +112,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         Raises:
             InputError: The snapshot is not one of this method on this problem.
         """
-        types = {name: type(value) for name, value in vars(Costs()).items()}
+        types = {name: type(value) for name, value in vars(type(self.costs)()).items()}
         try:
             costs = dict(tree["costs"])
             misses = {int(client): int(times) for client, times in tree["misses"].items()}

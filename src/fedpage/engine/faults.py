@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.random import check_seed, uniform_per_client
+from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
 from fedpage.core.types import Ints, Problem, ReplyT, Vector
 from fedpage.engine.policy import Policy
 from fedpage.runs import toml
@@ -172,7 +172,7 @@ class FaultSampler:
         everyone = np.arange(N, dtype=np.int64)
         self._speed = np.zeros(N)
         if faults.spread:
-            self._speed = faults.spread * _normal(self.seed, _SPEED, clients=everyone)
+            self._speed = faults.spread * normal_per_client(self.seed, _SPEED, clients=everyone)
         self._edges = np.cumsum([faults.nan, faults.infinite, faults.shape, faults.late])
         self._replies_fail = bool(
             self._edges[-1] > 0.0 or faults.lost or faults.deadline is not None
@@ -202,7 +202,7 @@ class FaultSampler:
         if faults.deadline is not None:
             noise: Vector | float = 0.0
             if faults.noise:
-                noise = _normal(self.seed, _NOISE, round, attempt, clients=clients)
+                noise = normal_per_client(self.seed, _NOISE, round, attempt, clients=clients)
             late = self._speed[clients] + faults.noise * noise > math.log(faults.deadline)
             outcomes[late] = LATE
         if faults.lost:
@@ -233,13 +233,6 @@ class HasLabels(Protocol):
     def mean_labels(self) -> Vector:
         """Return the mean label of each client, (N,)."""
         ...
-
-
-def _normal(*words: int, clients: Ints) -> Vector:
-    """Draw a standard normal number for each client, (n,), by Box and Muller."""
-    radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(*words, 0, clients=clients)))
-    angle = 2.0 * np.pi * uniform_per_client(*words, 1, clients=clients)
-    return np.asarray(radius * np.cos(angle))
 
 
 def corrupt(reply: ReplyT, outcome: int) -> ReplyT:

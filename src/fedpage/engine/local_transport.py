@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, NamedTuple
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,41 +15,35 @@ from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of
 from fedpage.core.types import (
-    AnyArray,
     Call,
     ClientStateT,
+    CountsEachClient,
     Draws,
     Fields,
     Ints,
     MessageT,
     Method,
+    Oracle,
     Problem,
     ReplyT,
     StateT,
+    Vector,
     dtype_of,
 )
 from fedpage.engine.client_states import ClientStates
-from fedpage.engine.faults import (
-    FINE,
-    LATE,
-    LOST,
-    WRONG_SHAPE,
-    FaultSampler,
-    corrupt,
+from fedpage.engine.clock import Clock
+from fedpage.engine.delivery import (
+    LateReply,
+    deliver_late,
+    deliver_unchecked,
+    take_row,
+    validate,
 )
+from fedpage.engine.faults import LATE, LOST, FaultSampler
 from fedpage.engine.policy import Policy
-from fedpage.engine.transport import Chunk, Rejection
+from fedpage.engine.transport import Chunk
 
-
-class LateReply(NamedTuple):
-    """A reply that arrives in a later round than the one it belongs to."""
-
-    client: int
-    round: int
-    reply: Fields
-    """Fields (d,)."""
-    size: Size
-    """Its size as it was sent."""
+_NO_SECONDS: Vector = np.empty(0)
 
 
 class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -64,6 +57,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         chunk: The largest number of clients computed at once.
         sampler: Draws the faults of clients; None: clients do not fail.
         policy: Whether replies are validated, and when client states are committed.
+        clock: Times the clients; None: time is not simulated.
     """
 
     def __init__(
@@ -76,11 +70,12 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         chunk: int,
         sampler: FaultSampler | None,
         policy: Policy,
+        clock: Clock | None = None,
     ) -> None:
         self.problem, self.method, self.client_states = problem, method, client_states
         self.threads, self.chunk, self.policy = threads, chunk, policy
         self.late: list[LateReply] = []
-        self._sampler = sampler
+        self._sampler, self._clock = sampler, clock
         dtype = dtype_of(problem)
         self._wire = Wire(method, problem.d, dtype)
         self._layouts = self._wire.replies
@@ -102,9 +97,10 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             call = call._replace(message=self._wire.receive(call.message))
         if self._sampler is not None:
             return self._request_unreliable(self._sampler, call, draws, attempt)
-        if len(call.clients) <= self.chunk:
-            return (self._compute(call.clients, call, draws),)
-        return self._compute_chunks(self.split(call.clients), call, draws)
+        if self._clock is None and len(call.clients) <= self.chunk:
+            return (self._compute(call.clients, call, draws, attempt),)
+        chunks = self._compute_chunks(self.split(call.clients), call, draws, attempt)
+        return chunks if self._clock is None else self._wait_for_all(self._clock, chunks, attempt)
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Store the new states of clients whose replies count."""
@@ -117,8 +113,17 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             return [clients]
         return [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
 
+    def _wait_for_all(
+        self, clock: Clock, chunks: Iterable[Chunk[ReplyT, ClientStateT]], attempt: int
+    ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
+        """Pass on chunks in which every called client answers, and wait for the slowest."""
+        for chunk in chunks:
+            assert chunk.seconds is not None
+            clock.wait(attempt, chunk.seconds, is_required=True, has_silent=False)
+            yield chunk
+
     def _compute(
-        self, clients: Ints, call: Call[MessageT], draws: Draws
+        self, clients: Ints, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Chunk[ReplyT, ClientStateT]:
         """Compute, validate and compress the replies of some of the called clients."""
         message = call.message
@@ -141,9 +146,33 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             size = self._measure(clients, call, draws)
             if kept is not None and not kept.matches(states, n):
                 raise InputError(self._describe_fault(message, (replies, states), n))
+        seconds = None
+        if self._clock is not None:
+            seconds = self._time(self._clock, clients, call, draws, attempt, oracle)
         return Chunk(
-            clients, clients, replies, states, oracle.gradients, oracle.evaluations, n, (), size
-        )
+            clients, clients, replies, states, oracle.gradients, oracle.evaluations, n, (), size,
+            seconds,
+        )  # fmt: skip
+
+    def _time(
+        self,
+        clock: Clock,
+        clients: Ints,
+        call: Call[MessageT],
+        draws: Draws,
+        attempt: int,
+        oracle: Oracle,
+    ) -> Vector:
+        """Return the simulated seconds of clients that have computed their replies, (n,)."""
+        if not isinstance(oracle, CountsEachClient):
+            raise InputError(
+                f"devices: {type(oracle).__name__} does not count the gradients of each client; "
+                "add a method count_each, or leave out the devices"
+            )
+        message = type(call.message)
+        down = self._wire.message_size[message].bytes
+        up = self._wire.reply_bytes(message, clients, draws, self._rank(clients, call))
+        return clock.measure(clients, down, up, oracle.count_each(), draws.round, attempt)
 
     def _rank(self, clients: Ints, call: Call[MessageT]) -> Ranks | None:
         """Return the places of clients among all that are called, if the codec needs them."""
@@ -176,28 +205,28 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return f"{name}.client: the new client state {fault}"
 
     def _compute_chunks(
-        self, chunks: list[Ints], call: Call[MessageT], draws: Draws
+        self, chunks: list[Ints], call: Call[MessageT], draws: Draws, attempt: int
     ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
         """Compute chunk after chunk, on threads if there are several."""
         if self.threads == 1 or len(chunks) == 1:
             for clients in chunks:
-                yield self._compute(clients, call, draws)
+                yield self._compute(clients, call, draws, attempt)
             return
         waiting: deque[Future[Chunk[ReplyT, ClientStateT]]] = deque()
         with ThreadPoolExecutor(self.threads) as pool:
             for clients in chunks:
                 if len(waiting) > self.threads:
                     yield waiting.popleft().result()
-                waiting.append(pool.submit(self._compute_on_thread, clients, call, draws))
+                waiting.append(pool.submit(self._compute_on_thread, clients, call, draws, attempt))
             while waiting:
                 yield waiting.popleft().result()
 
     def _compute_on_thread(
-        self, clients: Ints, call: Call[MessageT], draws: Draws
+        self, clients: Ints, call: Call[MessageT], draws: Draws, attempt: int
     ) -> Chunk[ReplyT, ClientStateT]:
         """Compute a chunk where the main thread's settings of numpy do not reach."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._compute(clients, call, draws)
+            return self._compute(clients, call, draws, attempt)
 
     def _request_unreliable(
         self, sampler: FaultSampler, call: Call[MessageT], draws: Draws, attempt: int
@@ -207,17 +236,20 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         arrived = [late for late in self.late if late.round < now] if self.late else []
         if arrived:
             self.late = [late for late in self.late if late.round >= now]
-            size = Size(*map(sum, zip(*(late.size for late in arrived), strict=True)))
-            arrived = sorted(arrived, key=lambda late: late.client)
-            yield self._deliver_late(arrived, call)._replace(size=size)
+            layout = self._layouts[type(call.message)]
+            yield deliver_late(arrived, layout, self.policy.validate)
         requested = self.split(call.clients)
         working: list[Ints] = []
         for clients in requested:
             mask = sampler.sample_working(clients, now, attempt)
             working.append(clients if mask is None else clients[mask])
-        computed = self._compute_chunks([c for c in working if len(c)], call, draws)
+        computed = self._compute_chunks([c for c in working if len(c)], call, draws, attempt)
         for clients, able in zip(requested, working, strict=True):
             if not len(able):
+                if self._clock is not None:
+                    self._clock.wait(
+                        attempt, _NO_SECONDS, is_required=call.require_all, has_silent=True
+                    )
                 yield Chunk(clients, able, None)
                 continue
             chunk = next(computed)
@@ -225,15 +257,41 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 self.client_states.put(able, chunk.client_states)  # type: ignore[arg-type]
                 chunk = chunk._replace(client_states=None)
             outcomes = sampler.sample_outcomes(able, now, attempt)
+            if self._clock is not None:
+                is_whole = len(able) == len(clients)
+                chunk, outcomes = self._wait(
+                    self._clock, chunk, outcomes, attempt, call.require_all, is_whole
+                )
             if outcomes is not None:
                 self._keep_late(chunk, outcomes, call, draws)
-            deliver = self._validate if self.policy.validate else self._deliver_unchecked
+            deliver = validate if self.policy.validate else deliver_unchecked
             if able is not clients:
                 chunk = chunk._replace(requested=clients)
             if outcomes is not None and chunk.size is not None:
                 delivered = able[(outcomes != LOST) & (outcomes != LATE)]
                 chunk = chunk._replace(size=self._measure(delivered, call, draws))
             yield deliver(chunk, outcomes)
+
+    def _wait(
+        self,
+        clock: Clock,
+        chunk: Chunk[ReplyT, ClientStateT],
+        outcomes: NDArray[np.int8] | None,
+        attempt: int,
+        is_required: bool,
+        is_whole: bool,
+    ) -> tuple[Chunk[ReplyT, ClientStateT], NDArray[np.int8] | None]:
+        """Wait for a chunk's replies; those after the deadline are late, except lost ones."""
+        assert chunk.seconds is not None
+        is_silent = outcomes is not None and bool(np.isin(outcomes, (LOST, LATE)).any())
+        late = clock.wait(
+            attempt, chunk.seconds, is_required=is_required, has_silent=is_silent or not is_whole
+        )
+        if late is None:
+            return chunk, outcomes
+        outcomes = np.zeros(len(late), dtype=np.int8) if outcomes is None else outcomes
+        outcomes[late & (outcomes != LOST)] = LATE
+        return chunk._replace(expired=chunk.clients[late]), outcomes
 
     def _keep_late(
         self,
@@ -245,106 +303,6 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         for i in np.flatnonzero(outcomes == LATE).tolist():
             client = chunk.clients[i : i + 1]
             size = self._measure(client, call, draws) or self._wire.reply_size[type(call.message)]
-            self.late.append(LateReply(int(client[0]), draws.round, _row(chunk.replies, i), size))
-
-    def _validate(
-        self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
-    ) -> Chunk[ReplyT, ClientStateT]:
-        """Keep the valid replies of a chunk and describe the faults of the others."""
-        replies: Any = chunk.replies
-        if outcomes is None and all(_is_finite(part) for part in replies):
-            return chunk
-        if outcomes is None:
-            outcomes = np.zeros(len(chunk.clients), dtype=np.int8)
-        delivered = (outcomes != LOST) & (outcomes != LATE)
-        valid = delivered & (outcomes == FINE)
-        for part in replies:
-            valid &= np.isfinite(part).all(axis=1)
-        rejected = []
-        for i in np.flatnonzero(delivered & ~valid).tolist():
-            reply = corrupt(_row(replies, i), int(outcomes[i]))
-            fault = _shape_fault(replies, reply) if outcomes[i] == WRONG_SHAPE else ""
-            if outcomes[i] == WRONG_SHAPE and not fault:  # a shape of (1,) is right where d = 1
-                valid[i] = all(np.isfinite(part).all() for part in reply)
-                if valid[i]:
-                    continue
-            client = int(chunk.clients[i])
-            rejected.append(
-                Rejection(client, fault) if fault else Rejection(client, "not finite", reply)
+            self.late.append(
+                LateReply(int(client[0]), draws.round, take_row(chunk.replies, i), size)
             )
-        states: Any = chunk.client_states
-        return chunk._replace(
-            clients=chunk.clients[valid],
-            replies=replies._make([part[valid] for part in replies]),
-            client_states=None if states is None else states._make([s[valid] for s in states]),
-            received=int(delivered.sum()),
-            rejected=rejected,
-        )
-
-    def _deliver_unchecked(
-        self, chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
-    ) -> Chunk[ReplyT, ClientStateT]:
-        """Deliver replies without validation; a number in place of a vector is repeated."""
-        if outcomes is None:
-            return chunk
-        replies: Any = chunk.replies
-        delivered = np.flatnonzero((outcomes != LOST) & (outcomes != LATE))
-        rows = [corrupt(_row(replies, i), int(outcomes[i])) for i in delivered.tolist()]
-        return chunk._replace(
-            clients=chunk.clients[delivered],
-            replies=_stack(rows, replies) if rows else None,
-            received=len(rows),
-        )
-
-    def _deliver_late(
-        self, arrived: list[LateReply], call: Call[MessageT]
-    ) -> Chunk[ReplyT, ClientStateT]:
-        """Deliver replies of earlier rounds: rejected, or added by a policy that checks nothing."""
-        no_clients, n = call.clients[:0], len(arrived)
-        if self.policy.validate:
-            rejected = [
-                Rejection(late.client, f"late: it belongs to round {late.round}")
-                for late in arrived
-            ]
-            return Chunk(no_clients, no_clients, None, received=n, rejected=rejected)
-        layout = self._layouts[type(call.message)]
-        usable = [late for late in arrived if len(late.reply) == len(layout.sizes)]
-        if not usable:
-            return Chunk(no_clients, no_clients, None, received=n)
-        columns = zip(*(late.reply for late in usable), strict=True)
-        parts = [
-            np.stack([np.broadcast_to(row, (size,)) for row in rows])
-            for rows, size in zip(columns, layout.sizes, strict=True)
-        ]
-        clients = np.array([late.client for late in usable], dtype=np.int64)
-        return Chunk(no_clients, clients, layout.build(parts), received=n)
-
-
-def _row(replies: Any, i: int) -> Any:
-    """Return one client's reply, fields (d,)."""
-    return replies._make([part[i] for part in replies])
-
-
-def _stack(rows: list[Any], replies: Any) -> Any:
-    """Join replies of single clients, each broadcast to the right size."""
-    columns = zip(*rows, strict=True)
-    return replies._make(
-        [
-            np.stack([np.broadcast_to(row, part.shape[1:]) for row in column])
-            for column, part in zip(columns, replies, strict=True)
-        ]
-    )
-
-
-def _shape_fault(replies: Any, reply: Any) -> str:
-    """Name the field of a client's reply that has the wrong shape."""
-    for name, part, row in zip(replies._fields, replies, reply, strict=True):
-        if row.shape != part.shape[1:]:
-            return f"{name} of shape {row.shape} instead of {part.shape[1:]}"
-    return ""
-
-
-def _is_finite(part: AnyArray) -> bool:
-    """Return whether every number is finite; a dot product decides unless it overflows."""
-    flat = part.reshape(-1)
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(part).all())

@@ -52,6 +52,13 @@ class Costs:
     fallbacks: int = 0
 
 
+@dataclass
+class TimedCosts(Costs):
+    """The costs of a run whose time is simulated."""
+
+    seconds_simulated: float = 0.0
+
+
 class RoundInfo(NamedTuple):
     """What a round reports besides the next state."""
 
@@ -73,6 +80,7 @@ class _Outcome:
         self.round = round
         self.present: set[int] = set()
         self.absent: set[int] = set()
+        self.expired: set[int] = set()
         self.events: list[Event] = []
 
     def add_event(self, kind: str, text: str) -> None:
@@ -92,6 +100,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         dtype: The type of the model's numbers.
         transport: How clients are reached.
         policy: What to do about clients that fail.
+        costs: The counters of costs; None: `Costs()`.
     """
 
     def __init__(
@@ -102,9 +111,10 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         dtype: DType,
         transport: Transport[MessageT, ReplyT, ClientStateT],
         policy: Policy,
+        costs: Costs | None = None,
     ) -> None:
         self.method, self.N, self.transport, self.policy = method, N, transport, policy
-        self.costs = Costs()
+        self.costs = Costs() if costs is None else costs
         self.health = ClientHealth(policy.lost_after)
         wire = Wire(method, d, dtype)
         self._up = wire.up
@@ -273,17 +283,20 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 continue
             parts, rejected = [chunk], list(chunk.rejected)
             missing = _difference(chunk.requested, chunk.clients)
+            reachable = _without_expired(missing, chunk, outcome)
             for retry in range(1, retries + 1):
-                if not len(missing):
+                if not len(reachable):
                     break
-                self.costs.missing += len(missing)
-                retried = call._replace(clients=missing, cohort=call.clients)
+                self.costs.missing += len(reachable)
+                retried = call._replace(clients=reachable, cohort=call.clients)
                 again = self._send(retried, draws, attempt + retry)
                 for part in (again[0], *again[1]):
                     self._count_received(part, call.message, outcome)
                     parts.append(part)
                     rejected += part.rejected
                     missing = _difference(missing, part.clients)
+                    reachable = _difference(reachable, part.clients)
+                    reachable = _without_expired(reachable, part, outcome)
             self.costs.missing += len(missing)
             gathered.add(_merge(parts), missing.tolist(), rejected)
             del parts, chunk
@@ -314,7 +327,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def _update_health(self, outcome: _Outcome) -> None:
         """Update the clients' health once per round."""
-        present, absent = outcome.present, outcome.absent - outcome.present
+        present = outcome.present
+        absent = outcome.absent - present - outcome.expired  # slow clients are not lost
         back, lost = self.health.update(present, absent)
         if back:
             outcome.add_event("back", f"{_names(back)} answered again")
@@ -389,6 +403,14 @@ def _difference(requested: Ints, answered: Ints) -> Ints:
     if not len(answered) or not len(requested):
         return requested
     return requested[~np.isin(requested, answered, assume_unique=True)]
+
+
+def _without_expired(missing: Ints, chunk: Chunk[ReplyT, ClientStateT], outcome: _Outcome) -> Ints:
+    """Return the missing clients whose deadline has not passed, and note the others."""
+    if chunk.expired is None:
+        return missing
+    outcome.expired.update(chunk.expired.tolist())
+    return _difference(missing, chunk.expired)
 
 
 def _mean_of_rejected(rejected: list[Rejection]) -> Any:

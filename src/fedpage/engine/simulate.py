@@ -13,6 +13,7 @@ from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
+from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.faults import Faults
 from fedpage.engine.loop import Run, StopRule
 from fedpage.engine.policy import Policy
@@ -41,10 +42,14 @@ class RunOptions:
     """How clients fail."""
     policy: Policy | None = None
     """What a round does about clients that fail."""
+    devices: Devices | None = None
+    """The clients' devices, which add the column seconds_simulated."""
     evaluate: Evaluation = "pooled"
     """Evaluate f at once, or take the mean of the clients' evaluations, as a federation does."""
     resume: bool = False
-    """Resume the run in the directory `out`, begin it if there is none, or read it if it ended."""
+    """Resume the run in the directory `out`, begin it if there is none, or read it if it ended.
+
+    A run that has done all its rounds continues if `rounds` is larger now."""
     checkpoint_every: str | int = "10s"
     """Rounds (100) or seconds ("10s", "5m") between checkpoints in `out`."""
 
@@ -83,7 +88,7 @@ def simulate(
         out: A directory to write the run to while it runs. If the process dies,
             `RunOptions(resume=True)` continues from the newest checkpoint, with the same bits.
             Without it, a run that is already in the directory is deleted.
-        options: Rarely used options: first model, threads, faults, resuming.
+        options: Rarely used options: first model, threads, faults, devices, resuming.
 
     Returns:
         The history: its records, the last model `x` (d,), and `stop_reason`.
@@ -167,7 +172,11 @@ def prepare(
         faults=options.faults,
         policy=options.policy,
         evaluate=options.evaluate,
+        devices=options.devices,
     )
+    if isinstance(stop, Stop):
+        for budget in stop.budgets:
+            check_time(budget, options.devices)
     run = Run(engine, History(), rounds=rounds, record_every=record_every, stop=stop)
     run.history.meta = describe_simulation(
         problem,
@@ -213,6 +222,8 @@ def describe_simulation(
         meta["evaluate"] = options.evaluate
     if options.faults is not None:
         meta["faults"] = options.faults.describe()
+    if options.devices is not None:
+        meta["devices"] = options.devices.describe()
     if options.policy is not None and options.policy != Policy():
         meta["policy"] = vars(options.policy).copy()
     return meta

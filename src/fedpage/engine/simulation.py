@@ -27,9 +27,13 @@ from fedpage.core.types import (
 from fedpage.core.validate import check_whole
 from fedpage.engine.base import Engine, check_is_method, mean_evaluations
 from fedpage.engine.client_states import ClientStates
+from fedpage.engine.clock import Clock
+from fedpage.engine.delivery import LateReply
+from fedpage.engine.devices import Devices
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.local_transport import LateReply, LocalTransport
+from fedpage.engine.local_transport import LocalTransport
 from fedpage.engine.policy import Policy
+from fedpage.engine.round import RoundInfo, TimedCosts
 from fedpage.problems.client_scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
 
@@ -65,6 +69,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         faults: How clients fail; None: they do not.
         policy: What to do about clients that fail.
         evaluate: "pooled" or "per_client".
+        devices: The clients' devices, to simulate time; None: time is not simulated.
 
     Raises:
         InputError: An argument is wrong, or they do not fit each other.
@@ -82,6 +87,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         faults: Faults | None = None,
         policy: Policy | None = None,
         evaluate: Evaluation = "pooled",
+        devices: Devices | None = None,
     ) -> None:
         parts = ("oracle", "evaluate", "describe")
         if isinstance(problem, type) or not all(hasattr(problem, name) for name in parts):
@@ -93,6 +99,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         options: tuple[tuple[str, object, type], ...] = (
             ("faults", faults, Faults),
             ("policy", policy, Policy),
+            ("devices", devices, Devices),
         )
         for name, value, type_ in options:
             if value is not None and not isinstance(value, type_):
@@ -112,12 +119,20 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         self.client_states: ClientStates[ClientStateT] = ClientStates(
             method.client_state, problem.N, problem.d, start.dtype
         )
+        if devices is not None and devices.deadline is not None and faults is None:
+            faults = Faults()  # replies may be late
         sampler = None if faults is None else FaultSampler(faults, problem, seed)
+        self._clock = None if devices is None else Clock(devices, problem.N, problem.d, seed)
+        self._timed = TimedCosts()
         self._transport = LocalTransport(
             problem, method, self.client_states,
             threads=int(threads), chunk=int(chunk), sampler=sampler, policy=policy,
+            clock=self._clock,
         )  # fmt: skip
-        super().__init__(method, problem.N, start, self._transport, seed=seed, policy=policy)
+        costs = None if devices is None else self._timed
+        super().__init__(
+            method, problem.N, start, self._transport, seed=seed, policy=policy, costs=costs
+        )
 
     @property
     def code(self) -> dict[str, type]:
@@ -128,6 +143,18 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
     def __repr__(self) -> str:
         done = f"after {self.costs.round:,} rounds"
         return f"Simulation({self.method!r} on {self.problem!r}, seed={self.seed}, {done})"
+
+    def step(self) -> RoundInfo:
+        """Run one round.
+
+        Raises:
+            RoundFailed: Too few clients answered.
+        """
+        try:
+            return super().step()
+        finally:
+            if self._clock is not None:
+                self._timed.seconds_simulated += self._clock.pop_round()
 
     def evaluate(self) -> Mapping[str, float]:
         """Evaluate x by the problem, or by each of its clients."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol
 
 from fedpage.codecs.wire import Size
-from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, ReplyT
+from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, ReplyT, Vector
 
 
 class Rejection(NamedTuple):
@@ -36,6 +36,10 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
     rejected: Sequence[Rejection] = ()
     size: Size | None = None
     """The size of the replies that arrived; None: all have the size of their layout."""
+    seconds: Vector | None = None
+    """The simulated seconds of each client that worked; None: time is not simulated."""
+    expired: Ints | None = None
+    """The clients that answer after the deadline and are not asked again in this round."""
 
 
 class Transport(Protocol[MessageT, ReplyT, ClientStateT]):

@@ -42,6 +42,8 @@ class RowOracle:
         """(n,) rows M_i of the called clients; `equal` is M where all clients have as many."""
         self.gradients = 0
         self.evaluations = 0
+        self._times: dict[int, int] = {}
+        """How many gradients over b rows every client has computed, by b."""
         self._draws = draws
         self._drawn = 0
         self._equal = equal
@@ -75,6 +77,14 @@ class RowOracle:
         )
         self.gradients += times * rows
         self.evaluations += times * n
+        self._times[b] = self._times.get(b, 0) + times
+
+    def count_each(self) -> Ints:
+        """Return the row gradients that each called client has computed so far, (n,)."""
+        each = np.zeros(len(self.clients), dtype=np.int64)
+        for b, times in self._times.items():
+            each += times * np.minimum(self.sizes, b)
+        return each
 
 
 def equal_size(sizes: Ints) -> int | None:

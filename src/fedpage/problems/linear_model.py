@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from numbers import Real
 from typing import ClassVar, Self
 
 import numpy as np
@@ -267,7 +266,7 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
             f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}"
             f"{';' if hint else ''}{hint}"
         )
-    is_number = isinstance(alpha, Real) and not isinstance(alpha, bool)
+    is_number = isinstance(alpha, (int, float, np.number)) and not isinstance(alpha, bool)
     if alpha is not None and not (is_number and math.isfinite(alpha) and alpha >= 0):
         raise InputError(
             f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"

@@ -100,7 +100,7 @@ def reference_solution(problem: Problem) -> Reference:
         InputError: The problem is a network, or a quadratic without a minimiser.
 
     >>> import fedpage as fp
-    >>> best = reference_solution(fp.LogisticRegression(fp.load("census", rows=200), 10, alpha=0.1))
+    >>> best = reference_solution(fp.Quadratic.random(3, 2, 4))
     >>> best.is_minimiser, best.grad_norm < 1e-14
     (True, True)
     """

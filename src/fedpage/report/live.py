@@ -17,10 +17,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedpage.core.columns import AXES
+from fedpage.core.columns import AXES, list_axes
 from fedpage.core.errors import InputError
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
+from fedpage.report.tables import Table
+from fedpage.report.titles import describe_problem
 from fedpage.report.watch import watched_column
 from fedpage.runs.follow import FollowedRun, RunFollower, RunState
 from fedpage.runs.history import History, by_method
@@ -79,18 +81,17 @@ class LiveReport:
         first = watched_column(readable[0], self._column) if readable else ""
         shown = [run for run in readable if first in run.history.columns]
         runs = [run.history for run in shown]
-        states = page.Table(
+        states = Table.of_texts(
             ["run", "state", "round", "of"],
             [[name, run.state.value, f"{run.round:,}", f"{run.rounds:,}"] for name, run in found],
             "" if found else "No runs yet; the page shows them as soon as they have records.",
-            is_text=True,
         )
         return page.render(
             title=f"Runs in {self._follower.root}",
             figures=_figures(shown),
             settings={"versions": runs[0].meta.get("versions", {})} if runs else {},
             columns=page.value_columns(runs, first) if first else ("grad_norm", "loss"),
-            axes=[x for x in AXES if all(_has_cost(run, x) for run in runs)] or ["round"],
+            axes=_axes(runs),
             tables=[states],
             target=_shared_target(shown),
             runs=runs,
@@ -107,21 +108,23 @@ def _figures(runs: list[FollowedRun]) -> list[FigureRuns]:
     figures = []
     for number, group in enumerate(groups.values()):
         about = group[0].history.meta.get("problem", {})
-        words = [str(about[key]) for key in ("objective", "data") if about.get(key)]
-        title = " on ".join(words) or "runs"
-        title = title[0].upper() + title[1:]
-        title += f", {about['N']:,} clients" if isinstance(about.get("N"), int) else ""
+        title = describe_problem(about) or "Runs"
         panel = PanelRuns("", by_method([run.history for run in group]))
         figures.append(FigureRuns(f"problem-{number}", title, "", 1, (panel,)))
     return figures
 
 
-def _has_cost(run: History, cost: str) -> bool:
-    """Return whether a run has recorded a cost, or what it is computed from."""
-    try:
-        return bool(np.isfinite(run.cost(cost)).all())
-    except InputError:
-        return False
+def _axes(runs: list[History]) -> list[str]:
+    """Return the costs that all runs have recorded, or what they are computed from."""
+
+    def has_cost(run: History, cost: str) -> bool:
+        try:
+            return bool(np.isfinite(run.cost(cost)).all())
+        except InputError:
+            return False
+
+    names = list_axes(run.columns for run in runs) if runs else AXES
+    return [name for name in names if all(has_cost(run, name) for run in runs)] or ["round"]
 
 
 def _shared_target(runs: list[FollowedRun]) -> tuple[str, float] | None:

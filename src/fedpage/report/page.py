@@ -13,28 +13,22 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column
+from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column, list_axes
 from fedpage.core.types import Vector
 from fedpage.report import summary
-from fedpage.report.plots import (
-    FigureRuns,
-    PanelRuns,
-    diverged_note,
-    draw_figure,
-    find_direction,
-    quantile_band,
-    use_log_axis,
-)
+from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
+from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
 from fedpage.report.runs_section import run_entries, run_headings
 from fedpage.report.style import Style, assign_styles
+from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
 
 _POINTS = 120
@@ -91,7 +85,7 @@ class Finding(Protocol):
 
 
 class JudgedClaim(Protocol):
-    """A claim with its verdict; `fedpage.studies.paper.claims.Verdict` is one."""
+    """A claim with its verdict; `fedpage.studies.claims.Verdict` is one."""
 
     @property
     def claim(self) -> Claim:
@@ -117,23 +111,6 @@ class JudgedClaim(Protocol):
     def findings(self) -> Sequence[Finding]:
         """The comparisons."""
         ...
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table above the figures: headings, cells, and a sentence that explains them.
-
-    Attributes:
-        head: The headings.
-        rows: The cells of each row.
-        note: The sentence below it.
-        is_text: Whether the cells are words, not numbers.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-    is_text: bool = False
 
 
 def write(
@@ -277,6 +254,8 @@ def write_runs(
     command_note: str = "To repeat it:",
     folders: Sequence[Path] = (),
     home: Path | None = None,
+    bold: Collection[str] = (),
+    sentences: Sequence[str] = (),
 ) -> Path:
     """Write a page about runs of any methods: the summary, one plot, settings and provenance.
 
@@ -293,6 +272,8 @@ def write_runs(
         command_note: The line above the command.
         folders: The directories of the runs. A page about each run is written there, and linked.
         home: A page to link back to.
+        bold: The methods whose cost is bold.
+        sentences: Sentences below the table, such as comparisons of pairs.
 
     Returns:
         The path.
@@ -305,8 +286,9 @@ def write_runs(
         )  # fmt: skip
     groups = by_method(runs)
     about = runs[0].meta
-    cost = Cost.parse(cost)
-    head, rows = summary.table(summary.summarise(runs, target, column, cost), column, cost)
+    cost, axes = Cost.parse(cost), list_axes(run.columns for run in runs)
+    results = summary.summarise(runs, target, column, cost)
+    table = summary.table(results, column, cost, bold=bold)
     words = describe_column(column).label
     medians = "Medians over seeds. " if len(runs) > len(groups) else ""
     note = f"{medians}The target is {words} {target:g} while the loss is at most that of the start."
@@ -324,8 +306,8 @@ def write_runs(
         figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
         settings=settings,
         columns=value_columns(runs, column),
-        axes=AXES if cost.name == "bytes" else list(dict.fromkeys((cost.name, *AXES))),
-        tables=[Table(head, rows, note)],
+        axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
+        tables=[replace(table, notes=(note, *table.notes, *sentences))],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,

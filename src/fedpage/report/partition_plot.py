@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,8 @@ from fedpage.core.types import Ints, Vector
 from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition
+from fedpage.report.figure_file import write_figure
+from fedpage.report.style import ACCENT, PALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,6 @@ _MOST_LABELS = 100
 """With more different whole numbers than this, labels are targets of a regression."""
 _NAMED = 30
 """With more clients than this, the axis has numbers instead of ids."""
-_COLOUR, _PALE = "#0072B2", "#9CC5E0"
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -105,12 +105,7 @@ def plot_partition(
     else:
         _draw_bubbles(figure, content, *counted)
     if path is not None:
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            figure.savefig(file, dpi=130)
-        except ValueError as error:
-            raise InputError(f"{file}: {str(error).splitlines()[0]}") from None
+        write_figure(figure, path, dpi=160)
     return figure
 
 
@@ -141,14 +136,14 @@ def _data_and_partition(given: Any, partition: Partition | None) -> tuple[Datase
 
 def _draw_size_bars(ax: Axes, partition: Partition) -> None:
     sizes = partition.sizes
-    ax.bar(np.arange(partition.N), sizes, color=_COLOUR, width=0.8)
+    ax.bar(np.arange(partition.N), sizes, color=ACCENT, width=0.8)
     _scale_sizes(ax, sizes)
 
 
 def _draw_sorted_sizes(ax: Axes, partition: Partition) -> None:
     sizes = np.sort(partition.sizes)[::-1]
     ax.fill_between(
-        np.arange(len(sizes) + 1), np.append(sizes, sizes[-1]), step="post", color=_COLOUR,
+        np.arange(len(sizes) + 1), np.append(sizes, sizes[-1]), step="post", color=ACCENT,
         linewidth=0,
     )  # fmt: skip
     ax.set_xlim(0, len(sizes))
@@ -263,10 +258,10 @@ def _target_quantiles(y: Vector, partition: Partition) -> Vector:
 def _draw_target_ranges(ax: Axes, y: Vector, partition: Partition) -> None:
     low, lower, middle, upper, high = _target_quantiles(y, partition)
     clients = np.arange(partition.N)
-    ax.vlines(clients, low, high, color=_PALE, linewidth=1.5, label="5% to 95%")
-    ax.vlines(clients, lower, upper, color=_COLOUR, linewidth=5, label="25% to 75%")
+    ax.vlines(clients, low, high, color=PALE, linewidth=1.5, label="5% to 95%")
+    ax.vlines(clients, lower, upper, color=ACCENT, linewidth=5, label="25% to 75%")
     ax.plot(
-        clients, middle, "o", color="white", markeredgecolor=_COLOUR, markersize=5, label="median"
+        clients, middle, "o", color="white", markeredgecolor=ACCENT, markersize=5, label="median"
     )
     ax.set_ylabel("target")
     ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -277,8 +272,8 @@ def _draw_target_bands(ax: Axes, y: Vector, partition: Partition) -> None:
     quantiles = _target_quantiles(y, partition)
     low, lower, middle, upper, high = quantiles[:, np.argsort(quantiles[2], kind="stable")]
     clients = np.arange(partition.N) + 0.5
-    ax.fill_between(clients, low, high, color=_PALE, linewidth=0, label="5% to 95%")
-    ax.fill_between(clients, lower, upper, color=_COLOUR, alpha=0.6, linewidth=0,
+    ax.fill_between(clients, low, high, color=PALE, linewidth=0, label="5% to 95%")
+    ax.fill_between(clients, lower, upper, color=ACCENT, alpha=0.6, linewidth=0,
                     label="25% to 75%")  # fmt: skip
     ax.plot(clients, middle, color="black", linewidth=1, label="median")
     ax.set_xlim(0, partition.N)
@@ -318,7 +313,7 @@ def _label_colours(labels: int) -> Sequence[tuple[float, ...]]:
     from matplotlib.colors import to_rgba
 
     if labels <= 2:
-        return [to_rgba("#0072B2"), to_rgba("#E69F00")][:labels]
+        return [to_rgba(ACCENT), to_rgba("#E69F00")][:labels]
     if labels <= 10:
         return [colormaps["tab10"](i) for i in range(labels)]
     return [colormaps["turbo"](i / (labels - 1)) for i in range(labels)]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-import numpy as np
-
-from fedpage.core.columns import Cost, describe_column
-from fedpage.core.errors import InputError
-from fedpage.core.types import Vector
-from fedpage.report.style import Style, assign_styles
+from fedpage.core.columns import Cost
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.report.bands import Band, describe_band
+from fedpage.report.figure_file import check_figure_path, write_figure
+from fedpage.report.legend import add_legend, text_width, wrap_text
+from fedpage.report.panel import Size, Summary, draw_panel, draw_sample
+from fedpage.report.style import assign_styles, factor_styles
+from fedpage.report.titles import describe_runs, shorten_partition
 from fedpage.runs.history import History, by_method
 
 if TYPE_CHECKING:
@@ -21,10 +24,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZE = (6.4, 4.2)
-"""Width and height of a figure in inches."""
-_LARGEST = 1e300
-"""Where the upper quantile of diverged runs is drawn; it is outside of every axis."""
+__all__ = [
+    "FigureRuns",
+    "PanelRuns",
+    "curves",
+    "draw_figure",
+    "plot",
+    "save",
+    "save_pair",
+]
+
+Width: TypeAlias = Literal["single", "double", "screen"]
+WIDTHS: dict[str, float] = {"single": 3.5, "double": 7.16}
+"""Widths of a column and of a page of two columns, in inches, as IEEE and many others have them."""
+_PAPER_FONT = 8.0
+
+Runs: TypeAlias = "History | Iterable[History]"
 
 
 @dataclass(frozen=True)
@@ -59,112 +74,137 @@ class FigureRuns:
         return list(dict.fromkeys(label for panel in self.panels for label in panel.curves))
 
 
-class Searched(Protocol):
-    """What `search_panels` reads of a finished search; `fedpage.studies.tune.Tuning` has it."""
+def plot(
+    histories: Runs | Mapping[str, Runs],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    x: str | Sequence[str] = "round",
+    y: str | Sequence[str] = "grad_norm",
+    width: Width = "screen",
+    band: Band = "quantiles",
+    quantiles: tuple[float, float] = (0.25, 0.75),
+    panels: str | Sequence[str] | None = None,
+    columns: int | None = None,
+    title: str | None = None,
+    dpi: int | None = None,
+) -> Figure:
+    """Draw a curve for each method, over all seeds, as a figure for a paper or the screen.
 
-    @property
-    def name(self) -> str:
-        """The tuned method's name."""
-        ...
-
-    @property
-    def goal(self) -> str:
-        """What was minimised, such as "rounds to gradient norm 0.01"."""
-        ...
-
-    @property
-    def points(self) -> Sequence[tuple[Mapping[str, float | str], float]]:
-        """Each candidate's searched values and its cost, the winner first.
-
-        Costs are in units of the winner's cost on the same seeds; inf: not reached, or more than
-        the search allowed.
-        """
-        ...
-
-
-def find_direction(runs: Iterable[History], column: str) -> bool | None:
-    """Look up whether higher values of a recorded column are better.
+    The colour says the method, the dash the step size, the marker the variant. The legend stands
+    below the panels.
 
     Args:
-        runs: Runs that recorded it; a problem's own metrics have their direction in the run.
-        column: The column.
+        histories: A run, or runs of any methods and seeds; or a table of them, whose keys are the
+            titles of panels.
+        path: A file to write: PDF and SVG, PGF where there is a TeX, or PNG.
+        x: The cost on the horizontal axis, such as "round", "bytes", "bits", "contacts",
+            "gradients" or "seconds", or a sum such as "up+0.1*down"; several make a panel each.
+        y: Any recorded column; several make a panel each.
+        width: "single" or "double" for a column (3.5 in) or a page (7.16 in) of a paper, with text
+            of 8 points; "screen" is larger.
+        band: "quantiles" draws the median and two quantiles over seeds. "mean-ci" draws the mean
+            and its 95 % confidence interval by Student's t, of logarithms where the axis is
+            logarithmic. The legend says which.
+        quantiles: The lower and the upper quantile of the band.
+        panels: A setting of the problem or the method, such as "data", "partition" or "K", to draw
+            a panel for each of its values; or several settings.
+        columns: Panels in a row; by default as many as fit the width.
+        title: The title; by default the objective, the regulariser, the data, the partition and N,
+            as far as the runs share them. "" for none.
+        dpi: Dots per inch of a PNG; by default 300, or 160 at width "screen".
 
     Returns:
-        True or False, or None if it has not been declared.
+        The matplotlib Figure.
+
+    Raises:
+        InputError: No run has a record, a name is unknown, a column was not recorded, or the file
+            cannot be written.
+
+    >>> import fedpage as fp
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20, reg="l2")
+    >>> runs = fp.sweep(problem, [fp.FedPAGE(S=4), fp.FedAvg(S=4)], rounds=20, seeds=3)
+    >>> figure = fp.plot(runs, x="bytes", width="single")
+    >>> " ".join(figure.get_suptitle().split())
+    'Logistic regression, l2 regulariser (0.1), on census, blocks, N = 20'
     """
-    for run in runs:
-        try:
-            return run.higher_is_better(column)
-        except InputError:
-            continue
-    return None
-
-
-def quantile_band(
-    runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]
-) -> tuple[Vector, Vector]:
-    """Compute the median and two quantiles of a column over runs, at equal costs.
-
-    A run's value at a cost is its newest record by then. The band ends where fewer than half of
-    the runs have come so far. A run that ended early keeps its last value; a diverged run counts
-    as worse than any number from its last finite record on.
-
-    Args:
-        runs: Runs of one method that differ by their seed.
-        x: The cost.
-        y: The recorded column.
-        quantiles: The lower and the upper quantile, from 0 to 1.
-
-    Returns:
-        The grid of costs (m,), and low, median and high (3, m) at them.
-    """
-    worst = -np.inf if find_direction(runs, y) else np.inf
-    costs = [run.cost(x) for run in runs]
-    values = [run[y] for run in runs]
-    if x == "round":
-        grid = np.unique(np.concatenate(costs))
+    if path is not None:
+        check_figure_path(path)
+    summary = Summary(band, quantiles)
+    if isinstance(histories, Mapping):
+        tables = {name: _require_runs(some) for name, some in histories.items()}
     else:
-        low, high = max(c[0] for c in costs), float(np.median([c[-1] for c in costs]))
-        grid = np.unique(np.concatenate([[low], np.linspace(low, high, 300)]))
-    table = np.empty((len(runs), len(grid)))
-    for row, run, cost, value in zip(table, runs, costs, values, strict=True):
-        row[:] = value[np.searchsorted(cost, grid, side="right").clip(min=1) - 1]
-        row[~np.isfinite(row)] = worst
-        if run.diverged:  # nothing is known of it after its last finite record
-            row[grid > cost[np.isfinite(value)].max(initial=-1.0)] = worst
-    low, high = np.quantile(table, quantiles, axis=0, method="nearest")
-    return grid, np.array([low, np.median(table, axis=0), high])
+        tables = {"": _require_runs(histories)}
+    if panels is not None:
+        tables = {
+            ", ".join(filter(None, (name, value))): some
+            for name, runs in tables.items()
+            for value, some in _divide(
+                runs, [panels] if isinstance(panels, str) else list(panels)
+            ).items()
+        }
+    xs, ys = ([names] if isinstance(names, str) else list(names) for names in (x, y))
+    cells = list(product(tables.items(), ys, xs))
+    if not cells:
+        raise InputError("nothing to plot: no histories, or no column for an axis, given")
+    groups = {name: by_method(runs) for name, runs in tables.items()}
+    if columns is not None and columns < 1:
+        raise InputError(f"columns must be at least 1, not {columns}")
+    if columns is None:
+        most = 1 if width == "single" else 3
+        columns = len(xs) if 1 < len(xs) <= most else min(most, len(cells))
+        if columns == 3 and len(cells) == 4:
+            columns = 2
+    if title is None:
+        title = describe_runs([run for runs in tables.values() for run in runs])
+    figure = draw_figure(
+        FigureRuns(
+            "plot", title, "", columns,
+            tuple(PanelRuns(name, groups[name]) for (name, _), _, _ in cells),
+        ),
+        [cost for _, _, cost in cells],
+        [column for _, column, _ in cells],
+        width=width,
+        summary=summary,
+    )  # fmt: skip
+    if path is not None:
+        write_figure(figure, path, dpi or (160 if width == "screen" else 300))
+    return figure
 
 
-def use_log_axis(direction: bool | None, drawn: Iterable[Vector]) -> bool:
-    """Decide whether a column's axis is logarithmic.
-
-    It is where lower values are known to be better, none is negative, and the drawn values fall
-    by a factor of ten or more, or to exactly 0.
-
-    Args:
-        direction: From `find_direction`.
-        drawn: Arrays of the values to draw.
-
-    Returns:
-        True for a logarithmic axis.
-    """
-    values = np.concatenate([*drawn, []])
-    if direction is not False or not (values > 0).any() or (values < 0).any():
-        return False
-    return bool(values.max() >= 10 * values.min())
+def _divide(runs: Sequence[History], settings: Sequence[str]) -> dict[str, list[History]]:
+    """Divide runs by the values of settings of the problem or the method."""
+    divided: dict[str, list[History]] = {}
+    short: dict[str, str] = {}
+    for run in runs:
+        about = {**run.meta.get("method", {}), **run.meta.get("problem", {})}
+        texts = []
+        for setting in settings:
+            if setting not in about:
+                hint = did_you_mean(setting, about) or f" there are {', '.join(about)}"
+                raise InputError(f"panels: runs have no setting {setting!r};{hint}")
+            value = about[setting]
+            texts.append(value if isinstance(value, str) else f"{setting} = {value}")
+        key = ", ".join(texts)
+        divided.setdefault(key, []).append(run)
+        short[key] = ", ".join(map(shorten_partition, texts))
+    if len(set(short.values())) < len(short):
+        return divided
+    return {short[key]: some for key, some in divided.items()}
 
 
 def curves(
-    histories: Iterable[History],
+    histories: Runs,
     *,
     x: str = "round",
     y: str = "grad_norm",
     ax: Axes | None = None,
     quantiles: tuple[float, float] = (0.25, 0.75),
+    band: Band = "quantiles",
     title: str | None = None,
 ) -> Axes:
-    """Draw a curve for each method: the median over seeds, with a band of quantiles.
+    """Draw a curve for each method into axes; `plot` makes a whole figure.
+
+    The legend stands below the axes; a figure with layout="constrained" makes room for it.
 
     Args:
         histories: Runs of any methods and seeds; a single run is allowed.
@@ -173,6 +213,7 @@ def curves(
         y: Any recorded column.
         ax: Where to draw; None makes a new figure, which is `ax.figure`.
         quantiles: The band's lower and upper quantile.
+        band: "quantiles" or "mean-ci"; see `plot`.
         title: The title above the axes.
 
     Returns:
@@ -181,24 +222,29 @@ def curves(
     Raises:
         InputError: No run has a record, or the quantiles are not two numbers from 0 to 1.
     """
-    runs = _require_runs(histories)
-    if len(tuple(quantiles)) != 2 or not 0 <= quantiles[0] <= quantiles[1] <= 1:
-        raise InputError(
-            f"quantiles must be two numbers from 0 to 1, the smaller first, not {quantiles!r}"
-        )
-    if ax is None:
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import ScaledTranslation
 
-        ax = Figure(figsize=_SIZE, layout="constrained").subplots()
-    groups = by_method(runs)
-    _draw_panel(ax, groups, assign_styles(groups), x, y, quantiles)
+    groups, summary = by_method(_require_runs(histories)), Summary(band, quantiles)
+    if ax is None:
+        ax = Figure(figsize=(6.4, 5.0), layout="constrained").subplots()
+    inches = ax.get_window_extent().width / ax.figure.dpi
+    size = Size(ticks=max(3, int(inches / 0.65)))
+    is_log = draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
     if title:
         ax.set_title(title)
-    ax.legend(frameon=False)
+    below = ScaledTranslation(0, -3.6 * size.font / 72, ax.figure.dpi_scale_trans)  # of the labels
+    longest = max(text_width(label, size.font) for label in groups)
+    ax.legend(
+        frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), handlelength=3.0,
+        bbox_transform=ax.transAxes + below, borderaxespad=0.0, fontsize=size.font,
+        ncols=max(1, min(4, int(inches / (longest + 0.9)))),
+        title=describe_band(groups, band, quantiles, is_log=is_log) or None,
+    )  # fmt: skip
     return ax
 
 
-def _require_runs(histories: Iterable[History]) -> list[History]:
+def _require_runs(histories: Runs) -> list[History]:
     """Return the runs that have records as a list; refuse if there is none."""
     runs = [histories] if isinstance(histories, History) else list(histories)
     if not any(len(run) for run in runs):
@@ -206,59 +252,8 @@ def _require_runs(histories: Iterable[History]) -> list[History]:
     return [run for run in runs if len(run)]
 
 
-def _draw_panel(
-    ax: Axes,
-    groups: Mapping[str, Sequence[History]],
-    styles: Mapping[str, Style],
-    x: str,
-    y: str,
-    quantiles: tuple[float, float],
-) -> None:
-    """Draw labelled curves, the axes' labels and the grid."""
-    medians = []
-    for number, (label, group) in enumerate(groups.items()):
-        if not group:
-            continue
-        style = styles[label]
-        grid, (low, middle, high) = quantile_band(group, x, y, quantiles)
-        drawn = np.isfinite(middle)
-        every = max(1, int(drawn.sum()) // 9)
-        ax.plot(
-            grid[drawn], middle[drawn], color=style.colour, marker=style.marker, markersize=5,
-            markevery=(number * every // 4, every), linewidth=1.6,
-            linestyle=(0, style.dash) if style.dash else "-", label=label + diverged_note(group),
-        )  # fmt: skip
-        if len(group) > 1:
-            low, high = (np.clip(edge[drawn], -_LARGEST, _LARGEST) for edge in (low, high))
-            ax.fill_between(grid[drawn], low, high, color=style.colour, alpha=0.16, linewidth=0)
-        medians.append(middle[drawn])
-    label = describe_column(y).label
-    runs = [run for group in groups.values() for run in group]
-    if use_log_axis(find_direction(runs, y), medians):
-        ax.set_yscale("log")
-        if any((values == 0).any() for values in medians):
-            label += " (0: through the lower edge)"
-    ax.set_ylabel(label)
-    ax.set_xlabel(describe_column(x).label)
-    unit = describe_column(x).unit
-    if unit in ("B", "bit"):
-        from matplotlib.ticker import EngFormatter, MaxNLocator
-
-        ax.xaxis.set_major_formatter(EngFormatter(unit=unit))
-        ax.xaxis.set_major_locator(MaxNLocator(5 if unit == "B" else 4))  # the labels are long
-    ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
-
-
-def diverged_note(group: Sequence[History]) -> str:
-    """Return " (1 of 3 diverged)", or "" if no run of a group diverged."""
-    count = sum(run.diverged for run in group)
-    if count == 0:
-        return ""
-    return f" ({count} of {len(group)} diverged)" if len(group) > 1 else " (diverged)"
-
-
 def save(
-    histories: Iterable[History],
+    histories: Runs,
     path: str | os.PathLike[str],
     *,
     x: str = "round",
@@ -267,10 +262,10 @@ def save(
     title: str | None = None,
     dpi: int = 160,
 ) -> Path:
-    """Draw `curves` into a file.
+    """Write the figure that `plot` draws for the screen, and return the file's path.
 
     Args:
-        histories: See `curves`, as for x, y, quantiles and title.
+        histories: See `plot`, as for x, y, quantiles and title.
         path: The file; its suffix chooses PNG, PDF, SVG or PGF.
         x: The cost.
         y: The recorded column.
@@ -282,24 +277,16 @@ def save(
         The path.
 
     Raises:
-        InputError: As in `curves`, or matplotlib does not know the suffix.
+        InputError: As in `plot`.
     """
-    from matplotlib.figure import Figure
-
-    path, figure = Path(path), Figure(figsize=_SIZE, layout="constrained")
-    curves(histories, x=x, y=y, ax=figure.subplots(), quantiles=quantiles, title=title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path, dpi=dpi)
-    except ValueError as error:
-        raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
-    return path
+    plot(histories, path, x=x, y=y, quantiles=quantiles, title=title, dpi=dpi)
+    return Path(path)
 
 
 def save_pair(
-    histories: Iterable[History],
+    histories: Runs,
     path: str | os.PathLike[str],
-    title: str,
+    title: str | None = None,
     *,
     y: str = "grad_norm",
     cost: str | Cost = "bytes",
@@ -310,7 +297,7 @@ def save_pair(
     Args:
         histories: Runs of any methods and seeds.
         path: The file.
-        title: The title above both panels.
+        title: The title above both panels; see `plot`.
         y: The recorded column.
         cost: The second panel's cost: a column, or a sum such as "up+0.1*down".
         dpi: Dots per inch of a PNG.
@@ -321,152 +308,99 @@ def save_pair(
     Raises:
         InputError: No run has a record, or there is no such cost.
     """
-    runs, path = _require_runs(histories), Path(path)
-    groups = by_method(runs)
     second = Cost.parse(cost).name
     axes = ("round", "bytes" if second == "round" else second)
-    panels = tuple(PanelRuns("", groups) for _ in axes)
-    figure = draw_figure(FigureRuns("pair", title, "", 2, panels), axes, y)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
-    return path
+    plot(histories, path, x=axes, y=y, title=title, dpi=dpi)
+    return Path(path)
 
 
 def draw_figure(
-    figure: FigureRuns, x: str | Sequence[str] = "round", y: str = "grad_norm"
+    figure: FigureRuns,
+    x: str | Sequence[str] = "round",
+    y: str | Sequence[str] = "grad_norm",
+    *,
+    width: Width = "screen",
+    summary: Summary | None = None,
 ) -> Figure:
-    """Draw all panels of a figure, with one legend.
+    """Draw all panels of a figure, with one legend below them.
 
     Args:
         figure: The panels.
         x: The cost, or one cost for each panel.
-        y: The recorded column.
+        y: The recorded column, or one for each panel.
+        width: "single", "double" or "screen"; see `plot`.
+        summary: What the lines and the bands are; by default medians and quartiles.
 
     Returns:
         The matplotlib Figure.
+
+    Raises:
+        InputError: The width is unknown, or a run has not recorded x or y.
     """
     from matplotlib.figure import Figure
 
-    rows = -(-len(figure.panels) // figure.columns)
-    size = (max(4.4 * figure.columns, 6.4), 3.2 * rows + 0.9)
-    page = Figure(figsize=size, layout="constrained")
+    check_width(width)
+    summary = summary or Summary()
+    count = len(figure.panels)
+    rows = -(-count // figure.columns)
+    inches = WIDTHS.get(width, max(4.4 * figure.columns, 6.4))
+    is_paper = width in WIDTHS
+    panel = inches / figure.columns
+    height = min(max(0.72 * panel, 1.7), 2.5) if is_paper else 3.2
+    ticks = max(3, int(panel / (0.5 if is_paper else 0.65)))
+    size = Size(_PAPER_FONT, 1.1, 3.5, ticks) if is_paper else Size(ticks=ticks)
+    page = Figure(figsize=(inches, rows * height), layout="constrained")
     grid = page.subplots(rows, figure.columns, squeeze=False).ravel()
     styles = assign_styles(figure.labels)
     entries: dict[str, Artist] = {}
-    for number, (ax, panel) in enumerate(zip(grid, figure.panels, strict=False)):
+    notes: dict[str, None] = {}
+    lines = 0
+    for number, (ax, panel_runs) in enumerate(zip(grid, figure.panels, strict=False)):
         cost = x if isinstance(x, str) else x[number]
-        _draw_panel(ax, panel.curves, styles, cost, y, (0.25, 0.75))
-        if number and ax.get_ylabel() == grid[0].get_ylabel():
-            ax.set_ylabel("")
-        ax.set_title(panel.title, fontsize=10)
+        column = y if isinstance(y, str) else y[number]
+        is_log = draw_panel(ax, panel_runs.curves, styles, cost, column, summary, size)
+        name = wrap_text(panel_runs.title, panel - 0.9, size.font)
+        ax.set_title(name, fontsize=size.font)
+        lines = max(lines, len(name.splitlines()))
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, line)
-    for ax in grid[len(figure.panels) :]:
+        notes[describe_band(panel_runs.curves, summary.band, summary.quantiles, is_log=is_log)] = (
+            None
+        )
+    _drop_repeated_labels(list(grid[:count]), figure.columns)
+    for ax in grid[count:]:
         ax.set_visible(False)
-    page.suptitle(figure.title, fontsize=11, wrap=True)
-    if entries:
-        columns = min(4, len(entries), max(1, int(14 * size[0]) // max(map(len, entries))))
-        page.legend(
-            list(entries.values()), list(entries), loc="outside lower center", ncols=columns,
-            frameon=False,
-        )  # fmt: skip
+    heading = wrap_text(figure.title, inches - 0.2, size.font + 1)
+    page.suptitle(heading, fontsize=size.font + 1)
+    note = "; ".join(filter(None, notes))
+    factors = factor_styles(figure.labels) if set(entries) == set(figure.labels) else None
+    first = 1
+    if factors is not None:
+        entries = {label: draw_sample(style, size) for label, style in factors.items()}
+        first = sum(bool(style.marker) for style in factors.values())
+    legend = add_legend(page, entries, note, size.font, first) if entries else 0.0
+    lines = rows * lines + len(heading.splitlines())
+    page.set_size_inches(inches, rows * height + legend + 1.3 * (size.font + 1) / 72 * lines)
     return page
 
 
-_FAR = 5.0
-"""Candidates that cost this many times what the winner costs are crosses."""
-_HYPER_PARAMETERS = {"step": "effective step", "rho": "K eta_l / eta_g"}
+def check_width(width: str) -> Width:
+    """Return the width, or refuse it.
 
-
-def _format_tick(value: float, _: float | None = None) -> str:
-    return f"{value:,.4g}"
-
-
-def _sorted_values(found: Searched, name: str) -> list[float | str]:
-    """Return the searched values of a hyper-parameter: numbers in order, then words."""
-    values = {point[name] for point, _ in found.points}
-    return sorted(values, key=lambda value: (isinstance(value, str), value))
-
-
-def search_panels(found: Searched, path: str | os.PathLike[str]) -> Path:
-    """Draw the costs of a search, a panel for each searched hyper-parameter.
-
-    A star marks the winner. The line joins the candidates that differ from it in this
-    hyper-parameter alone; dots are all others. A cross at the top is a candidate that did not reach
-    the target, or was ended because it cost too much. Values stand in order, evenly spaced.
-
-    Args:
-        found: The finished search.
-        path: The file; its suffix chooses the format.
-
-    Returns:
-        The path.
+    Raises:
+        InputError: It is not "single", "double" or "screen".
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    winner = found.points[0][0]
-    costs = [cost for _, cost in found.points if 0 < cost < _FAR]
-    top = 1.3 * max(costs, default=1.0)
-    wide = min(3, len(winner))
-    rows = -(-len(winner) // wide)
-    figure = Figure(figsize=(max(5.2, 3.8 * wide), 0.7 + 2.5 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, wide, squeeze=False, sharey=True).flat)
-    for ax, name in zip(panels, winner, strict=False):
-        _draw_costs(ax, found, name, top)
-        ax.set_yscale("log")
-        ax.set_ylim(0.9 * min(costs, default=1.0), 1.15 * top)
-        ax.yaxis.set_major_formatter(FuncFormatter(_format_tick))
-        ax.yaxis.set_minor_formatter(FuncFormatter(_format_half))
-    for ax in panels[len(winner) :]:
-        ax.set_visible(False)
-    figure.supylabel("cost over the winner's, same seeds", fontsize=10)
-    marks = "star: winner; line: one value changed; cross: not reached, or far more"
-    figure.suptitle(f"{found.name}, {found.goal}\n{marks}", fontsize=10)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    return path
+    if width in ("single", "double", "screen"):
+        return cast("Width", width)
+    raise InputError(f"width must be single, double or screen, not {width!r}")
 
 
-def _format_half(value: float, _: float | None = None) -> str:
-    """Label the minor ticks 2, 3 and 5 of a decade."""
-    return f"{value:g}" if f"{value:e}"[0] in "235" else ""
-
-
-def _draw_costs(ax: Axes, found: Searched, name: str, top: float) -> None:
-    """Draw the costs over one hyper-parameter."""
-    winner, least = found.points[0]
-    values = _sorted_values(found, name)
-    others = [other for other in winner if other != name]
-    line: dict[int, float] = {}
-    for point, cost in found.points:
-        place = values.index(point[name])
-        is_shown = cost < _FAR
-        height = cost if is_shown else top
-        is_near = all(point[other] == winner[other] for other in others)
-        mark = "o" if is_shown else "x"
-        color = "#0072B2" if is_near else "#BBBBBB"
-        ax.plot(place, height, mark, color=color, markersize=5, zorder=3 if is_near else 1)
-        if is_near:
-            line[place] = min(height, line.get(place, np.inf))
-    places = sorted(line)
-    ax.plot(places, [line[place] for place in places], color="#0072B2", linewidth=1.2, zorder=2)
-    best = values.index(winner[name])
-    ax.plot(
-        best, least if np.isfinite(least) else top, "*", color="#D55E00", markersize=13, zorder=4
-    )
-    every = -(-len(values) // 12)
-    shown = range(0, len(values), every)
-    ax.set_xticks(list(shown), [_format_setting(name, values[i]) for i in shown], rotation=45)
-    ax.tick_params(axis="x", labelsize=8)
-    ax.set_xlabel(_HYPER_PARAMETERS.get(name, name))
-    ax.grid(axis="y", color="#EEEEEE")
-
-
-def _format_setting(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    if np.isinf(value):
-        return "all" if name in ("S", "b", "b0", "b1", "b2", "b3") else "by rule"
-    return f"{value:.3g}"
+def _drop_repeated_labels(grid: Sequence[Axes], columns: int) -> None:
+    """Keep a label of an axis where the panel to the left, or the one below, has another."""
+    across = [ax.get_ylabel() for ax in grid]
+    below = [ax.get_xlabel() for ax in grid]
+    for number, ax in enumerate(grid):
+        if number % columns and across[number] == across[number - 1]:
+            ax.set_ylabel("")
+        if number + columns < len(grid) and below[number] == below[number + columns]:
+            ax.set_xlabel("")

@@ -1,33 +1,83 @@
-"""Choose colours, markers and dashes: the same method looks the same in every picture."""
+"""Choose colours, markers and dashes: the same method looks the same in every picture.
+
+The colour says the method, the dash the step size, and the marker the variant.
+"""
 
 from __future__ import annotations
 
-import colorsys
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-METHOD_STYLES: dict[str, tuple[str, str]] = {
-    "FedPAGE": ("#0072B2", "o"),
-    "SCAFFOLD": ("#D55E00", "s"),
-    "FedAvg": ("#009E73", "^"),
-    "FedProx": ("#CC79A7", "D"),
-    "PAGE": ("#56B4E9", "v"),
-    "VRL-SGD": ("#E69F00", "P"),
-    "S-Local-SVRG": ("#808080", "X"),
-}
-"""Colour and marker of each method of the paper: Okabe and Ito's palette (2008), without its black
-and yellow, which vanish on dark and on light pages. Colour-blind readers can tell them apart."""
+ACCENT, HIGHLIGHT, PALE = "#0072B2", "#D55E00", "#9CC5E0"
+"""Colours of pictures that show no methods: the main one, one that stands out, and a light one."""
 
-OTHER_STYLES: tuple[tuple[str, str], ...] = (
-    ("#AA4499", "*"), ("#999933", "h"), ("#882255", "<"), ("#44AA99", ">"),
-    ("#6A5ACD", "p"), ("#A0522D", "d"),
+_BLUE, _VERMILION, _GREEN, _PINK, _SKY, _ORANGE, _GREY = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#808080",
 )  # fmt: skip
-"""Colours and markers of other methods (Paul Tol's muted palette, lightened where a dark page needs
-it). A method's name chooses one of them, or the next that the picture has not used yet."""
+_PURPLE, _OLIVE, _WINE, _TEAL, _SLATE, _SIENNA = (
+    "#AA4499", "#999933", "#882255", "#44AA99", "#6A5ACD", "#A0522D",
+)  # fmt: skip
 
-_DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (8, 2, 1.5, 2))
-_LIGHTNESS = (0.0, 0.18, -0.08, 0.09)
+METHOD_STYLES: dict[str, tuple[str, str]] = {
+    "FedPAGE": (_BLUE, "o"),
+    "SCAFFOLD": (_VERMILION, "s"),
+    "FedAvg": (_GREEN, "^"),
+    "FedProx": (_PINK, "D"),
+    "PAGE": (_SKY, "v"),
+    "VRL-SGD": (_ORANGE, "P"),
+    "S-Local-SVRG": (_GREY, "X"),
+    "SecantPAGE": (_PURPLE, "*"),
+    "COFIG": (_SLATE, "p"),
+    "SAGA": (_TEAL, ">"),
+    "DIANA": (_WINE, "<"),
+    "EF21": (_OLIVE, "h"),
+    "EF21-PP": (_SIENNA, "d"),
+    "EF21-SGDM": (_SKY, "o"),
+    "EF21-BC": (_PINK, "v"),
+    "SAG": (_GREY, "s"),
+    "ZeroSARAH": (_GREEN, "*"),
+    "DASHA": (_SIENNA, "^"),
+    "DASHA-PP": (_WINE, "P"),
+    "MARINA": (_OLIVE, "D"),
+    "PP-MARINA": (_ORANGE, "p"),
+    "VR-MARINA": (_TEAL, "X"),
+    "FRECON": (_VERMILION, "<"),
+    "SCALLION": (_PURPLE, "h"),
+    "Scaffnew": (_SLATE, ">"),
+    "FedDyn": (_OLIVE, "v"),
+    "FedExP": (_WINE, "o"),
+    "FedAvgM": (_SKY, "d"),
+    "FedNesterov": (_TEAL, "s"),
+    "FedAdagrad": (_ORANGE, "^"),
+    "FedAdam": (_PURPLE, "D"),
+    "FedYogi": (_SIENNA, "X"),
+    "Mime": (_PINK, "P"),
+    "MimeLite": (_OLIVE, "*"),
+    "MimeMVR": (_GREY, "p"),
+    "I-CGM-RG-SAGA": (_SLATE, "h"),
+    "SABER": (_VERMILION, "d"),
+    "DANE": (_BLUE, "D"),
+    "S-DANE": (_GREEN, "p"),
+    "Acc-S-DANE": (_WINE, "s"),
+    "SVRP": (_ORANGE, "o"),
+}
+"""Colour and marker of each method. The first seven have Okabe and Ito's palette (2008), without
+its black and yellow, which vanish on dark and on light pages; the others share it with Paul Tol's
+muted palette. Methods of one colour differ by their marker. An entry that is added here holds for
+all pictures; any other method's name chooses its colour and marker by a checksum."""
+
+OTHER_COLOURS = (_PURPLE, _OLIVE, _WINE, _TEAL, _SLATE, _SIENNA)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "h", "<", ">", "p", "d")
+DASHES: tuple[tuple[float, ...], ...] = (
+    (), (6, 2.5), (1.5, 2), (8, 2, 1.5, 2), (4, 1.5, 1.5, 1.5, 1.5, 1.5),
+)  # fmt: skip
+
+_STEP = re.compile(r"\b(?:eta|eta_g|eta_l|step|lr)(?:=| )([^\s,)]+)")
+"""A step size in a label, such as "eta_g=0.1" or "step 0.1"."""
+_NUMBER = re.compile(r"\d*\.?\d+(?:e[+-]?\d+)?")
+_NEUTRAL = "#666666"
 
 
 @dataclass(frozen=True)
@@ -52,23 +102,39 @@ def method_of(label: str) -> str:
         label: A curve's label: the method's name, alone or followed by what tells it apart.
 
     Returns:
-        The key of `METHOD_STYLES`, or for any other method its name without what is in brackets.
+        The longest key of `METHOD_STYLES` with which the label begins, or for any other method its
+        name up to a bracket or a comma.
 
-    >>> [method_of(label) for label in ("FedPAGE-Full", "FedPAGE (K=5)", "PAGE", "FedPAGEx (a)")]
-    ['FedPAGE', 'FedPAGE', 'PAGE', 'FedPAGEx']
+    >>> [method_of(label) for label in ("FedPAGE-Full", "FedPAGE (K=5)", "EF21-PP", "FedPAGEx (a)")]
+    ['FedPAGE', 'FedPAGE', 'EF21-PP', 'FedPAGEx']
     """
-    for name in METHOD_STYLES:
-        rest = label.removeprefix(name)
-        if rest != label and not rest[:1].isalnum():
-            return name
-    return label.partition(" (")[0]
+    found = [
+        name
+        for name in METHOD_STYLES
+        if label.startswith(name) and not label[len(name) : len(name) + 1].isalnum()
+    ]
+    return max(found, key=len) if found else re.split(r" \(|, ", label)[0]
+
+
+def base_style(method: str) -> tuple[str, str]:
+    """Return a method's colour and marker, which depend on its name alone.
+
+    Args:
+        method: The method's name, as `method_of` returns it.
+    """
+    if method in METHOD_STYLES:
+        return METHOD_STYLES[method]
+    number = crc32(method.encode())
+    colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
+    return colour, MARKERS[number // len(OTHER_COLOURS) % len(MARKERS)]
 
 
 def assign_styles(labels: Iterable[str]) -> dict[str, Style]:
-    """Assign a style to each curve of a picture.
+    """Assign a style to each curve of a picture; no two are equal.
 
-    Curves of one method share its colour and marker; the second, third and fourth of them differ
-    by dash and lightness.
+    Curves of one method share its colour. The dash says the step size where a method has several,
+    and equal steps of different methods have equal dashes. The marker says the variant: other
+    hyper-parameters, or codecs. Where no method has several steps, variants differ by dash too.
 
     Args:
         labels: The curves' labels, in the picture's order.
@@ -76,44 +142,103 @@ def assign_styles(labels: Iterable[str]) -> dict[str, Style]:
     Returns:
         A style for each label.
 
-    >>> styles = assign_styles(["FedAvg", "FedPAGE", "FedPAGE-Full"])
-    >>> styles["FedPAGE"].colour, styles["FedPAGE-Full"].dash
-    ('#0072B2', (6, 2.5))
+    >>> styles = assign_styles(["FedAvg", "FedPAGE (eta_g=0.1)", "FedPAGE (eta_g=0.2)"])
+    >>> [style.dash for style in styles.values()]
+    [(), (), (6, 2.5)]
+    >>> styles["FedPAGE (eta_g=0.1)"].colour == styles["FedPAGE (eta_g=0.2)"].colour
+    True
     """
-    labels = list(dict.fromkeys(labels))
-    bases = _assign_bases([method_of(label) for label in labels])
+    curves = [_Curve.parse(label) for label in dict.fromkeys(labels)]
+    steps = _values_within_methods(curves, "step")
+    dash_by = "step" if steps else "variant"
+    values = steps or _values_within_methods(curves, "variant")
     styles: dict[str, Style] = {}
-    drawn: dict[str, int] = {}
-    for label in labels:
-        method = method_of(label)
-        colour, marker, first = bases[method]
-        number = (first + drawn.get(method, 0)) % len(_DASHES)
-        drawn[method] = drawn.get(method, 0) + 1
-        styles[label] = Style(_shade(colour, _LIGHTNESS[number]), marker, _DASHES[number])
+    for curve in curves:
+        twins = [other for other in curves if other.method == curve.method]
+        variants = list(dict.fromkeys(twin.variant for twin in twins))
+        known = values
+        if len(values) > len(DASHES):  # too many for one key to all methods
+            known = _sort_steps(getattr(twin, dash_by) for twin in twins)
+        value = getattr(curve, dash_by)
+        dash = known.index(value) % len(DASHES) if value in known else 0
+        styles[curve.label] = _first_unused(
+            curve.method, variants.index(curve.variant), dash, set(styles.values())
+        )
     return styles
 
 
-def _assign_bases(methods: Iterable[str]) -> dict[str, tuple[str, str, int]]:
-    """Give each method a colour, a marker, and the number of its first dash."""
-    bases: dict[str, tuple[str, str, int]] = {}
-    used = [0] * len(OTHER_STYLES)
-    for method in dict.fromkeys(methods):
-        if method in METHOD_STYLES:
-            bases[method] = (*METHOD_STYLES[method], 0)
-            continue
-        start = crc32(method.encode()) % len(used)
-        places = [(start + i) % len(used) for i in range(len(used))]
-        place = min(places, key=lambda i: used[i])  # the first of those that are used least
-        bases[method] = (*OTHER_STYLES[place], used[place])
-        used[place] += 1
-    return bases
+def factor_styles(labels: Iterable[str]) -> dict[str, Style] | None:
+    """Return a shorter legend where every method has every step: methods, then steps.
+
+    Args:
+        labels: The curves' labels.
+
+    Returns:
+        A style for each method and for each step, or None where curves are not such a product.
+
+    >>> list(factor_styles(f"{m} (eta_g={e})" for m in ("FedPAGE", "FedAvg") for e in (0.1, 0.2)))
+    ['FedPAGE', 'FedAvg', 'eta_g=0.1', 'eta_g=0.2']
+    """
+    styles = assign_styles(labels)
+    curves = [_Curve.parse(label) for label in styles]
+    texts = {c.label: ", ".join(m.group(0) for m in _STEP.finditer(c.label)) for c in curves}
+    methods = {curve.method: styles[curve.label] for curve in reversed(curves)}
+    steps = {texts[curve.label]: styles[curve.label] for curve in reversed(curves)}
+    if min(len(methods), len(steps)) < 2 or len(methods) * len(steps) != len(curves):
+        return None
+    if "" in steps or len({(curve.method, texts[curve.label]) for curve in curves}) != len(curves):
+        return None
+    if any(curve.variant for curve in curves):
+        return None
+    short = {m: Style(style.colour, style.marker) for m, style in reversed(methods.items())}
+    dashes = {text: Style(_NEUTRAL, "", style.dash) for text, style in reversed(steps.items())}
+    return short | dashes
 
 
-def _shade(colour: str, change: float) -> str:
-    """Return the colour with its lightness (0 to 1) changed."""
-    if change == 0.0:
-        return colour
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    hue, lightness, saturation = colorsys.rgb_to_hls(red, green, blue)
-    channels = colorsys.hls_to_rgb(hue, min(max(lightness + change, 0.0), 1.0), saturation)
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in channels)
+@dataclass(frozen=True)
+class _Curve:
+    """A label in its parts: the method, its step sizes, and all the rest."""
+
+    label: str
+    method: str
+    step: tuple[str, ...]
+    variant: str
+
+    @classmethod
+    def parse(cls, label: str) -> _Curve:
+        method = method_of(label)
+        rest = label.removeprefix(method)
+        variant = re.sub(r"[(), ]+", " ", _STEP.sub("", rest)).strip()
+        return cls(label, method, tuple(_STEP.findall(rest)), variant)
+
+
+def _values_within_methods(curves: Sequence[_Curve], part: str) -> list[object]:
+    """Return the values of a part, of the methods that have several of them."""
+    by_method: dict[str, dict[object, None]] = {}
+    for curve in curves:
+        by_method.setdefault(curve.method, {})[getattr(curve, part)] = None
+    return _sort_steps(v for values in by_method.values() if len(values) > 1 for v in values)
+
+
+def _sort_steps(values: Iterable[object]) -> list[object]:
+    """Sort steps by their numbers; variants, which are texts, keep their order."""
+
+    def key(value: object) -> list[float]:
+        texts = value if isinstance(value, tuple) else ()
+        return [float(text) if _NUMBER.fullmatch(text) else -1.0 for text in texts]
+
+    return sorted(dict.fromkeys(values), key=key)
+
+
+def _first_unused(method: str, variant: int, dash: int, used: set[Style]) -> Style:
+    """Return the style of a method's variant, or the next that no curve has."""
+    colour, own = base_style(method)
+    first = MARKERS.index(own) if own in MARKERS else 0
+    markers = list(dict.fromkeys([own, *MARKERS[first:], *MARKERS[:first]]))
+    for number in range(len(DASHES) * len(markers)):
+        more, shift = divmod(number, len(markers))
+        marker = markers[(variant + shift) % len(markers)]
+        style = Style(colour, marker, DASHES[(dash + more) % len(DASHES)])
+        if style not in used:
+            return style
+    return Style(colour, own, DASHES[dash])

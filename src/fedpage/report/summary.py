@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
+from fedpage.report.tables import Cell, Table
 from fedpage.runs.history import History, by_method
 
 
@@ -67,8 +68,13 @@ class SummaryRow:
         ]
 
 
-IN_TABLE = ("bytes", "bytes_up", "bytes_down", "round", "clients")
+_FIELD_OF_COST = {
+    "bytes": "total_bytes", "bytes_up": "bytes_up", "bytes_down": "bytes_down", "round": "rounds",
+    "clients": "clients",
+}  # fmt: skip
+IN_TABLE = tuple(_FIELD_OF_COST)
 """The costs that every table has; another one gets a column of its own."""
+BOLD_NOTE = "Bold: the least cost, and costs that the seeds do not tell from it."
 
 
 def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str, str]:
@@ -165,20 +171,41 @@ def needed(
 
 
 def table(
-    rows: list[SummaryRow], column: str = "grad_norm", cost: str | Cost = "bytes"
-) -> tuple[list[str], list[list[str]]]:
-    """Arrange rows as headings and cells, without the columns that say nothing.
+    rows: Sequence[SummaryRow],
+    column: str = "grad_norm",
+    cost: str | Cost = "bytes",
+    *,
+    bold: Collection[str] = (),
+    columns: Sequence[int] | None = None,
+) -> Table:
+    """Arrange rows as a table, without the columns that say nothing.
 
     Args:
         rows: From `summarise`.
         column: The target's column.
         cost: The cost by which methods are compared, as in `summarise`.
+        bold: The methods whose cost is bold.
+        columns: The places of the columns among the cells; by default those of `needed`.
 
     Returns:
-        The headings, and the cells of each row.
+        The table. The notes say what bold means.
     """
-    keep, words = needed(rows, column, cost), list(headings(column, cost).values())
-    return [words[i] for i in keep], [[row.cells()[i] for i in keep] for row in rows]
+    keep = needed(rows, column, cost) if columns is None else columns
+    fields, words = zip(*headings(column, cost).items(), strict=True)
+    judged = _FIELD_OF_COST.get(Cost.parse(cost).name, "cost")
+    cells = [
+        tuple(
+            Cell(text, getattr(row, name), name == judged and row.method in bold)
+            for name, text in zip(fields, row.cells(), strict=True)
+        )
+        for row in rows
+    ]
+    return Table(
+        tuple(words[i] for i in keep),
+        tuple(tuple(row[i] for i in keep) for row in cells),
+        notes=(BOLD_NOTE,) if bold else (),
+        align="".join("l" if fields[i] in ("method", "end") else "r" for i in keep),
+    )
 
 
 def _format_count(value: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.metrics import METRICS
+from fedpage.core.metrics import METRICS, find_quantile
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
@@ -228,7 +228,8 @@ def build_problem(config: ProblemConfig) -> LinearModel:
 def record_target(config: ProblemConfig, target: Target) -> ProblemConfig:
     """Add the metric of a target to those that a problem records, if it is a registered one."""
     name = target.column.removeprefix("held_out_")
-    if name not in METRICS or name in split_names(config.metrics):
+    is_metric = name in METRICS or find_quantile(name, METRICS, "--target") is not None
+    if not is_metric or name in split_names(config.metrics):
         return config
     names = [name for name in (config.metrics, name) if name]
     return dataclasses.replace(config, metrics=",".join(names))

@@ -178,6 +178,11 @@ class RoundsConfig:
         default=Target(),
         metadata={"help": "Gradient norm that counts as reached, or column:value (loss:0.2)."},
     )
+    devices: str | None = setting(
+        None,
+        "Simulate time on datacenter, cross-silo, phones or a CSV file; phones:deadline=10 sets "
+        "an option.",
+    )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod
+from fedpage.runs.run_file import flatten
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CODECS = _PACKAGE / "codecs"
@@ -54,7 +55,7 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         now: The fingerprint of the run that should resume it.
         source: The directory's name.
     """
-    old, new = _flatten(then), _flatten(now)
+    old, new = flatten(then), flatten(now)
     changed = [key for key in {*old, *new} if old.get(key) != new.get(key)]
     changed.sort(key=lambda key: (key in _OF_CODECS, key))  # name another codec before its code
     if not changed:
@@ -73,16 +74,6 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         f"{source}: cannot resume: {first} was {short_repr(old.get(first))} and is now "
         f"{short_repr(new.get(first))}{more}; give the old value, or begin a new run"
     )
-
-
-def _flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def method_code(method: AnyMethod) -> dict[str, type]:

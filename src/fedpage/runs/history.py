@@ -342,10 +342,17 @@ class History:
             path: The file, or the directory of a run.
 
         Raises:
-            InputError: the file is not a history, or its model is missing or damaged.
+            InputError: the file is not a history, its model is missing or damaged, or the
+                directory has several runs.
         """
         path = Path(path)
-        path = path / "history.jsonl" if path.is_dir() else path
+        if path.is_dir():
+            if not (path / "history.jsonl").is_file() and any(path.glob("**/history.jsonl")):
+                raise InputError(
+                    f"{path}: has several runs; fp.Runs({str(path)!r}) reads them all, and "
+                    "History.load one of the directories below"
+                )
+            path = path / "history.jsonl"
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, NamedTuple, Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
-from fedpage.runs import toml
+from fedpage.core.types import StopReason
+from fedpage.runs import run_file, toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History, encode_row, model_path
@@ -26,6 +27,10 @@ from fedpage.runs.history import History, encode_row, model_path
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
 _LOG = logging.getLogger("fedpage")
+
+
+class RunInUse(InputError):
+    """Another process is writing the run."""
 
 
 class StorableRun(Protocol):
@@ -42,6 +47,11 @@ class StorableRun(Protocol):
         ...
 
     @property
+    def rounds(self) -> int:
+        """The number of rounds of the whole run."""
+        ...
+
+    @property
     def rounds_done(self) -> int:
         """The number of rounds done."""
         ...
@@ -49,6 +59,15 @@ class StorableRun(Protocol):
     def restore(self, snapshot: Snapshot, source: str) -> None:
         """Return to a snapshot; an InputError if it does not fit the run."""
         ...
+
+
+class HistoryMark(NamedTuple):
+    """A part of history.jsonl, without its first line."""
+
+    size: int
+    """Its bytes."""
+    checksum: str
+    """Its SHA-256."""
 
 
 class RunStore:
@@ -89,7 +108,7 @@ class RunStore:
         self._lock: IO[str] | None = None
         self._fingerprint = ""
         self._written = hashlib.sha256()
-        self._size = 0
+        self._size = 0  # bytes after the first line, which an extension of the run replaces
 
     def __enter__(self) -> Self:
         try:
@@ -101,11 +120,11 @@ class RunStore:
             ) from None
         locked = _try_lock(self._lock)
         if not locked:
-            time.sleep(0.1)  # `is_locked` of another process takes the lock for a moment
+            time.sleep(0.1)  # `is_in_use` of another process takes the lock for a moment
             locked = _try_lock(self._lock)
         if not locked:
             self._lock.close()
-            raise InputError(
+            raise RunInUse(
                 f"{self.path}: another process is writing this run; wait for it, or stop it"
             )
         return self
@@ -130,20 +149,22 @@ class RunStore:
 
         Args:
             run: The run; when it resumes, its state and history become those of the checkpoint.
+                It may have more rounds than the run that is there, which is then extended.
             resume: Whether to resume a run that is there; otherwise it is deleted.
 
         Returns:
             The history of a run that has already ended, or None: then run it.
 
         Raises:
-            InputError: If the run in the directory has other settings, data or code.
+            InputError: If the run in the directory has other settings, data or code, or has done
+                more rounds.
         """
         if not resume or not self.has_run():
             self._begin(run)
             return None
         finished = self._resume(run)
         if finished is not None:
-            self._inform(f"{self.path}: the run has already ended")
+            self._inform(f"{self.path}: the run has already ended{_explain_end(finished, run)}")
         elif run.rounds_done:
             self._inform(f"{self.path}: resuming after round {run.rounds_done}")
         return finished
@@ -154,7 +175,7 @@ class RunStore:
         for path in [*old, *self._checkpoints()]:
             path.unlink(missing_ok=True)
         about = fingerprint(run.history.meta, run.code)
-        self._fingerprint = digest(about)
+        self._fingerprint = _digest_any_rounds(about)
         meta = run.history.meta
         header = json.dumps(run.history.header()).encode("utf-8") + b"\n"
         table = {
@@ -168,23 +189,48 @@ class RunStore:
         with self._explain_os_errors():
             put(self.history_path, header)
             self._append_from(header)
-            put(self.path / "run.toml", toml.dumps(table).encode("utf-8"))
+            run_file.write(self.path / "run.toml", table)
 
     def _resume(self, run: StorableRun) -> History | None:
-        """Restore the newest valid checkpoint, or return the history of a run that has ended."""
-        self._check_same_run(run)
+        """Restore the newest valid checkpoint, or return the history of a run that has ended.
+
+        A run that has done all its rounds is resumed if it has more rounds now.
+        """
+        rounds = self._check_same_run(run)
         text = self._read_history()
+        done = max((int(path.name.partition("-")[0]) for path in self._checkpoints()), default=0)
+        finished: History | None = None
         try:
             history = History.parse(text.decode("utf-8", "replace"), self.history_path)
-            if history.ended:
-                return history
+            done = max(done, int(history.rows[-1]["round"])) if history.rows else done
+            finished = history if history.ended else None
         except InputError as error:
             self._warn(f"{error}; returning to an earlier checkpoint")
+        if finished is not None and finished.stop_reason is not StopReason.FINISHED:
+            return finished
+        if run.rounds < done:
+            raise InputError(
+                f"{self.path}: cannot resume with {run.rounds} rounds: {done} are done; "
+                f"give at least {done}, or begin a new run"
+            )
+        if run.rounds != rounds:
+            with self._explain_os_errors():
+                run_file.change_rounds(self.path / "run.toml", run.rounds)
+        if finished is not None and run.rounds == done:
+            return finished
+        self._return_to_checkpoint(run, text)
+        return None
+
+    def _return_to_checkpoint(self, run: StorableRun, text: bytes) -> None:
+        """Restore the newest valid checkpoint, or begin the run again if there is none."""
+        begin = text.find(b"\n") + 1
         for path in self._checkpoints():
             try:
                 tree = self._load(path)
-                size = int(tree["offset"])
-                if hashlib.sha256(text[:size]).hexdigest() != tree["history"] or size > len(text):
+                end = begin + int(tree["offset"])
+                if end > len(text) or (
+                    hashlib.sha256(text[begin:end]).hexdigest() != tree["history"]
+                ):
                     raise InputError(f"{path}: history.jsonl has changed since this was written")
                 run.restore(tree["run"], str(path))
             except (InputError, KeyError, TypeError, ValueError) as error:
@@ -192,31 +238,34 @@ class RunStore:
                 self._warn(f"{why}; falling back to the one before")
                 path.unlink(missing_ok=True)  # it would push out newer checkpoints
                 continue
-            self._truncate(run, text[:size])
+            self._truncate(run, text[:end])
             self.checkpoint_round = run.rounds_done
-            return None
+            return
         self._warn(f"{self.path}: no checkpoint to resume from; the run begins again")
-        try:
-            self._truncate(run, text[: text.find(b"\n") + 1])
-        except (InputError, UnicodeDecodeError):  # the first line is damaged, too
-            self._begin(run)
-        return None
+        self._truncate(run, text[:begin])
 
-    def _check_same_run(self, run: StorableRun) -> None:
-        """Refuse another run than that of run.toml, and warn about other versions."""
+    def _check_same_run(self, run: StorableRun) -> int:
+        """Refuse another run than that of run.toml, and warn about other versions.
+
+        Returns:
+            The rounds of run.toml, which may differ from those of the run.
+        """
         table = toml.read(self.path / "run.toml")
         about = table.get("fingerprint")
         if table.get("format") != 1 or not isinstance(about, dict):
             raise InputError(f"{self.path / 'run.toml'}: not a run of this version of fedpage")
-        check_same_run(about, fingerprint(run.history.meta, run.code), str(self.path))
-        self._fingerprint = digest(about)  # as it was written: 1 equals 1.0, with another digest
-        now, then = run.history.meta.get("versions", {}), table.get("versions", {})
-        for name in sorted(now):
-            if now[name] != then.get(name):
+        now = fingerprint(run.history.meta, run.code)
+        check_same_run({**about, "rounds": now["rounds"]}, now, str(self.path))
+        # As it was written: 1 equals 1.0, with another digest.
+        self._fingerprint = _digest_any_rounds(about)
+        versions, before = run.history.meta.get("versions", {}), table.get("versions", {})
+        for name in sorted(versions):
+            if versions[name] != before.get(name):
                 self._warn(
-                    f"{self.path}: {name} is {now[name]} now and was {then.get(name)}; "
+                    f"{self.path}: {name} is {versions[name]} now and was {before.get(name)}; "
                     "the last bits may differ"
                 )
+        return int(about.get("rounds", run.rounds))
 
     def _read_history(self) -> bytes:
         """Return history.jsonl up to its last complete line."""
@@ -234,17 +283,31 @@ class RunStore:
         return text[:complete]
 
     def _truncate(self, run: StorableRun, text: bytes) -> None:
-        """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
-        past = History.parse(text.decode("utf-8"), self.history_path)
-        run.history.rows, run.history.events = past.rows, past.events
+        """Cut history.jsonl, and the run's history, to the records before a checkpoint.
+
+        The first line is written again if it is damaged, or has another number of rounds.
+        """
+        header, _, body = text.partition(b"\n")
+        try:
+            meta = History.parse(header.decode("utf-8"), self.history_path).meta
+        except (InputError, UnicodeDecodeError):
+            meta = run.history.meta
+        first = History({**meta, "rounds": run.rounds}).header()
         with self._explain_os_errors():
-            os.truncate(self.history_path, len(text))
+            if json.dumps(first).encode("utf-8") == header:
+                os.truncate(self.history_path, len(text))
+            else:
+                text = json.dumps(first).encode("utf-8") + b"\n" + body
+                put(self.history_path, text)
+            past = History.parse(text.decode("utf-8"), self.history_path)
+            run.history.rows, run.history.events = past.rows, past.events
             self._append_from(text)
 
     def _append_from(self, text: bytes) -> None:
         """Open history.jsonl, which now holds `text`, to append to it."""
         self._stream = open(self.history_path, "ab", buffering=0)  # noqa: SIM115 - see __exit__
-        self._written, self._size = hashlib.sha256(text), len(text)
+        body = text[text.index(b"\n") + 1 :]
+        self._written, self._size = hashlib.sha256(body), len(body)
 
     def _load(self, path: Path) -> Snapshot:
         """Read a checkpoint of this run whose checksum is that of its name."""
@@ -296,21 +359,29 @@ class RunStore:
         assert self._stream is not None
         os.fsync(self._stream.fileno())
 
-    def write_checkpoint(self, round: int, snapshot: Snapshot) -> Path:
+    def mark(self) -> HistoryMark:
+        """Return how much of history.jsonl is written, for a checkpoint that is written later."""
+        return HistoryMark(self._size, self._written.hexdigest())
+
+    def write_checkpoint(
+        self, round: int, snapshot: Snapshot, mark: HistoryMark | None = None
+    ) -> Path:
         """Write a checkpoint, and delete all but the two newest.
 
         Args:
             round: The number of rounds done.
             snapshot: Everything that the coming rounds depend on.
+            mark: The part of history.jsonl that belongs to it; by default all of it.
 
         Returns:
             The checkpoint's file; its name holds the round and a checksum.
         """
+        size, checksum = mark or self.mark()
         data = pack(
             {
                 "fingerprint": self._fingerprint,
-                "offset": self._size,
-                "history": self._written.hexdigest(),
+                "offset": size,
+                "history": checksum,
                 "run": snapshot,
             }
         )
@@ -340,6 +411,27 @@ class RunStore:
             raise OSError(error.errno, text, str(self.path)) from None
 
 
+def is_in_use(path: str | os.PathLike[str]) -> bool:
+    """Say whether a process is writing the run in a directory."""
+    try:
+        with open(Path(path) / ".lock", encoding="utf-8") as stream:
+            return not _try_lock(stream)
+    except OSError:
+        return False
+
+
+def _digest_any_rounds(about: Mapping[str, object]) -> str:
+    """Return the digest of a fingerprint without its rounds, of which a run may get more."""
+    return digest({key: value for key, value in about.items() if key != "rounds"})
+
+
+def _explain_end(finished: History, run: StorableRun) -> str:
+    """Say why a run that should go on does not, or nothing if it has done all its rounds."""
+    if finished.stop_reason is StopReason.FINISHED:
+        return ""
+    return f" ({finished.stop_text}); it stays so with any number of rounds"
+
+
 def _try_lock(stream: IO[str]) -> bool:
     """Lock a file until it is closed or the process ends; return False if another has it."""
     try:
@@ -354,15 +446,6 @@ def _try_lock(stream: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process has a run directory open to write it."""
-    try:
-        with open(path / ".lock", encoding="utf-8") as stream:
-            return not _try_lock(stream)
-    except OSError:
-        return False
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:

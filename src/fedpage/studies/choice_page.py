@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedpage.core.columns import AXES
+from fedpage.core.columns import list_axes
 from fedpage.core.types import Problem
+from fedpage.engine.simulate import RunOptions
 from fedpage.engine.stopping import Stop
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
+from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
 from fedpage.runs.provenance import describe_method
 from fedpage.studies.choice import Choice
@@ -33,7 +35,7 @@ def run_finalists(problem: Problem, choice: Choice) -> list[History]:
     """
     question = choice.question
     stop = Stop(targets={question.column: question.target})
-    if "seconds" not in (name for name, _ in question.cost.terms):  # estimated: no budget has them
+    if not question.cost.is_estimated:  # no budget has estimated seconds
         stop = replace(stop, budgets={question.cost.name: question.limit})
     return sweep(
         problem,
@@ -42,6 +44,7 @@ def run_finalists(problem: Problem, choice: Choice) -> list[History]:
         seeds=choice.fresh[:CURVES],
         record_every=question.record_every,
         stop=stop,
+        options=RunOptions(devices=question.devices),
     )
 
 
@@ -64,19 +67,17 @@ def write_page(
     head, rows = choice.rows()
     departures = [line.rstrip(".").partition(": ")[::2] for line in choice.departures()]
     tables = [
-        page.Table(
+        Table.of_texts(
             head,
             rows,
             f"{choice.title[0].upper()}{choice.title[1:]}. Methods that the seeds do not tell "
             "apart from the first are tied (rank-sum tests of all pairs, Holm's correction, 5 %).",
-            is_text=True,
         )
     ]
     if departures:
-        tables.append(
-            page.Table(["left the race", "methods"], departures, choice.effort, is_text=True)
-        )
-    axes = AXES if question.cost.name not in AXES else (question.cost.name, *AXES)
+        tables.append(Table.of_texts(["left the race", "methods"], departures, choice.effort))
+    axes = list_axes(run.columns for run in runs)
+    axes = axes if question.cost.name not in axes else (question.cost.name, *axes)
     values = [question.column, "grad_norm", "loss"]
     about = runs[0].meta
     settings = {

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fedpage.core.columns import Cost
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
+from fedpage.engine.devices import Devices
 from fedpage.studies.choice import Choice
 from fedpage.studies.entrants import counts_bytes, list_entrants
 from fedpage.studies.question import Question, Trials, check_link, parse_budget, resolve_target
@@ -33,6 +34,7 @@ def choose(
     rounds: int = 20_000,
     jobs: int | None = 1,
     costs: Costs | None = None,
+    devices: Devices | None = None,
     store: str | os.PathLike[str] | None = None,
     progress: Notify | None = None,
 ) -> Choice:
@@ -44,11 +46,12 @@ def choose(
         column: Any recorded column; its direction decides what reaching means. "gap" is the loss
             above its minimum, for convex problems.
         cost: What to save: a recorded cost such as "bytes", "rounds" or "clients", a sum such as
-            "up+0.1*down", or "seconds", which are estimated from `costs`.
+            "up+0.1*down", "seconds", which are estimated from `costs`, or "seconds_simulated" with
+            `devices`.
         budget: The time that the race may take: "60s", "5m", "1h", or seconds.
         methods: Names of methods, or methods to start from; None: all that apply.
         stateless: Leave out methods whose clients keep a state.
-        codecs: Search compression too; None: where the cost counts bytes or bits.
+        codecs: Search compression too; None: where bytes, bits or simulated seconds count.
         seeds: Seeds of the last round of the race; each is paired over all methods.
         fresh: Other seeds, on which the finalists are judged.
         record_every: Rounds between records, fewer where the best method needs few rounds. Costs
@@ -57,6 +60,7 @@ def choose(
         jobs: The most processes, for runs that are long enough for several; None uses joblib's
             current backend.
         costs: Latency, bandwidth and speed, for estimated seconds.
+        devices: The clients' devices of every run, for simulated seconds and deadlines.
         store: A file of finished runs, from which a race continues.
         progress: Called with the seconds that have passed, those of the budget, and a note.
 
@@ -80,14 +84,15 @@ def choose(
     }.items():  # fmt: skip
         check_whole(name, value, 1)
     price, link = Cost.parse(cost), costs or Costs()
-    check_link(price, link)
+    check_link(price, link, devices)
     target, column = resolve_target(problem, target, column)
     with_codecs = counts_bytes(price) if codecs is None else codecs
     entrants, left_out = list_entrants(
-        problem, methods=methods, stateless=stateless, codecs=with_codecs
+        problem, methods=methods, stateless=stateless, codecs=with_codecs, devices=devices
     )
     question = Question(
-        target, column, price, record_every=record_every, rounds=rounds, link=link
+        target, column, price, record_every=record_every, rounds=rounds, link=link,
+        devices=devices,
     )  # fmt: skip
     trials = Trials(
         problem, question, jobs=jobs, store=TrialStore(store, question.describe(problem))

@@ -9,7 +9,8 @@ from typing import Any
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, HasConvexity, Problem
-from fedpage.engine.simulate import simulate
+from fedpage.engine.devices import Devices
+from fedpage.engine.simulate import RunOptions, simulate
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.runs import build
 from fedpage.runs.history import History
@@ -60,6 +61,7 @@ def list_entrants(
     methods: Sequence[str | AnyMethod] | None = None,
     stateless: bool = False,
     codecs: bool = False,
+    devices: Devices | None = None,
 ) -> tuple[list[Entrant], dict[str, str]]:
     """List the methods that run on a problem.
 
@@ -70,6 +72,7 @@ def list_entrants(
         methods: Names of methods, or methods to start from; None: all registered ones.
         stateless: Whether to leave out methods whose clients keep a state.
         codecs: Whether methods begin with the codecs `UP` and `DOWN` where they take them.
+        devices: The clients' devices.
 
     Returns:
         The entrants, and for each method that is left out the reason by its name.
@@ -79,13 +82,14 @@ def list_entrants(
     """
     entrants: list[Entrant] = []
     left_out: dict[str, str] = {}
+    options = RunOptions(devices=devices)
     for name, entry, method in _starts(problem, methods):
         if stateless and entry.cls.client_state is not None:
             left_out[name] = "its clients keep a state"
             continue
         try:
             start = method if method is not None else _start(entry, problem, codecs)
-            probe = simulate(problem, start, rounds=1, seed=0, record_every=0)
+            probe = simulate(problem, start, rounds=1, seed=0, record_every=0, options=options)
         except InputError as error:
             left_out[name] = str(error)
             continue
@@ -158,8 +162,10 @@ def _notes(entry: MethodEntry, problem: Problem) -> tuple[str, ...]:
 
 
 def counts_bytes(cost: Cost) -> bool:
-    """Say whether a cost counts bytes or bits, so that codecs can lower it."""
-    return any(name.startswith(("bytes", "bits")) for name, _ in cost.terms)
+    """Say whether a cost counts bytes, bits or their time, so that codecs can lower it."""
+    return cost.is_simulated_time or any(
+        name.startswith(("bytes", "bits")) for name, _ in cost.terms
+    )
 
 
 def describe_settings(method: AnyMethod) -> str:

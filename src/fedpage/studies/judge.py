@@ -124,9 +124,9 @@ class Judgement:
         seeds = f"{self.reached} of {self.seeds} seeds"
         if not math.isfinite(self.median):
             return f"not reached in the median, {seeds}"
-        scale, shown = _scale(self.median, unit)
-        low, high = (_number(value / scale) for value in (self.low, self.high))
-        return f"{_number(self.median / scale)}{shown} [{low}, {high}], {seeds}"
+        scale, shown = scale_unit(self.median, unit)
+        low, high = (format_digits(value / scale) for value in (self.low, self.high))
+        return f"{format_digits(self.median / scale)}{shown} [{low}, {high}], {seeds}"
 
 
 def _coverage(n: int, place: int) -> float:
@@ -135,16 +135,24 @@ def _coverage(n: int, place: int) -> float:
     return max(0.0, float(1 - 2 * tail / 2**n))
 
 
-def _scale(value: float, unit: str) -> tuple[float, str]:
-    """Return what to divide by, and the unit with its prefix."""
+def scale_unit(value: float, unit: str) -> tuple[float, str]:
+    """Return what to divide costs of about this value by, and the unit with its prefix.
+
+    >>> scale_unit(1.2e6, "B"), scale_unit(1.2e6, "")
+    ((1000000.0, ' MB'), (1.0, ''))
+    """
     if unit not in ("B", "bit"):
         return 1.0, f" {unit}" if unit else ""
     power = sum(value >= 0.9995 * 1000.0**k for k in range(1, len(_PREFIXES)))
     return 1000.0**power, f" {_PREFIXES[power]}{unit}"
 
 
-def _number(value: float) -> str:
-    """Write a number with three digits, or four where it is a large count."""
+def format_digits(value: float) -> str:
+    """Write a number with three digits, or four where it is a large count.
+
+    >>> format_digits(1.2345), format_digits(123456), format_digits(math.inf)
+    ('1.23', '123500', 'not reached')
+    """
     if not math.isfinite(value):
         return "not reached"
     return f"{value:.3g}" if value < 999.5 else f"{float(f'{value:.4g}'):.0f}"

@@ -16,7 +16,8 @@ from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
 from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
-from fedpage.engine.simulate import simulate
+from fedpage.engine.devices import Devices, check_time
+from fedpage.engine.simulate import RunOptions, simulate
 from fedpage.engine.simulation import HasCode, start_of
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
@@ -55,6 +56,7 @@ class Question:
         rounds: The most rounds of a run, however little they cost.
         gradients: The most row gradients of a run, so that none computes for hours.
         link: What estimated seconds depend on.
+        devices: The clients' devices, for simulated seconds and deadlines; None: none.
     """
 
     target: float
@@ -65,6 +67,7 @@ class Question:
     rounds: int = 20_000
     gradients: float = math.inf
     link: Costs = dataclasses.field(default_factory=Costs)
+    devices: Devices | None = None
 
     def costs(self, history: History) -> Vector:
         """Return what each record had cost by then, (records,); seconds are estimated."""
@@ -94,6 +97,7 @@ class Question:
         """Return plain values that tell the runs of this question from others."""
         classes = {"problem": type(problem)}
         classes |= problem.code if isinstance(problem, HasCode) else {}
+        timed = {} if self.devices is None else {"devices": self.devices.describe()}
         return {
             "problem": problem.describe(),
             "start": describe_start(start_of(problem)),
@@ -106,6 +110,7 @@ class Question:
             "rounds": self.rounds,
             "gradients": self.gradients,
             "link": dataclasses.asdict(self.link),
+            **timed,
         }
 
 
@@ -131,13 +136,15 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def check_link(cost: Cost, link: Costs) -> None:
+def check_link(cost: Cost, link: Costs, devices: Devices | None = None) -> None:
     """Refuse seconds as a cost where nothing tells what takes time.
 
     Raises:
-        InputError: The cost counts seconds, and all of `link` is at its defaults.
+        InputError: The cost counts seconds, and all of `link` is at its defaults, or simulated
+            seconds, and there are no devices.
     """
-    if "seconds" in (name for name, _ in cost.terms) and not link.given:
+    check_time(cost, devices)
+    if cost.is_estimated and not link.given:
         raise InputError(
             "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
         )
@@ -244,6 +251,7 @@ def run_trial(
         seed=seed,
         record_every=question.record_every,
         stop=_Watch(question, higher, cap, deadline),
+        options=RunOptions(devices=question.devices),
     )
     if history.stop_detail == _LATE:
         return None

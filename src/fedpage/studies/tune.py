@@ -18,7 +18,8 @@ from fedpage.core.display import format_number, html_card, html_note, html_table
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
-from fedpage.engine.simulate import simulate
+from fedpage.engine.devices import Devices
+from fedpage.engine.simulate import RunOptions, simulate
 from fedpage.studies.judge import Judgement
 from fedpage.studies.question import (
     FRESH_SEED,
@@ -244,6 +245,7 @@ def tune(
     fresh: int = 10,
     jobs: int | None = 1,
     costs: Costs | None = None,
+    devices: Devices | None = None,
     store: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     max_runs: int | None = None,
@@ -263,7 +265,8 @@ def tune(
         column: Any recorded column; its direction decides what reaching means. "gap" is the loss
             above its minimum, for convex problems.
         cost: What to minimise: a cost that is recorded, such as "bytes", "bits_up" or "clients",
-            a sum such as "up+0.1*down", or "seconds", which are estimated from `costs`.
+            a sum such as "up+0.1*down", "seconds", which are estimated from `costs`, or
+            "seconds_simulated" with `devices`.
         search: Values by hyper-parameter, "step" or "rho". Only these are searched, and all their
             combinations are tried first. Numbers continue beyond the list if the best is at its
             end. An empty list stands for the usual values.
@@ -278,6 +281,7 @@ def tune(
         fresh: Seeds on which the winner is judged.
         jobs: Processes; None uses joblib's current backend.
         costs: Latency, bandwidth and speed, for estimated seconds.
+        devices: The clients' devices of every run, for simulated seconds and deadlines.
         store: A file of finished runs, from which a search continues.
         progress: Called with runs done, runs at most, and a note.
         max_runs: The most new runs of the search; None: any number.
@@ -297,7 +301,9 @@ def tune(
     """
     began = time.monotonic()
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
-    target, column = check_question(problem, target, column, cost, costs or Costs(), counts)
+    target, column = check_question(
+        problem, target, column, cost, costs or Costs(), counts, devices
+    )
     given = _given(method, search, fixed)
     if search is None:
         axes, design = search_space(method, problem, fixed=given), None
@@ -306,7 +312,7 @@ def tune(
         design = _design(axes, search)
     question = make_question(
         problem, method, target=target, column=column, cost=cost, rounds=rounds, limit=limit,
-        record_every=record_every, costs=costs,
+        record_every=record_every, costs=costs, devices=devices,
     )  # fmt: skip
     trials = Trials(
         problem,
@@ -399,6 +405,7 @@ def make_question(
     limit: float | None = None,
     record_every: int = 10,
     costs: Costs | None = None,
+    devices: Devices | None = None,
 ) -> Question:
     """Return the question of a search, with a limit that is what `rounds` rounds cost.
 
@@ -414,14 +421,16 @@ def make_question(
         limit: The limit, if it is known.
         record_every: Rounds between records.
         costs: Latency, bandwidth and speed.
+        devices: The clients' devices.
     """
     question = Question(
         float(target), column, Cost.parse(cost), record_every=record_every,
-        rounds=_MORE * rounds, link=costs or Costs(),
+        rounds=_MORE * rounds, link=costs or Costs(), devices=devices,
     )  # fmt: skip
     length = min(rounds, _PILOT)
     pilot = method.with_step(1e-3 * unit_step(method, problem))
-    history = simulate(problem, pilot, rounds=length, seed=0, record_every=length)
+    options = RunOptions(devices=devices)
+    history = simulate(problem, pilot, rounds=length, seed=0, record_every=length, options=options)
     times = rounds / max(1.0, history.last("round"))
     limit = times * float(question.costs(history)[-1]) if limit is None else limit
     gradients = _MORE * times * history.last("gradients")
@@ -435,6 +444,7 @@ def check_question(
     cost: str | Cost,
     costs: Costs,
     counts: Mapping[str, int],
+    devices: Devices | None = None,
 ) -> tuple[float, str]:
     """Check the arguments of `tune` without running anything.
 
@@ -445,6 +455,7 @@ def check_question(
         cost: What to minimise.
         costs: Latency, bandwidth and speed.
         counts: Whole numbers of at least 1, by the names that error messages use.
+        devices: The clients' devices.
 
     Returns:
         The target and its recorded column, as `resolve_target` returns them.
@@ -452,7 +463,7 @@ def check_question(
     Raises:
         InputError: The question cannot be asked.
     """
-    check_link(Cost.parse(cost), costs)
+    check_link(Cost.parse(cost), costs, devices)
     for name, value in counts.items():
         check_whole(name, value, 1)
     return resolve_target(problem, target, column)

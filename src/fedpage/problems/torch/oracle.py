@@ -58,6 +58,10 @@ class TorchOracle(local_steps.FusedOracle):
         """Evaluations of a client's gradient so far, over all called clients."""
         return self._tensors.evaluations
 
+    def count_each(self) -> Ints:
+        """Return the row gradients that each called client has computed so far, (n,)."""
+        return self._tensors.count_each()
+
     def batch(self, size: int | None) -> Batch:
         """Draw a fresh minibatch at each client."""
         return self._tensors.batch(size)

@@ -1,9 +1,11 @@
-"""Judge the paper's claims on runs, over paired seeds and with an interval.
+"""Judge claims about the figures of studies, over paired seeds and with an interval.
 
 The end of a run is the median gradient norm over its last tenth of records; only records with
 f(x) <= f(x0) count. Two curves are compared seed by seed, on the same coins and clients, by the
-logarithm of the ratio of their ends. A bootstrap over seeds gives a 95 % interval of its mean.
-Differences of less than 1.5 times count as noise.
+logarithm of the ratio of their ends, whose mean has a 95 % interval by Student's t
+(`fedpage.studies.statistics`). Where a run diverged there is no ratio, and the rank-sum test
+decides. Differences of less than 1.5 times count as noise. There is no verdict from fewer than five
+seeds.
 """
 
 from __future__ import annotations
@@ -13,18 +15,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.random import uniforms
-from fedpage.runs import toml
-from fedpage.runs.config import setting, structure
+from fedpage.report.plots import FigureRuns, PanelRuns
+from fedpage.runs.config import setting
 from fedpage.runs.history import History
-from fedpage.studies.paper.figures import Figure, Panel
-from fedpage.studies.paper.tuning import TunedCurve
+from fedpage.studies.statistics import ALPHA, MIN_SEEDS, Pair, format_beside, format_p, t_interval
 
 
 class Judgement(StrEnum):
@@ -48,28 +47,52 @@ COUNT_TOLERANCE = 1.05
 
 
 @dataclass(frozen=True)
+class Panel(PanelRuns):
+    """A plot of a study.
+
+    Attributes:
+        values: What tells it from the other panels, such as {"clients": 3250, "step": 0.1}.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TunedCurve(TypedDict):
+    """What a search for step sizes found for one curve of a panel."""
+
+    panel: str
+    label: str
+    K: int
+    eta_g: float
+    rho: float | None
+    rounds_on_fresh_seeds: list[float | None]
+    within_tenth: list[float]
+    """Every eta_g whose cost is at most 1.1 times the least."""
+
+
+@dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and how to judge it.
+    """A sentence about the runs of a study and how to judge it.
 
     Attributes:
         name: A short name.
         text: The sentence.
-        where: The section of the paper.
+        where: Who says it, such as the section of a paper.
         kind: How to judge it: "order", "alike", "faster", "below", "steps" or "count".
-        figures: Names of the figures that it is about.
+        figures: Names of the figures that it is about; none for all.
         curves: Labels of the compared curves; an order has ">" or ">=" between them.
-        choices: Curves that stand for the other reading of what the paper leaves open.
+        choices: Curves that stand for another reading of the sentence.
         column: What a "count" counts.
         printed: The step sizes that the paper prints.
         at: Judge after this many rounds; 0 judges at the end.
     """
 
-    name: str
     text: str
-    where: str
     kind: Literal["order", "alike", "faster", "below", "steps", "count"]
-    figures: tuple[str, ...]
     curves: tuple[str, ...]
+    name: str = ""
+    where: str = ""
+    figures: tuple[str, ...] = ()
     choices: dict[str, str] = field(default_factory=dict)
     column: str = ""
     printed: tuple[tuple[float, ...], ...] = ()
@@ -87,13 +110,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class _ClaimsTable:
-    """The document claims.toml."""
-
-    claim: list[Claim] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class Finding:
     """One comparison in one panel.
 
@@ -103,6 +119,8 @@ class Finding:
         verdict: Whether the comparison supports the claim.
         measured: The measured numbers.
         needed: The numbers that support the claim, with the tolerance.
+        seeds: The number of seeds; 0 where the comparison is not one of seeds. With fewer than
+            `MIN_SEEDS` the verdict is undecided, whatever was measured.
     """
 
     panel: str
@@ -110,6 +128,12 @@ class Finding:
     verdict: Judgement
     measured: str
     needed: str = ""
+    seeds: int = 0
+
+    def __post_init__(self) -> None:
+        if 0 < self.seeds < MIN_SEEDS:
+            object.__setattr__(self, "verdict", UNDECIDED)
+            object.__setattr__(self, "needed", f"{MIN_SEEDS} seeds, not {self.seeds}")
 
 
 @dataclass(frozen=True)
@@ -135,27 +159,6 @@ class Verdict:
         )
 
 
-def load_claims() -> list[Claim]:
-    """Read the paper's claims, in the order of claims.toml."""
-    return parse(files("fedpage.studies.paper").joinpath("claims.toml").read_text(encoding="utf-8"))
-
-
-def parse(text: str, source: str = "claims.toml") -> list[Claim]:
-    """Parse claims from TOML.
-
-    Args:
-        text: The TOML document: an array of tables `[[claim]]`.
-        source: The file's name, for error messages.
-
-    Returns:
-        The claims.
-
-    Raises:
-        InputError: A key is unknown or missing, or a value has a wrong type or range.
-    """
-    return structure(_ClaimsTable, toml.loads(text, source), source).claim
-
-
 def final_log_norm(history: History, at: int = 0) -> float:
     """Compute the logarithm of the median gradient norm over the last tenth of records.
 
@@ -175,105 +178,90 @@ def final_log_norm(history: History, at: int = 0) -> float:
     return math.log(max(float(np.median(norms[good])), 1e-300))
 
 
-def bootstrap_interval(
-    values: Sequence[float], seed: int = 0, draws: int = 4000
-) -> tuple[float, float, float]:
-    """Compute the mean and its 95 % bootstrap interval (percentiles of resampled means).
-
-    Args:
-        values: (n,) a value for each seed.
-        seed: The seed of the resampling.
-        draws: How many times to resample.
-
-    Returns:
-        The mean, the lower and the upper end.
-    """
-    data = np.asarray(values, dtype=np.float64)
-    picks = (uniforms(seed, 30, size=draws * len(data)) * len(data)).astype(np.int64)
-    means = data[picks.reshape(draws, len(data))].mean(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(data.mean()), float(low), float(high)
-
-
-def log_ratios(worse: Sequence[History], better: Sequence[History], at: int = 0) -> list[float]:
-    """Compute log(end of one run / end of the other), seed by seed.
-
-    Args:
-        worse: Runs of the curve that the claim ranks lower.
-        better: Runs of the other curve, with the same seeds.
-        at: See `final_log_norm`.
-
-    Returns:
-        The ratios' logarithms, limited to 20, the value where only one of the runs diverged.
-    """
-    ratios = []
-    for one, two in zip(worse, better, strict=True):
-        a, b = final_log_norm(one, at), final_log_norm(two, at)
-        both_diverged = math.isinf(a) and math.isinf(b)
-        ratios.append(0.0 if both_diverged else float(np.clip(a - b, -20.0, 20.0)))
-    return ratios
-
-
-Curves = Mapping[str, list[History]]
+Curves = Mapping[str, Sequence[History]]
 """Histories by label."""
-Runs = Mapping[str, Mapping[str, Curves]]
-"""Histories by figure, panel and label."""
 
 
-def _compare(
-    panel: str, better: str, worse: str, strict: bool, curves: Curves, at: int = 0
-) -> Finding:
-    """Compare the ends of two curves; a comparison that is not strict has a tolerance."""
-    ratios = log_ratios(curves[worse], curves[better], at)
-    mean, low, high = bootstrap_interval(ratios)
-    if strict:
+def _pair_ends(
+    worse: str, better: str, runs: tuple[Sequence[History], Sequence[History]], at: int = 0
+) -> Pair:
+    """Pair the logarithms of the ends of two curves, seed by seed."""
+    first, second = (tuple(final_log_norm(run, at) for run in group) for group in runs)
+    return Pair(worse, better, first, second, scale="difference")
+
+
+Rule = Literal[">", ">=", "="]
+_NEEDED: dict[Rule, str] = {
+    ">": "more than 1x, with its interval",
+    ">=": f"at least 1x; interval above {1 / TOLERANCE:.3f}x (tolerance {TOLERANCE:g}x)",
+    "=": f"interval within {1 / TOLERANCE:.3f}x to {TOLERANCE:.2f}x (tolerance {TOLERANCE:g}x)",
+}
+
+
+def _compare(panel: str, comparison: str, rule: Rule, pair: Pair) -> Finding:
+    """Judge whether the first curve of a pair ends higher than, or alike to, the second."""
+    if pair.differences is None:
+        return _compare_diverged(panel, comparison, rule, pair)
+    mean, low, high = t_interval(pair.differences)
+    if rule == ">":
         verdict = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
-        needed = "more than 1x, with its interval"
-    else:
+    elif rule == ">=":
         verdict = (HOLDS if mean >= 0 else WITHIN) if low > -NOISE else UNDECIDED
         verdict = FAILS if high < -NOISE else verdict
-        needed = f"at least 1x; interval above {1 / TOLERANCE:.2f}x (tolerance {TOLERANCE:g}x)"
-    wins = sum(ratio > 0 for ratio in ratios)
-    measured = f"{worse} ends {_times(mean, low, high)}, {wins} of {len(ratios)} seeds"
-    return Finding(panel, f"{better} {'>' if strict else '>='} {worse}", verdict, measured, needed)
+    elif low > -NOISE and high < NOISE:
+        verdict = HOLDS
+    else:
+        verdict = FAILS if low > NOISE or high < -NOISE else UNDECIDED
+    ends, *interval = (
+        format_beside(math.exp(min(value, 700.0)), 1.0, TOLERANCE, 1 / TOLERANCE)
+        for value in (mean, low, high)
+    )
+    wins = "" if rule == "=" else f", {pair.wins[1]} of {pair.seeds} seeds"
+    measured = f"{pair.first} ends {ends}x as high [{', '.join(interval)}]{wins}"
+    return Finding(panel, comparison, verdict, measured, _NEEDED[rule], pair.seeds)
 
 
-def _times(mean: float, low: float, high: float) -> str:
-    return f"{math.exp(mean):.2f}x as high [{math.exp(low):.2f}, {math.exp(high):.2f}]"
+def _compare_diverged(panel: str, comparison: str, rule: Rule, pair: Pair) -> Finding:
+    """Judge curves of which a run diverged: it is worse than any number."""
+    verdict = UNDECIDED
+    if pair.is_different:
+        verdict = HOLDS if pair.better == pair.second and rule != "=" else FAILS
+    lost = [sum(map(math.isinf, ends)) for ends in (pair.a, pair.b)]
+    higher, lower = reversed(pair.wins)
+    measured = (
+        f"{pair.first} diverged on {lost[0]} of {pair.seeds} seeds, {pair.second} on {lost[1]}; "
+        f"{pair.first} ends higher on {higher}, lower on {lower} ({format_p(pair.p_value)})"
+    )
+    needed = f"rank-sum test with p < {ALPHA:g}, because a diverged run has no ratio"
+    return Finding(panel, comparison, verdict, measured, needed, pair.seeds)
 
 
 def judge(
     claim: Claim,
-    figures: Mapping[str, Figure],
-    runs: Runs,
-    tuned: Mapping[str, list[TunedCurve]],
+    figures: Mapping[str, FigureRuns],
+    tuned: Mapping[str, list[TunedCurve]] | None = None,
 ) -> Verdict:
     """Judge a claim on finished runs.
 
     Args:
         claim: The claim.
-        figures: The figures that were run, by name.
-        runs: Their histories.
+        figures: The figures with their runs, by name.
         tuned: Results of the search for step sizes, by figure; only claims about "steps" use it.
 
     Returns:
         The verdict with its comparisons.
     """
-    present = [name for name in claim.figures if name in runs]
+    present = [name for name in claim.figures or figures if name in figures]
     if not present:
         return Verdict(claim, UNDECIDED, (), "none of its figures has been run")
     if claim.kind == "steps":
-        findings, note = _judge_steps(claim, present, tuned)
+        findings, note = _judge_steps(claim, present, tuned or {})
         return Verdict(claim, combine(findings), tuple(findings), note)
     judge_figure = _JUDGES[claim.kind]
-    findings = [f for name in present for f in judge_figure(claim, figures[name], runs[name], {})]
+    findings = [f for name in present for f in judge_figure(claim, figures[name], {})]
     verdict, note = combine(findings), ""
     if claim.choices:
-        other = [
-            finding
-            for name in present
-            for finding in judge_figure(claim, figures[name], runs[name], claim.choices)
-        ]
+        other = [f for name in present for f in judge_figure(claim, figures[name], claim.choices)]
         second = combine(other)
         names = ", ".join(claim.choices.values())
         note = f"With {names} instead: {second} ({Verdict(claim, second, tuple(other)).counts})."
@@ -281,7 +269,12 @@ def judge(
             verdict = CHOICES
         elif WITHIN in (verdict, second) and HOLDS in (verdict, second):
             verdict = WITHIN
-    missing = [name for name in claim.figures if name not in runs]
+    few = [finding.seeds for finding in findings if 0 < finding.seeds < MIN_SEEDS]
+    if few:
+        note = (
+            f"Undecided: {min(few)} of {MIN_SEEDS} seeds; add --seeds {MIN_SEEDS}. {note}".strip()
+        )
+    missing = [name for name in claim.figures if name not in figures]
     if missing:
         note = f"{note} Not run: {', '.join(missing)}.".strip()
     return Verdict(claim, verdict, tuple(findings), note)
@@ -306,81 +299,69 @@ def _has_runs(curves: Curves, labels: Sequence[str]) -> bool:
     return all(curves.get(label) for label in labels)
 
 
-def _judge_order(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_order(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     labels = [choices.get(word, word) for word in claim.curves]
     findings = []
     for panel in figure.panels:
-        curves, where = runs[panel.key], f"{figure.name}, {panel.title}"
+        curves, where = panel.curves, f"{figure.name}, {panel.title}"
         for i in range(0, len(labels) - 2, 2):
             better, mark, worse = labels[i : i + 3]
             if _has_runs(curves, (better, worse)):
-                findings.append(_compare(where, better, worse, mark == ">", curves, claim.at))
+                pair = _pair_ends(worse, better, (curves[worse], curves[better]), claim.at)
+                rule: Rule = ">" if mark == ">" else ">="
+                findings.append(_compare(where, f"{better} {mark} {worse}", rule, pair))
     return findings
 
 
-def _judge_alike(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_alike(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     one, two = claim.curves
     findings = []
     for panel in figure.panels:
-        curves = runs[panel.key]
+        curves = panel.curves
         if not _has_runs(curves, (one, two)):
             continue
-        mean, low, high = bootstrap_interval(log_ratios(curves[two], curves[one]))
-        if low > -NOISE and high < NOISE:
-            verdict = HOLDS
-        else:
-            verdict = FAILS if low > NOISE or high < -NOISE else UNDECIDED
-        findings.append(
-            Finding(
-                f"{figure.name}, {panel.title}",
-                f"{one} = {two}",
-                verdict,
-                f"{two} ends {_times(mean, low, high)}",
-                f"interval within {1 / TOLERANCE:.2f}x to {TOLERANCE:.2f}x "
-                f"(tolerance {TOLERANCE:g}x)",
-            )
-        )
+        pair = _pair_ends(two, one, (curves[two], curves[one]))
+        where = f"{figure.name}, {panel.title}"
+        findings.append(_compare(where, f"{one} = {two}", "=", pair))
     return findings
 
 
-def _judge_faster(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_faster(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     findings = []
-    with_step = [(panel.step, panel) for panel in figure.panels if panel.step is not None]
-    panels = sorted(with_step, key=lambda pair: -pair[0])
     for label in claim.curves:
-        for (large, larger), (small, smaller) in itertools.pairwise(panels):
-            fast, slow = runs[larger.key].get(label), runs[smaller.key].get(label)
-            if larger.clients != smaller.clients or not fast or not slow:
+        for larger, smaller in itertools.pairwise(_by_step(figure.panels)):
+            fast, slow = larger.curves.get(label), smaller.curves.get(label)
+            if _other_values(larger) != _other_values(smaller) or not fast or not slow:
                 continue
-            mean, low, high = bootstrap_interval(log_ratios(slow, fast))
-            findings.append(
-                Finding(
-                    figure.name,
-                    f"{label}: step {large:g} > {small:g}",
-                    HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED,
-                    f"step {small:g} ends {_times(mean, low, high)}",
-                    "more than 1x, with its interval",
-                )
-            )
+            large, small = larger.values["step"], smaller.values["step"]
+            pair = _pair_ends(f"step {small:g}", f"step {large:g}", (slow, fast))
+            comparison = f"{label}: step {large:g} > {small:g}"
+            findings.append(_compare(figure.name, comparison, ">", pair))
     return findings
 
 
-def _judge_below(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _by_step(panels: Sequence[PanelRuns]) -> list[Panel]:
+    """Return the panels of a step, the largest step first."""
+    found = [panel for panel in panels if isinstance(panel, Panel) and "step" in panel.values]
+    return sorted(
+        found, key=lambda panel: (str(_other_values(panel)), -float(panel.values["step"]))
+    )
+
+
+def _other_values(panel: Panel) -> dict[str, Any]:
+    """Return what tells a panel from others beside its step."""
+    return {name: value for name, value in panel.values.items() if name != "step"}
+
+
+def _judge_below(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     *lower, upper = claim.curves
-    return [
-        _compare(f"{figure.name}, {panel.title}", label, upper, True, runs[panel.key])
-        for panel in figure.panels
-        for label in lower
-        if _has_runs(runs[panel.key], (label, upper))
-    ]
+    findings = []
+    for panel, label in itertools.product(figure.panels, lower):
+        curves, where = panel.curves, f"{figure.name}, {panel.title}"
+        if _has_runs(curves, (label, upper)):
+            pair = _pair_ends(upper, label, (curves[upper], curves[label]))
+            findings.append(_compare(where, f"{label} > {upper}", ">", pair))
+    return findings
 
 
 def _judge_steps(
@@ -429,17 +410,15 @@ def _work_in_all_rounds(history: History) -> float:
     return history.last("gradients") / history.last("clients")
 
 
-def _judge_count(
-    claim: Claim, figure: Figure, runs: Mapping[str, Curves], choices: Mapping[str, str]
-) -> list[Finding]:
+def _judge_count(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
     findings = []
     for panel in figure.panels:
-        curves = runs[panel.key]
+        curves = panel.curves
         if not _has_runs(curves, claim.curves):
             continue
         where = f"{figure.name}, {panel.title}"
         if claim.column == "clients":
-            findings.append(_count_clients(where, claim.curves[0], panel, curves))
+            findings.append(_count_clients(where, claim.curves[0], curves))
             continue
         # the paper does not say which calls it means
         measure = _work_in_all_rounds if choices else _work_in_local_rounds
@@ -453,35 +432,36 @@ def _judge_count(
                 where,
                 "row gradients per call are alike",
                 HOLDS if ratio <= TOLERANCE else FAILS,
-                f"{measured}; largest/smallest {ratio:.2f}x",
+                f"{measured}; largest/smallest {format_beside(ratio, TOLERANCE)}x",
                 f"at most {TOLERANCE:g}x (tolerance {TOLERANCE:g}x)",
+                min(len(curves[label]) for label in claim.curves),
             )
         )
     return findings
 
 
-def _count_clients(where: str, label: str, panel: Panel, curves: Curves) -> Finding:
+def _count_clients(where: str, label: str, curves: Curves) -> Finding:
     """Compare clients per round with 2S; the expectation is S + (1 - S/N) S < 2S."""
-    method = next(variant.method for variant in panel.variants if variant.label == label)
-    S = method.S
-    expected = S + (1 - S / panel.clients) * S
+    about = curves[label][0].meta
+    S, N = about["method"]["S"], about["problem"]["N"]
+    expected = S + (1 - S / N) * S
     per_round = [history.last("clients") / history.last("round") for history in curves[label]]
-    mean, low, high = bootstrap_interval(per_round)
+    mean, low, high = t_interval(per_round)
     limit = COUNT_TOLERANCE * expected
     verdict = HOLDS if mean < 2 * S else WITHIN if low <= limit else FAILS
     return Finding(
         where,
         f"{label}: clients per round < 2S",
         verdict,
-        f"{mean:.2f} [{low:.2f}, {high:.2f}], expected {expected:.2f}",
+        f"{format_beside(mean, 2 * S)} [{format_beside(low, limit)}, {format_beside(high)}], "
+        f"expected {expected:.2f}",
         f"less than 2S = {2 * S}; interval from {limit:.2f} or less "
         f"(tolerance {COUNT_TOLERANCE:g}x of the expected number)",
+        len(per_round),
     )
 
 
-_JUDGES: dict[
-    str, Callable[[Claim, Figure, Mapping[str, Curves], Mapping[str, str]], list[Finding]]
-] = {
+_JUDGES: dict[str, Callable[[Claim, FigureRuns, Mapping[str, str]], list[Finding]]] = {
     "order": _judge_order,
     "alike": _judge_alike,
     "faster": _judge_faster,

@@ -1,0 +1,262 @@
+"""`fedpage study`: run, extend, inspect and export studies."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpage.cli.common import check_count
+from fedpage.cli.options import Command, JobsOption
+from fedpage.cli.output import console, print_table
+from fedpage.core.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpage.studies.claims import Verdict
+    from fedpage.studies.study import Study
+
+app = typer.Typer(help="Run studies: problems x methods x grids x seeds.", no_args_is_help=True)
+
+FileArgument = Annotated[Path, typer.Argument(help="The study file, such as study.toml.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Change a value of the file: methods.fedpage.eta_g=[0.1,0.3]; may be repeated.",
+        metavar="KEY=VALUE",
+    ),
+]
+StoreOption = Annotated[
+    Path, typer.Option("--store", help="Directory of the runs, which studies share.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Directory of the report, figures and tables (default runs/NAME)."),
+]
+_STORE = Path("runs") / "store"
+
+
+def _load(file: Path, changes: list[str] | None, store: Path) -> Study:
+    from fedpage.studies.study import Study
+
+    return Study.load(file, changes=changes or (), store=store)
+
+
+@app.command(cls=Command)
+def run(
+    file: FileArgument,
+    changes: SetOption = None,
+    jobs: JobsOption = 1,
+    store: StoreOption = _STORE,
+    out: OutOption = None,
+) -> None:
+    """Make the runs of a study that are not in the store, and write its report.
+
+    The same command continues after an interruption.
+    """
+    command = _command("run", file, changes, store, out)
+    _execute(_load(file, changes, store), jobs, out, command)
+
+
+@app.command(cls=Command)
+def status(file: FileArgument, changes: SetOption = None, store: StoreOption = _STORE) -> None:
+    """Show how many runs of a study have ended."""
+    from fedpage.report.tables import Cell, Table
+
+    rows = _load(file, changes, store).status()
+    cells = tuple(
+        (
+            Cell(row.curve.problem),
+            Cell(row.curve.label),
+            Cell(row.curve.setting_text),
+            Cell(f"{row.finished}/{row.seeds}", row.finished),
+            Cell(str(row.running), row.running),
+        )
+        for row in rows
+    )
+    headings = ("problem", "method", "setting", "finished", "running")
+    print_table(Table(headings, cells, align="lllrr"))
+    finished, total = sum(row.finished for row in rows), sum(row.seeds for row in rows)
+    print(f"{finished} of {total} runs have ended.")
+
+
+@app.command(cls=Command)
+def report(
+    file: FileArgument,
+    changes: SetOption = None,
+    store: StoreOption = _STORE,
+    out: OutOption = None,
+) -> None:
+    """Write the report of the runs that have ended, and run nothing."""
+    study = _load(file, changes, store)
+    _finish(study, out, _command("run", file, changes, store, out))
+
+
+@app.command(cls=Command)
+def add(
+    file: FileArgument,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds to add.")] = 0,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="A method to add, such as fedprox:S=20; may be repeated."),
+    ] = None,
+    jobs: JobsOption = 1,
+    store: StoreOption = _STORE,
+    out: OutOption = None,
+) -> None:
+    """Add seeds or methods to a study file, and run what is new."""
+    from fedpage.core.atomic import put
+
+    if not seeds and not method:
+        raise InputError("say what to add: --seeds 3 or --method fedprox:S=20")
+    check_count("--seeds", seeds, 0)
+    study = _load(file, None, store)
+    text = file.read_text(encoding="utf-8")
+    if seeds:
+        text = _add_seeds(text, study.config.seeds, seeds)
+    for words in method or ():
+        text = _add_method(text, words, study)
+    scratch = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    try:
+        extended = _load(scratch, None, store)
+    except InputError as error:
+        why = str(error).replace(str(scratch), str(file))
+        raise InputError(f"cannot add that: {why}; edit the file by hand") from None
+    finally:
+        scratch.unlink()
+    expected = len(study.config.seed_list) + seeds
+    if len(extended.config.seed_list) != expected:
+        raise InputError(f"{file}: cannot find its seeds; edit the file by hand")
+    put(file, text.encode("utf-8"))
+    study = _load(file, None, store)
+    _execute(study, jobs, out, _command("run", file, None, store, out))
+
+
+@app.command(cls=Command)
+def export(
+    file: FileArgument,
+    out: Annotated[Path, typer.Argument(help="The directory.")],
+    changes: SetOption = None,
+    store: StoreOption = _STORE,
+    records: Annotated[
+        str,
+        typer.Option("--records", help="Format of the records.", metavar="[csv|parquet]"),
+    ] = "csv",
+) -> None:
+    """Write the records, figures, tables and the report into a directory."""
+    from fedpage.studies.study_report import export as write
+
+    study = _load(file, changes, store)
+    command = _command("run", file, changes, store, None)
+    for path in write(study, out, command=command, records=records):
+        print(path)
+
+
+def _command(
+    name: str, file: Path, changes: list[str] | None, store: Path, out: Path | None
+) -> str:
+    """Write the command line that repeats a study."""
+    words = ["fedpage", "study", name, str(file)]
+    for change in changes or ():
+        words += ["--set", change]
+    words += [] if store == _STORE else ["--store", str(store)]
+    words += [] if out is None else ["--out", str(out)]
+    return shlex.join(words)
+
+
+def _execute(study: Study, jobs: int, out: Path | None, command: str) -> None:
+    with show_progress(command) as progress:
+        study.run(jobs=min(jobs, os.cpu_count() or 1), progress=progress)
+    print(f"{study.new_runs} new runs; all runs are in {study.store}")
+    _finish(study, out, command)
+
+
+@contextmanager
+def show_progress(command: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar over runs; after Ctrl-C, say that the same command continues."""
+    from fedpage.callbacks.progress import progress_bars
+    from fedpage.engine.loop import Interrupted
+
+    try:
+        with progress_bars() as bars:
+            task = bars.add_task("runs", total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; `{command}` continues") from None
+
+
+def _finish(study: Study, out: Path | None, command: str) -> None:
+    """Print the tables of a study, and write its report, figures and tables."""
+    from fedpage.studies import study_report
+
+    folder = Path("runs") / study.config.name if out is None else out
+    comparisons = study.comparisons()
+    for comparison in comparisons.values():
+        print_table(comparison.table())
+        for sentence in comparison.sentences():
+            print(sentence)
+    if study.config.claims:
+        print_verdicts(study.verdicts())
+    page = study_report.write_report(study, folder / "report.html", command=command)
+    study_report.write_figures(study, folder / "figures")
+    study_report.write_tables(comparisons, folder / "tables")
+    print(f"Report: {page}; figures and tables are beside it.")
+
+
+def print_verdicts(verdicts: list[Verdict]) -> None:
+    """Print judged claims."""
+    from rich.table import Table
+
+    table = Table(show_lines=True)
+    for heading in ("verdict", "claim", "comparisons"):
+        table.add_column(heading, overflow="fold")
+    for verdict in verdicts:
+        detail = f"{verdict.counts}. {verdict.note}" if verdict.findings else verdict.note
+        table.add_row(verdict.verdict, verdict.claim.text, detail)
+    console().print(table)
+
+
+def _add_seeds(text: str, old: int | list[int], more: int) -> str:
+    """Change the line of the seeds in a study file, or add one before its first table."""
+    if isinstance(old, int):
+        new = str(old + more)
+    else:
+        new = str([*old, *range(max(old) + 1, max(old) + 1 + more)])
+    head = re.search(r"^\s*\[", text, re.MULTILINE)
+    end = len(text) if head is None else head.start()
+    changed, count = re.subn(
+        r"^(\s*seeds\s*=\s*)(\d+|\[[^\]]*\])", rf"\g<1>{new}", text[:end], count=1,
+        flags=re.MULTILINE,
+    )  # fmt: skip
+    return (changed if count else f"seeds = {new}\n{text[:end]}") + text[end:]
+
+
+def _add_method(text: str, words: str, study: Study) -> str:
+    """Append the table of a method, such as that of "fedprox:S=20", to a study file."""
+    from fedpage.runs.build_problem import split_settings
+    from fedpage.runs.toml import dumps
+
+    name, settings = split_settings(words)
+    label, number = name, 1
+    while label in study.config.methods or f"[methods.{label}]" in text:
+        number += 1
+        label = f"{name}-{number}"
+    table: dict[str, object] = {} if label == name else {"method": name}
+    table |= {key: _number(value) for key, value in settings.items()}
+    return text.rstrip() + "\n\n" + dumps({"methods": {label: table}})
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,349 @@
+"""Describe clients' devices: latency, bandwidth and speed, from a profile or from measurements."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpage.core.columns import SIMULATED, Cost
+from fedpage.core.display import repr_settings
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
+from fedpage.core.types import Ints, Vector
+from fedpage.core.validate import at_least_zero, positive
+from fedpage.runs.config import field_values
+
+_COLUMNS = ("latency", "downlink", "uplink", "gradient")
+_DRAWN = (*_COLUMNS, "spread")
+_ROW, *_PURPOSES = 11, 12, 13, 14, 15
+"""Purposes of the draws, apart from those of faults and from each other."""
+_LARGEST_DEVIATION = 10.0
+
+
+class Profile(NamedTuple):
+    """What is assumed about a population of devices: medians, and how much devices differ."""
+
+    latency: float
+    """Seconds of a call besides transfer and computation."""
+    downlink: float
+    """Bytes a second from the server to a client."""
+    uplink: float
+    """Bytes a second from a client to the server."""
+    parameter: float
+    """Seconds of a row's gradient, for each parameter of the model."""
+    spread: float
+    noise: float
+
+
+PROFILES = {
+    "datacenter": Profile(0.001, 1.25e9, 1.25e9, 1e-10, spread=0.1, noise=0.05),
+    "cross-silo": Profile(0.05, 1.25e7, 1.25e7, 1e-9, spread=0.3, noise=0.1),
+    "phones": Profile(0.1, 2.5e6, 6.25e5, 1e-8, spread=0.7, noise=0.3),
+}
+"""Assumptions, not measurements: round numbers of links of 10 Gbit/s, of 100 Mbit/s, and of 20
+Mbit/s down and 5 Mbit/s up. Measure your own devices where the answer depends on them."""
+
+
+class Device(NamedTuple):
+    """A measured device."""
+
+    latency: float
+    downlink: float
+    uplink: float
+    gradient: float
+    client: int | None = None
+    """The client that has it; None: any client may."""
+
+
+class Speeds(NamedTuple):
+    """The devices of all clients, (N,) each."""
+
+    latency: Vector
+    downlink: Vector
+    uplink: Vector
+    gradient: Vector
+
+    def seconds(self, clients: Ints, bytes_down: int, bytes_up: Ints, gradients: Ints) -> Vector:
+        """Return how long each called client takes, without noise, (n,).
+
+        Args:
+            clients: The called clients, (n,).
+            bytes_down: The bytes that each receives.
+            bytes_up: The bytes that each sends, (n,).
+            gradients: The row gradients that each computes, (n,).
+        """
+        return (
+            self.latency[clients]
+            + bytes_down / self.downlink[clients]
+            + gradients * self.gradient[clients]
+            + bytes_up / self.uplink[clients]
+        )
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of clients, which determine the simulated time of rounds.
+
+    A called client takes latency + bytes down / downlink + row gradients x gradient + bytes up /
+    uplink seconds, times exp(noise z), where z is standard normal, one per call. Each of the four
+    numbers is the median times exp(spread z_i), with an independent z_i for each client. A round
+    takes as long as its slowest client.
+
+    Args:
+        profile: "datacenter", "cross-silo" or "phones", which sets what is None.
+        seed: The seed of the devices. The noise depends on the run's seed instead.
+        latency: Median seconds of a call besides transfer and computation.
+        downlink: Median bytes a second from the server to a client.
+        uplink: Median bytes a second from a client to the server.
+        gradient: Median seconds of one row's gradient; None: by the profile, proportional to the
+            number of parameters.
+        spread: Standard deviation of the logarithms of the four numbers over clients.
+        noise: Standard deviation of the logarithm of a call's time.
+        overhead: Seconds that the server adds to each round.
+        deadline: Seconds after which a round goes on without the clients that have not answered,
+            unless the round needs every called client; None: no deadline.
+        measured: Measured devices in place of a profile; see `from_csv`.
+
+    Raises:
+        InputError: A value is out of range.
+
+    >>> Devices("phones", deadline=10.0)
+    Devices(deadline=10.0)
+    """
+
+    profile: str = "phones"
+    seed: int = 0
+    latency: float | None = None
+    downlink: float | None = None
+    uplink: float | None = None
+    gradient: float | None = None
+    spread: float | None = None
+    noise: float | None = None
+    overhead: float = 0.0
+    deadline: float | None = None
+    measured: tuple[Device, ...] = ()
+
+    def __repr__(self) -> str:
+        few = dataclasses.replace(self)
+        object.__setattr__(few, "measured", ())
+        return repr_settings(few)
+
+    def __post_init__(self) -> None:
+        if not self.measured and self.profile not in PROFILES:
+            hint = did_you_mean(str(self.profile), PROFILES)
+            raise InputError(
+                f"devices: {short_repr(self.profile)} is not a profile;{hint} profiles are "
+                f"{', '.join(PROFILES)}; a file of measurements ends in .csv"
+            )
+        check_seed(self.seed)
+        for name in ("latency", "gradient", "spread", "noise", "overhead"):
+            if getattr(self, name) is not None:
+                at_least_zero("devices", name, getattr(self, name))
+        for name in ("spread", "noise"):
+            if (getattr(self, name) or 0.0) > _LARGEST_DEVIATION:
+                raise InputError(
+                    f"devices: {name} must be at most {_LARGEST_DEVIATION:g}, because times are "
+                    f"proportional to its exponential, not {getattr(self, name)!r}"
+                )
+        for name in ("downlink", "uplink", "deadline"):
+            if getattr(self, name) is not None:
+                positive("devices", name, getattr(self, name))
+        given = [name for name in _DRAWN if getattr(self, name) is not None]
+        if self.measured and given:
+            raise InputError(f"devices: {given[0]} cannot be set, because {self.profile} has it")
+
+    @classmethod
+    def from_csv(cls, path: str | os.PathLike[str], **settings: Any) -> Devices:
+        """Read measured devices from a CSV file.
+
+        Its columns are latency (seconds), downlink and uplink (bytes a second), and gradient
+        (seconds of one row's gradient of the model), a row a device. With a further column client,
+        row by row the number of the client that has the device, the file has a row for every
+        client. Without it, each client has a device drawn from the rows by the seed.
+
+        Args:
+            path: The file.
+            settings: Further arguments of `Devices`: seed, noise (0 by default), overhead,
+                deadline.
+
+        Raises:
+            InputError: The file cannot be read, or a cell is wrong.
+        """
+        return cls(os.fspath(path), measured=_read_csv(os.fspath(path)), **settings)
+
+    @classmethod
+    def from_text(cls, text: str) -> Devices:
+        """Return the devices of a profile or a file, with settings after a colon.
+
+        Raises:
+            InputError: The profile, the file or a setting cannot be used.
+
+        >>> Devices.from_text("cross-silo:deadline=2,seed=1")
+        Devices(profile='cross-silo', seed=1, deadline=2.0)
+        """
+        path, is_file, rest = text.partition(".csv")
+        name, colon, words = (
+            (path + is_file, rest[:1], rest[1:]) if is_file else text.partition(":")
+        )
+        table = {}
+        for word in words.split(",") if colon else ():
+            key, equals, value = word.partition("=")
+            if not equals or key.strip() in ("profile", "measured"):
+                raise InputError(
+                    f"devices {short_repr(text)}: expected name=value after the colon, such as "
+                    f"deadline=10, not {short_repr(word)}"
+                )
+            table[key.strip()] = value.strip()
+        where = f"devices {short_repr(text)}"
+        settings = field_values(cls, table, where, words=True)
+        return cls.from_csv(name, **settings) if is_file else cls(name.strip(), **settings)
+
+    @property
+    def text(self) -> str:
+        """What `from_text` reads, such as "phones:deadline=10.0"."""
+        words = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name not in ("profile", "measured")
+            and getattr(self, field.name) != field.default
+        ]
+        return f"{self.profile}:{','.join(words)}" if words else self.profile
+
+    @property
+    def noise_of_calls(self) -> float:
+        """The standard deviation of the logarithm of a call's time."""
+        if self.noise is not None:
+            return self.noise
+        return 0.0 if self.measured else PROFILES[self.profile].noise
+
+    def describe(self) -> dict[str, object]:
+        """Return the settings that are not at their defaults, as plain values."""
+        about: dict[str, object] = {"profile": self.profile}
+        if self.measured:
+            rows = repr([tuple(device) for device in self.measured])
+            about = {"measured": "sha256:" + hashlib.sha256(rows.encode()).hexdigest()}
+        else:  # a profile may change in a later version
+            about |= PROFILES[self.profile]._asdict()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("profile", "measured") and value != field.default:
+                about[field.name] = value
+        return about
+
+    def draw(self, N: int, d: int) -> Speeds:
+        """Return the devices of N clients, for a model of d parameters.
+
+        Raises:
+            InputError: The measured clients are not 0..N-1.
+        """
+        clients = np.arange(N, dtype=np.int64)
+        if self.measured:
+            return self._assign(clients)
+        profile = PROFILES[self.profile]
+        medians = profile._replace(parameter=profile.parameter * d)
+        spread = profile.spread if self.spread is None else self.spread
+        columns = []
+        for purpose, name, usual in zip(_PURPOSES, _COLUMNS, medians, strict=False):
+            given = getattr(self, name)
+            z = normal_per_client(self.seed, purpose, clients=clients)
+            columns.append((usual if given is None else given) * np.exp(spread * z))
+        return Speeds(*columns)
+
+    def _assign(self, clients: Ints) -> Speeds:
+        """Return the measured devices of the clients that they belong to, or of drawn ones."""
+        N, table = len(clients), np.array([device[:4] for device in self.measured])
+        rows = (uniform_per_client(self.seed, _ROW, clients=clients) * len(table)).astype(np.int64)
+        if self.measured[0].client is not None:
+            owners = [device.client for device in self.measured]
+            if len(owners) != N or set(owners) != set(range(N)):
+                wrong = sorted({*range(N)} ^ {*owners})[0]  # type: ignore[type-var]
+                what = "has no row for" if wrong < N else "names"  # type: ignore[operator]
+                raise InputError(
+                    f"{self.profile}: {what} client {wrong}, but clients are 0..{N - 1}"
+                )
+            rows = np.argsort(np.array(owners), kind="stable")
+        return Speeds(*np.ascontiguousarray(table[rows].T))
+
+
+def check_time(cost: str | Cost, devices: Devices | None) -> None:
+    """Refuse simulated seconds as a cost or a budget where no devices are given.
+
+    Raises:
+        InputError: The cost counts them, and `devices` is None.
+    """
+    if devices is None and Cost.parse(cost).is_simulated_time:
+        raise InputError(
+            f"{SIMULATED} needs devices: --devices phones, or devices=Devices('phones') in Python"
+        )
+
+
+def _read_csv(path: str) -> tuple[Device, ...]:
+    """Read measured devices; errors name the file, the line and the column."""
+    found: list[Device] = []
+    owners: set[int] = set()
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, skipinitialspace=True, strict=True)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            _check_header(path, names)
+            reader.fieldnames = names
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                if None in row or None in row.values():
+                    raise InputError(f"{where}: expected {len(names)} cells, as in the first line")
+                numbers = [_read_number(row[name], name, where) for name in _COLUMNS]
+                client = None
+                if "client" in row:
+                    client = _read_client(row["client"], where)
+                    if client in owners:
+                        raise InputError(f"{where}, column client: client {client} occurs twice")
+                    owners.add(client)
+                found.append(Device._make([*numbers, client]))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    if not found:
+        raise InputError(f"{path}: has no devices; give a line for each below the first")
+    return tuple(found)
+
+
+def _check_header(path: str, names: list[str]) -> None:
+    known = (*_COLUMNS, "client")
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{path}, line 1: unknown column {short_repr(name)};{did_you_mean(name, known)} "
+                f"columns are {', '.join(known)}"
+            )
+    for name in known:
+        if names.count(name) > 1 or (name not in names and name != "client"):
+            fault = "occurs twice" if name in names else "is missing"
+            raise InputError(f"{path}, line 1: column {name} {fault}")
+
+
+def _read_number(text: str, name: str, where: str) -> float:
+    may_be_zero = name in ("latency", "gradient")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0.0 or (value == 0.0 and not may_be_zero):
+        least = "of at least 0" if may_be_zero else "above 0"
+        raise InputError(
+            f"{where}, column {name}: expected a finite number {least}, not {short_repr(text)}"
+        )
+    return value
+
+
+def _read_client(text: str, where: str) -> int:
+    if not text.strip().isdecimal():
+        raise InputError(
+            f"{where}, column client: expected a whole number of at least 0, not {short_repr(text)}"
+        )
+    return int(text)

@@ -1,0 +1,286 @@
+"""Hold a table once, and write it as plain text, Markdown, LaTeX or CSV.
+
+LaTeX needs the package booktabs. CSV has the numbers behind the cells, unrounded, and neither
+caption nor notes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+from fedpage.core.display import html_card, html_note, html_table
+from fedpage.core.errors import InputError, short_repr
+
+FORMATS: dict[str, str] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
+"""The format of a table's file by its suffix."""
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
+    "_": r"\_", "%": r"\%", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
+    "[": "{[}",  # after a row's end it would be read as an option of \\
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: What readers see.
+        value: What CSV has; None for the text.
+        is_bold: Whether it is among the best.
+    """
+
+    text: str
+    value: float | str | None = None
+    is_bold: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for readers.
+
+    Attributes:
+        headings: The heading of each column.
+        rows: The cells of each row.
+        caption: A sentence above it.
+        notes: Sentences below it.
+        groups: Headings above neighbouring columns, each with the number of its columns, which are
+            all columns together; "" heads nothing.
+        align: "l" or "r" for each column; by default the first is left and the others right.
+
+    Raises:
+        InputError: The number of cells, groups or letters does not fit the headings.
+
+    >>> rows = ((Cell("FedPAGE"), Cell("1.2 MB", 1.2e6, True)), (Cell("SCAFFOLD"), Cell("9 MB")))
+    >>> table = Table(("method", "bytes"), rows)
+    >>> print(table.to_text())
+    method      bytes
+    --------  -------
+    FedPAGE   1.2 MB*
+    SCAFFOLD    9 MB
+    >>> print(table.to_markdown())
+    | method | bytes |
+    |:---|---:|
+    | FedPAGE | **1.2 MB** |
+    | SCAFFOLD | 9 MB |
+    """
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    notes: tuple[str, ...] = ()
+    groups: tuple[tuple[str, int], ...] = ()
+    align: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.headings)
+        if not self.align:
+            object.__setattr__(self, "align", "l" + "r" * (count - 1))
+        spans = sum(span for _, span in self.groups) if self.groups else count
+        wrong = next((len(row) for row in self.rows if len(row) != count), None)
+        if not count or wrong is not None or spans != count or len(self.align) != count:
+            raise InputError(
+                f"a table of {count} headings needs as many cells in each row, as many letters of "
+                "align, and groups over all columns"
+            )
+        if not set(self.align) <= {"l", "r"}:
+            raise InputError(f"align of a table has letters l and r, not {short_repr(self.align)}")
+
+    @classmethod
+    def of_texts(
+        cls, headings: Iterable[str], rows: Iterable[Iterable[str]], note: str = ""
+    ) -> Table:
+        """Make a table of words, left-aligned."""
+        head = tuple(headings)
+        cells = tuple(tuple(Cell(text) for text in row) for row in rows)
+        return cls(head, cells, notes=(note,) if note else (), align="l" * len(head))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the cells are words, not numbers."""
+        return set(self.align) == {"l"}
+
+    @property
+    def flat_headings(self) -> list[str]:
+        """The headings, each after that of its group."""
+        above = [name for name, span in self.groups for _ in range(span)] or [""] * len(self.align)
+        return [
+            f"{group}: {word}" if group else word
+            for group, word in zip(above, self.headings, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def starred(self) -> Table:
+        """Return the table with asterisks in place of bold cells, for where bold is not seen."""
+        has_star = [any(row[i].is_bold for row in self.rows) for i in range(len(self.align))]
+        rows = tuple(
+            tuple(
+                replace(cell, text=f"{cell.text}{'*' if cell.is_bold else ' '}", is_bold=False)
+                if star
+                else cell
+                for cell, star in zip(row, has_star, strict=True)
+            )
+            for row in self.rows
+        )
+        notes = tuple(re.sub("^Bold:", "*:", note) for note in self.notes)
+        return replace(self, rows=rows, notes=notes)
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook; bold cells have an asterisk."""
+        plain = self.starred()
+        cells = [[cell.text for cell in row] for row in plain.rows]
+        return html_card(
+            self.caption, html_table(self.flat_headings, cells), *map(html_note, plain.notes)
+        )
+
+    def to_text(self) -> str:
+        """Write plain text; bold cells have an asterisk."""
+        plain = self.starred()
+        cells = [[cell.text for cell in row] for row in plain.rows]
+        widths = [max(map(len, column)) for column in zip(self.headings, *cells, strict=True)]
+        ends = [end - 1 for end in accumulate(span for _, span in self.groups)]
+        starts = [0, *(end + 1 for end in ends)]
+        for (name, _), start, end in zip(self.groups, starts, ends, strict=False):
+            widths[end] += max(0, len(name) - sum(widths[start : end + 1]) - 2 * (end - start))
+
+        def line(row: Sequence[str]) -> str:
+            padded = (
+                word.ljust(width) if side == "l" else word.rjust(width)
+                for word, width, side in zip(row, widths, self.align, strict=True)
+            )
+            return "  ".join(padded).rstrip()
+
+        lines = [self.caption] if self.caption else []
+        if self.groups:
+            above = (
+                name.center(sum(widths[start : end + 1]) + 2 * (end - start))
+                for (name, _), start, end in zip(self.groups, starts, ends, strict=False)
+            )
+            lines.append("  ".join(above).rstrip())
+        lines += [line(self.headings), "  ".join("-" * width for width in widths)]
+        lines += [line(row) for row in cells]
+        return "\n".join([*lines, *plain.notes])
+
+    def to_markdown(self) -> str:
+        """Write Markdown."""
+        lines = [f"**{_escape_markdown(self.caption)}**", ""] if self.caption else []
+        marks = [":---" if side == "l" else "---:" for side in self.align]
+        lines.append(_markdown_row(map(_escape_markdown, self.flat_headings)))
+        lines.append(f"|{'|'.join(marks)}|")
+        for row in self.rows:
+            words = ((_escape_markdown(cell.text), cell.is_bold) for cell in row)
+            lines.append(_markdown_row(f"**{w}**" if bold and w else w for w, bold in words))
+        for note in self.notes:
+            lines += ["", _escape_markdown(note)]
+        return "\n".join(lines)
+
+    def to_latex(self) -> str:
+        r"""Write a LaTeX table, which needs `\usepackage{booktabs}`."""
+        lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"  \centering\small"]
+        if self.caption:
+            lines.append(rf"  \caption{{{escape_latex(self.caption)}}}")
+        lines.append(r"  \setlength{\tabcolsep}{4pt}")  # nine columns fit the width of an article
+        lines += [rf"  \begin{{tabular}}{{{self.align}}}", r"    \toprule"]
+        if self.groups:
+            ends = list(accumulate(span for _, span in self.groups))
+            lines.append(
+                _latex_row(
+                    rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(name)}}}"
+                    for name, span in self.groups
+                )
+            )
+            rules = (
+                rf"\cmidrule(lr){{{end - span + 1}-{end}}}"
+                for (name, span), end in zip(self.groups, ends, strict=True)
+                if name
+            )
+            lines.append("    " + " ".join(rules))
+        lines += [_latex_row(map(escape_latex, self.headings)), r"    \midrule"]
+        for row in self.rows:
+            words = ((escape_latex(cell.text), cell.is_bold) for cell in row)
+            lines.append(_latex_row(rf"\textbf{{{w}}}" if bold and w else w for w, bold in words))
+        lines += [r"    \bottomrule", r"  \end{tabular}"]
+        if self.notes:
+            notes = " ".join(map(escape_latex, self.notes))
+            lines += [r"  \par\smallskip", rf"  {{\footnotesize {notes}\par}}"]
+        return "\n".join([*lines, r"\end{table}"])
+
+    def to_csv(self) -> str:
+        """Write CSV with the values of the cells."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(self.flat_headings)
+        for row in self.rows:
+            writer.writerow([cell.text if cell.value is None else cell.value for cell in row])
+        return stream.getvalue().rstrip("\n")
+
+    def render(self, format: str = "text") -> str:
+        """Write the table in a format: "text", "markdown", "latex" or "csv".
+
+        Raises:
+            InputError: The format is unknown.
+        """
+        if format not in FORMATS.values():
+            known = ", ".join(FORMATS.values())
+            raise InputError(f"a table has no format {short_repr(format)}; choose one of {known}")
+        text: str = getattr(self, f"to_{format}")()
+        return text
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file, in the format of its suffix: .txt, .md, .tex or .csv.
+
+        Raises:
+            InputError: The suffix is another one.
+        """
+        file = Path(path)
+        text = self.render(table_format(file))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n", encoding="utf-8")
+        return file
+
+
+def table_format(path: Path) -> str:
+    """Return the format of a table's file.
+
+    Raises:
+        InputError: No format has this suffix.
+    """
+    found = FORMATS.get(path.suffix.lower())
+    if found is None:
+        raise InputError(f"{path}: a table is written to a file {', '.join(FORMATS)}")
+    return found
+
+
+def escape_latex(text: str) -> str:
+    r"""Escape what LaTeX would read as a command.
+
+    >>> escape_latex("eta_g = 10 %")
+    'eta\\_g = 10 \\%'
+    """
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_|<\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def _markdown_row(words: Iterable[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def _latex_row(words: Iterable[str]) -> str:
+    return f"    {' & '.join(words)} \\\\"

@@ -1,0 +1,304 @@
+"""Many runs as one table: a row for each record, a column for each setting."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from fedpage.core.atomic import put
+from fedpage.core.display import format_number, html_card, html_note, html_table
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.runs.history import History
+from fedpage.runs.run_file import flatten
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Source: TypeAlias = str | os.PathLike[str] | History
+"""A directory with runs at any depth, a file of a history, or a history."""
+_SHOWN = 50
+"""The most runs that the HTML lists."""
+
+
+class Runs(Sequence[History]):
+    """Runs with their settings, as a sequence of histories and as one table.
+
+    A run that cannot be read is left out, and a run that has not ended has the records so far;
+    `problems` names both.
+
+    Args:
+        source: A directory whose runs are read at any depth (a run, a comparison, or `runs/`), a
+            history or its file, or a list of these.
+
+    Raises:
+        InputError: If there is no run.
+
+    Attributes:
+        names: The name of each run: its directory below the source, or its number.
+        problems: What is wrong with a run, by its path: damaged, or not ended.
+
+    >>> import fedpage as fp
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
+    >>> methods = [fp.FedPAGE(S=2), fp.FedAvg(S=2)]
+    >>> runs = fp.Runs(fp.sweep(problem, methods, rounds=20, seeds=2))
+    >>> runs
+    Runs(4 runs: FedPAGE x 2, FedAvg x 2)
+    >>> [run.meta["seed"] for run in runs.filter(method="FedAvg", S=2)]
+    [0, 1]
+    """
+
+    def __init__(self, source: Source | Iterable[Source]) -> None:
+        self.names: list[str] = []
+        self.problems: dict[str, str] = {}
+        self._histories: list[History] = []
+        if isinstance(source, (str, os.PathLike, History)):
+            source = [source]
+        if not isinstance(source, Iterable):
+            raise InputError(
+                f"Runs takes a directory, a history or a list of these, not {short_repr(source)}"
+            )
+        for part in source:
+            self._add(part)
+        if not self._histories:
+            raise InputError(self._explain_empty())
+
+    def _add(self, part: object) -> None:
+        if isinstance(part, History):
+            self._append(str(len(self)), part)
+        elif isinstance(part, (str, os.PathLike)):
+            path = Path(part)
+            if not path.is_dir():
+                self._append(str(path), History.load(path))
+                return
+            folders = {file.parent for name in _FILES for file in path.rglob(name)}
+            for folder in sorted(folders):
+                self._read(folder, path)
+            if not folders:
+                self.problems[str(path)] = "there is no run in it"
+        else:
+            raise InputError(f"Runs takes directories and histories, not {short_repr(part)}")
+
+    def _read(self, folder: Path, root: Path) -> None:
+        """Read a run directory, or note why it cannot be read."""
+        try:
+            if not (folder / "history.jsonl").is_file():
+                raise InputError(f"{folder}: has no history.jsonl")
+            history = History.load(folder)
+        except InputError as error:
+            self.problems[str(folder)] = f"damaged: {error}"
+            return
+        name = folder.relative_to(root).as_posix()
+        self._append(folder.name if name == "." else name, history)
+        if not history.ended:
+            done = int(history.rows[-1]["round"]) if history.rows else 0
+            of = f" of {history.meta['rounds']}" if "rounds" in history.meta else ""
+            self.problems[str(folder)] = f"not ended: records up to round {done}{of}"
+
+    def _append(self, name: str, history: History) -> None:
+        self.names.append(name)
+        self._histories.append(history)
+
+    def _explain_empty(self) -> str:
+        if not self.problems:
+            return "Runs: the list is empty; give at least one run"
+        path, reason = next(iter(self.problems.items()))
+        return f"{path}: {reason.removeprefix(f'damaged: {path}: ')}; give a directory with runs"
+
+    def __len__(self) -> int:
+        return len(self._histories)
+
+    def __iter__(self) -> Iterator[History]:
+        return iter(self._histories)
+
+    @overload
+    def __getitem__(self, index: int) -> History: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+
+    def __getitem__(self, index: int | slice) -> History | Runs:
+        """Return a run, or the runs of a slice."""
+        if isinstance(index, slice):
+            return self._select(range(len(self))[index])
+        return self._histories[index]
+
+    def _select(self, numbers: Iterable[int]) -> Runs:
+        """Return some of the runs, of which there may be none."""
+        chosen = Runs.__new__(Runs)
+        chosen.names, chosen.problems, chosen._histories = [], dict(self.problems), []
+        for number in numbers:
+            chosen._append(self.names[number], self._histories[number])
+        return chosen
+
+    def settings(self) -> list[dict[str, object]]:
+        """Return the settings of each run by their keys with dots, such as "method.S"."""
+        return [
+            {
+                "run": name,
+                **{key: _plain(value) for key, value in flatten(history.meta).items()},
+                "end": None if history.stop_reason is None else history.stop_reason.value,
+                "end_detail": history.stop_detail,
+            }
+            for name, history in zip(self.names, self, strict=True)
+        ]
+
+    def filter(self, test: Callable[[History], bool] | None = None, /, **settings: object) -> Runs:
+        """Return the runs whose settings have given values.
+
+        Args:
+            test: Says of a history whether to keep it.
+            settings: Names of settings and their values, or lists of values: `method="FedPAGE"`,
+                `seed=[0, 1]`, `S=10`, `problem__data="a9a"`. Two underscores stand for the dot of
+                "problem.data". Without a table, a name is looked for in those of the run, the
+                method and the problem.
+
+        Returns:
+            The runs that match all of them; there may be none.
+
+        Raises:
+            InputError: If no run has such a setting.
+        """
+        tables = self.settings()
+        known = list(dict.fromkeys(key for table in tables for key in table))
+        wanted = {_find_key(name, known): value for name, value in settings.items()}
+        return self._select(
+            number
+            for number, table in enumerate(tables)
+            if all(_matches(table.get(key), value) for key, value in wanted.items())
+            and (test is None or test(self[number]))
+        )
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the table by column: settings first, then what was recorded; None is missing."""
+        rows: list[dict[str, object]] = []
+        for table, history in zip(self.settings(), self, strict=True):
+            rows += [{**table, **row} for row in history.rows]
+        settings = dict.fromkeys(name for table in self.settings() for name in table)
+        groups = list(dict.fromkeys(name.partition(".")[0] for name in settings))
+        names = sorted(settings, key=lambda name: groups.index(name.partition(".")[0]))
+        names += [name for run in self for name in run.columns]
+        return {name: _one_type([row.get(name) for row in rows]) for name in dict.fromkeys(names)}
+
+    def frame(self, backend: str | None = None) -> Any:
+        """Return the table as a data frame: a row for each record, a column for each setting.
+
+        Args:
+            backend: "pandas" or "polars"; by default pandas, or polars if pandas is not installed.
+
+        Raises:
+            InputError: If the backend is neither.
+            ImportError: If it is not installed.
+        """
+        if backend not in (None, "pandas", "polars"):
+            raise InputError(f"backend must be 'pandas' or 'polars', not {short_repr(backend)}")
+        names = ("pandas", "polars") if backend is None else (backend,)
+        found: Any = next((name for name in names if find_spec(name) is not None), None)
+        if found is None:
+            raise ImportError(f"frame needs {names[0]}: pip install 'fedpage[{names[0]}]'")
+        import narwhals.stable.v2 as nw
+
+        return nw.from_dict(self.columns(), backend=found).to_native()
+
+    def to_pandas(self) -> DataFrame:
+        """Return the table as a pandas frame (needs `pip install fedpage[pandas]`)."""
+        frame: DataFrame = self.frame("pandas")
+        return frame
+
+    def to_polars(self) -> Any:
+        """Return the table as a polars frame (needs `pip install fedpage[polars]`)."""
+        return self.frame("polars")
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table to a CSV file; numbers have all their digits, missing values none."""
+        columns = self.columns()
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for cells in zip(*columns.values(), strict=True):
+            writer.writerow("" if cell is None else cell for cell in cells)
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        put(target, text.getvalue().encode("utf-8"))
+        return target
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table to a parquet file (needs pyarrow or polars: `fedpage[tables]`)."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if find_spec("pyarrow") is not None:
+            import pyarrow
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table(self.columns()), target)
+        elif find_spec("polars") is not None:
+            self.to_polars().write_parquet(target)
+        else:
+            raise ImportError("to_parquet needs pyarrow: pip install 'fedpage[tables]'")
+        return target
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for history in self:
+            counts[history.label] = counts.get(history.label, 0) + 1
+        methods = ", ".join(f"{label} x {count}" for label, count in counts.items())
+        noted = f"; {len(self.problems)} damaged or not ended" if self.problems else ""
+        noun = "run" if len(self) == 1 else "runs"
+        return f"Runs({len(self)} {noun}{f': {methods}' if methods else ''}{noted})"
+
+    def _repr_html_(self) -> str:
+        head = ("run", "method", "seed", "rounds", "loss", "gradient norm", "end")
+        rows = [_html_row(self.names[i], self[i]) for i in range(min(len(self), _SHOWN))]
+        notes = [f"{path}: {reason}" for path, reason in list(self.problems.items())[:_SHOWN]]
+        if len(self) > _SHOWN:
+            notes.insert(0, f"and {len(self) - _SHOWN:,} more")
+        return html_card(repr(self), html_table(head, rows), *map(html_note, notes))
+
+
+_FILES = ("run.toml", "history.jsonl")
+"""Files of which a run directory has at least one."""
+
+
+def _html_row(name: str, history: History) -> list[object]:
+    last: Mapping[str, float] = history.rows[-1] if history.rows else {}
+    numbers = [format_number(last.get(column)) for column in ("round", "loss", "grad_norm")]
+    return [name, history.label, history.meta.get("seed"), *numbers, history.stop_text]
+
+
+def _find_key(name: str, known: Sequence[str]) -> str:
+    """Return the setting that a name stands for."""
+    key = name.replace("__", ".")
+    for candidate in (f"{key}.name", key, f"method.{key}", f"problem.{key}"):
+        if candidate in known:
+            return candidate
+    short = [each.rpartition(".")[2] for each in known]
+    hint = did_you_mean(key, [*known, *short]) or f" there are {', '.join(known)}"
+    raise InputError(f"no run has a setting {short_repr(name)};{hint}")
+
+
+def _matches(value: object, wanted: object) -> bool:
+    if isinstance(wanted, (list, tuple, set, frozenset, range)):
+        return any(_matches(value, each) for each in wanted)
+    return value == wanted
+
+
+def _plain(value: object) -> object:
+    """Return a setting as a cell can hold it: lists as JSON."""
+    return json.dumps(value) if isinstance(value, (list, tuple)) else value
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    """Return a column whose values have one type: whole numbers, numbers, booleans or text."""
+    types = {type(value) for value in values if value is not None}
+    if types <= {int} and all(abs(value) < 2**63 for value in values if value is not None):
+        return values
+    if types <= {int, float}:
+        return [None if value is None else float(value) for value in values]
+    if types in ({bool}, {str}):
+        return values
+    return [None if value is None else str(value) for value in values]

@@ -1,0 +1,86 @@
+"""The file run.toml of a run directory: write it, change its rounds, notice edits by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedpage.core.atomic import put
+from fedpage.core.errors import InputError
+from fedpage.runs import toml
+from fedpage.runs.config import Table
+
+
+def write(path: Path, table: Mapping[str, object]) -> None:
+    """Write run.toml or compare.toml whole, with a digest of each value of its [command].
+
+    The digests tell an edited value from one that fedpage has written.
+    """
+    command = table.get("command")
+    digests = _digests(command) if isinstance(command, Mapping) else None
+    text = toml.dumps({**table, "digests": digests})
+    put(path, text.encode("utf-8"))
+
+
+def change_rounds(path: Path, rounds: int) -> None:
+    """Write another number of rounds into a run.toml: in its fingerprint and in its command."""
+    table = toml.read(path)
+    table["fingerprint"]["rounds"] = rounds
+    command = table.get("command")
+    if isinstance(command, dict) and isinstance(command.get("run"), dict):
+        command["run"]["rounds"] = rounds
+    write(path, table)
+
+
+def check_unedited(table: Table, path: Path) -> None:
+    """Refuse a file whose [command] was edited by hand.
+
+    A run with other settings is another run: its records would not belong to its settings.
+
+    Args:
+        table: The content of run.toml or compare.toml.
+        path: The file.
+
+    Raises:
+        InputError: A value differs from the one that was written.
+    """
+    then, command = table.get("digests"), table.get("command")
+    if not isinstance(then, dict) or not isinstance(command, dict):
+        return  # written by an earlier version, or started from Python
+    now = _digests(command)
+    edited = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
+    if not edited:
+        return
+    names = f"{', '.join(edited[:3])}{' and others' if len(edited) > 3 else ''}"
+    another = f"`fedpage run --config {path} --set KEY=VALUE --out NEW`"
+    if path.name != "run.toml":
+        another = "`fedpage compare` with another --out"
+    raise InputError(
+        f"{path}: {names} of [command] was edited by hand; undo the edit, and use "
+        f"`fedpage resume {path.parent} --rounds N` for more rounds, or {another} for another run"
+    )
+
+
+def _digests(command: Mapping[str, object]) -> dict[str, object]:
+    return {
+        key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+        for key, value in flatten(command).items()
+        if value is not None
+    }
+
+
+def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return the values of nested tables by their keys with dots.
+
+    >>> flatten({"seed": 0, "method": {"name": "FedPAGE", "S": 10}})
+    {'seed': 0, 'method.name': 'FedPAGE', 'method.S': 10}
+    """
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,246 @@
+"""Compare the costs of methods to a target: sentences for pairs of methods, and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedpage.core.columns import Cost, describe_column
+from fedpage.core.errors import InputError, short_repr
+from fedpage.report.tables import Cell, Table
+from fedpage.runs.history import History, by_method
+from fedpage.studies.judge import Judgement, format_digits, scale_unit
+from fedpage.studies.statistics import (
+    ALPHA,
+    MIN_SEEDS,
+    Pair,
+    compare_pairs,
+    format_beside,
+    format_p,
+    no_verdict,
+    tied_with_best,
+)
+
+_NOUNS = {"bytes": "bytes", "bits": "bits", "round": "rounds"}
+"""Costs whose names are shorter than their labels."""
+_MOST_PAIRS = 10
+"""The most pairs of which each has a sentence; of more, those with the best have."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The costs of methods to a target, on seeds that they share.
+
+    Attributes:
+        costs: By method, the cost of each seed, interpolated between records; inf where the target
+            was not reached.
+        goal: What was to be reached, such as "gradient norm 0.01".
+        cost: The cost.
+        title: What the runs are about, for the caption.
+    """
+
+    costs: Mapping[str, Mapping[int, float]]
+    goal: str
+    cost: Cost
+    title: str = ""
+
+    @cached_property
+    def judgements(self) -> dict[str, Judgement]:
+        """The median cost of each method with its interval, the best method first."""
+        found = {name: Judgement(tuple(costs.values())) for name, costs in self.costs.items()}
+        return dict(sorted(found.items(), key=lambda item: item[1].order))
+
+    @property
+    def best(self) -> str:
+        """The method with the least median cost."""
+        return next(iter(self.judgements))
+
+    @property
+    def seeds(self) -> int:
+        """The least number of seeds of a method."""
+        return min(map(len, self.costs.values()))
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All pairs, adjusted by Holm's method; the one with the less median cost is the first."""
+        return compare_pairs({name: self.costs[name] for name in self.judgements})
+
+    @property
+    def tied(self) -> frozenset[str]:
+        """The best method and those not told from it; none where the seeds are too few.
+
+        A method whose median did not reach the target is not among them.
+        """
+        found = tied_with_best(self.best, self.pairs)
+        return frozenset(n for n in found if math.isfinite(self.judgements[n].median))
+
+    @property
+    def noun(self) -> str:
+        """The cost in words, such as "bytes"."""
+        return _NOUNS.get(self.cost.name, self.cost.short_name)
+
+    def sentences(self) -> list[str]:
+        """Write a sentence for each pair, or for those with the best if the pairs are many."""
+        if not self.pairs:
+            return []
+        most = max(pair.seeds for pair in self.pairs)
+        if most < MIN_SEEDS:
+            text = no_verdict(most)
+            return [f"{text[0].upper()}{text[1:]}."]
+        shown = [
+            pair
+            for pair in self.pairs
+            if len(self.pairs) <= _MOST_PAIRS or self.best in (pair.first, pair.second)
+        ]
+        return [f"{pair.sentence(self.noun)}." for pair in shown]
+
+    def table(self) -> Table:
+        """Make a table with medians, intervals and ratios to the best.
+
+        Bold are the best median and those that the seeds do not tell from it.
+        """
+        median = self.judgements[self.best].median
+        scale, unit = scale_unit(median if math.isfinite(median) else 0.0, self.cost.column.unit)
+        heading = f"median ({unit.strip()})" if unit.strip() else "median"
+        columns = ["method", "reached", heading, "low", "high"]
+        groups = [("", 2), (f"{self.noun} to {self.goal}", 3)]
+        if self.pairs:
+            columns += ["ratio", "low", "high", "p"]
+            groups.append((f"times {self.best}", 4))
+        rows = [
+            (
+                Cell(name),
+                Cell(f"{found.reached}/{found.seeds}"),
+                *(
+                    Cell(
+                        _three_digits(value / scale),
+                        value / scale,
+                        number == 0 and name in self.tied,
+                    )
+                    for number, value in enumerate((found.median, found.low, found.high))
+                ),
+                *(self._ratio_cells(name) if self.pairs else ()),
+            )
+            for name in self.costs
+            for found in (self.judgements[name],)
+        ]
+        caption = f"{self.noun.capitalize()} to {self.goal}, medians over {self.seeds} seeds."
+        caption = f"{self.title}: {caption}" if self.title else caption
+        return Table(tuple(columns), tuple(rows), caption, self._notes(), tuple(groups))
+
+    def _ratio_cells(self, name: str) -> tuple[Cell, ...]:
+        """Return the ratio to the best, its interval and its p-value."""
+        if name == self.best and math.isfinite(self.judgements[name].median):
+            return Cell("1", 1.0), Cell("", ""), Cell("", ""), Cell("", "")
+        own = {frozenset((pair.first, pair.second)): pair for pair in self.pairs}
+        pair = own.get(frozenset((self.best, name)))
+        if pair is None:  # no shared seed
+            return (Cell("-", math.nan),) * 4
+        pair = pair if pair.first == name else pair.swap()
+        cells = [
+            Cell("-" if math.isnan(value) else format_beside(value, 1.0), value)
+            for value in pair.interval
+        ]
+        p = pair.adjusted
+        shown = "-" if p is None else format_p(p).removeprefix("p ").removeprefix("= ")
+        return *cells, Cell(shown, math.nan if p is None else p)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = ["Intervals (low, high) are of 95 %: of the median by order statistics"]
+        if not self.pairs:
+            return (f"{notes[0]}.",)
+        notes[0] += (
+            ", of the ratio by Student's t on the logarithms of paired costs. p is adjusted by "
+            "Holm's method for all pairs, the intervals are not."
+        )
+        if self.tied:
+            notes.append(
+                "Bold: the least median, and those that paired seeds do not tell from it "
+                f"(p at least {ALPHA:g})."
+            )
+        elif self.seeds < MIN_SEEDS:
+            notes.append(f"Nothing is bold: {no_verdict(self.seeds)}.")
+        if any(not math.isfinite(cost) for costs in self.costs.values() for cost in costs.values()):
+            notes.append(
+                "A dash stands where runs did not reach the target; p is then of the rank-sum test."
+            )
+        return tuple(notes)
+
+
+def _three_digits(value: float) -> str:
+    """Write a number so that those of a column align; "-" stands for inf."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else format_digits(value)
+
+
+def compare_costs(
+    histories: Iterable[History],
+    *,
+    target: float,
+    column: str = "grad_norm",
+    cost: str | Cost = "bytes",
+) -> Comparison:
+    """Compare what methods cost to reach a target.
+
+    Args:
+        histories: Runs of any methods and seeds, as `fp.sweep` returns them.
+        target: The value that counts as reached, while the loss is at most that of the start.
+        column: The recorded column that the target is about.
+        cost: The cost: a column, or a sum such as "up+0.1*down".
+
+    Returns:
+        The comparison, with sentences and a table.
+
+    Raises:
+        InputError: There is no history, a method has two runs with one seed, or a column is not
+            recorded.
+    """
+    runs = [histories] if isinstance(histories, History) else list(histories)
+    wrong = [run for run in runs if not isinstance(run, History)]
+    if not runs or wrong:
+        found = short_repr(wrong[0]) if wrong else "none"
+        raise InputError(f"give histories, as fp.sweep returns them, not {found}")
+    cost = Cost.parse(cost)
+    costs: dict[str, dict[int, float]] = {}
+    for label, group in by_method(runs).items():
+        own = costs.setdefault(label, {})
+        for number, run in enumerate(group):
+            seed = int(run.meta.get("seed", number))
+            if seed in own:
+                raise InputError(f"{label} has two runs with seed {seed}; leave one of them out")
+            own[seed] = run.cost_to(column, target, cost, interpolate=True)
+    return Comparison(costs, f"{describe_column(column).label} {target:g}", cost)
+
+
+def table(
+    histories: Iterable[History],
+    *,
+    target: float,
+    column: str = "grad_norm",
+    cost: str | Cost = "bytes",
+) -> Table:
+    """Make a table of what methods cost to reach a target, the best values in bold.
+
+    Args:
+        histories: Runs of any methods and seeds, as `fp.sweep` returns them.
+        target: The value that counts as reached, while the loss is at most that of the start.
+        column: The recorded column that the target is about.
+        cost: The cost: a column, or a sum such as "up+0.1*down".
+
+    Returns:
+        The table. `str` gives plain text, `to_latex`, `to_markdown` and `to_csv` other formats, and
+        `write` writes a file in the format of its suffix.
+
+    Raises:
+        InputError: As `compare_costs`.
+
+    >>> import fedpage as fp
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
+    >>> runs = fp.sweep(problem, [fp.PAGE(S=5), fp.FedAvg(S=5)], rounds=40, seeds=5)
+    >>> fp.table(runs, target=0.1, cost="round").headings
+    ('method', 'reached', 'median', 'low', 'high', 'ratio', 'low', 'high', 'p')
+    """
+    return compare_costs(histories, target=target, column=column, cost=cost).table()

@@ -1,0 +1,153 @@
+"""Keep runs of many studies in one directory, each under a name made from its content."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedpage.core.errors import InputError
+from fedpage.core.schedule import RecordEvery
+from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.loop import StopRule
+from fedpage.engine.simulate import RunOptions, describe_simulation, simulate
+from fedpage.engine.simulation import Simulation
+from fedpage.runs.build_problem import build_problem
+from fedpage.runs.config import ProblemConfig
+from fedpage.runs.fingerprint import digest, fingerprint
+from fedpage.runs.history import History
+from fedpage.runs.store import RunInUse, is_in_use
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+_build = lru_cache(maxsize=4)(build_problem)
+
+
+def open_source(source: ProblemConfig | Problem) -> Problem:
+    """Return a problem, or build it from its configuration; the last few are kept in memory."""
+    return _build(source) if isinstance(source, ProblemConfig) else source
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that a study needs.
+
+    Attributes:
+        source: The problem, or its configuration.
+        method: The method.
+        seed: The seed.
+        rounds: The number of rounds.
+        record_every: Rounds between two records, or "log".
+        stop: When to end early.
+        place: The run's directory.
+    """
+
+    source: Any
+    method: AnyMethod
+    seed: int
+    rounds: int
+    record_every: RecordEvery
+    stop: StopRule
+    place: Path
+
+    def load(self) -> History | None:
+        """Load the finished run, or return None if it has not ended, or is damaged."""
+        path = self.place / "history.jsonl"
+        if not path.is_file():
+            return None
+        try:
+            history = History.load(path)
+        except InputError:
+            return None
+        return history if history.ended else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is writing the run."""
+        return is_in_use(self.place)
+
+    def execute(self) -> bool:
+        """Run it, or continue it where a process was killed.
+
+        Returns:
+            False if another process is writing it.
+        """
+        try:
+            simulate(
+                open_source(self.source),
+                self.method,
+                rounds=self.rounds,
+                seed=self.seed,
+                record_every=self.record_every,
+                stop=self.stop,
+                out=self.place,
+                options=RunOptions(resume=True),
+            )
+        except RunInUse:
+            return False
+        return True
+
+
+def plan_runs(
+    store: str | os.PathLike[str],
+    source: ProblemConfig | Problem,
+    method: AnyMethod,
+    seeds: Sequence[int],
+    *,
+    rounds: int,
+    record_every: RecordEvery,
+    stop: StopRule = None,
+) -> list[Plan]:
+    """Find the directory of the runs of a method on a problem.
+
+    Its name has the method, the data and the seed, and a digest of all that the run's bits depend
+    on: method, problem, data, seed, rounds, records, code, and the versions of packages.
+
+    Args:
+        store: The directory of all runs.
+        source: The problem, or its configuration.
+        method: The method.
+        seeds: The seeds.
+        rounds: The number of rounds.
+        record_every: Rounds between two records, or "log".
+        stop: When to end early.
+
+    Returns:
+        A run for each seed.
+
+    Raises:
+        InputError: The data cannot be read, or the method does not fit the problem.
+    """
+    problem = open_source(source)
+    engine = Simulation(problem, method, seed=0)  # refuses what cannot be run
+    meta = describe_simulation(
+        problem, method, rounds=rounds, seed=0, record_every=record_every, stop=stop
+    )
+    about = fingerprint(meta, engine.code) | {"versions": meta["versions"]}
+    root = Path(store).resolve()  # a worker may have been started in another directory
+    words = [method.name, str(problem.describe().get("data", ""))]
+    prefix = "-".join(filter(None, (_slug(word) for word in words)))
+    plans = []
+    for seed in seeds:
+        key = digest(about | {"seed": seed})[:16]
+        place = root / f"{prefix}-seed{seed}-{key}"
+        plans.append(Plan(source, method, seed, rounds, record_every, stop, place))
+    return plans
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-." else "_" for c in text.lower())[:40]
+
+
+def execute(plan: Plan) -> tuple[Plan, bool]:
+    """Execute a plan, in the process that is to run it; see `Plan.execute`."""
+    return plan, plan.execute()
+
+
+def wait_for(plan: Plan) -> None:
+    """Wait for a run that another process is writing; if that process dies, continue the run."""
+    while plan.load() is None and not plan.execute():
+        time.sleep(_SECONDS_BETWEEN_LOOKS)

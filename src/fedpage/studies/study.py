@@ -1,0 +1,485 @@
+"""Studies: problems x methods x grids x seeds, run once, kept, judged and drawn."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpage.core.columns import Cost, describe_column
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.schedule import RecordEvery
+from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.stopping import Stop
+from fedpage.report.plots import FigureRuns
+from fedpage.runs.build_problem import record_target
+from fedpage.runs.config import ProblemConfig, Target, structure
+from fedpage.runs.history import History
+from fedpage.studies.claims import Panel, Verdict, judge
+from fedpage.studies.comparison import Comparison
+from fedpage.studies.parallel import run_tasks
+from fedpage.studies.run_archive import Plan, execute, plan_runs, wait_for
+from fedpage.studies.study_file import (
+    FigureConfig,
+    Selection,
+    StudyConfig,
+    TableConfig,
+    read_study,
+)
+from fedpage.studies.study_grid import (
+    Curve,
+    StudyProblem,
+    describe_setting,
+    format_value,
+    list_curves,
+    list_problems,
+)
+
+DEFAULT_STORE = Path("runs") / "store"
+
+
+class RunKey(NamedTuple):
+    """Name a run of a study: problem, method, setting of the grids ("step=0.1"), and seed."""
+
+    problem: str
+    method: str
+    setting: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class CurveStatus:
+    """Count the seeds of a curve: finished, being run by some process, and all."""
+
+    curve: Curve
+    finished: int
+    running: int
+    seeds: int
+
+
+class Study:
+    """Run methods on problems over grids and seeds, and compare them.
+
+    Runs are kept in a store, under names made from all that their bits depend on. So no run is made
+    twice, studies share runs, and a killed study continues where it was.
+
+    Args:
+        problems: By name, a problem, or a table with the keys of `ProblemConfig`.
+        methods: By name, a method, or a table of hyper-parameters, in which lists are grids.
+        rounds: The number of rounds of a run.
+        seeds: A number of seeds (0, 1, ...), or a list of them.
+        grid: Values that every method takes, such as {"step": [0.1, 0.3]}.
+        record_every: The number of rounds between two records, or "log".
+        target: What is to be reached, such as "grad_norm:0.01".
+        cost: The cost to the target, such as "bytes".
+        store: The directory of the runs.
+        **more: Other keys of a study file, such as figures and tables.
+
+    Raises:
+        InputError: A name or a value is not one of a study.
+
+    >>> import fedpage as fp
+    >>> import tempfile
+    >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     study = fp.Study({"census": problem}, {"page": fp.PAGE(S=4), "fedavg": {"S": 8}},
+    ...                      rounds=20, seeds=2, grid={"step": [0.1, 0.2]}, store=folder)
+    ...     [key.setting for key in study.run().runs()][::2]
+    ['step=0.1', 'step=0.2', 'step=0.1', 'step=0.2']
+    """
+
+    def __init__(
+        self,
+        problems: Mapping[str, Problem | Mapping[str, Any]],
+        methods: Mapping[str, AnyMethod | Mapping[str, Any]],
+        *,
+        rounds: int,
+        seeds: int | Iterable[int] = 5,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        record_every: RecordEvery = 10,
+        target: str = "0.01",
+        cost: str = "bytes",
+        store: str | os.PathLike[str] = DEFAULT_STORE,
+        **more: Any,
+    ) -> None:
+        table = {
+            "problems": _plain(problems, "problems"),
+            "methods": _plain(methods, "methods"),
+            "rounds": rounds,
+            "seeds": seeds if isinstance(seeds, int) else list(seeds),
+            "grid": {name: list(values) for name, values in (grid or {}).items()},
+            "record_every": record_every,
+            "target": target,
+            "cost": cost,
+        }
+        config = structure(StudyConfig, table | more, "study")
+        self._set(config, Path(store), "study")
+
+    def _set(self, config: StudyConfig, store: Path, where: str) -> None:
+        self.config = config
+        """What the study file says."""
+        self.store = store
+        """The directory of the runs."""
+        self.new_runs = 0
+        """How many runs the last call of `run` made."""
+        self._where = where
+        self.problems: dict[str, StudyProblem] = list_problems(config, where)
+        self.curves: list[Curve] = list_curves(config, self.problems, where)
+        """All problems x methods x settings."""
+        self._check_names()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        changes: Sequence[str] = (),
+        store: str | os.PathLike[str] = DEFAULT_STORE,
+    ) -> Study:
+        """Read a study file.
+
+        Args:
+            path: The TOML file.
+            changes: Values to change, such as "methods.fedpage.eta_g=[0.1, 0.3]".
+            store: The directory of the runs.
+
+        Raises:
+            InputError: The file cannot be read, or a key or value is not one of a study.
+        """
+        return cls.of(read_study(Path(path), changes), store=store, where=str(path))
+
+    @classmethod
+    def of(
+        cls, config: StudyConfig, *, store: str | os.PathLike[str], where: str = "study"
+    ) -> Study:
+        """Make a study of its configuration; `where` is the place that errors name."""
+        study = cls.__new__(cls)
+        study._set(config, Path(store), where)
+        return study
+
+    def __repr__(self) -> str:
+        return (
+            f"Study({self.config.name!r}, {len(self.problems)} problems x "
+            f"{len(self.config.methods)} methods: {len(self.curves)} curves x "
+            f"{len(self.config.seed_list)} seeds)"
+        )
+
+    def _check_names(self) -> None:
+        """Refuse figures and tables about what the study does not have."""
+        config = self.config
+        grids = {name for curve in self.curves for name in curve.setting}
+        for kind, parts in (("figures", config.figures), ("tables", config.tables)):
+            for number, part in enumerate(parts, start=1):
+                place = f"{self._where}, [{kind}] {number}"
+                _check_known(part.problems, config.problems, f"{place}: problems")
+                _check_known(part.methods, config.methods, f"{place}: methods")
+                _check_known(part.where, grids, f"{place}: where")
+                if isinstance(part, FigureConfig):
+                    axes = {"problem", "method", *grids, *_PROBLEM_AXES}
+                    _check_known(_names(part.panels), axes, f"{place}: panels")
+                    Cost.parse(part.x or config.cost)
+                elif isinstance(part, TableConfig):
+                    Cost.parse(part.cost or config.cost)
+
+    def restrict(self, figures: Sequence[str]) -> Study:
+        """Return the study with some of its figures, and with the runs that these need."""
+        known = self.figure_configs()
+        _check_known(figures, known, f"{self._where}: figures")
+        config = replace(self.config, figures=[known[name] for name in figures])
+        study = Study.of(config, store=self.store, where=self._where)
+        study.curves = [
+            curve
+            for curve in study.curves
+            if any(_is_about(known[name], curve) for name in figures)
+        ]
+        return study
+
+    # --- runs ---
+
+    @cached_property
+    def _plans(self) -> dict[RunKey, Plan]:
+        config, found = self.config, dict[RunKey, Plan]()
+        stop = None
+        if config.stop:
+            stop = Stop(targets={config.target.column: config.target.value})
+        sources = self.sources()
+        for curve in self.curves:
+            try:
+                plans = plan_runs(
+                    self.store, sources[curve.problem], curve.value, config.seed_list,
+                    rounds=config.rounds, record_every=config.record_every, stop=stop,
+                )  # fmt: skip
+            except InputError as error:
+                place = f"{self._where}: {curve.label} on {curve.problem}"
+                raise InputError(f"{place}: {error}") from None
+            for plan in plans:
+                key = RunKey(curve.problem, curve.method, curve.setting_text, plan.seed)
+                found[key] = plan
+        return found
+
+    def sources(self) -> dict[str, ProblemConfig | Problem]:
+        """Return the problems that are run, or their configurations, by name."""
+        found: dict[str, ProblemConfig | Problem] = {}
+        for name in dict.fromkeys(curve.problem for curve in self.curves):
+            source = self.problems[name].source
+            is_config = isinstance(source, ProblemConfig)
+            found[name] = self._record_metrics(source) if is_config else source
+        return found
+
+    def _record_metrics(self, source: ProblemConfig) -> ProblemConfig:
+        targets = [part.target for part in self.config.tables if part.target is not None]
+        for target in (self.config.target, *targets):
+            source = record_target(source, target)
+        return source
+
+    def run(
+        self, *, jobs: int | None = 1, progress: Callable[[int, int], None] | None = None
+    ) -> Study:
+        """Make all runs that are not in the store yet.
+
+        A run that was killed continues from its last checkpoint. A run that another process is
+        writing is awaited.
+
+        Args:
+            jobs: Processes; None leaves the choice to `joblib.parallel_config`, for Dask or Ray.
+            progress: Called with the number of finished runs and of all runs.
+
+        Returns:
+            The study.
+
+        Raises:
+            InputError: The data cannot be read, or a method does not fit its problem.
+        """
+        every = list({plan.place: plan for plan in self._plans.values()}.values())
+        left = [plan for plan in every if plan.load() is None]
+        done, self.new_runs = len(every) - len(left), 0
+        report = progress or (lambda finished, total: None)
+        report(done, len(every))
+        elsewhere = []
+        for plan, is_done in run_tasks(execute, [(plan,) for plan in left], jobs, in_order=False):
+            if is_done:
+                self.new_runs += 1
+                report(done := done + 1, len(every))
+            else:
+                elsewhere.append(plan)
+        for plan in elsewhere:
+            wait_for(plan)
+            report(done := done + 1, len(every))
+        return self
+
+    def runs(self) -> dict[RunKey, History]:
+        """Load the finished runs by (problem, method, setting, seed), in the study's order."""
+        loaded: dict[Path, History | None] = {}
+        found = {}
+        for key, plan in self._plans.items():
+            if plan.place not in loaded:
+                loaded[plan.place] = plan.load()
+            history = loaded[plan.place]
+            if history is not None:
+                found[key] = history
+        return found
+
+    def status(self) -> list[CurveStatus]:
+        """Count the finished and the running seeds of each curve."""
+        rows = []
+        for curve in self.curves:
+            keys = [self._key(curve, seed) for seed in self.config.seed_list]
+            plans = [self._plans[key] for key in keys]
+            finished = [plan for plan in plans if plan.load() is not None]
+            running = [plan for plan in plans if plan not in finished and plan.is_running]
+            rows.append(CurveStatus(curve, len(finished), len(running), len(plans)))
+        return rows
+
+    @staticmethod
+    def _key(curve: Curve, seed: int) -> RunKey:
+        return RunKey(curve.problem, curve.method, curve.setting_text, seed)
+
+    # --- figures, tables, claims ---
+
+    def figure_configs(self) -> dict[str, FigureConfig]:
+        """Return what the study says about its figures, by name; by default there is one."""
+        figures = self.config.figures or [FigureConfig()]
+        return {
+            figure.name or ("figure" if len(figures) == 1 else f"figure-{number}"): figure
+            for number, figure in enumerate(figures, start=1)
+        }
+
+    def figures(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, FigureRuns]:
+        """Return the figures with their finished runs, by name."""
+        runs = self.runs() if runs is None else runs
+        found = {}
+        for name, figure in self.figure_configs().items():
+            panels = tuple(self._panels(figure, runs))
+            if panels:
+                columns = figure.columns or min(3, len(panels))
+                title = figure.title or self.config.title or self.config.name
+                found[name] = FigureRuns(name, title, figure.note, columns, panels)
+        return found
+
+    def _panels(self, figure: FigureConfig, runs: Mapping[RunKey, History]) -> list[Panel]:
+        names = _names(figure.panels)
+        groups: dict[tuple[object, ...], list[Curve]] = {}
+        for curve in self._select(figure, self.config.target, self.config.cost, runs):
+            groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
+        panels = []
+        for values, curves in groups.items():
+            title = ", ".join(map(self._axis_title, names, values))
+            labels = _label_curves(curves, names)
+            drawn = {
+                label: [
+                    runs[key]
+                    for seed in self.config.seed_list
+                    if (key := self._key(curve, seed)) in runs
+                ]
+                for label, curve in labels.items()
+            }
+            if any(drawn.values()):
+                panels.append(Panel(title, drawn, dict(zip(names, values, strict=True))))
+        return panels
+
+    def _axis(self, curve: Curve, name: str) -> object:
+        """Return the value of a curve by which panels differ."""
+        if name in ("problem", "method"):
+            return curve.problem if name == "problem" else curve.label
+        if name in curve.setting:
+            return curve.setting[name]
+        source = self.problems[curve.problem].source
+        if isinstance(source, ProblemConfig):
+            return getattr(source, name, None)
+        about: dict[str, Any] = source.describe()
+        return about.get({"clients": "N"}.get(name, name))
+
+    def _axis_title(self, name: str, value: object) -> str:
+        if name == "problem":
+            return self.problems[str(value)].title
+        if name == "clients" and isinstance(value, int):
+            return f"{value:,} clients"
+        return str(value) if name in ("method", "data") else f"{name} {format_value(value)}"
+
+    def _select(
+        self, part: Selection, target: Target, cost: str, runs: Mapping[RunKey, History]
+    ) -> list[Curve]:
+        """Return the curves that a figure or a table is about."""
+        found = [curve for curve in self.curves if _is_about(part, curve)]
+        if not part.best:
+            return found
+        best: dict[tuple[str, str], tuple[tuple[float, ...], Curve]] = {}
+        for curve in found:
+            costs = self._costs(curve, target, cost, runs)
+            if costs:
+                order = _median_order(list(costs.values()))
+                place = (curve.problem, curve.method)
+                if place not in best or order < best[place][0]:
+                    best[place] = (order, curve)
+        return [curve for _, curve in best.values()]
+
+    def _costs(
+        self, curve: Curve, target: Target, cost: str, runs: Mapping[RunKey, History]
+    ) -> dict[int, float]:
+        """Return the cost of each seed to the target."""
+        found = {}
+        for seed in self.config.seed_list:
+            history = runs.get(self._key(curve, seed))
+            if history is not None:
+                paid = history.cost_to(target.column, target.value, cost, interpolate=True)
+                found[seed] = paid
+        return found
+
+    def comparisons(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, Comparison]:
+        """Compare the costs to the target, by table and problem."""
+        runs = self.runs() if runs is None else runs
+        parts = self.config.tables or [TableConfig()]
+        found = {}
+        for number, part in enumerate(parts, start=1):
+            target, cost = part.target or self.config.target, part.cost or self.config.cost
+            curves = self._select(part, target, cost, runs)
+            for problem in dict.fromkeys(curve.problem for curve in curves):
+                own = [curve for curve in curves if curve.problem == problem]
+                labels = _label_curves(own, ["problem"])
+                costs = {
+                    label: paid
+                    for label, curve in labels.items()
+                    if (paid := self._costs(curve, target, cost, runs))
+                }
+                if not costs:
+                    continue
+                goal = f"{describe_column(target.column).label} {target.value:g}"
+                title = part.title or self.problems[problem].title
+                stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
+                name = stem if len(self.problems) == 1 else f"{stem}-{problem}"
+                found[name] = Comparison(costs, goal, Cost.parse(cost), title)
+        return found
+
+    def verdicts(self, figures: Mapping[str, FigureRuns] | None = None) -> list[Verdict]:
+        """Judge the study's claims."""
+        figures = self.figures() if figures is None else figures
+        return [judge(claim, figures) for claim in self.config.claims]
+
+
+_PROBLEM_AXES = ("data", "clients", "objective", "partition", "alpha", "weights")
+
+
+def _plain(tables: object, what: str) -> dict[str, Any]:
+    if not isinstance(tables, Mapping):
+        raise InputError(f"study: {what} must be a table of names, such as {{'name': ...}}")
+    return {
+        str(name): dict(value) if isinstance(value, Mapping) else value
+        for name, value in tables.items()
+    }
+
+
+def _check_known(names: Iterable[str], known: Iterable[str], place: str) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f" there are {', '.join(known) or 'none'}"
+            raise InputError(f"{place}: unknown {name!r};{hint}")
+
+
+def _names(panels: list[str] | str) -> list[str]:
+    return [panels] if isinstance(panels, str) else list(panels)
+
+
+def _is_about(part: Selection, curve: Curve) -> bool:
+    """Say whether a figure or a table is about a curve."""
+    if part.problems and curve.problem not in part.problems:
+        return False
+    if part.methods and curve.method not in part.methods:
+        return False
+    return all(
+        name not in curve.setting
+        or curve.setting[name] in (values if isinstance(values, list) else [values])
+        for name, values in part.where.items()
+    )
+
+
+def _median_order(costs: Sequence[float]) -> tuple[float, ...]:
+    """Order settings by their median cost, then by the seeds that did not reach the target."""
+    ranked = sorted(costs)
+    return ranked[len(ranked) // 2], sum(map(math.isinf, costs)), ranked[0]
+
+
+def _label_curves(curves: Sequence[Curve], panels: Sequence[str]) -> dict[str, Curve]:
+    """Label the curves of a panel by method and by what else tells them apart."""
+    several = len({curve.problem for curve in curves}) > 1
+    names = {
+        name: None
+        for curve in curves
+        for name in curve.setting
+        if name not in panels and _varies(curves, name)
+    }
+    found = {}
+    for curve in curves:
+        shown = {name: curve.setting[name] for name in names if name in curve.setting}
+        words = [curve.problem] if several else []
+        words += [describe_setting(shown)] if shown else []
+        found[f"{curve.label} ({', '.join(words)})" if words else curve.label] = curve
+    return found
+
+
+def _varies(curves: Sequence[Curve], name: str) -> bool:
+    return len({format_value(curve.setting.get(name)) for curve in curves}) > 1

@@ -1,0 +1,298 @@
+"""Multiply the problems, methods and grids of a study."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.types import AnyMethod, HyperParameter
+from fedpage.methods import MethodEntry
+from fedpage.methods.fair import at_step
+from fedpage.runs.build import find_method
+from fedpage.runs.config import (
+    ProblemConfig,
+    Table,
+    dataclass_fields,
+    field_values,
+    setting,
+    structure,
+)
+from fedpage.studies.study_file import MOST_RUNS, StudyConfig
+
+SPECIAL = ("step", "rho")
+"""Grids beside hyper-parameters: the effective step, and K eta_l/eta_g of FedPAGE."""
+
+
+@dataclass(frozen=True)
+class StudyProblem:
+    """A problem of a study: its configuration, or the problem itself.
+
+    Attributes:
+        name: Its name in the file.
+        title: Its name for readers.
+        source: What `open_source` makes the problem of.
+        methods: Hyper-parameters that methods have on this problem, by method.
+        grid: Grids that replace those of the study.
+    """
+
+    name: str
+    title: str
+    source: Any
+    methods: Mapping[str, Table] = field(default_factory=dict)
+    grid: Mapping[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method with one setting of the grids, on a problem: runs that differ by seeds.
+
+    Attributes:
+        problem: The name of the problem.
+        method: The name of the method in the file.
+        label: The method's name for readers.
+        setting: The values of the grids.
+        value: The method with its hyper-parameters.
+    """
+
+    problem: str
+    method: str
+    label: str
+    setting: Mapping[str, Any]
+    value: AnyMethod
+
+    @property
+    def setting_text(self) -> str:
+        """The setting in words, such as "step=0.1, K=5"."""
+        return describe_setting(self.setting)
+
+
+def describe_setting(values: Mapping[str, Any]) -> str:
+    """Write the values of grids.
+
+    >>> describe_setting({"step": 0.1, "K": 5})
+    'step=0.1, K=5'
+    """
+    return ", ".join(f"{name}={format_value(value)}" for name, value in values.items())
+
+
+def format_value(value: object) -> str:
+    """Write a value of a grid."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
+    """Build what a study says about each problem.
+
+    Args:
+        config: The study.
+        where: The place that errors name.
+    """
+    tables = _resolve(config.problems, config.defaults.problem, f"{where}, [problems")
+    found = {}
+    for name, table in tables.items():
+        place = f"{where}, [problems.{name}]"
+        if not isinstance(table, dict):
+            found[name] = StudyProblem(name, name, table)
+            continue
+        table = dict(table)
+        own = structure(
+            _ProblemKeys, {key: table.pop(key) for key in _PROBLEM_KEYS if key in table}, place
+        )
+        unknown = next((key for key in own.methods if key not in config.methods), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, config.methods)
+            raise InputError(f"{place}: methods has {unknown!r}, which is no method;{hint}")
+        source = structure(ProblemConfig, table, place)
+        found[name] = StudyProblem(name, own.title or name, source, own.methods, own.grid)
+    return found
+
+
+@dataclass(frozen=True)
+class _ProblemKeys:
+    """Keys of a problem's table that are not those of `ProblemConfig`."""
+
+    title: str = ""
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+
+_PROBLEM_KEYS = ("title", "methods", "grid")
+
+
+@dataclass(frozen=True)
+class _MethodKeys:
+    """Keys of a method's table that are no hyper-parameters."""
+
+    method: str = ""
+    label: str = ""
+
+
+def _resolve(tables: Mapping[str, Any], defaults: Table, where: str) -> dict[str, Any]:
+    """Fill in what tables take from others (`like`) and from the defaults."""
+
+    def fill(name: str, path: tuple[str, ...]) -> Any:
+        table = tables[name]
+        if not isinstance(table, Mapping):
+            return table
+        other = table.get("like")
+        if other is None:
+            return {**defaults, **table}
+        place = f"{where}.{name}]"
+        if other not in tables or other in (*path, name):
+            hint = did_you_mean(str(other), [key for key in tables if key != name])
+            why = "leads back to itself" if other in tables else "is not there"
+            raise InputError(f"{place}: like = {short_repr(other)} {why};{hint}".rstrip(";"))
+        base = fill(other, (*path, name))
+        if not isinstance(base, dict):
+            raise InputError(f"{place}: like = {other!r} is an object, not a table")
+        if where.endswith("[methods"):
+            base = {"method": other, **base}  # the other's name names its method
+        given = {key: value for key, value in table.items() if key != "like"}
+        # the title and the label name one table only
+        return {k: v for k, v in base.items() if k not in ("title", "label")} | given
+
+    for name, table in tables.items():
+        if isinstance(table, (str, int, float, list)):
+            raise InputError(f"{where}.{name}]: must be a table of keys, not {short_repr(table)}")
+    return {name: fill(name, ()) for name in tables}
+
+
+def list_curves(
+    config: StudyConfig, problems: Mapping[str, StudyProblem], where: str
+) -> list[Curve]:
+    """Multiply problems, methods and grids.
+
+    Args:
+        config: The study.
+        problems: What `list_problems` returns.
+        where: The place that errors name.
+
+    Raises:
+        InputError: A name is unknown, or a value is not of its type.
+    """
+    tables = _resolve(config.methods, config.defaults.method, f"{where}, [methods")
+    methods = {
+        name: _open_method(name, table, f"{where}, [methods.{name}]")
+        for name, table in tables.items()
+    }
+    labels = _labels(methods)
+    curves = []
+    for problem in problems.values():
+        grid = {**config.grid, **problem.grid}
+        for name, method in methods.items():
+            more = problem.methods.get(name, {})
+            for setting_, value in method.settings(grid, more):
+                curves.append(Curve(problem.name, name, labels[name], setting_, value))
+    if len(curves) * len(config.seed_list) > MOST_RUNS:
+        raise InputError(f"{where}: more than {MOST_RUNS:,} runs; make the grids smaller")
+    return curves
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method of a study, before its grids are multiplied."""
+
+    label: str
+    settings: Callable[[Table, Table], Iterator[tuple[Table, AnyMethod]]]
+
+
+def _open_method(name: str, table: Any, place: str) -> _Method:
+    if not isinstance(table, dict):
+        return _Method(_label(name, table.name), lambda grid, more: _vary(table, grid, more, place))
+    own = structure(
+        _MethodKeys, {key: table[key] for key in ("method", "label") if key in table}, place
+    )
+    given = {key: value for key, value in table.items() if key not in ("method", "label")}
+    try:
+        entry = find_method(own.method or name)
+    except InputError as error:
+        hint = "" if own.method else '; a table with another name has method = "..."'
+        raise InputError(f"{place}: {error}{hint}") from None
+
+    def settings(grid: Table, more: Table) -> Iterator[tuple[Table, AnyMethod]]:
+        for setting_, values in _multiply({**grid, **given, **more}, place):
+            yield setting_, build_curve(entry, values, place)
+
+    return _Method(own.label or _label(name, entry.label), settings)
+
+
+def _label(name: str, method: str) -> str:
+    """Return the label of a method whose table gives none, beginning with the method's name."""
+    if name.lower().replace("_", "-") == method.lower():
+        return method
+    return name if name.startswith(method) else f"{method} ({name})"
+
+
+def _labels(methods: Mapping[str, _Method]) -> dict[str, str]:
+    """Return the label of each method; equal labels are told apart by the names."""
+    every = [method.label for method in methods.values()]
+    return {
+        name: method.label if every.count(method.label) == 1 else f"{method.label} ({name})"
+        for name, method in methods.items()
+    }
+
+
+def _multiply(table: Table, place: str) -> Iterator[tuple[Table, Table]]:
+    """Yield the values of the lists, and all values with these in place of the lists."""
+    lists = {key: value for key, value in table.items() if isinstance(value, list)}
+    for key, values in lists.items():
+        if not values:
+            raise InputError(f"{place}: the list of {key} is empty")
+        if any(isinstance(value, (list, dict)) for value in values):
+            raise InputError(f"{place}: {key} must be a list of values, not {short_repr(values)}")
+    for chosen_values in itertools.product(*lists.values()):
+        chosen = dict(zip(lists, chosen_values, strict=True))
+        yield chosen, {**table, **chosen}
+
+
+def _vary(method: AnyMethod, grid: Table, more: Table, place: str) -> Iterator[Any]:
+    """Yield a method that was given as an object at each setting of the grids."""
+    entry = MethodEntry(type(method), method.name)
+    given = {key: getattr(method, key) for key in dataclass_fields(type(method))}
+    for setting_, values in _multiply({**grid, **more}, place):
+        yield setting_, build_curve(entry, values, place, given)
+
+
+def build_curve(
+    entry: MethodEntry, values: Table, place: str, base: Mapping[str, Any] | None = None
+) -> AnyMethod:
+    """Build a method from its hyper-parameters, the effective step and rho.
+
+    Args:
+        entry: The method.
+        values: Hyper-parameters, `step` and `rho`.
+        place: The place that errors name.
+        base: Hyper-parameters beside these, already of their types.
+
+    Raises:
+        InputError: A name is unknown, or a value is not of its type.
+    """
+    special = {key: value for key, value in values.items() if key in SPECIAL}
+    parsed: dict[str, HyperParameter] = dict(base or {})
+    for key, value in values.items():
+        if key not in SPECIAL:
+            known = field_values(entry.cls, {key: value}, place, words=isinstance(value, str))
+            parsed |= known
+    numbers = field_values(_Special, special, place)
+    try:
+        method: Any = entry(**parsed)
+        if "step" in numbers:
+            method = at_step(method, numbers["step"])
+        if "rho" in numbers:
+            if not hasattr(method, "local_step"):
+                raise InputError(f"rho is FedPAGE's; {entry.label} has no such ratio of steps")
+            method = replace(method, eta_l=numbers["rho"] * method.eta_g / method.K)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+    return method  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Special:
+    """The values of `SPECIAL`."""
+
+    step: float = setting(0.0, above=0, at_most=1e300)
+    rho: float = setting(0.0, above=0, at_most=1e300)

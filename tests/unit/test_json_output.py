@@ -1,0 +1,112 @@
+"""`--json`: one JSON document on standard output, and nothing else there."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+
+import numpy as np
+import pytest
+import typer.main
+
+import fedpage as fp
+from fedpage.cli.main import app
+from fedpage.cli.output import to_json
+
+WITHOUT_TABLES = {
+    "data add", "data fetch", "data path", "data verify", "deploy init", "deploy keys", "serve",
+}  # fmt: skip
+"""The commands that print sentences and paths only."""
+TABLES = ("Table(", "print_summary", "console(")
+
+
+def list_commands(group, prefix=""):
+    """Yield the names and objects of all commands of the app."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from list_commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+def test_every_command_that_prints_a_table_has_json():
+    commands = dict(list_commands(typer.main.get_command(app)))
+    assert {"run", "data list", "deploy check"} <= set(commands)
+    lacking = {
+        name: command
+        for name, command in commands.items()
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert set(lacking) == WITHOUT_TABLES
+    for name, command in lacking.items():
+        source = inspect.getsource(inspect.unwrap(command.callback))
+        assert not any(word in source for word in TABLES), name
+
+
+SMALL = ["--clients", "40", "--rounds", "10"]
+COMMANDS = {
+    "run fedpage --S 4": ("methods", "runs", "out"),
+    "compare --methods fedpage,fedavg --S 4 --seeds 2 --out c": ("methods", "runs", "out"),
+    "methods": ("methods",),
+    "methods fedpage": ("name", "defaults", "fields"),
+    "codecs": ("d", "codecs"),
+    "data list": ("data",),
+    "data show census --clients 5": ("data", "clients"),
+    "plan --target 0.1": ("setting", "methods"),
+    "reproduce --list": ("figures",),
+    "tune fedavg --S 4 --K 2 --search eta_l=0.01,0.1 --fixed-grid --seeds 2 --fresh 2 "
+    "--target 0.5 --out t": ("goal", "candidates", "command"),
+    "choose --methods fedavg,fedpage --target 0.3 --budget 2s --seeds 2 --fresh 2 --jobs 1 "
+    "--no-codecs": ("ranking", "command", "reason"),
+    "demo --seeds 1": ("methods", "runs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_standard_output_is_one_document(run, words):
+    line = words.split()
+    if line[0] in ("run", "compare", "tune"):
+        line += SMALL
+    line += {"choose": ["--clients", "40"], "demo": ["--rounds", "10"]}.get(line[0], [])
+    code, out, err = run(*line, "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert set(COMMANDS[words]) <= set(document)
+    assert "NaN" not in out
+    assert "Infinity" not in out
+
+
+def test_a_resumed_run_and_a_comparison_print_their_documents(run, tmp_path):
+    assert run("run", "fedavg", "--S", "4", *SMALL, "--out", "r")[0] == 0
+    code, out, err = run("resume", "r", "--rounds", "20", "--json")
+    assert code == 0
+    assert "resuming after round 10" in err
+    document = json.loads(out)
+    assert document["runs"][0]["last"]["round"] == 20
+    assert document["runs"][0]["end"] == "finished"
+    history = fp.History.load(tmp_path / "r")
+    assert document["runs"][0]["last"]["loss"] == history.last("loss")
+    assert document["methods"][0]["method"] == "FedAvg"
+    assert document["out"] == "r"
+
+
+def test_a_command_that_fails_prints_its_document_and_exits_with_1(run, tmp_path):
+    faults = "[faults]\ngone = [2]\n"
+    (tmp_path / "f.toml").write_text(faults)
+    words = ["run", "fedpage", "--S", "4", "--clients", "40", "--rounds", "10", "--faults"]
+    code, out, _ = run(*words, "f.toml", "--json")
+    assert code == 1
+    assert json.loads(out)["runs"][0]["end"] == "round failed"
+
+
+def test_an_error_leaves_the_standard_output_empty(run):
+    code, out, err = run("run", "nothing", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("fedpage: unknown method")
+
+
+def test_numbers_that_json_has_not_are_null():
+    found = to_json({"a": math.inf, "b": [math.nan, 1.5, np.float64(2.0)], 3: fp.StopReason.TARGET})
+    assert found == {"a": None, "b": [None, 1.5, 2.0], "3": "target reached"}
+    assert json.dumps(found)
