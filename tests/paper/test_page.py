@@ -19,7 +19,8 @@ from fedpage.engine.round import TimedCosts
 from fedpage.report import page, plots
 from fedpage.report.style import METHOD_STYLES, assign_styles
 from fedpage.report.tables import Table
-from fedpage.studies.paper import claims
+from fedpage.studies import claims
+from fedpage.studies.paper import book
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 PROBE = """<pre id="probe"></pre><script>
@@ -257,6 +258,14 @@ def test_runs_have_pages_of_their_own(runs, tmp_path):
     assert "<a href" not in alone
 
 
+def test_many_runs_leave_out_the_seeds(runs, tmp_path, monkeypatch):
+    few = page.write_runs(runs, tmp_path / "f.html", title="T", target=0.1).read_text()
+    monkeypatch.setattr(page, "_SEED_CURVES", 5)
+    many = page.write_runs(runs, tmp_path / "m.html", title="T", target=0.1).read_text()
+    assert ('id="seeds"' in few, 'id="seeds"' in many) == (True, False)
+    assert len(many) < len(few)
+
+
 def test_the_command_repeats_the_comparison(run, tmp_path):
     words = ("--data", "census:rows=500", "--clients", "50", "--rounds", "20", "--seeds", "2")
     more = ("--methods", "fedavg,fedpage:b3=2", "--target", "loss:0.3", "--out", "c")
@@ -345,7 +354,7 @@ def test_the_page_is_whole_and_safe(runs, tmp_path):
 
 
 def test_claims_show_what_was_needed(runs, tmp_path):
-    one = next(claim for claim in claims.load_claims() if claim.name == "order")
+    one = next(claim for claim in book.claims() if claim.name == "order")
     finding = claims.Finding(
         "p", "A >= B", claims.WITHIN, "0.92x [0.85, 1.00]", "at least 0.67x (tolerance 1.5x)"
     )

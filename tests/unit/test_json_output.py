@@ -15,7 +15,7 @@ from fedpage.cli.main import app
 from fedpage.cli.output import to_json
 
 WITHOUT_TABLES = {
-    "data add", "data fetch", "data path", "data verify", "deploy init", "deploy keys",
+    "data add", "data fetch", "data path", "data verify", "deploy init", "deploy keys", "serve",
 }  # fmt: skip
 """The commands that print sentences and paths only."""
 TABLES = ("Table(", "print_summary", "console(")

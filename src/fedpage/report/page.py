@@ -227,7 +227,7 @@ def render(
         events=events,
         runs=run_entries(runs, run_links),
         run_head=run_headings(runs),
-        has_seeds=_has_seeds(figures),
+        has_seeds=_has_seeds(figures) and _count_runs(figures) <= _SEED_CURVES,
         claims=claims,
         axes=axes,
         values=columns,
@@ -395,6 +395,10 @@ def _has_seeds(figures: Sequence[FigureRuns]) -> bool:
     )  # fmt: skip
 
 
+def _count_runs(figures: Sequence[FigureRuns]) -> int:
+    return sum(len(runs) for f in figures for p in f.panels for runs in p.curves.values())
+
+
 def _page_data(
     figures: Sequence[FigureRuns],
     columns: Sequence[str],
@@ -402,7 +406,7 @@ def _page_data(
     target: tuple[str, float] | None,
 ) -> Json:
     """Collect what the page's script draws."""
-    count = sum(len(r) for figure in figures for p in figure.panels for r in p.curves.values())
+    has_seeds = _count_runs(figures) <= _SEED_CURVES
     return {
         "target": None if target is None else {"column": target[0], "value": target[1]},
         "columns": {name: asdict(describe_column(name)) for name in (*axes, *columns)},
@@ -422,7 +426,7 @@ def _page_data(
                         columns,
                         axes,
                         target,
-                        has_seeds=count <= _SEED_CURVES,
+                        has_seeds=has_seeds,
                     )
                     for panel in figure.panels
                 ],

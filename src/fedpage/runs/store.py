@@ -120,7 +120,7 @@ class RunStore:
             ) from None
         locked = _try_lock(self._lock)
         if not locked:
-            time.sleep(0.1)  # `is_locked` of another process takes the lock for a moment
+            time.sleep(0.1)  # `is_in_use` of another process takes the lock for a moment
             locked = _try_lock(self._lock)
         if not locked:
             self._lock.close()
@@ -413,11 +413,11 @@ class RunStore:
 
 def is_in_use(path: str | os.PathLike[str]) -> bool:
     """Say whether a process is writing the run in a directory."""
-    lock = Path(path) / ".lock"
-    if not lock.is_file():
+    try:
+        with open(Path(path) / ".lock", encoding="utf-8") as stream:
+            return not _try_lock(stream)
+    except OSError:
         return False
-    with open(lock, "a", encoding="utf-8") as stream:
-        return not _try_lock(stream)
 
 
 def _digest_any_rounds(about: Mapping[str, object]) -> str:
@@ -446,15 +446,6 @@ def _try_lock(stream: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process has a run directory open to write it."""
-    try:
-        with open(path / ".lock", encoding="utf-8") as stream:
-            return not _try_lock(stream)
-    except OSError:
-        return False
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:

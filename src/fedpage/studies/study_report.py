@@ -22,6 +22,8 @@ from fedpage.studies.comparison import Comparison
 from fedpage.studies.study import RunKey, Study
 
 _RECORDS = ("csv", "parquet")
+_LISTED = 100
+"""The most runs that a page lists one by one; `fedpage study export` has the records of all."""
 
 
 def write_report(study: Study, path: Path, *, command: str = "") -> Path:
@@ -101,6 +103,8 @@ def write_page(
         tables=tables,
         note=f"Data: {note}." if note else "",
         command=command,
+        target=(first.config.target.column, first.config.target.value),
+        runs=runs if len(runs) <= _LISTED else (),
     )
 
 
