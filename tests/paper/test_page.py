@@ -15,7 +15,8 @@ from fedpage.engine.round import Costs
 from fedpage.report import page, plots
 from fedpage.report.style import METHOD_STYLES, assign_styles
 from fedpage.report.tables import Table
-from fedpage.studies.paper import claims
+from fedpage.studies import claims
+from fedpage.studies.paper import book
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 PROBE = """<pre id="probe"></pre><script>
@@ -194,7 +195,7 @@ def test_the_page_is_whole_and_safe(runs, tmp_path):
 
 
 def test_claims_show_what_was_needed(runs, tmp_path):
-    one = next(claim for claim in claims.load_claims() if claim.name == "order")
+    one = next(claim for claim in book.claims() if claim.name == "order")
     finding = claims.Finding(
         "p", "A >= B", claims.WITHIN, "0.92x [0.85, 1.00]", "at least 0.67x (tolerance 1.5x)"
     )
