@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -334,6 +335,18 @@ def test_bad_input_is_one_line(refused, write, words, what):
     refused(words, what)
 
 
+def test_the_study_of_the_documentation_is_fifteen_lines(load):
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    text = re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1]
+    assert len(text.splitlines()) <= 15
+    small = ["seeds=1", "rounds=2", "grid.step=[0.1, 0.3]", "defaults.problem.clients=20"]
+    small += [f"problems.{name}.data=census:rows=100" for name in ("a9a", "w8a")]
+    study = load(text, changes=small)
+    assert len(load(text).curves) * 5 == 120
+    assert study.run().new_runs == 3 * 2  # on the same data
+    assert [len(panel.curves) for panel in study.figures()["figure"].panels] == [6, 6]
+
+
 def test_two_jobs_give_the_same_runs(load, tmp_path):
     alone = load().run().runs()
     both = Study.load(tmp_path / "study.toml", store=tmp_path / "other").run(jobs=2)
@@ -384,3 +397,23 @@ def test_two_studies_at_once_make_each_run_once(write, tmp_path):
     assert [process.wait(300) for process in both] == [0, 0]
     assert count_runs(tmp_path / "shared") == 28
     assert Study.load(tmp_path / "study.toml", store=tmp_path / "shared").status()[0].finished == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Dask and of its sockets
+def test_a_local_dask_cluster_runs_a_study(load, tmp_path):
+    distributed = pytest.importorskip("distributed", reason="Dask needs pip install fedpage[dask]")
+    import joblib
+
+    alone = load().run().runs()
+    study = Study.load(tmp_path / "study.toml", store=tmp_path / "other")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        study.run(jobs=None)
+    assert study.new_runs == 28
+    assert all(history.same(alone[key]) for key, history in study.runs().items())
