@@ -18,7 +18,8 @@ def load(name, **options):
 
 def panels(name):
     """Return the methods by label of each panel, by its clients and step."""
-    study, found = load(name), {}
+    study = load(name)
+    found: dict = {}
     for curve in study.curves:
         clients = study.problems[curve.problem].source.clients
         place = (clients, curve.setting.get("step"))
