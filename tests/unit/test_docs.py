@@ -85,7 +85,7 @@ def test_snippets(name, real, tmp_path, monkeypatch, capsys):
 def test_the_snippet_of_the_readme(real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_snippets("README.md", real)["history"].last("round") == 500
-    assert (tmp_path / "run.csv").exists()
+    assert (tmp_path / "curve.pdf").exists()
 
 
 def test_the_readme_is_short():
