@@ -137,7 +137,8 @@ def write(
     Args:
         path: The HTML file.
         title: The page's title.
-        figures: Runs to draw.
+        figures: Runs to draw. A figure without a title has the heading "Curves", and the page's
+            title in files.
         settings: Settings and provenance, shown as JSON.
         columns: Recorded columns for the vertical axis; the first is shown at first.
         axes: Costs for the horizontal axis; the first is shown at first.
@@ -210,7 +211,8 @@ def render(
         loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
     )
     folder = files("fedpage.report")
-    content = _page_data(figures, columns, axes, target)
+    named = [replace(figure, title=figure.title or title) for figure in figures]
+    content = _page_data(named, columns, axes, target)
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
     scripts = (
         folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")
@@ -232,7 +234,10 @@ def render(
         axes=axes,
         values=columns,
         columns={name: describe_column(name) for name in (*axes, *columns)},
-        figures=[_figure_view(figure, columns[0], is_static) for figure in figures],
+        figures=[
+            replace(_figure_view(figure, columns[0], is_static), title=given.title or "Curves")
+            for figure, given in zip(named, figures, strict=True)
+        ],
         settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
         data=Markup(data.replace("<", "\\u003c")),
         style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
@@ -303,7 +308,7 @@ def write_runs(
     return write(
         path,
         title=title,
-        figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
+        figures=[FigureRuns("runs", "", "", 1, (PanelRuns("", groups),))],
         settings=settings,
         columns=value_columns(runs, column),
         axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
