@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def load(name, **options):
 def panels(name):
     """Return the methods by label of each panel, by its clients and step."""
     study = load(name)
-    found: dict = {}
+    found: dict[tuple[int, float | None], dict[str, Any]] = {}
     for curve in study.curves:
         clients = study.problems[curve.problem].source.clients
         place = (clients, curve.setting.get("step"))

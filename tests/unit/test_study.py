@@ -372,7 +372,7 @@ def test_a_study_that_is_killed_ten_times_ends_with_the_same_tables(write, tmp_p
     write(TEXT.replace("rounds = 20", "rounds = 300"))
     whole = _start(tmp_path, "whole")
     assert whole.wait(300) == 0
-    killed, last = 0, -1
+    killed, last = 0, 0
     deadline = time.monotonic() + 300
     while killed < 10 and time.monotonic() < deadline:
         process = _start(tmp_path, "killed")
