@@ -1,4 +1,4 @@
-"""The compiled parser of CSV files reads every number as Python's float does."""
+"""The compiled parser of CSV files: every number is the one that Python's float reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import random
 import struct
 
+import numpy as np
 import pytest
 
 from fedpage.data import csv_blocks
@@ -46,6 +47,18 @@ def write_number(rng, digits):
     exponent = rng.choice(("", "", f"e{rng.randint(-230, 230)}", f"E+{rng.randint(0, 25)}"))
     sign, mark = rng.choice(("+", "-", "")), rng.choice((".", ""))
     return sign + text[:point] + mark + text[point:] + exponent
+
+
+def test_small_blocks_are_joined():
+    blocks = csv_blocks._Blocks()
+    for row in range(3000):
+        blocks.add(np.full((2, 1), float(row)))
+    blocks.join()
+    assert len(blocks) == 3
+    column = blocks.column(1)
+    assert column.to_array().tolist() == list(range(3000))
+    assert column.read(1023, 1025).tolist() == [1023, 1024]
+    assert column.read(3000, 3000).tolist() == []
 
 
 @pytest.mark.parametrize("digits", [1, 4, 8, 15, 16, 17, 18, 19])

@@ -14,6 +14,8 @@ from fedpage.data.columns import Codes, Column, Numbers, Text
 
 BLOCK = 1 << 20
 """Bytes that are parsed at a time."""
+_ROWS = 1 << 10
+"""The fewest rows that are held together: a file of many columns has few in a block."""
 _LONGEST = 1 << 26
 """The most bytes of a row; in a longer one, a quote is probably not closed."""
 
@@ -46,7 +48,7 @@ def read_blocks(
     Raises:
         MalformedRow: a row has wrong quotes, another number of cells, or bytes that are not UTF-8.
     """
-    from fedpage.data.csv_kernels import split_rows  # importing numba takes time
+    from fedpage.data.csv_kernels import split_rows  # only large files need it
 
     slots = np.full(width, -1, dtype=np.int64)
     slots[list(places)] = np.arange(len(places))
@@ -78,6 +80,7 @@ def read_blocks(
             if columns[slot].is_mixed:
                 slots[places[slot]] = -1
         blocks.add(values[numeric, :rows])
+    blocks.join()
     row_of = {slot: row for row, slot in enumerate(numeric.tolist())}
     return [
         column.finish() if isinstance(column, _TextCells)
@@ -103,12 +106,23 @@ class _Blocks:
     def __init__(self) -> None:
         self._blocks: list[Vector] = []
         self._firsts = [0]
+        self._pending: list[Vector] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
     def add(self, block: Vector) -> None:
         """Add the next rows."""
-        if block.shape[1]:
-            self._blocks.append(block)
-            self._firsts.append(self._firsts[-1] + block.shape[1])
+        self._pending.append(block)
+        if sum(part.shape[1] for part in self._pending) >= _ROWS:
+            self.join()
+
+    def join(self) -> None:
+        """Join the rows since the last block to one block."""
+        parts, self._pending = self._pending, []
+        if parts:
+            self._blocks.append(np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0])
+            self._firsts.append(self._firsts[-1] + self._blocks[-1].shape[1])
 
     def column(self, at: int) -> Numbers:
         """Return a column, which reads its rows from the blocks."""
