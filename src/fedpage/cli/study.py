@@ -199,9 +199,7 @@ def _finish(study: Study, out: Path | None, command: str) -> None:
     folder = Path("runs") / study.config.name if out is None else out
     comparisons = study.comparisons()
     for comparison in comparisons.values():
-        print_table(comparison.table())
-        for sentence in comparison.sentences():
-            print(sentence)
+        print("\n".join(["", str(comparison.table()), *comparison.sentences()]))
     if study.config.claims:
         print_verdicts(study.verdicts())
     page = study_report.write_report(study, folder / "report.html", command=command)

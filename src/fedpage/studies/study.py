@@ -16,6 +16,7 @@ from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns
+from fedpage.report.titles import describe_runs
 from fedpage.runs.build_problem import record_target
 from fedpage.runs.config import ProblemConfig, Target, structure
 from fedpage.runs.history import History
@@ -319,7 +320,8 @@ class Study:
             panels = tuple(self._panels(figure, runs))
             if panels:
                 columns = figure.columns or min(3, len(panels))
-                title = figure.title or self.config.title or self.config.name
+                drawn = [run for panel in panels for some in panel.curves.values() for run in some]
+                title = figure.title or self.config.title or describe_runs(drawn)
                 found[name] = FigureRuns(name, title, figure.note, columns, panels)
         return found
 

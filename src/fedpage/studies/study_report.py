@@ -88,9 +88,8 @@ def write_page(
     shown = next(iter(first.figure_configs().values()))
     x, y = shown.x or first.config.cost, shown.y or first.config.target.column
     costs = list(dict.fromkeys((Cost.parse(x).name, *AXES)))
-    note = next(
-        (text for run in runs if (text := run.meta.get("problem", {}).get("data_note"))), ""
-    )
+    notes = dict.fromkeys(run.meta.get("problem", {}).get("data_note") for run in runs)
+    note = "; ".join(filter(None, notes))
     return page.write(
         path,
         title=title,
