@@ -37,7 +37,13 @@ from softmax import cases, smallest
 import fedpage as fp
 from fedpage.problems import kernels
 
-KERNELS = (kernels.batch_grad, kernels.local_sgd, kernels.local_page, kernels.objective)
+KERNELS = (
+    kernels.batch_grad,
+    kernels.local_sgd,
+    kernels.local_page,
+    kernels.objective,
+    kernels.losses,
+)
 
 
 class OwnLogistic:

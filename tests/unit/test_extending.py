@@ -88,6 +88,10 @@ def test_a_run_that_a_rule_has_ended_stays_ended(tmp_path, caplog):
     assert "already ended (target reached: " in caplog.text
     assert "it stays so with any number of rounds" in caplog.text
     assert (tmp_path / "run.toml").read_bytes() == before
+    caplog.clear()
+    with caplog.at_level("INFO", logger="fedpage"):
+        extend(tmp_path, 20, problem, method, **arguments)
+    assert caplog.messages == [f"{tmp_path}: the run has already ended"]
 
 
 @pytest.mark.parametrize("rounds", [0, 39])

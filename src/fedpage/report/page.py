@@ -312,7 +312,7 @@ def write_runs(
         settings=settings,
         columns=value_columns(runs, column),
         axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
-        tables=[replace(table, notes=(note, *table.notes, *sentences))],
+        tables=[replace(table, notes=(note, *table.notes), details=tuple(sentences))],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,

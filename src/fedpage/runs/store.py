@@ -426,8 +426,8 @@ def _digest_any_rounds(about: Mapping[str, object]) -> str:
 
 
 def _explain_end(finished: History, run: StorableRun) -> str:
-    """Say why a run that should go on does not, or nothing if it has done all its rounds."""
-    if finished.stop_reason is StopReason.FINISHED:
+    """Say why a run that should have other rounds stays as it is, or nothing."""
+    if finished.meta.get("rounds") == run.rounds or finished.stop_reason is StopReason.FINISHED:
         return ""
     return f" ({finished.stop_text}); it stays so with any number of rounds"
 

@@ -181,9 +181,12 @@ class Study:
                 if isinstance(part, FigureConfig):
                     axes = {"problem", "method", *grids, *_PROBLEM_AXES}
                     _check_known(_names(part.panels), axes, f"{place}: panels")
-                    Cost.parse(part.x or config.cost)
-                elif isinstance(part, TableConfig):
-                    Cost.parse(part.cost or config.cost)
+                cost = part.x if isinstance(part, FigureConfig) else ""
+                cost = part.cost if isinstance(part, TableConfig) else cost
+                try:
+                    Cost.parse(cost or config.cost)
+                except InputError as error:
+                    raise InputError(f"{place}: {error}") from None
 
     def restrict(self, figures: Sequence[str]) -> Study:
         """Return the study with some of its figures, and with the runs that these need."""
@@ -327,7 +330,8 @@ class Study:
             groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
         panels = []
         for values, curves in groups.items():
-            title = ", ".join(map(self._axis_title, names, values))
+            known = {name: v for name, v in zip(names, values, strict=True) if v is not None}
+            title = ", ".join(self._axis_title(name, value) for name, value in known.items())
             labels = _label_curves(curves, names)
             drawn = {
                 label: [
@@ -338,15 +342,15 @@ class Study:
                 for label, curve in labels.items()
             }
             if any(drawn.values()):
-                panels.append(Panel(title, drawn, dict(zip(names, values, strict=True))))
+                panels.append(Panel(title, drawn, known))
         return panels
 
     def _axis(self, curve: Curve, name: str) -> object:
         """Return the value of a curve by which panels differ."""
         if name in ("problem", "method"):
             return curve.problem if name == "problem" else curve.label
-        if name in curve.setting:
-            return curve.setting[name]
+        if name in curve.given:
+            return curve.given[name]
         source = self.problems[curve.problem].source
         if isinstance(source, ProblemConfig):
             return getattr(source, name, None)
@@ -451,8 +455,8 @@ def _is_about(part: Selection, curve: Curve) -> bool:
     if part.methods and curve.method not in part.methods:
         return False
     return all(
-        name not in curve.setting
-        or curve.setting[name] in (values if isinstance(values, list) else [values])
+        name not in curve.given
+        or curve.given[name] in (values if isinstance(values, list) else [values])
         for name, values in part.where.items()
     )
 

@@ -83,7 +83,7 @@ def write_page(
     tables = []
     for comparison in comparisons:
         table = comparison.table()
-        tables.append(replace(table, notes=(*table.notes, *comparison.sentences())))
+        tables.append(replace(table, details=tuple(comparison.sentences())))
     first = studies[0]
     shown = next(iter(first.figure_configs().values()))
     x, y = shown.x or first.config.cost, shown.y or first.config.target.column
