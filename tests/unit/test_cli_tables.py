@@ -300,6 +300,28 @@ def test_a_target_is_recorded_also_of_held_out_rows_and_of_the_worst_client():
         assert build.record_target(config, Target(column, 0.5)) == config
 
 
+def test_a_default_number_of_clients_is_at_most_all_of_them(run, refused, patients):
+    words = ("run", "fedavg", *PATIENTS, "--rounds", "2")
+    assert "S = 5, every client in every round (--S); the default is 20" in run(*words)[1]
+    assert "every client" not in run(*words, "--S", "5")[1]
+    refused((*words, "--S", "6"), "cannot sample S=6 of N=5 clients")
+    run(*words, "--out", "all")
+    assert toml.read(patients.parent / "all" / "run.toml")["command"]["method"]["hyper"]["S"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("accuracy:90", "accuracy is at most 1; 90 percent is accuracy:0.9"),
+        ("auc_worst:90", "auc is at most 1"),
+        ("acuracy:0.9", "did you mean 'accuracy'?"),
+        ("held_out_accuracy:0.9", "hold rows out, such as with --held-out 0.2"),
+    ],
+)
+def test_targets_that_no_run_reaches_are_refused(refused, patients, target, why):
+    refused(("run", "fedavg", *PATIENTS, *SHORT, "--target", target), why)
+
+
 # --- help and data show ---------------------------------------------------------------------------
 
 
@@ -321,6 +343,7 @@ def test_data_show_divides_as_a_run_does(run, refused, patients):
     _, out, _ = run(*words)
     assert "by_id(5)" in out
     assert "1 client has a single label" in out
+    assert "single label" not in run(*words, "--min-rows", "2")[1]
     assert "1 id with 1 row dropped" in run(*words, "--min-rows", "2")[1]
     assert "iid(4, seed=0)" in run(*words, "--partition", "iid", "--clients", "4")[1]
     refused((*words, "--clients", "4"), "every id of patients.csv is a client")

@@ -236,6 +236,15 @@ def test_unknown_names_get_a_suggestion():
         fp.load("a9a", skew=1)
     with pytest.raises(InputError, match="has no option colour"):
         fp.load("census", colour=1)
+    with pytest.raises(InputError, match="no option clients; did you mean 'client'"):
+        fp.load("patients.csv", label="outcome", clients="hospital")
+
+
+def test_what_cannot_be_read_is_not_called_libsvm(tmp_path):
+    with pytest.raises(InputError, match="is a directory; give the path of a file"):
+        fp.load(tmp_path, label="outcome")
+    with pytest.raises(InputError, match="save it as CSV"):
+        fp.load("patients.xlsx", label="outcome")
 
 
 # Fetching, from a server on this machine

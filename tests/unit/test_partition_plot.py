@@ -144,6 +144,15 @@ def test_problems_bring_their_partition_and_files_are_written(tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_file_may_follow_the_problem(tmp_path):
+    problem = fp.LogisticRegression(VISITS, fp.by_id(VISITS.clients))
+    fp.plot_partition(problem, tmp_path / "a.png")
+    fp.plot_partition(VISITS, str(tmp_path / "b.png"))
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    with pytest.raises(InputError, match=r"expected a partition, such as fp\.by_id"):
+        fp.plot_partition(problem, TOWNS, tmp_path / "c.png")
+
+
 def test_histograms_count_every_client():
     for sizes in (np.array([5]), np.arange(1, 30), np.array([1, 1, 2, 900, 40_000]), np.full(9, 3)):
         found = data_summary.size_histogram(sizes)

@@ -125,3 +125,11 @@ def test_other_bad_input():
         problem.score(np.zeros(3), ROWS)
     with pytest.raises(fp.InputError, match="which the training rows do not have"):
         problem.score(np.zeros(3), labelled(np.where(ROWS[:, 0] > 0, "x", "z")))
+
+
+def test_what_is_no_model_is_refused():
+    problem = fp.LogisticRegression(labelled(ROWS[:, 0] > 0), 4)
+    history = fp.simulate(problem, fp.FedAvg(S=2), rounds=1, seed=0)
+    for wrong in (history, {"age": [1.0]}, "history.x"):
+        with pytest.raises(fp.InputError, match="x must be a model of 3 numbers"):
+            problem.predict(wrong, ROWS)

@@ -568,3 +568,14 @@ def test_new_rows_of_a_file(tmp_path, reader, request):
         with pytest.raises(InputError) as error:
             encode_file(write(tmp_path, text, "new.csv"), data.encoding)
         assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_row_numbers_without_a_name_are_no_feature(tmp_path, first):
+    path = tmp_path / "indexed.csv"
+    path.write_text(",age,y\n" + "".join(f"{first + i},{i % 7},{i % 2}\n" for i in range(30)))
+    with pytest.raises(InputError, match="counts the rows, as the index of a frame does"):
+        fp.load(path, label="y")
+    assert fp.load(path, label="y", drop=["column 1"]).columns == ("age",)
+    path.write_text(path.read_text().replace("\n3,", "\n5,"))
+    assert fp.load(path, label="y").columns == ("column 1", "age")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -228,16 +229,27 @@ def check_target(problem: Problem, target: Target) -> None:
     """Check, before a run, that the column of a target will be recorded.
 
     Raises:
-        InputError: the problem does not evaluate this column.
+        InputError: the problem does not evaluate this column, or the value is above
+            the metric's maximum.
     """
     import numpy as np
 
+    from fedpage.core.metrics import METRICS
+
     columns = problem.evaluate(np.zeros(problem.d), 1)
     if target.column not in columns:
-        hint = did_you_mean(target.column, columns)
+        hint = did_you_mean(target.column, [*columns, *METRICS])
+        if target.column.startswith("held_out_") and getattr(problem, "held_out", None) is None:
+            hint = " hold rows out, such as with --held-out 0.2;"
         raise InputError(
             f"--target {target}: no column {target.column!r} is recorded;{hint} "
             f"there are {', '.join(columns)}"
+        )
+    name = re.sub(r"^held_out_|_(worst|p\d+)$", "", target.column)
+    if name in METRICS and target.value > METRICS[name].maximum:
+        raise InputError(
+            f"--target {target}: {name} is at most {METRICS[name].maximum:g}; "
+            f"90 percent is {target.column}:0.9"
         )
 
 

@@ -168,18 +168,16 @@ def print_summary(
 
 
 def print_problem(config: ProblemConfig, problem: LinearModel) -> None:
-    """Print what the data has decided, where it is a table: objective, clients and rows."""
-    from fedpage.runs.build_problem import is_table_file
-
-    if not is_table_file(config.data):
-        return
+    """Print what the data and the defaults have decided: objective, clients and rows."""
     rows = f"{int(problem.sizes.sum()):,} rows"
     if problem.held_out is not None:
         rows += f" and {problem.held_out.rows:,} held out"
     parameters = f"{problem.d:,} parameters{' with the intercept' * problem.intercept}"
-    print(
+    console().print(
         f"Problem: {problem.name} (--objective {config.objective}) on {problem.data.name}, "
-        f"{problem.N:,} clients ({problem.partition.name}), {rows}, {parameters}"
+        f"{problem.N:,} clients ({problem.partition.name}), {rows}, {parameters}",
+        markup=False,
+        soft_wrap=not sys.stdout.isatty(),
     )
 
 

@@ -161,6 +161,12 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
     method = build.build_method(command.method)
     settled, problem = build.open_problem(build.record_target(command.problem, config.target))
     check_target(problem, config.target)
+    default = getattr(method, "S", None)
+    if "S" not in command.method.hyper and isinstance(default, int) and default > problem.N:
+        print(f"S = {problem.N}, every client in every round (--S); the default is {default}")
+        hyper = {**command.method.hyper, "S": str(problem.N)}
+        command = replace(command, method=replace(command.method, hyper=hyper))
+        method = build.build_method(command.method)
     if config.steps == "theory":
         entry = build.find_method(command.method.name)
         given = build.parse_hyper_parameters(entry, command.method.hyper)

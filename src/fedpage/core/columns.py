@@ -237,10 +237,13 @@ def describe_column(name: str) -> Column:
 
     >>> describe_column("bytes_up").label, describe_column("held_out_accuracy").label
     ('bytes up', 'held-out accuracy')
+    >>> describe_column("f_minus_fstar").label
+    'f - f*'
     >>> describe_column("up+0.1*down").label
     'bytes up + 0.1 bytes down'
     """
     if "+" in name or "*" in name or name in ALIASES:
         return Cost.parse(name).column
-    words = name.replace("held_out_", "held-out ").replace("_", " ")
+    words = name.replace("f_minus_fstar", "f - f*").replace("to_optimum", "to the optimum")
+    words = words.replace("held_out_", "held-out ").replace("_", " ")
     return COLUMNS.get(name, Column(words))

@@ -55,12 +55,14 @@ class Metric:
         function: maps outputs (rows,) or (rows, classes) and targets (rows,) to a number.
         higher_is_better: its direction. None: unknown, so it can be recorded but not compared.
         needs_labels: whether the targets must be classes.
+        maximum: the highest value that it can have.
     """
 
     name: str
     function: MetricFunction
     higher_is_better: bool | None = None
     needs_labels: bool = False
+    maximum: float = math.inf
 
     on_rows: ClassVar[bool] = True
     """Whether it is computed from the outputs and targets of rows, pooled or of a client."""
@@ -154,14 +156,15 @@ METRICS: Registry[Metric] = Registry("metric")
 
 
 def metric(
-    name: str, *, higher_is_better: bool, needs_labels: bool = False
-) -> Callable[[M], M]:  # fmt: skip
+    name: str, *, higher_is_better: bool, needs_labels: bool = False, maximum: float = math.inf
+) -> Callable[[M], M]:
     """Register a function of outputs and targets as a metric.
 
     Args:
         name: the column that it is recorded as.
         higher_is_better: whether a higher value is better.
         needs_labels: whether the targets must be classes.
+        maximum: the highest value that it can have; a target above it is refused.
 
     Returns:
         A decorator that leaves the function as it is.
@@ -179,7 +182,7 @@ def metric(
 
     def decorate(function: M) -> M:
         check_name(name, "metric")
-        METRICS.add(name, Metric(name, function, higher_is_better, needs_labels))
+        METRICS.add(name, Metric(name, function, higher_is_better, needs_labels, maximum))
         return function
 
     return decorate

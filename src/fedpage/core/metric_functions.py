@@ -53,7 +53,7 @@ def _correct(outputs: Array, targets: Array) -> NDArray[np.bool_]:
     return np.asarray(predicted == true)
 
 
-@metric("accuracy", higher_is_better=True, needs_labels=True)
+@metric("accuracy", higher_is_better=True, needs_labels=True, maximum=1.0)
 def accuracy(outputs: Array, targets: Array) -> float:
     """Compute the share of rows whose class is predicted.
 
@@ -67,7 +67,7 @@ def accuracy(outputs: Array, targets: Array) -> float:
     return float(np.mean(_correct(outputs, targets)))
 
 
-@metric("f1", higher_is_better=True, needs_labels=True)
+@metric("f1", higher_is_better=True, needs_labels=True, maximum=1.0)
 def f1(outputs: Array, targets: Array) -> float:
     """Compute the F1 score of the positive class, or with several classes the mean over classes.
 
@@ -86,7 +86,7 @@ def f1(outputs: Array, targets: Array) -> float:
     return float(np.mean(scores))
 
 
-@metric("auc", higher_is_better=True, needs_labels=True)
+@metric("auc", higher_is_better=True, needs_labels=True, maximum=1.0)
 def auc(outputs: Array, targets: Array) -> float:
     """Compute the area under the ROC curve; NaN if all rows are of one class.
 
@@ -179,7 +179,7 @@ def _absolutes(outputs: Array, targets: Array) -> Vector:
     return np.asarray(np.abs(predicted - true))
 
 
-@metric("r2", higher_is_better=True)
+@metric("r2", higher_is_better=True, maximum=1.0)
 def r2(outputs: Array, targets: Array) -> float:
     """Compute the share of the targets' variance that is explained; NaN for constant targets.
 

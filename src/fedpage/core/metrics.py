@@ -150,10 +150,11 @@ def _resolve(
     if isinstance(entry, str):
         found = known.get(entry) or find_quantile(entry, known, owner)
         if found is None:
-            hint = did_you_mean(entry, METRICS)
+            over_clients = (f"{name}_worst" for name, each in METRICS.items() if each.on_rows)
+            hint = did_you_mean(entry, [*METRICS, *over_clients])
             raise InputError(
                 f"{owner}: unknown metric {short_repr(entry)}:{hint} known are {', '.join(METRICS)}"
-                ", with _worst or _p10 those of clients, or give a function of outputs and targets"
+                "; NAME_worst and NAME_p10 are its worst value and a percentile over the clients"
             )
         entry = found
     if callable(entry) and not isinstance(entry, Metric):

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from fedpage.core.atomic import put
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.registry import Registry
 from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
@@ -258,6 +258,8 @@ def load(
         _refuse(text, options)
         return tables.load_table(Path(text), table, name)
     if table.given:
+        if not is_name:
+            _check_path(Path(text))
         raise InputError(
             f"{text}: {', '.join(table.given)} is for tables (.csv, .tsv, .parquet), not for "
             f"{'this data set' if is_name else 'LIBSVM files'}"
@@ -313,10 +315,13 @@ def _load(
 
 def _refuse(name: str, options: dict[str, float]) -> None:
     if options:
-        raise InputError(f"data set {name!r} takes no option {', '.join(sorted(options))}")
+        hint = did_you_mean(min(options), signature(load).parameters)
+        end = f";{hint}" if hint else ""
+        raise InputError(f"data set {name!r} takes no option {', '.join(sorted(options))}{end}")
 
 
-def _load_path(path: Path, features: int | None, one_based: bool) -> Dataset:
+def _check_path(path: Path) -> None:
+    """Refuse a directory, and a table of a format that is not read."""
     if path.is_dir():
         raise InputError(f"{path} is a directory; give the path of a file")
     if path.suffix.lower() in _FRAME_SUFFIXES:
@@ -324,6 +329,10 @@ def _load_path(path: Path, features: int | None, one_based: bool) -> Dataset:
             f"{path}: files of this kind are not read here; save it as CSV, or read it by pandas "
             "or polars and give the frame to fp.Dataset.from_frame"
         )
+
+
+def _load_path(path: Path, features: int | None, one_based: bool) -> Dataset:
+    _check_path(path)
     for suffix in libsvm.SUFFIXES:
         found = path.with_name(path.name + suffix)
         if found.is_file():

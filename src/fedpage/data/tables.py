@@ -248,6 +248,8 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
         raise InputError(f"{table.source}: there are column names but no rows")
     for column in [] if options.encoding else roles.used:
         _check_not_empty(table, column, column in roles.features)
+        if column in roles.features:
+            _check_no_row_numbers(table, column)
     known = options.encoding
     for column in (roles.label,) if known else (*roles.features, roles.label):
         _check_text(table, column, column == roles.label)
@@ -331,6 +333,22 @@ def _check_not_empty(table: Table, name: str, is_feature: bool) -> None:
     if is_empty:
         advice = f"leave it out with drop=({name!r},)" if is_feature else "choose another column"
         raise InputError(f"{table.source}: column {name!r} has no value in any row; {advice}")
+
+
+def _check_no_row_numbers(table: Table, name: str) -> None:
+    """Refuse a first column without a name that counts the rows, as pandas' to_csv writes it."""
+    column = table.columns[name]
+    if name not in ("column 1", "Unnamed: 0") or isinstance(column, Text) or column.rows < 2:
+        return
+    first = float(next(iter(column.blocks()))[1][0])
+    if first in (0.0, 1.0) and all(
+        np.array_equal(block, first + np.arange(at, at + len(block)))
+        for at, block in column.blocks()
+    ):
+        raise InputError(
+            f"{table.source}: the first column has no name and counts the rows, as the index of a "
+            f"frame does; leave it out with drop=({name!r},) (--drop {name!r})"
+        )
 
 
 def _check_text(table: Table, name: str, is_label: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import Metric, evaluate_metrics, row_metrics
 from fedpage.core.threads import map_threads
 from fedpage.core.types import ClientEvaluations, Ints, Vector
@@ -183,7 +183,13 @@ class Evaluation(ClientScoring):
         return float(self._kernels.objective(*rows, scale, loss, self.data.features, *args))
 
     def _point(self, x: Vector) -> Vector:
-        x = np.ascontiguousarray(x, dtype=np.float64)
+        try:
+            x = np.ascontiguousarray(x, dtype=np.float64)
+        except (TypeError, ValueError, AttributeError):
+            raise InputError(
+                f"{self.name}: x must be a model of {self.d} numbers, such as history.x, "
+                f"not {short_repr(x)}"
+            ) from None
         if x.shape != (self.d,):
             raise InputError(f"{self.name}: x must have shape ({self.d},), not {x.shape}")
         return x

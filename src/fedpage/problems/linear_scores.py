@@ -90,7 +90,7 @@ class LinearScores(Prediction):
         if metric.needs_labels and self.classes is None and not data.binary:
             raise InputError(
                 f"{self.name}: metric {metric.name!r} needs labels -1/1, 0/1 or 1/2, "
-                f"which {data.name!r} does not have"
+                f"which {data.name!r} does not have; for numbers use rmse, mae or r2"
             )
 
     def _client_table(

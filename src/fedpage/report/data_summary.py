@@ -70,7 +70,8 @@ def summarise_partition(data: Dataset, partition: Partition) -> list[tuple[str, 
         held = (counted[1] > 0).sum(axis=0)
         single = int((held == 1).sum())
         clients = "client has" if single == 1 else "clients have"
-        lines.append(("labels of a client", f"{_range(held)}; {single:,} {clients} a single label"))
+        end = f"; {single:,} {clients} a single label" if single else ""
+        lines.append(("labels of a client", _range(held) + end))
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Vector
 from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset
@@ -57,7 +57,7 @@ def count_labels(data: Dataset, partition: Partition) -> tuple[list[str], Ints] 
 
 def plot_partition(
     problem_or_data: Any,
-    partition: Partition | None = None,
+    partition: Partition | str | os.PathLike[str] | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Figure:
     """Draw the labels and the number of rows of each client.
@@ -69,7 +69,7 @@ def plot_partition(
     Args:
         problem_or_data: a problem over rows, such as `LogisticRegression`, or a Dataset.
         partition: which client holds which rows; by default the problem's, or the one by the ids
-            of the data set.
+            of the data set. It may be left out before a path.
         path: a file to write; its suffix chooses PNG, PDF or SVG.
 
     Returns:
@@ -81,6 +81,8 @@ def plot_partition(
     """
     from matplotlib.figure import Figure
 
+    if isinstance(partition, (str, os.PathLike)) and path is None:
+        partition, path = None, partition
     data, partition = _data_and_partition(problem_or_data, partition)
     counted = count_labels(data, partition)
     is_wide = partition.N > MANY
@@ -109,7 +111,7 @@ def plot_partition(
     return figure
 
 
-def _data_and_partition(given: Any, partition: Partition | None) -> tuple[Dataset, Partition]:
+def _data_and_partition(given: Any, partition: object) -> tuple[Dataset, Partition]:
     """Find the rows and who holds them."""
     data = given if isinstance(given, Dataset) else getattr(given, "data", None)
     if not isinstance(data, Dataset):
@@ -121,7 +123,12 @@ def _data_and_partition(given: Any, partition: Partition | None) -> tuple[Datase
         partition = getattr(given, "partition", None)
     if partition is None and data.clients is not None:
         partition = by_id(data.clients)
-    if not isinstance(partition, Partition):
+    if partition is not None and not isinstance(partition, Partition):
+        raise InputError(
+            f"plot_partition: expected a partition, such as fp.by_id(ids), not "
+            f"{short_repr(partition)}"
+        )
+    if partition is None:
         raise InputError(
             f"plot_partition: {data.name!r} has no client ids; give a partition, "
             "such as fp.dirichlet(data.y, 20, 0.1)"

@@ -227,7 +227,8 @@ class Race:
         """What the time budget cut, in a sentence, or ""."""
         if not self._cut:
             return ""
-        return f"The time budget cut {' and '.join(self._cut)}; more time may change the result."
+        words = " and ".join(", ".join(self._cut).rsplit(", ", 1))
+        return f"The time budget cut {words}; more time may change the result."
 
     # --- the rounds -------------------------------------------------------------------------------
 
