@@ -83,7 +83,7 @@ window.addEventListener("load", () => setTimeout(() => {
     const pair = [luminance(colour), luminance(paper)].sort((a, b) => b - a);
     return (pair[0] + 0.05) / (pair[1] + 0.05);
   };
-  seen.contrast = Math.min(...colours().map(contrast));
+  seen.contrast = Math.min(...[...colours(), visible("#882255", paper)].map(contrast));
   seen.text = contrast(theme().soft);
   choose("x", "bytes");
   choose("y", "loss");
