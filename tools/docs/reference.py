@@ -92,8 +92,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "studies": (
         "Studies", "Problems x methods x grids x seeds, and what is made of their runs.",
         [
-            "studies.study", "studies.study_file", "studies.study_grid", "studies.study_report",
-            "studies.run_archive", "studies.claims",
+            "studies.study", "studies.study_file", "studies.study_grid", "studies.study_results",
+            "studies.study_report", "studies.run_archive", "studies.claims",
         ],
     ),
     "faults": (

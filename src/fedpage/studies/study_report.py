@@ -19,7 +19,8 @@ from fedpage.report.plots import FigureRuns, draw_figure
 from fedpage.runs.history import History
 from fedpage.studies.claims import Verdict
 from fedpage.studies.comparison import Comparison
-from fedpage.studies.study import RunKey, Study
+from fedpage.studies.study import Study
+from fedpage.studies.study_results import RunKey
 
 _RECORDS = ("csv", "parquet")
 _LISTED = 100
