@@ -135,6 +135,19 @@ def test_quotes_protect_delimiters_quotes_and_line_ends(tmp_path, reader):
     assert data.to_dense().tolist() == [[0, 1, 1], [1, 0, 2], [0, 1, 3]]
 
 
+def test_quotes_around_the_first_name_after_a_byte_order_mark(tmp_path, reader):
+    assert load(tmp_path, '\ufeff"a, b",outcome\n1,0\n2,1\n').columns == ("a, b",)
+
+
+@pytest.mark.parametrize("row", [b"\xe9,1,x,1", b"1,\xe9,x,1", b"1,1,\xe9,1"])
+def test_bytes_that_are_not_utf8_are_refused_in_any_column(tmp_path, reader, request, row):
+    if reader == "compiled":
+        request.node.allow_fallback()  # which finds the row of an error
+    text = b"a,b,c,outcome\n1,1,x,0\n" + row + b"\n1,2,x,1\n"
+    said = refusal(tmp_path, text, drop="a")
+    assert said.startswith("patients.csv, row 3: the byte 0xe9 is not UTF-8")
+
+
 def test_numbers_that_become_text_after_the_first_rows(tmp_path, reader, monkeypatch):
     monkeypatch.setattr(delimited, "_SAMPLE", 2)
     text = "code,x,outcome\n" + "1,2,0\n" * 5 + "V1,2.5,1\n" * 5

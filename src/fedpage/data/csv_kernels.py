@@ -192,7 +192,7 @@ def split_rows(
                         else:
                             break
                     at += _ONE
-                if at >= end or (at + _ONE == end and not is_last):
+                if at >= end:
                     return row, done, not is_last
                 stop = at
                 at += _ONE
