@@ -197,10 +197,12 @@ def test_bad_cells_name_the_option_that_helps(run, refused, patients):
     refused(("run", "fedavg", "--data", "census", "--label", "age"), "label is for tables")
 
 
-def test_a_table_without_standardised_columns_that_diverges_gets_a_hint(run, patients):
-    words = ("run", "fedavg", "--data", "patients.csv", *COLUMNS, *SHORT, "--eta-l", "1")
+@pytest.mark.parametrize("step", ["1", "0.001"])
+def test_a_table_without_standardised_columns_gets_a_hint(run, patients, step):
+    words = ("run", "fedavg", "--data", "patients.csv", *COLUMNS, *SHORT, "--eta-l", step)
     assert "try --standardise" in run(*words)[1]
     assert "try --standardise" not in run(*words, "--standardise")[1]
+    assert "try --standardise" not in run(*words[:-2], "--target", "loss:0.694")[1]
 
 
 # --- commands that are printed --------------------------------------------------------------------
@@ -320,6 +322,13 @@ def test_a_default_number_of_clients_is_at_most_all_of_them(run, refused, patien
 )
 def test_targets_that_no_run_reaches_are_refused(refused, patients, target, why):
     refused(("run", "fedavg", *PATIENTS, *SHORT, "--target", target), why)
+    refused(("tune", "fedavg", *PATIENTS, "--target", target), why)
+
+
+def test_a_plan_of_few_clients_samples_all(run, refused, patients):
+    words = ("plan", *PATIENTS, "--target", "0.1", "--no-pilots")
+    assert "S=5" in run(*words)[1]
+    refused((*words, "--S", "6"), "S must be at most N=5, not 6")
 
 
 # --- help and data show ---------------------------------------------------------------------------

@@ -41,9 +41,9 @@ from fedpage.cli.output import (
     FigureFile,
     describe_runs,
     print_comparison,
-    print_divergence_hint,
     print_metrics,
     print_problem,
+    print_scale_hint,
     print_summary,
     with_json,
     write_reports,
@@ -185,7 +185,7 @@ def execute(
     print_summary(runs, config.target, cost, comparison.tied)
     print_metrics(runs)
     print_comparison(comparison)
-    print_divergence_hint(runs, settled)
+    print_scale_hint(runs, settled, config.target)
     if table is not None:
         print(f"Table: {comparison.table().write(table)}")
     for history, name in zip(runs, run_names(methods, seeds), strict=True):

@@ -220,10 +220,12 @@ def print_client_scores(problem: object, history: History) -> None:
         console().print(f"{label.capitalize()} by client:\n{scores}", markup=False)
 
 
-def print_divergence_hint(runs: Sequence[History], config: ProblemConfig) -> None:
-    """Say that the columns of a table are not standardised, where a run has diverged."""
-    if config.label and not config.standardise and any(run.diverged for run in runs):
-        print("The columns of the table have different scales: try --standardise.")
+def print_scale_hint(runs: Sequence[History], config: ProblemConfig, target: Target) -> None:
+    """Say that the columns of a table are not standardised, where a run missed the target."""
+    if not config.label or config.standardise:
+        return
+    if any(math.isinf(run.cost_to(target.column, target.value)) for run in runs):
+        print("The columns of the table are not standardised: try --standardise.")
 
 
 def print_table(table: Table) -> None:

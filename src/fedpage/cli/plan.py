@@ -89,8 +89,9 @@ def plan(
         typer.Option("--epsilon", hidden=True, help="--gap if f is convex, else --target."),
     ] = None,
     sampled: Annotated[
-        int, typer.Option("--S", "--sampled", help="Clients sampled in a round.")
-    ] = 10,
+        int | None,
+        typer.Option("--S", "--sampled", help="Clients sampled in a round; default: 10, or all."),
+    ] = None,
     rows: Annotated[
         int | None, typer.Option("--rows", help="Rows per client (with --data: from the data).")
     ] = None,
@@ -137,6 +138,7 @@ def plan(
         known = problem_constants(objective)
         return replace(known, M=rows or known.M, d=parameters or known.d)
 
+    N = (problem.clients or DEFAULT_CLIENTS) if objective is None else objective.N
     with ExitStack() as stack:
 
         @cache
@@ -152,11 +154,7 @@ def plan(
             objective,
             find_constants,
             choose_accuracy=accuracy,
-            shape={
-                "N": (problem.clients or DEFAULT_CLIENTS) if objective is None else objective.N,
-                "S": sampled,
-                "K": K,
-            },
+            shape={"N": N, "S": min(10, N) if sampled is None else sampled, "K": K},
             given={name: value for name, value in vars(constants).items() if value is not None},
             up=up,
             cost=compared,

@@ -38,9 +38,9 @@ from fedpage.cli.output import (
     describe_runs,
     log,
     print_client_scores,
-    print_divergence_hint,
     print_metrics,
     print_problem,
+    print_scale_hint,
     print_summary,
     with_json,
     write_reports,
@@ -226,7 +226,7 @@ def execute(
             print(f"{event}: {len(events)} times, first in round {first['round']}: {first['text']}")
     if history.stop_reason is not StopReason.FINISHED:
         print(f"The run stopped early: {history.stop_text}.")
-        print_divergence_hint([history], command.problem)
+    print_scale_hint([history], command.problem, command.run.target)
     if out:
         history.to_csv(out / "history.csv")
     if out or report:

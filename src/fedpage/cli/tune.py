@@ -12,6 +12,7 @@ import typer
 from fedpage.cli.common import (
     check_count,
     check_runs,
+    check_target,
     continues,
     device_options,
     parse_cost,
@@ -106,6 +107,7 @@ def tune(
         )
     counts = {"--rounds": run.rounds, "--record-every": every}
     costs, target, devices = link.costs(), run.target, read_devices(run.devices)
+    check_target(objective, target)
     tuning.check_question(objective, target.value, target.column, cost, costs, counts, devices)
     tuning.check_space(objective, base, values, fixed_grid)
     check_runs(objective, [base])
