@@ -87,6 +87,7 @@ def test_three_seeds_make_no_verdict_and_nothing_bold():
     table = found.table()
     assert not any(cell.is_bold for row in table.rows for cell in row)
     assert "Nothing is bold: no verdict from 3 seeds" in table.to_text()
+    assert table.notes[0].startswith("The interval (low, high) of a median is of 75 %")
     assert [row[-1].text for row in table.rows] == ["-", "", "-"]
 
 
@@ -98,6 +99,7 @@ def test_methods_that_do_not_reach_the_target():
     assert cells["half"][:5] == ["3/5", "39.0", "33.0", "-", "-"]
     # Five seeds cannot tell half from fast among ten pairs, but lost has no cost to be bold.
     assert found.tied == {"fast", "near", "half"}
+    assert found.level == 1 - 2 / 2**5  # the range of five seeds, not 95 %
     assert "A dash stands where runs did not reach the target" in " ".join(found.table().notes)
     never = compare_costs(histories(), target=1e-9, column="loss")
     assert never.tied == frozenset()

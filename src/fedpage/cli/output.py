@@ -256,7 +256,10 @@ def print_comparison(comparison: Comparison) -> None:
         comparison: The costs.
     """
     column = comparison.cost.column
-    print(f"{column.label.capitalize()} to {comparison.goal}, interpolated between records:")
+    print(
+        f"{column.label.capitalize()} to {comparison.goal}, interpolated between records; "
+        f"medians and {100 * comparison.level:.0f} % intervals:"
+    )
     for label in comparison.costs:
         print(f"  {label}: {comparison.judgements[label].text(column.unit)}")
     for sentence in comparison.sentences():

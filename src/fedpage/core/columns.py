@@ -226,6 +226,11 @@ def _parse_term(term: str, text: str) -> tuple[str, float]:
     raise InputError(f"{short_repr(name)}{where} is not a cost;{hint}")
 
 
+def _name_quantile(suffix: re.Match[str]) -> str:
+    quantile = "worst client" if suffix[1] == "worst" else f"{suffix[1]} of clients"
+    return f" ({quantile})"
+
+
 def describe_column(name: str) -> Column:
     """Return the description of a column or a cost; a metric's label is its name in words.
 
@@ -237,13 +242,14 @@ def describe_column(name: str) -> Column:
 
     >>> describe_column("bytes_up").label, describe_column("held_out_accuracy").label
     ('bytes up', 'held-out accuracy')
-    >>> describe_column("f_minus_fstar").label
-    'f - f*'
+    >>> describe_column("f_minus_fstar").label, describe_column("accuracy_worst").label
+    ('f - f*', 'accuracy (worst client)')
     >>> describe_column("up+0.1*down").label
     'bytes up + 0.1 bytes down'
     """
     if "+" in name or "*" in name or name in ALIASES:
         return Cost.parse(name).column
     words = name.replace("f_minus_fstar", "f - f*").replace("to_optimum", "to the optimum")
-    words = words.replace("held_out_", "held-out ").replace("_", " ")
+    words = words.replace("held_out_", "held-out ")
+    words = re.sub(r"_(worst|p[1-9][0-9]?)$", _name_quantile, words).replace("_", " ")
     return COLUMNS.get(name, Column(words))

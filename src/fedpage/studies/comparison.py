@@ -147,13 +147,21 @@ class Comparison:
         shown = "-" if p is None else format_p(p).removeprefix("p ").removeprefix("= ")
         return *cells, Cell(shown, math.nan if p is None else p)
 
+    @property
+    def level(self) -> float:
+        """The probability with which the interval of a median holds it, the least of all."""
+        return min((found.level for found in self.judgements.values()), default=0.0)
+
     def _notes(self) -> tuple[str, ...]:
-        notes = ["Intervals (low, high) are of 95 %: of the median by order statistics"]
+        notes = [
+            f"The interval (low, high) of a median is of {100 * self.level:.0f} %, by order "
+            "statistics"
+        ]
         if not self.pairs:
             return (f"{notes[0]}.",)
         notes[0] += (
-            ", of the ratio by Student's t on the logarithms of paired costs. p is adjusted by "
-            "Holm's method for all pairs, the intervals are not."
+            ". That of a ratio is of 95 %, by Student's t on the logarithms of paired costs. p is "
+            "adjusted by Holm's method for all pairs, the intervals are not."
         )
         if self.tied:
             notes.append(
