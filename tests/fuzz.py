@@ -30,7 +30,6 @@ import struct
 import sys
 import tempfile
 import time
-import tomllib
 import traceback
 import zipfile
 import zlib
@@ -54,14 +53,16 @@ from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.simulate import RunOptions, prepare
 from fedpage.engine.transport import RoundFailed
-from fedpage.methods import METHODS, SCAFFOLD, FedAvg
+from fedpage.methods import SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
-from fedpage.runs.config import RunCommand
+from fedpage.runs.config import RunCommand, structure
 from fedpage.runs.history import History, model_path
 from fedpage.runs.provenance import describe_method
 from fedpage.runs.store import RunStore
-from fedpage.studies.paper import claims, figures
+from fedpage.studies.claims import UNDECIDED, judge
+from fedpage.studies.study import Study
+from fedpage.studies.study_file import StudyConfig
 from fedpage.studies.trials import Trial, TrialStore
 
 SECONDS = 10.0
@@ -327,64 +328,32 @@ def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> T
 # --- TOML -----------------------------------------------------------------------------------------
 
 
-def check_accepted_figure(figure: figures.Figure, table: dict[str, Any]) -> None:
-    """Check a figure that was accepted against its table."""
-    for field in ("name", "title", "paper", "data", "objective"):
-        assert type(getattr(figure, field)) is str
-    for field in ("rows", "rounds", "record_every", "seeds"):
-        assert type(getattr(figure, field)) is int
-        assert getattr(figure, field) == table[field]
-        assert (0 if field == "record_every" else 1) <= getattr(figure, field) < 2**31
-    assert len(figure.panels) == len(table["panel"]) > 0
-    assert figure.columns >= 1
-    for panel, given in zip(figure.panels, table["panel"], strict=True):
-        assert 1 <= panel.clients == given["clients"] <= figure.rows
-        assert panel.key.startswith("N")
-        assert [variant.label for variant in panel.variants] == [
-            method["label"] for method in table["method"]
-        ]
-        for number, (variant, method) in enumerate(
-            zip(panel.variants, table["method"], strict=True)
-        ):
-            assert type(variant.method) is METHODS[method["name"]].cls
-            built: Any = variant.method
-            assert 0 < built.effective_step < math.inf
-            for entry in fields(built):
-                value = getattr(built, entry.name)
-                assert value is None or isinstance(value, str | Codec) or math.isfinite(value)
-            assert getattr(built, "S", None) is None or panel.clients >= built.S
-            if "K" in method:
-                assert method["K"] == built.K
-            step = given["eta_g"][number] if "eta_g" in given else given["step"]
-            assert math.isclose(
-                built.eta_g if "eta_g" in given else built.effective_step, step, rel_tol=1e-9
-            )
-
-
-def check_figure(data: bytes) -> None:
+def check_study(data: bytes) -> None:
+    """Check a study that was accepted against its table."""
     text = data.decode("utf-8", "replace")
-    figure = figures.parse(text, SOURCE)
-    check_accepted_figure(figure, tomllib.loads(text))
-
-
-def check_claims(data: bytes) -> None:
-    text = data.decode("utf-8", "replace")
-    found = claims.parse(text, SOURCE)
-    given = tomllib.loads(text).get("claim", [])
-    assert len(found) == len(given)
-    for claim, table in zip(found, given, strict=True):
-        for name in ("name", "text", "where", "kind", "column"):
-            assert type(getattr(claim, name)) is str
-            assert getattr(claim, name) == table.get(name, "")
-        assert list(claim.figures) == table["figures"]
-        assert list(claim.curves) == table["curves"]
-        assert [list(row) for row in claim.printed] == table.get("printed", [])
-        assert claim.at == table.get("at", 0)
-        assert claims.judge(claim, {}, {}, {}).verdict == claims.UNDECIDED
+    table = toml.loads(text, SOURCE)
+    table.pop("tuning", None)  # of the paper's studies
+    config = structure(StudyConfig, table, SOURCE)
+    study = Study.of(config, store="store", where=SOURCE)
+    assert config.rounds == table["rounds"] >= 0
+    assert 1 <= len(config.seed_list) == len(set(config.seed_list))
+    assert {curve.problem for curve in study.curves} == set(table["problems"])
+    assert {curve.method for curve in study.curves} == set(table["methods"])
+    for curve in study.curves:
+        built: Any = curve.value
+        for entry in fields(built):
+            value = getattr(built, entry.name)
+            assert value is None or isinstance(value, str | Codec) or math.isfinite(value)
+        if "step" in curve.setting and "rho" not in curve.setting:
+            assert math.isclose(built.effective_step, curve.setting["step"], rel_tol=1e-9)
+    for claim, given in zip(config.claims, table.get("claims", []), strict=True):
+        assert list(claim.curves) == given["curves"]
+        assert judge(claim, {}).verdict == UNDECIDED
 
 
 TOML_WORDS = (
-    b"=", b"\n", b"[", b"]", b"[[panel]]\n", b"[[method]]\n", b"[tuning]\n", b"[[claim]]\n", b"{",
+    b"=", b"\n", b"[", b"]", b"[methods.a]\n", b"[problems.a]\n", b"[[figures]]\n", b"[grid]\n",
+    b"[[claims]]\n", b"{",
     b"}", b'"', b'"""',
     b"'",
     b"#", b".", b",", b"true", b"false", b"nan", b"inf", b"-inf", b"-1", b"0", b"1", b"2", b"1.5",
@@ -406,64 +375,52 @@ TOML_ONCE = (
     b"\n" * 100_000,
     b"a = [" + b"1," * 100_000 + b"]", b"claim = [1]", b"claim = 1", b"claim = [[1]]",
 )  # fmt: skip
-SMALL_FIGURE = b"""name = "tiny"
-title = "t"
-paper = "Figure 0"
-data = "census"
-rows = 60
-objective = "robust"
-rounds = 40
+SMALL_STUDY = b"""name = "small"
+rounds = 10
 record_every = 5
-seeds = 2
+seeds = [0, 3]
+target = "loss:0.1"
 
-[[panel]]
-clients = 6
-step = 0.1
-S = 2
-S_rivals = 3
-b_rivals = 4
-
-[[panel]]
+[defaults.problem]
 clients = 3
-eta_g = [0.2, 0.3]
-rho = [0.01, 1]
 
-[[method]]
-name = "fedpage"
-label = "A"
-S = 2
-K = 10
-b3 = 1
-rho = 1.0
+[problems]
+a = { data = "census", objective = "robust", title = "A" }
+b = { like = "a", clients = 5, methods.fedpage = { S = 1 }, grid = { step = [0.2] } }
 
-[[method]]
-name = "fedavg"
-label = "B"
-S = 3
-K = 2
-b = 4
-rival = false
-"""
-SMALL_CLAIM = b"""[[claim]]
-name = "order"
+[methods]
+fedpage = { S = 2, K = [1, 10], b3 = 1, rho = 1.0 }
+slow = { method = "fedavg", label = "B", S = 3, K = 2, b = 4 }
+
+[grid]
+step = [0.1, 0.03]
+
+[[figures]]
+panels = ["problem", "step"]
+methods = ["slow"]
+where = { step = 0.1 }
+x = "bytes"
+
+[[tables]]
+cost = "round"
+best = true
+
+[[claims]]
 text = "t"
-where = "w"
 kind = "order"
-figures = ["a"]
 curves = ["A", ">=", "B", ">", "C"]
 choices = { "A" = "D" }
 at = 300
 """
 
 
-def read_package_files(pattern: str) -> tuple[bytes, ...]:
-    folder = files("fedpage.studies.paper")
-    places = (
-        folder.joinpath("figures").iterdir()
-        if pattern == "figures"
-        else [folder.joinpath("claims.toml")]
+def read_package_studies() -> tuple[bytes, ...]:
+    places = files("fedpage.studies.paper").iterdir()
+    return tuple(
+        place.read_bytes()
+        for place in sorted(places, key=lambda place: place.name)
+        if place.name.endswith(".toml")
     )
-    return tuple(place.read_bytes() for place in sorted(places, key=lambda place: place.name))
 
 
 # --- histories ------------------------------------------------------------------------------------
@@ -897,8 +854,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "xz": archive_target(".xz", partial(lzma.compress, preset=0), 40),
         "gz": archive_target(".gz", partial(gzip.compress, mtime=0), 40),
         "bz2": archive_target(".bz2", bz2.compress, 20),
-        "figure": toml(check_figure, (*[SMALL_FIGURE] * 10, *read_package_files("figures"))),
-        "claims": toml(check_claims, (*[SMALL_CLAIM] * 4, *read_package_files("claims"))),
+        "study": toml(check_study, (*[SMALL_STUDY] * 10, *read_package_studies())),
         "jsonl": Target(check_jsonl, history_seeds(".jsonl"), JSON_WORDS, once=JSON_ONCE, share=30),
         "csv": Target(check_csv, history_seeds(".csv"), JSON_WORDS, once=JSON_ONCE, share=20),
         "trials": Target(check_store, store_seeds(), JSON_WORDS, once=JSON_ONCE, share=20),

@@ -11,38 +11,11 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
-from fedpage.studies.paper import claims, figures
-from fedpage.studies.paper.tuning import TunedCurve
-
-FIGURE = figures.parse(
-    """
-name = "f"
-title = "F"
-paper = "none"
-data = "census"
-rows = 500
-objective = "robust"
-rounds = 100
-record_every = 1
-seeds = 5
-[[panel]]
-clients = 50
-step = 0.1
-[[panel]]
-clients = 50
-step = 0.03
-[[method]]
-name = "fedpage"
-label = "A"
-S = 5
-[[method]]
-name = "fedavg"
-label = "B"
-S = 10
-b = 4
-""",
-    "f",
-)
+from fedpage.report.plots import FigureRuns
+from fedpage.runs.config import structure
+from fedpage.studies import claims
+from fedpage.studies.claims import TunedCurve
+from fedpage.studies.paper import book
 
 
 def runs(ends, diverged=False, clients=9.5, gradients=38.0):
@@ -58,6 +31,7 @@ def runs(ends, diverged=False, clients=9.5, gradients=38.0):
                 | {"clients": clients * r, "gradients": gradients * clients * r, "full_rounds": 0}
             )
         history.meta["problem"] = {"rows": 500, "N": 50}
+        history.meta["method"] = {"name": "FedPAGE", "S": 5}
         history.stop_reason = StopReason.DIVERGED if diverged else StopReason.FINISHED
         made.append(history)
     return made
@@ -77,11 +51,12 @@ def claim(kind, curves, **more):
 
 
 def judge(one, a, b, a2=None, b2=None, **more):
-    panels = {
-        "N50-step0.1": {"A": a, "B": b} | more,
-        "N50-step0.03": {"A": a2 or a, "B": b2 or b} | more,
-    }
-    return claims.judge(one, {"f": FIGURE}, {"f": panels}, {})
+    first, second = {"A": a, "B": b} | more, {"A": a2 or a, "B": b2 or b} | more
+    panels = tuple(
+        claims.Panel(f"50 clients, step {step:g}", curves, {"clients": 50, "step": step})
+        for step, curves in ((0.1, first), (0.03, second))
+    )
+    return claims.judge(one, {"f": FigureRuns("f", "F", "", 2, panels)})
 
 
 LOW, HIGH = [0.010, 0.011, 0.009, 0.012, 0.010], [0.05, 0.06, 0.04, 0.05, 0.055]
@@ -280,8 +255,7 @@ def test_below():
 def test_steps(near, verdict):
     rows = [
         TunedCurve(
-            panel="N10",
-            clients=10,
+            panel="10 clients",
             label=str(i),
             K=1,
             eta_g=v[0] if v else 0.1,
@@ -294,11 +268,12 @@ def test_steps(near, verdict):
     steps = claim(
         "steps", ["0", "1", "2"], figures=("local-steps/a9a",), printed=((0.2, 0.3, 0.4),)
     )
-    found = claims.judge(steps, {}, {"local-steps/a9a": {}}, {"local-steps/a9a": rows})
+    figures = {"local-steps/a9a": FigureRuns("local-steps/a9a", "", "", 1, ())}
+    found = claims.judge(steps, figures, {"local-steps/a9a": rows})
     assert found.verdict == verdict
     if verdict == claims.HOLDS:
         assert found.note.startswith("1 of the paper's three")
-    assert claims.judge(steps, {}, {"local-steps/a9a": {}}, {}).verdict == claims.UNDECIDED
+    assert claims.judge(steps, figures).verdict == claims.UNDECIDED
 
 
 def test_counts():
@@ -319,20 +294,41 @@ def test_counts():
     assert judge(both, refreshed, runs(LOW, gradients=30.0)).verdict == claims.HOLDS
 
 
+def test_panels_of_other_clients_are_not_compared_for_a_larger_step():
+    panels = tuple(
+        claims.Panel("", {"A": runs(ends)}, {"clients": clients, "step": step})
+        for clients, step, ends in ((50, 0.1, LOW), (50, 0.03, HIGH), (5, 0.1, HIGH))
+    )
+    found = claims.judge(claim("faster", ["A"]), {"f": FigureRuns("f", "F", "", 3, panels)})
+    assert [finding.comparison for finding in found.findings] == ["A: step 0.1 > 0.03"]
+    assert found.verdict == claims.HOLDS
+
+
+def test_a_claim_without_figures_is_about_all():
+    found = judge(claim("below", ["A", "B"], figures=()), runs(LOW), runs(HIGH))
+    assert (found.verdict, len(found.findings)) == (claims.HOLDS, 2)
+
+
 def test_every_claim_names_figures_and_curves_that_exist():
-    found = claims.load_claims()
-    assert len(found) >= 9
+    found = book.claims()
+    assert len(found) == 10
     for one in found:
         for name in one.figures:
-            labels = {v.label for p in figures.load(name).panels for v in p.variants}
+            (study,) = book.load([name], store="runs")
+            labels = {curve.label for curve in study.curves}
             assert {c for c in one.curves if c not in (">", ">=")} <= labels
             if one.kind != "count":  # there a choice names what is counted
                 assert set(one.choices.values()) <= labels
-    with pytest.raises(InputError, match="unknown key 'txt'"):
-        claims.parse('[[claim]]\ntxt = "x"')
-    with pytest.raises(InputError, match="kind must be"):
-        claims.parse(
-            '[[claim]]\nname="a"\ntext="x"\nwhere="w"\nkind="magic"\nfigures=[]\ncurves=[]'
-        )
-    with pytest.raises(InputError, match="is missing"):
-        claims.parse('[[claim]]\nname="a"')
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        ({"txt": "x"}, "unknown key 'txt'"),
+        ({"text": "x", "kind": "magic", "curves": []}, "kind must be"),
+        ({"text": "x"}, "is missing"),
+    ],
+)
+def test_mistakes_in_a_claim_are_errors(table, fault):
+    with pytest.raises(InputError, match=fault):
+        structure(claims.Claim, table, "study.toml, [claims] 1")

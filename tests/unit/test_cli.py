@@ -151,7 +151,7 @@ def test_data_verify_reads_a_real_file(run, real):
     ("words", "what"),
     [
         (("run", "fedpge"), "did you mean 'fedpage'"),
-        (("run",), "Missing argument"),
+        (("run",), "name a method, such as `fedpage run fedpage`"),
         (("run", "fedpage", "--data", "a9b"), "unknown data set 'a9b': did you mean 'a9a'"),
         (("run", "fedpage", "--data", "nowhere/x.txt"), "no such file"),
         (("run", "fedpage", "--eta", "0.1"), "has no hyper-parameter '--eta'"),

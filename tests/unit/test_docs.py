@@ -85,7 +85,7 @@ def test_snippets(name, real, tmp_path, monkeypatch, capsys):
 def test_the_snippet_of_the_readme(real, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_snippets("README.md", real)["history"].last("round") == 500
-    assert (tmp_path / "run.csv").exists()
+    assert (tmp_path / "curve.pdf").exists()
 
 
 def test_the_readme_is_short():
@@ -129,6 +129,7 @@ def commands(name: str) -> list[tuple[str, bool]]:
 def parse(line: str, whole: bool) -> None:
     """Parse a command line as `fedpage` does, without running it; of a mention, only the names."""
     words = shlex.split(line)[1:]
+    takes_method = words[:1] in (["run"], ["tune"])
     command = typer.main.get_command(main.app)
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         name, *words = words
@@ -141,7 +142,7 @@ def parse(line: str, whole: bool) -> None:
         for parameter in command.params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
-    if command.name in ("run", "tune") and words and not words[0].startswith("-"):
+    if takes_method and words and not words[0].startswith("-"):
         entry = build.find_method(words[0].replace("examples/", f"{ROOT}/examples/"))
         names = list(entry.hyper_parameters)
         known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import tomllib
 
 import pytest
@@ -88,6 +90,10 @@ def test_a_run_that_a_rule_has_ended_stays_ended(tmp_path, caplog):
     assert "already ended (target reached: " in caplog.text
     assert "it stays so with any number of rounds" in caplog.text
     assert (tmp_path / "run.toml").read_bytes() == before
+    caplog.clear()
+    with caplog.at_level("INFO", logger="fedpage"):
+        extend(tmp_path, 20, problem, method, **arguments)
+    assert caplog.messages == [f"{tmp_path}: the run has already ended"]
 
 
 @pytest.mark.parametrize("rounds", [0, 39])
@@ -102,23 +108,47 @@ def test_fewer_rounds_than_done_are_refused(tmp_path, rounds):
     )
 
 
-def test_an_extension_that_is_killed_is_resumed(tmp_path, monkeypatch):
-    """Stop after run.toml has the new rounds, and before the history is cut."""
+class Killed(BaseException):
+    """The process is killed."""
+
+
+def test_an_extension_that_is_killed_at_any_write_is_resumed(tmp_path, monkeypatch):
     problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
     arguments = {"seed": 0, "record_every": 7}
-    fp.simulate(problem, method, rounds=20, out=tmp_path, **arguments)
+    fp.simulate(problem, method, rounds=20, out=tmp_path / "short", **arguments)
+    whole = fp.simulate(problem, method, rounds=30, **arguments)
+    left = 0
 
-    def fail(*_):
-        raise KeyboardInterrupt
+    def kill_before(function):
+        def call(*words, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return function(*words, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("fedpage.runs.store.RunStore._truncate", fail)
-        with pytest.raises(KeyboardInterrupt):
-            extend(tmp_path, 30, problem, method, **arguments)
-    assert tomllib.loads((tmp_path / "run.toml").read_text())["fingerprint"]["rounds"] == 30
-    history, start = extend(tmp_path, 30, problem, method, **arguments)
-    assert start == 20
-    assert history.same(fp.simulate(problem, method, rounds=30, **arguments))
+        return call
+
+    for name in ("fsync", "replace", "truncate"):
+        monkeypatch.setattr(os, name, kill_before(getattr(os, name)))
+    kills = 0
+    for moment in range(1, 100):
+        out = tmp_path / str(moment)
+        shutil.copytree(tmp_path / "short", out)
+        left = moment
+        try:
+            history, _ = extend(out, 30, problem, method, **arguments)
+        except Killed:
+            kills += 1
+            left = 0
+            history, start = extend(out, 30, problem, method, **arguments)
+            assert start in (None, 20, 30)  # None: it had ended
+        assert history.same(whole)
+        assert fp.History.load(out).same(whole)
+        assert tomllib.loads((out / "run.toml").read_text())["fingerprint"]["rounds"] == 30
+        if kills < moment:
+            break
+    assert kills >= 8
 
 
 def test_without_its_last_checkpoint_a_run_is_extended_from_an_earlier_one(tmp_path):

@@ -21,8 +21,8 @@ FIXED = settings(
     suppress_health_check=list(HealthCheck),
 )
 NAMES = [
-    "libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "figure",
-    "claims", "jsonl", "csv", "trials", "cache", "checkpoint", "run", "faults",
+    "libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "study",
+    "jsonl", "csv", "trials", "cache", "checkpoint", "run", "faults",
 ]  # fmt: skip
 
 
@@ -63,15 +63,15 @@ HUGE = b"1" + b"0" * 400
         ("libsvm", b"3:2", b"1:2"),
         ("libsvm", b"3:2", b"3:2:1"), ("libsvm", b"3:2", b"qid:2"), ("libsvm-3", b"3:2", b"4:2"),
         ("libsvm", b"\n", b"\r"),
-        ("figure", b"S = 2", b"S = 7"), ("figure", b"S = 2", b"S = -1"),
-        ("figure", b"step = 0.1", b"step = nan"),
-        ("figure", b"clients = 6", b"clients = 61"), ("figure", b"[0.2, 0.3]", b"[0.2]"),
-        ("figure", b"rows = 60", b"rows = -6"),
-        ("figure", b"[0.01, 1]", b'[0.01, "1"]'), ("figure", b"rival = false", b"rival = true"),
-        ("figure", b"K = 2", b"b3 = 2"),
-        ("claims", b'["A", ">=", "B", ">", "C"]', b'["A", ">="]'), ("claims", b'["a"]', b"[1]"),
-        ("claims", b"300", b"-1"),
-        ("claims", b"at = 300", b"printed = [1]"),
+        ("study", b"S = 2", b"S = -1"), ("study", b"[0.1, 0.03]", b"[0.1, nan]"),
+        ("study", b"[0.1, 0.03]", b"[]"), ("study", b"rounds = 10", b"rounds = -1"),
+        ("study", b"[0, 3]", b"[0, 0]"), ("study", b"[0, 3]", b"-1"),
+        ("study", b'like = "a"', b'like = "b"'), ("study", b'like = "a"', b"like = 1"),
+        ("study", b"K = 2", b"b3 = 2"), ("study", b'"fedavg"', b'"fedavgg"'),
+        ("study", b"methods.fedpage", b"methods.fedpagee"), ("study", b'["slow"]', b'["slw"]'),
+        ("study", b'"problem", "step"', b'"problm"'), ("study", b"rho = 1.0", b'rho = "1"'),
+        ("study", b'["A", ">=", "B", ">", "C"]', b'["A", ">="]'), ("study", b"300", b"-1"),
+        ("study", b"at = 300", b"printed = [1]"),
         ("jsonl", b'"first_loss": 1.0', b'"first_loss": ' + HUGE),
         ("jsonl", b"1000000000", HUGE), ("jsonl", b'"end": "finished"', b'"end": "done"'),
         ("jsonl", b'"nan"', b'"1_0"'),

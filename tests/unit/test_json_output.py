@@ -15,7 +15,8 @@ from fedpage.cli.main import app
 from fedpage.cli.output import to_json
 
 WITHOUT_TABLES = {
-    "data add", "data fetch", "data path", "data verify", "deploy init", "deploy keys",
+    "data add", "data fetch", "data path", "data verify", "deploy init", "deploy keys", "serve",
+    "study export",
 }  # fmt: skip
 """The commands that print sentences and paths only."""
 TABLES = ("Table(", "print_summary", "console(")
@@ -57,8 +58,8 @@ COMMANDS = {
     "reproduce --list": ("figures",),
     "tune fedavg --S 4 --K 2 --search eta_l=0.01,0.1 --fixed-grid --seeds 2 --fresh 2 "
     "--target 0.5 --out t": ("goal", "candidates", "command"),
-    "choose --methods fedavg,fedpage --target 0.3 --budget 2s --seeds 2 --fresh 2 --jobs 1 "
-    "--no-codecs": ("ranking", "command", "reason"),
+    "choose --methods fedavg,fedpage --target 0.3 --budget 5m --rounds 50 --seeds 2 --fresh 2 "
+    "--jobs 1 --no-codecs": ("ranking", "command", "reason"),
     "demo --seeds 1": ("methods", "runs"),
 }  # fmt: skip
 
@@ -110,3 +111,31 @@ def test_numbers_that_json_has_not_are_null():
     found = to_json({"a": math.inf, "b": [math.nan, 1.5, np.float64(2.0)], 3: fp.StopReason.TARGET})
     assert found == {"a": None, "b": [None, 1.5, 2.0], "3": "target reached"}
     assert json.dumps(found)
+
+
+STUDY = """
+name = "steps"
+rounds = 10
+seeds = 2
+target = "grad_norm:0.2"
+[problems]
+first = { data = "census:rows=100", clients = 10 }
+[methods]
+fedpage = { S = 2, K = 2 }
+fedavg = { S = 4, K = 2 }
+"""
+
+
+def test_a_study_prints_its_documents(run, tmp_path):
+    (tmp_path / "s.toml").write_text(STUDY)
+    code, out, err = run("study", "run", "s.toml", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["new_runs"] == 4
+    assert all(each["rows"] for each in document["comparisons"].values())
+    code, out, _ = run("study", "status", "s.toml", "--json")
+    status = json.loads(out)
+    assert (code, status["finished"], status["total"]) == (0, 4, 4)
+    assert [row["finished"] for row in status["curves"]] == ["2/2", "2/2"]
+    code, out, _ = run("study", "report", "s.toml", "--json")
+    assert (code, set(json.loads(out))) == (0, {"comparisons", "claims", "report"})

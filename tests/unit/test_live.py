@@ -17,7 +17,7 @@ from fedpage.core.errors import InputError
 from fedpage.report.live import LiveReport, LiveServer
 from fedpage.report.watch import sparkline
 from fedpage.runs.follow import FollowedRun, RunFollower, RunState
-from fedpage.runs.store import RunStore, is_locked
+from fedpage.runs.store import RunStore, is_in_use
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_states_without_an_end(folder, monkeypatch):
     run.poll()
     assert str(run.state) == "interrupted"
     with RunStore(path):
-        assert is_locked(path)
+        assert is_in_use(path)
         assert str(run.state) == "running"
-    assert not is_locked(path)
+    assert not is_in_use(path)
     append(path, b"[]\n")
     run.poll()
     assert str(run.state) == "unreadable"
@@ -121,6 +121,10 @@ def test_watch_once(run, refused, folder):
     assert "40/40" in out
     assert "gradient norm" in out
     assert "loss" in run("watch", str(folder), "--once", "--column", "loss")[1]
+    code, out, _ = run("watch", str(folder), "--json")
+    first = json.loads(out)["runs"][0]
+    assert (first["run"], first["state"], first["round"]) == ("runs/0-fedavg-seed0", "finished", 40)
+    assert first["last"]["round"] == 40
     refused(["watch", "nowhere", "--once"], "nowhere: is not a directory")
     refused(["serve", "nowhere"], "nowhere: is not a directory")
 
@@ -156,7 +160,7 @@ def test_the_page_is_served(ask):
     text = answer.read().decode()
     assert answer.status == 200
     assert 'data-events="events"' in text
-    assert "logistic regression on census, 20 clients" in text
+    assert "on census, blocks, N = 20</h2>" in text
     assert answer.headers["Cache-Control"] == "no-store"
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     head = ask("HEAD")
@@ -212,6 +216,19 @@ def test_other_addresses_are_refused(folder, server):
 
 def test_a_directory_without_runs_has_a_page(tmp_path):
     assert "No runs yet" in LiveReport(tmp_path).html()
+
+
+def test_runs_with_other_columns_do_not_hide_the_others(folder):
+    path = folder / "runs" / "0-fedavg-seed1" / "history.jsonl"
+    header = path.read_text().splitlines()[0]
+    path.write_text(header + '\n{"round": 0, "seconds": 0.0, "accuracy": 0.5}\n')
+    text = LiveReport(folder).html()
+    assert text.count("<td>FedAvg</td>") == 1
+    assert LiveReport(folder, "accuracy").html().count("<td>FedAvg</td>") == 1
+    path.with_name("history.jsonl").write_text(header + '\n{"round": 0, "loss": 0.5}\n')
+    text = LiveReport(folder, "loss").html()
+    assert '<option value="round">' in text
+    assert '<option value="bytes">' not in text
 
 
 def test_a_damaged_run_does_not_hide_the_others(folder):

@@ -248,7 +248,7 @@ def test_missing_permissions_are_reported(words, what):
 def test_a_damaged_search_file_is_named(fail, places, real):
     from fedpage.cli import reproduce
     from fedpage.core.errors import InputError
-    from fedpage.studies.paper import figures
+    from fedpage.report.plots import FigureRuns
 
     name = "local-steps/a9a"
     path = places / "tuning" / f"{name}.json"
@@ -256,4 +256,4 @@ def test_a_damaged_search_file_is_named(fail, places, real):
     for text in ("{", "[1]", "[" * 100_000, '[{"panel": "x", "eta_g": "a", "within_tenth": []}]'):
         path.write_text(text)
         with pytest.raises(InputError, match=r"a9a\.json: not a result of the search"):
-            reproduce._judge([figures.load(name)], 1, places)
+            reproduce._judge({name: FigureRuns(name, "", "", 1, ())}, places)

@@ -71,6 +71,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "RandK": lambda: fp.RandK(0.1),
     "RowProblem": lambda: fp.RowProblem(np.full(500, 20), d=3),
     "RunOptions": lambda: fp.RunOptions(x0=np.zeros(500), faults=fp.Faults(lost=0.2)),
+    "Runs": lambda: fp.Runs([history()] * 3),
     "Scaled": lambda: fp.Scaled(fp.Natural()),
     "Simulation": lambda: fp.Simulation(problem(), fp.FedAvg(S=2), seed=0),
     "Smoothness": lambda: problem().smoothness(),

@@ -22,6 +22,7 @@ from fedpage.engine.loop import Interrupted
 from fedpage.engine.simulate import prepare
 from fedpage.runs import checkpoint, store, toml
 from fedpage.runs.fingerprint import code_digest, method_digest
+from fedpage.runs.history_file import HistoryFile
 from fedpage.runs.store import RunStore
 
 ALL = methods(4, 3, 0.1)
@@ -117,7 +118,7 @@ def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatc
 
     for name in ("fsync", "replace", "truncate"):
         monkeypatch.setattr(os, name, kill_at(getattr(os, name)))
-    append = RunStore._append
+    append = HistoryFile.append
 
     def append_a_part(self, entry):
         calls["left"] -= 1
@@ -126,7 +127,7 @@ def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatc
             raise Killed
         append(self, entry)
 
-    monkeypatch.setattr(RunStore, "_append", append_a_part)
+    monkeypatch.setattr(HistoryFile, "append", append_a_part)
     kills = 0
     for moment in range(1, 1000):
         out = tmp_path / str(moment)
@@ -158,7 +159,7 @@ def test_two_checkpoints_are_kept_and_numpy_reads_them(tmp_path):
     assert [name[:9] for name in names] == ["000000016", "000000020"]
     with np.load(tmp_path / "checkpoints" / names[1], allow_pickle=False) as archive:
         outline = json.loads(archive["outline"].tobytes())
-        assert outline["tree"]["table"]["run"]["table"]["round"] == 16
+        assert outline["tree"]["table"]["run"]["table"]["round"] == 20
         assert sum(archive[name].size for name in archive.files if name != "outline") > 0
 
 

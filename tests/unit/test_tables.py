@@ -12,7 +12,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.data import delimited
+from fedpage.data import csv_blocks, delimited
 from fedpage.data.tables import encode_file
 
 PATIENTS = """age,smoker,city,hospital,outcome
@@ -23,23 +23,21 @@ PATIENTS = """age,smoker,city,hospital,outcome
 """
 
 
-@pytest.fixture(params=["pyarrow", "python"])
+@pytest.fixture(params=["compiled", "python"])
 def reader(request, monkeypatch):
-    """Read files of any size by pyarrow, or without it."""
-    monkeypatch.setattr(delimited, "_SMALL", 0)
+    """Read files of any size by the compiled parser, or in Python."""
     if request.param == "python":
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
-    else:
-        pytest.importorskip("pyarrow", reason="pyarrow is the fast reader of CSV files")
-        fallback = delimited.Delimited._read_python
+        return request.param
+    monkeypatch.setattr(delimited, "_SMALL", 0)
+    fallback = delimited.Delimited._read_python
 
-        def read(self, names, as_text):
-            raise AssertionError("pyarrow should have read this file")
+    def read(self, names, as_text):
+        raise AssertionError("the compiled parser should have read this file")
 
-        request.node.allow_fallback = lambda: monkeypatch.setattr(
-            delimited.Delimited, "_read_python", fallback
-        )
-        monkeypatch.setattr(delimited.Delimited, "_read_python", read)
+    request.node.allow_fallback = lambda: monkeypatch.setattr(
+        delimited.Delimited, "_read_python", fallback
+    )
+    monkeypatch.setattr(delimited.Delimited, "_read_python", read)
     return request.param
 
 
@@ -108,9 +106,7 @@ def test_a_csv_becomes_a_data_set(tmp_path, reader):
         PATIENTS.replace("30", "+30.0").replace("35", "3.5e1"),
     ],
 )
-def test_ways_to_write_the_same_table(tmp_path, reader, text, request):
-    if reader == "pyarrow" and "\n \n" in text:
-        request.node.allow_fallback()  # a line of one space has one cell for pyarrow
+def test_ways_to_write_the_same_table(tmp_path, reader, text):
     same(load(tmp_path, text, client="hospital"), fp_from(PATIENTS))
 
 
@@ -139,6 +135,19 @@ def test_quotes_protect_delimiters_quotes_and_line_ends(tmp_path, reader):
     assert data.to_dense().tolist() == [[0, 1, 1], [1, 0, 2], [0, 1, 3]]
 
 
+def test_quotes_around_the_first_name_after_a_byte_order_mark(tmp_path, reader):
+    assert load(tmp_path, '\ufeff"a, b",outcome\n1,0\n2,1\n').columns == ("a, b",)
+
+
+@pytest.mark.parametrize("row", [b"\xe9,1,x,1", b"1,\xe9,x,1", b"1,1,\xe9,1"])
+def test_bytes_that_are_not_utf8_are_refused_in_any_column(tmp_path, reader, request, row):
+    if reader == "compiled":
+        request.node.allow_fallback()  # which finds the row of an error
+    text = b"a,b,c,outcome\n1,1,x,0\n" + row + b"\n1,2,x,1\n"
+    said = refusal(tmp_path, text, drop="a")
+    assert said.startswith("patients.csv, row 3: the byte 0xe9 is not UTF-8")
+
+
 def test_numbers_that_become_text_after_the_first_rows(tmp_path, reader, monkeypatch):
     monkeypatch.setattr(delimited, "_SAMPLE", 2)
     text = "code,x,outcome\n" + "1,2,0\n" * 5 + "V1,2.5,1\n" * 5
@@ -147,14 +156,15 @@ def test_numbers_that_become_text_after_the_first_rows(tmp_path, reader, monkeyp
     assert data.to_dense()[0].tolist() == [1, 0, 2]
 
 
-def test_chunks_of_the_python_reader_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    rows = [f'{i},"c{i % 3}{chr(10) if i % 7 == 0 else ""}",{i % 2}' for i in range(200)]
+def test_blocks_of_the_readers_lose_nothing(tmp_path, reader, monkeypatch):
+    rows = [f'{i},"c{i % 3}{chr(10) if i % 7 == 0 else ""}",é{i % 2}' for i in range(200)]
     text = "x,c,outcome\n" + "\n".join(rows) + "\n"
     whole = load(tmp_path, text)
     for size in (1, 10, 64, 1000):
         monkeypatch.setattr(delimited, "_CHUNK", size)
+        monkeypatch.setattr(csv_blocks, "BLOCK", size)
         same(load(tmp_path, text), whole)
+        same(load(tmp_path, text.replace("\n", "\r\n").rstrip()), whole)
     assert whole.to_dense()[:, 0].tolist() == list(range(200))
 
 
@@ -352,15 +362,13 @@ NUMBERS = "age,x,outcome\n" + "".join(f"{30 + i},{i},{i % 2}\n" for i in range(4
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path, reader, request, text, message):
-    if reader == "pyarrow":
+    if reader == "compiled":
         request.node.allow_fallback()  # which finds the row of an error
     assert refusal(tmp_path, text).startswith(message)
 
 
 def test_rows_are_counted_as_an_editor_does(tmp_path, reader):
     text = '"the\nage",x,outcome\n1,"two\nlines",0\n\n2,b,1\n3,"",0\n'
-    if reader == "pyarrow":
-        pytest.skip("a header of two lines is read in Python")
     assert refusal(tmp_path, text).startswith("patients.csv, row 7, column 'x': the value is missi")
 
 

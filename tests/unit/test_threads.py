@@ -7,9 +7,11 @@ import threading
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 import fedpage as fp
 from fedpage.core.threads import map_threads
+from fedpage.problems import kernels
 
 
 def test_results_are_in_order_and_threads_are_kept():
@@ -38,6 +40,49 @@ def test_an_error_reaches_the_caller_and_harms_no_later_call(threads):
         map_threads(work, 8, threads)
     assert map_threads(work, 4, threads) == [0, 1, 2, 3]
     assert map_threads(work, 0, threads) == []
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_a_second_function_is_called_once_after_the_first_of_the_same_number(threads):
+    calls = []
+
+    def work(i: int) -> int:
+        calls.append(("work", i))
+        return -1
+
+    def then(i: int) -> int:
+        assert ("work", i) in calls
+        calls.append(("then", i))
+        return i * i
+
+    assert map_threads(work, 5, threads, then) == [0, 1, 4, 9, 16]
+    assert sorted(calls) == sorted((name, i) for name in ("work", "then") for i in range(5))
+
+
+def test_a_thread_that_has_nothing_else_to_do_takes_over_the_second_function_of_another():
+    taken = threading.Event()
+
+    def work(i: int) -> int:
+        if i == 1:
+            assert taken.wait(60)  # ends after the other thread has taken the second function
+        return i
+
+    def then(i: int) -> int:
+        if i == 0:
+            taken.set()
+        return i
+
+    assert map_threads(work, 2, 2, then) == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_an_error_of_the_second_function_reaches_the_caller(threads):
+    def fail(i: int) -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        map_threads(abs, 3, threads, fail)
+    assert map_threads(abs, 3, threads) == [0, 1, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -77,3 +122,52 @@ def test_metrics_are_those_of_the_margins_for_any_threads(model):
     record = dict(records[0])
     assert record["accuracy"] == np.mean(problem.predict(x, X[rows]) == y[rows])
     np.testing.assert_allclose(record["sum_margins"], margins.sum())
+
+
+@pytest.mark.parametrize("loss", ["robust", "squares"])
+@pytest.mark.parametrize("storage", [np.asarray, csr_array])
+def test_sums_have_one_order_for_any_threads(loss, storage):
+    """Repeat the sums in their order: rows within a block of clients, then the three blocks."""
+    rng = np.random.default_rng(0)
+    rows, N = 3000, 71
+    X, y = storage(rng.normal(size=(rows, 150))), rng.normal(size=rows)
+    problem = fp.LinearModel(fp.Dataset.from_arrays(X, y), N, loss=loss)
+    x = rng.normal(size=problem.d)
+    start, rows = problem.partition.ptr, int(problem.partition.ptr[-1])
+    ordered = np.asarray(X.toarray() if storage is csr_array else X)[problem.partition.order[:rows]]
+    target = y[problem.partition.order[:rows]]
+    margins = problem._margins(x, 0, rows)
+    residuals = margins - target
+    robust_slopes = residuals / (1.0 + 0.5 * residuals * residuals)
+    slopes = residuals if loss == "squares" else robust_slopes
+    total, gradient = 0.0, np.zeros(problem.d)
+    for block in range(3):
+        block_total, block_gradient = 0.0, np.zeros(problem.d)
+        for client in range(N * block // 3, N * (block + 1) // 3):
+            weight = 1.0 / (start[client + 1] - start[client])
+            for r in range(start[client], start[client + 1]):
+                one = slice(r, r + 1)
+                value = kernels.mean_loss(problem._loss_code, margins[one], target[one])
+                block_total += weight * value
+                block_gradient += (weight * slopes[r]) * ordered[r]
+        total += block_total
+        gradient += block_gradient
+    for threads in (1, 2, 3, 5):
+        loss_found, gradient_found = problem._evaluate(x, True, threads)
+        assert loss_found == problem.evaluate(x, threads)["loss"] == total / N
+        np.testing.assert_array_equal(gradient_found, gradient / N)
+        np.testing.assert_array_equal(problem.grad(x, threads), gradient / N)
+
+
+@pytest.mark.parametrize("loss", list(kernels.LOSSES))
+def test_losses_have_the_same_bits_with_the_gradient_and_in_their_own_loop(loss):
+    rng = np.random.default_rng(0)
+    data = fp.Dataset.from_arrays(rng.normal(size=(300, 8)), rng.integers(0, 2, 300))
+    problem = fp.LinearModel(data, 30, loss=loss)
+    x = rng.normal(size=problem.d)
+    margins = problem._margins(x, 0, 300)
+    sums = np.zeros(problem.d)
+    together = problem._objective(3, 17, x, True, sums, problem._scale)
+    *_, target, start, scale = problem._rows_and_targets
+    assert kernels.losses(target, start, scale, problem._loss_code, 3, 17, margins) == together
+    assert together > 0.0

@@ -89,6 +89,13 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "report.critical_difference.plot_critical_difference",
         ],
     ),
+    "studies": (
+        "Studies", "Problems x methods x grids x seeds, and what is made of their runs.",
+        [
+            "studies.study", "studies.study_file", "studies.study_grid", "studies.study_results",
+            "studies.study_report", "studies.run_archive", "studies.claims",
+        ],
+    ),
     "faults": (
         "Faults", "Clients that fail, the policy for them, and devices for simulated time.",
         ["engine.faults.Faults", "engine.policy.Policy", "engine.devices"],
@@ -111,7 +118,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         [
             "report.write_report", "report.plots", "report.bands", "report.style", "report.titles",
             "report.figure_file", "report.search_plot", "report.partition_plot.plot_partition",
-            "report.summary", "report.page",
+            "report.summary", "report.page", "report.live", "report.watch", "runs.follow",
         ],
     ),
 }  # fmt: skip

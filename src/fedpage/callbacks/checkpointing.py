@@ -10,7 +10,8 @@ from fedpage.core.schedule import is_recorded
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History
-from fedpage.runs.store import HistoryMark, RunStore
+from fedpage.runs.history_file import HistoryMark
+from fedpage.runs.store import RunStore
 
 _is_interrupt_requested = False
 

@@ -37,9 +37,9 @@ def resume(
     jobs: JobsOption = 1,
     report: ReportOption = None,
 ) -> Document:
-    """Continue a run or a comparison that was interrupted, or extend it.
+    """Continue or extend a run or a comparison.
 
-    The result is the same, bit for bit, as without the interruption, or as of the longer run.
+    The result is the same, bit for bit, as without the interruption, or as that of a longer run.
     """
     from fedpage.runs import toml
 

@@ -14,10 +14,11 @@ import typer
 
 from fedpage.cli.common import check_count
 from fedpage.cli.options import Command, JobsOption
-from fedpage.cli.output import console, print_table
+from fedpage.cli.output import Document, console, print_table, with_json
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
+    from fedpage.report.tables import Table
     from fedpage.studies.claims import Verdict
     from fedpage.studies.study import Study
 
@@ -49,23 +50,25 @@ def _load(file: Path, changes: list[str] | None, store: Path) -> Study:
 
 
 @app.command(cls=Command)
+@with_json
 def run(
     file: FileArgument,
     changes: SetOption = None,
     jobs: JobsOption = 1,
     store: StoreOption = _STORE,
     out: OutOption = None,
-) -> None:
+) -> Document:
     """Make the runs of a study that are not in the store, and write its report.
 
     The same command continues after an interruption.
     """
     command = _command("run", file, changes, store, out)
-    _execute(_load(file, changes, store), jobs, out, command)
+    return _execute(_load(file, changes, store), jobs, out, command)
 
 
 @app.command(cls=Command)
-def status(file: FileArgument, changes: SetOption = None, store: StoreOption = _STORE) -> None:
+@with_json
+def status(file: FileArgument, changes: SetOption = None, store: StoreOption = _STORE) -> Document:
     """Show how many runs of a study have ended."""
     from fedpage.report.tables import Cell, Table
 
@@ -81,24 +84,28 @@ def status(file: FileArgument, changes: SetOption = None, store: StoreOption = _
         for row in rows
     )
     headings = ("problem", "method", "setting", "finished", "running")
-    print_table(Table(headings, cells, align="lllrr"))
+    table = Table(headings, cells, align="lllrr")
+    print_table(table)
     finished, total = sum(row.finished for row in rows), sum(row.seeds for row in rows)
     print(f"{finished} of {total} runs have ended.")
+    return {"finished": finished, "total": total, "curves": _rows(table)}
 
 
 @app.command(cls=Command)
+@with_json
 def report(
     file: FileArgument,
     changes: SetOption = None,
     store: StoreOption = _STORE,
     out: OutOption = None,
-) -> None:
+) -> Document:
     """Write the report of the runs that have ended, and run nothing."""
     study = _load(file, changes, store)
-    _finish(study, out, _command("run", file, changes, store, out))
+    return _finish(study, out, _command("run", file, changes, store, out))
 
 
 @app.command(cls=Command)
+@with_json
 def add(
     file: FileArgument,
     seeds: Annotated[int, typer.Option("--seeds", help="How many seeds to add.")] = 0,
@@ -109,7 +116,7 @@ def add(
     jobs: JobsOption = 1,
     store: StoreOption = _STORE,
     out: OutOption = None,
-) -> None:
+) -> Document:
     """Add seeds or methods to a study file, and run what is new."""
     from fedpage.core.atomic import put
 
@@ -136,7 +143,7 @@ def add(
         raise InputError(f"{file}: cannot find its seeds; edit the file by hand")
     put(file, text.encode("utf-8"))
     study = _load(file, None, store)
-    _execute(study, jobs, out, _command("run", file, None, store, out))
+    return _execute(study, jobs, out, _command("run", file, None, store, out))
 
 
 @app.command(cls=Command)
@@ -171,11 +178,11 @@ def _command(
     return shlex.join(words)
 
 
-def _execute(study: Study, jobs: int, out: Path | None, command: str) -> None:
+def _execute(study: Study, jobs: int, out: Path | None, command: str) -> Document:
     with show_progress(command) as progress:
         study.run(jobs=min(jobs, os.cpu_count() or 1), progress=progress)
     print(f"{study.new_runs} new runs; all runs are in {study.store}")
-    _finish(study, out, command)
+    return {"new_runs": study.new_runs, **_finish(study, out, command)}
 
 
 @contextmanager
@@ -192,22 +199,37 @@ def show_progress(command: str) -> Iterator[Callable[[int, int], None]]:
         raise Interrupted(f"interrupted; `{command}` continues") from None
 
 
-def _finish(study: Study, out: Path | None, command: str) -> None:
-    """Print the tables of a study, and write its report, figures and tables."""
+def _rows(table: Table) -> list[Document]:
+    """Return the rows of a table by its headings, for `--json`."""
+    return [
+        {heading: cell.text for heading, cell in zip(table.headings, row, strict=True)}
+        for row in table.rows
+    ]
+
+
+def _finish(study: Study, out: Path | None, command: str) -> Document:
+    """Print and return the tables of a study, and write its report, figures and tables."""
     from fedpage.studies import study_report
 
     folder = Path("runs") / study.config.name if out is None else out
     comparisons = study.comparisons()
     for comparison in comparisons.values():
-        print_table(comparison.table())
-        for sentence in comparison.sentences():
-            print(sentence)
-    if study.config.claims:
-        print_verdicts(study.verdicts())
+        print("\n".join(["", str(comparison.table()), *comparison.sentences()]))
+    verdicts = study.verdicts() if study.config.claims else []
+    if verdicts:
+        print_verdicts(verdicts)
     page = study_report.write_report(study, folder / "report.html", command=command)
     study_report.write_figures(study, folder / "figures")
     study_report.write_tables(comparisons, folder / "tables")
     print(f"Report: {page}; figures and tables are beside it.")
+    return {
+        "comparisons": {
+            name: {"rows": _rows(each.table()), "sentences": list(each.sentences())}
+            for name, each in comparisons.items()
+        },
+        "claims": verdicts,
+        "report": page,
+    }
 
 
 def print_verdicts(verdicts: list[Verdict]) -> None:

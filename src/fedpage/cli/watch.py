@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.output import console
+from fedpage.cli.output import Document, console, with_json
+
+if TYPE_CHECKING:
+    from fedpage.runs.follow import RunFollower
 
 _Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A directory with runs in it, at any depth.")
@@ -21,15 +24,19 @@ _LINES_AROUND = 7
 """Lines of the table that are not runs: title, headings, frame and caption."""
 
 
+@with_json
 def watch(
     directory: _Directory,
     column: _Column = "",
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
-) -> None:
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and end, as --json always does.")
+    ] = False,
+) -> Document:
     """Follow runs in the terminal.
 
     A table shows each run's state, round, rate and course until Ctrl-C.
     """
+    import sys
     import time
 
     from fedpage.report.watch import watch_table
@@ -38,9 +45,9 @@ def watch(
     follower = RunFollower(directory)
     follower.poll()
     screen = console()
-    if once:
+    if once or sys.stdout is sys.stderr:  # with --json
         screen.print(watch_table(follower, column))
-        return
+        return _describe(follower)
     from rich.live import Live
 
     try:
@@ -51,7 +58,25 @@ def watch(
                 time.sleep(_INTERVAL)
                 follower.poll()
     except KeyboardInterrupt:
-        return
+        return _describe(follower)
+
+
+def _describe(follower: RunFollower) -> Document:
+    """Return what the table shows, for `--json`."""
+    return {
+        "runs": [
+            {
+                "run": name,
+                "state": run.state,
+                "round": run.round,
+                "rounds": run.rounds,
+                "rate": run.rate,
+                "last": run.history.rows[-1] if run.history.rows else {},
+                "error": run.error,
+            }
+            for name, run in follower.runs.items()
+        ]
+    }
 
 
 def serve(

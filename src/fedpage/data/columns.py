@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,14 @@ class Text:
     values: tuple[str, ...]
     is_category: bool = False
 
+    @classmethod
+    def from_codes(cls, parts: list[NDArray[np.int32]], values: Sequence[str]) -> Text:
+        """Make a column from the codes of some rows after another, of values in any order."""
+        order = sorted(range(len(values)), key=values.__getitem__)
+        rank = np.empty(len(order), dtype=np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        return cls(rank[np.concatenate(parts)], tuple(values[code] for code in order))
+
     @property
     def rows(self) -> int:
         """The number of rows, n."""
@@ -148,6 +156,19 @@ class Text:
 
 
 Column = Numbers | Text
+Value = TypeVar("Value", str, bytes)
+
+
+class Codes(dict[Value, int]):
+    """Number distinct values in the order in which they occur."""
+
+    def __missing__(self, value: Value) -> int:
+        self[value] = code = len(self)
+        return code
+
+    def encode(self, values: list[Value]) -> NDArray[np.int32]:
+        """Return the number of each value."""
+        return np.array(list(map(self.__getitem__, values)), dtype=np.int32)
 
 
 @dataclass(frozen=True, eq=False)

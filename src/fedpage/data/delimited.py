@@ -1,7 +1,7 @@
 """Read CSV and TSV files, plain or compressed.
 
-pyarrow reads large files if it is installed. Otherwise, and wherever pyarrow meets an error, a
-reader in Python does: it is slower, needs numpy only, and names the row of an error.
+A compiled parser reads large files (`csv_blocks.py`). A reader in Python reads small files, and
+those with a malformed row: it is slower, and names the row of an error.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import contextlib
 import csv
 import io
 import math
-import mmap
 import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.data import libsvm
-from fedpage.data.columns import Column, Numbers, Table, Text, is_number, read_columns
+from fedpage.data.columns import Codes, Column, Numbers, Table, Text, is_number
+from fedpage.data.csv_blocks import MalformedRow, read_blocks
 
 MISSING = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -33,7 +33,7 @@ MISSING = frozenset(
 _SAMPLE = 1000
 """Rows that decide how a column is read at first."""
 _SMALL = 4 << 20
-"""Files of fewer bytes are read in Python: that takes less time than the import of pyarrow."""
+"""Files of fewer bytes are read in Python: that takes less time than compiling the parser."""
 _CHUNK = 1 << 20
 """Characters that the reader in Python splits at a time."""
 
@@ -78,7 +78,7 @@ class Delimited:
         self._numeric = {
             name
             for at, name in enumerate(self.names)
-            if all(_is_numeric(cells[at]) for cells in sample if at < len(cells))
+            if _parse_numbers([cells[at] for cells in sample if at < len(cells)]) is not None
         }
 
     def _check_names(self, names: list[str]) -> list[str]:
@@ -108,7 +108,7 @@ class Delimited:
             InputError: the file is malformed; the message names the row.
         """
         as_text = {name for name in names if name in text or name not in self._numeric}
-        columns = self._read_pyarrow(names, as_text)
+        columns = self._read_compiled(names, as_text)
         while columns is None:
             columns = self._read_python(names, as_text)
         resolved = {
@@ -120,65 +120,32 @@ class Delimited:
         rows = next(iter(columns.values())).rows
         return Table(self.source, resolved, rows, self._locate)
 
-    def _read_pyarrow(self, names: Collection[str], as_text: set[str]) -> dict[str, Column] | None:
-        """Read columns by pyarrow; return None if it is not there or cannot read the file."""
-        if self._header.first != self._header.last or self.path.stat().st_size < _SMALL:
-            return None  # pyarrow cannot skip a header of several lines
-        try:
-            import pyarrow as pa
-            from pyarrow import csv as reader
-        except ImportError:
+    def _read_compiled(self, names: Collection[str], as_text: set[str]) -> dict[str, Column] | None:
+        """Read columns of a large file; return None if it is small, or has a malformed row."""
+        if len(self.names) == 1 or self.path.stat().st_size < _SMALL:
             return None
-        has_quotes = self._has_quotes()
+        places = [self.names.index(name) for name in names]
         while True:
-            options = {
-                "read_options": reader.ReadOptions(
-                    column_names=self.names, skip_rows=self._header.last
-                ),
-                "parse_options": reader.ParseOptions(
-                    delimiter=self.delimiter,
-                    quote_char='"' if has_quotes else False,
-                    newlines_in_values=has_quotes,
-                ),
-                "convert_options": reader.ConvertOptions(
-                    column_types={
-                        name: pa.string() if name in as_text else pa.float64() for name in names
-                    },
-                    include_columns=list(names),
-                    null_values=sorted(MISSING),
-                ),
-            }
+            texts = {self.names.index(name) for name in as_text}
             try:
-                if self._is_packed:
-                    with self._open_binary() as file:
-                        table = reader.read_csv(file, **options)
-                else:
-                    table = reader.read_csv(str(self.path), **options)
-            except pa.ArrowInvalid as error:
-                found = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
-                name = self.names[int(found[1])] if found else None
-                if name is None or name in as_text:
-                    return None
-                as_text.add(name)
-            else:
-                return read_columns(table, names, self.source).columns
+                with self._open_binary() as file:
+                    columns = read_blocks(
+                        file, self.delimiter, len(self.names), places, texts, _parse_number
+                    )
+            except MalformedRow:
+                return None
+            by_name = dict(zip(names, columns, strict=True))
+            read = {name: column for name, column in by_name.items() if column is not None}
+            if len(read) == len(by_name):
+                return read
+            as_text |= by_name.keys() - read.keys()
 
     @property
     def _is_packed(self) -> bool:
         return self.path.suffix in libsvm.SUFFIXES[1:]
 
-    def _has_quotes(self) -> bool:
-        """Say whether there may be quotes in the file; without any, pyarrow reads it faster."""
-        if self._is_packed:
-            return True
-        with (
-            self.path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            return content.find(b'"') >= 0
-
     def _read_python(self, names: Collection[str], as_text: set[str]) -> dict[str, Column] | None:
-        """Read columns without pyarrow; return None if more of them must be read as text."""
+        """Read columns in Python; return None if more of them must be read as text."""
         parsers = [_TextParser() if name in as_text else _NumberParser() for name in names]
         places = [self.names.index(name) for name in names]
         with self._open() as text:
@@ -326,19 +293,11 @@ class _NumberParser:
 
     def add(self, cells: list[str]) -> None:
         """Parse some more cells; text makes the column mixed."""
-        if self.is_mixed:
-            return
-        joined = "".join(cells)
-        try:
-            if "_" in joined or not joined.isascii():  # float would accept 1_000
-                raise ValueError
-            numbers = list(map(float, cells))
-        except ValueError:
-            if not all(map(_is_numeric, cells)):
-                self.is_mixed = True
-                return
-            numbers = [math.nan if cell.strip() in MISSING else float(cell) for cell in cells]
-        self._parts.append(np.array(numbers))
+        numbers = None if self.is_mixed else _parse_numbers(cells)
+        if numbers is None:
+            self.is_mixed = True
+        else:
+            self._parts.append(np.array(numbers))
 
     def finish(self) -> Numbers:
         """Return the column."""
@@ -347,38 +306,45 @@ class _NumberParser:
         return Numbers(len(numbers), lambda start, stop: numbers[start:stop])
 
 
-class _Codes(dict[str, int]):
-    def __missing__(self, cell: str) -> int:
-        self[cell] = code = len(self)
-        return code
-
-
 class _TextParser:
     """Collect the cells of a column of text."""
 
     is_mixed = False
 
     def __init__(self) -> None:
-        self._codes = _Codes()
+        self._codes: Codes[str] = Codes()
         self._parts: list[NDArray[np.int32]] = []
 
     def add(self, cells: list[str]) -> None:
         """Collect some more cells."""
-        self._parts.append(np.array(list(map(self._codes.__getitem__, cells)), dtype=np.int32))
+        self._parts.append(self._codes.encode(cells))
 
     def finish(self) -> Text:
         """Return the column."""
-        order = sorted(self._codes)
-        rank = np.empty(len(order), dtype=np.int32)
-        rank[[self._codes[value] for value in order]] = np.arange(len(order), dtype=np.int32)
-        codes = np.concatenate(self._parts) if self._parts else np.empty(0, np.int32)
-        return Text(rank[codes], tuple(order))
+        return Text.from_codes(self._parts, list(self._codes))
 
 
-def _is_numeric(cell: str) -> bool:
-    """Say whether a cell is a number or missing."""
+def _parse_numbers(cells: list[str]) -> list[float] | None:
+    """Return the numbers in cells, NaN where one is missing, or None if there is text."""
+    joined = "".join(cells)
+    if "_" not in joined and joined.isascii():  # float would accept 1_000
+        try:
+            numbers = list(map(float, cells))
+        except ValueError:
+            pass
+        else:
+            if not any(map(math.isnan, numbers)):  # float would accept NAN
+                return numbers
+    parsed = [_parse_number(cell) for cell in cells]
+    return None if None in parsed else cast("list[float]", parsed)
+
+
+def _parse_number(cell: str) -> float | None:
+    """Return the number in a cell, NaN if it is missing, or None for text."""
     stripped = cell.strip()
-    return is_number(stripped) or stripped in MISSING
+    if is_number(stripped):
+        return float(stripped)
+    return math.nan if stripped in MISSING else None
 
 
 def _is_blank(line: str, delimiter: str) -> bool:

@@ -118,10 +118,10 @@ class Evaluation(ClientScoring):
         """
         x = self._point(x)
         target = self._rows_and_targets[3]
-        margins = self._empty_margins(len(target) if self.metrics else 0)
+        margins = self._empty_margins(len(target)) if self.metrics else None
         loss, grad = self._evaluate(x, True, threads, margins)
         row = {"loss": loss, "grad_norm": norm(grad)}
-        if self.metrics:
+        if margins is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 outputs = self._predictions(margins)
                 row |= evaluate_metrics(self.metrics, outputs, target, "the clients' rows")
@@ -242,17 +242,30 @@ class Evaluation(ClientScoring):
         scale: Vector,
         margins: Vector | None = None,
     ) -> tuple[float, Vector]:
-        """Add up blocks of clients in order; their number depends on the data alone."""
+        """Add up blocks of clients in order; their number depends on the data alone.
+
+        A block's losses are a task of their own, for which only its margins are needed. So two
+        threads have six tasks in place of three on data with three blocks.
+        """
         _, idx, val = self._rows_and_targets[:3]
         entries = val.size if idx is None else len(idx)
         count = max(1, min(self.N, 32, entries >> 17))
         edges = [self.N * i // count for i in range(count + 1)]
         sums = np.zeros((count, self.d))
+        target, start = self._rows_and_targets[3:5]
+        fused = want_loss and self._loss.fused
+        apart = want_loss and not fused
+        if apart and margins is None:
+            margins = self._empty_margins(len(target))
 
         def block(i: int) -> float:
-            return self._objective(edges[i], edges[i + 1], x, want_loss, sums[i], scale, margins)
+            return self._objective(edges[i], edges[i + 1], x, fused, sums[i], scale, margins)
 
-        parts = map_threads(block, count, threads)
+        def losses(i: int) -> float:
+            args = (self._loss_code, edges[i], edges[i + 1], margins)
+            return float(self._kernels.losses(target, start, scale, *args))
+
+        parts = map_threads(block, count, threads, losses if apart else None)
         loss, grad = 0.0, np.zeros(self.d)
         for part, total in zip(parts, sums, strict=True):
             loss += part

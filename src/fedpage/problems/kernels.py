@@ -135,6 +135,11 @@ class Loss(NamedTuple):
     """Whether targets must be -1/+1."""
     needs_counts: bool = False
     """Whether targets must be at least 0."""
+    fused: bool = False
+    """Whether losses are added up in the loop of the gradient, as those without exp and log are.
+
+    Calls of exp and log would slow that loop down, so other losses have a loop of their own.
+    """
     digest: str = ""
     """The digest of a user's own loss."""
 
@@ -164,12 +169,13 @@ def declare_loss(
     convex: bool,
     needs_labels: bool = False,
     needs_counts: bool = False,
+    fused: bool = False,
 ) -> Callable[[type[RowLoss]], type[RowLoss]]:
     """Register a class with functions `value(t, b)` and `slope(t, b)` as a loss; see `Loss`."""
 
     def decorate(cls: type[RowLoss]) -> type[RowLoss]:
         value, slope = _inline(cls.value), _inline(cls.slope)
-        numbers = (curvature, convex, needs_labels, needs_counts)
+        numbers = (curvature, convex, needs_labels, needs_counts, fused)
         LOSSES.add(name, Loss(name, title, len(LOSSES), value, slope, *numbers))
         return cls
 
@@ -213,7 +219,7 @@ class Logistic:
         return -b / (1.0 + math.exp(b * t))
 
 
-@declare_loss("squares", "least squares", curvature=1.0, convex=True)
+@declare_loss("squares", "least squares", curvature=1.0, convex=True, fused=True)
 class Squares:
     """(t - b)^2/2."""
 
@@ -228,7 +234,9 @@ class Squares:
         return t - b
 
 
-@declare_loss("squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True)
+@declare_loss(
+    "squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True, fused=True
+)
 class SquaredHinge:
     """max(0, 1 - b t)^2 for labels b = -1 or +1."""
 
@@ -244,7 +252,7 @@ class SquaredHinge:
         return -2.0 * b * max(0.0, 1.0 - b * t)
 
 
-@declare_loss("huber", "Huber regression", curvature=1.0, convex=True)
+@declare_loss("huber", "Huber regression", curvature=1.0, convex=True, fused=True)
 class Huber:
     """r^2/2 of the residual r = t - b up to |r| = 1, and |r| - 1/2 beyond."""
 
@@ -618,17 +626,6 @@ def local_page(
 
 
 @_fast
-def _losses(t: F, target: F, start: I, scale: F, loss: int) -> float:
-    """Add up the losses of clients' rows with margins t, each client's mean times its scale."""
-    total = 0.0
-    for c in range(len(scale)):
-        weight = scale[c] / (start[c + 1] - start[c])
-        for r in range(start[c] - start[0], start[c + 1] - start[0]):
-            total += weight * _value(loss, t[r], target[r])
-    return total
-
-
-@_fast
 def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, p: int,
     lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
@@ -638,18 +635,30 @@ def objective(
     kept (rows,) takes the margins of their rows, unless it is (0,). Returns the sum of their
     losses, or 0 if it is not wanted.
     """
-    X, sums, first = x.reshape(1, -1), out.reshape(1, -1), start[lo]
-    count = start[hi] - first
-    t = kept[first : first + count] if len(kept) > 0 else np.empty(count)
+    X, sums, total = x.reshape(1, -1), out.reshape(1, -1), 0.0
     for c in range(lo, hi):
         weight = scale[c] / (start[c + 1] - start[c])
         for r in range(start[c], start[c + 1]):
             row = np.uint64(r)
             margin = _margin(ptr, idx, val, row, p, X, 0)
-            t[r - first] = margin
+            if len(kept) > 0:
+                kept[row] = margin
+            if want_loss:
+                total += weight * _value(loss, margin, target[row])
             _add(ptr, idx, val, row, p, weight * _slope(loss, margin, target[row]), sums, 0)
-    # in a loop of their own, because log1p and exp would interrupt the loop over entries
-    return _losses(t, target[first:], start[lo : hi + 1], scale[lo:hi], loss) if want_loss else 0.0
+    return total
+
+
+@_fast
+def losses(target: F, start: I, scale: F, loss: int, lo: int, hi: int, t: F) -> float:
+    """Add up the losses of clients lo..hi-1 in the order of `objective`; t (rows,) are margins."""
+    total = 0.0
+    for c in range(lo, hi):
+        weight = scale[c] / (start[c + 1] - start[c])
+        for r in range(start[c], start[c + 1]):
+            row = np.uint64(r)
+            total += weight * _value(loss, t[row], target[row])
+    return total
 
 
 @_fast

@@ -29,8 +29,12 @@ _LOSS = Loss(
     curvature=0.5,
     convex=True,
     needs_labels=True,
+    fused=True,
 )
-"""Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2."""
+"""Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2.
+
+Its losses are added up with the gradient, with which they share their exponentials.
+"""
 
 
 class Softmax(LinearModel):

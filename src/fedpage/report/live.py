@@ -15,14 +15,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedpage.core.columns import AXES
+import numpy as np
+
+from fedpage.core.columns import AXES, list_axes
 from fedpage.core.errors import InputError
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
+from fedpage.report.titles import describe_problem
 from fedpage.report.watch import watched_column
 from fedpage.runs.follow import FollowedRun, RunFollower, RunState
-from fedpage.runs.history import by_method
+from fedpage.runs.history import History, by_method
 
 _HOSTS = ("localhost", "127.0.0.1", "::1")
 _HEARTBEAT = 15.0
@@ -74,9 +77,10 @@ class LiveReport:
 
     def _render(self) -> str:
         found = list(self._follower.runs.items())
-        shown = [(name, run) for name, run in found if run.history.rows and not run.error]
-        runs = [run.history for _, run in shown]
-        first = watched_column(shown[0][1], self._column) if shown else ""
+        readable = [run for _, run in found if run.history.rows and not run.error]
+        first = watched_column(readable[0], self._column) if readable else ""
+        shown = [run for run in readable if first in run.history.columns]
+        runs = [run.history for run in shown]
         states = Table.of_texts(
             ["run", "state", "round", "of"],
             [[name, run.state.value, f"{run.round:,}", f"{run.rounds:,}"] for name, run in found],
@@ -84,12 +88,12 @@ class LiveReport:
         )
         return page.render(
             title=f"Runs in {self._follower.root}",
-            figures=_figures([run for _, run in shown]),
+            figures=_figures(shown),
             settings={"versions": runs[0].meta.get("versions", {})} if runs else {},
             columns=page.value_columns(runs, first) if first else ("grad_norm", "loss"),
-            axes=AXES,
+            axes=_axes(runs),
             tables=[states],
-            target=_shared_target([run for _, run in shown]),
+            target=_shared_target(shown),
             runs=runs,
             events="events",
         )
@@ -104,12 +108,23 @@ def _figures(runs: list[FollowedRun]) -> list[FigureRuns]:
     figures = []
     for number, group in enumerate(groups.values()):
         about = group[0].history.meta.get("problem", {})
-        words = [str(about[key]) for key in ("objective", "data") if about.get(key)]
-        title = " on ".join(words) or "Runs"
-        title += f", {about['N']:,} clients" if isinstance(about.get("N"), int) else ""
+        title = describe_problem(about) or "Runs"
         panel = PanelRuns("", by_method([run.history for run in group]))
         figures.append(FigureRuns(f"problem-{number}", title, "", 1, (panel,)))
     return figures
+
+
+def _axes(runs: list[History]) -> list[str]:
+    """Return the costs that all runs have recorded, or what they are computed from."""
+
+    def has_cost(run: History, cost: str) -> bool:
+        try:
+            return bool(np.isfinite(run.cost(cost)).all())
+        except InputError:
+            return False
+
+    names = list_axes(run.columns for run in runs) if runs else AXES
+    return [name for name in names if all(has_cost(run, name) for run in runs)] or ["round"]
 
 
 def _shared_target(runs: list[FollowedRun]) -> tuple[str, float] | None:

@@ -137,7 +137,8 @@ def write(
     Args:
         path: The HTML file.
         title: The page's title.
-        figures: Runs to draw.
+        figures: Runs to draw. A figure without a title has the heading "Curves", and the page's
+            title in files.
         settings: Settings and provenance, shown as JSON.
         columns: Recorded columns for the vertical axis; the first is shown at first.
         axes: Costs for the horizontal axis; the first is shown at first.
@@ -210,7 +211,8 @@ def render(
         loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
     )
     folder = files("fedpage.report")
-    content = _page_data(figures, columns, axes, target)
+    named = [replace(figure, title=figure.title or title) for figure in figures]
+    content = _page_data(named, columns, axes, target)
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
     scripts = (
         folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")
@@ -227,12 +229,15 @@ def render(
         events=events,
         runs=run_entries(runs, run_links),
         run_head=run_headings(runs),
-        has_seeds=_has_seeds(figures),
+        has_seeds=_has_seeds(figures) and _count_runs(figures) <= _SEED_CURVES,
         claims=claims,
         axes=axes,
         values=columns,
         columns={name: describe_column(name) for name in (*axes, *columns)},
-        figures=[_figure_view(figure, columns[0], is_static) for figure in figures],
+        figures=[
+            replace(_figure_view(figure, columns[0], is_static), title=given.title or "Curves")
+            for figure, given in zip(named, figures, strict=True)
+        ],
         settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
         data=Markup(data.replace("<", "\\u003c")),
         style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
@@ -303,11 +308,11 @@ def write_runs(
     return write(
         path,
         title=title,
-        figures=[FigureRuns("runs", "Curves", "", 1, (PanelRuns("", groups),))],
+        figures=[FigureRuns("runs", "", "", 1, (PanelRuns("", groups),))],
         settings=settings,
         columns=value_columns(runs, column),
         axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
-        tables=[replace(table, notes=(note, *table.notes, *sentences))],
+        tables=[replace(table, notes=(note, *table.notes), details=tuple(sentences))],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,
@@ -395,6 +400,10 @@ def _has_seeds(figures: Sequence[FigureRuns]) -> bool:
     )  # fmt: skip
 
 
+def _count_runs(figures: Sequence[FigureRuns]) -> int:
+    return sum(len(runs) for f in figures for p in f.panels for runs in p.curves.values())
+
+
 def _page_data(
     figures: Sequence[FigureRuns],
     columns: Sequence[str],
@@ -402,7 +411,7 @@ def _page_data(
     target: tuple[str, float] | None,
 ) -> Json:
     """Collect what the page's script draws."""
-    count = sum(len(r) for figure in figures for p in figure.panels for r in p.curves.values())
+    has_seeds = _count_runs(figures) <= _SEED_CURVES
     return {
         "target": None if target is None else {"column": target[0], "value": target[1]},
         "columns": {name: asdict(describe_column(name)) for name in (*axes, *columns)},
@@ -422,7 +431,7 @@ def _page_data(
                         columns,
                         axes,
                         target,
-                        has_seeds=count <= _SEED_CURVES,
+                        has_seeds=has_seeds,
                     )
                     for panel in figure.panels
                 ],

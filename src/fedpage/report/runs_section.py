@@ -67,7 +67,7 @@ def run_entries(runs: Sequence[History], links: Sequence[str] = ()) -> list[RunE
                 *(format_number(run.last(name)) if name in run.columns else "" for name in names),
                 format_bytes(run.last("bytes")) if "bytes_up" in run.columns else "",
             ),
-            run.stop_text or "running",
+            run.stop_text or "not ended",
             run.events,
             json.dumps(run.meta, indent=2, ensure_ascii=False, default=str),
             link,

@@ -59,6 +59,7 @@ class Table:
         groups: Headings above neighbouring columns, each with the number of its columns, which are
             all columns together; "" heads nothing.
         align: "l" or "r" for each column; by default the first is left and the others right.
+        details: Sentences that pages show below it, folded if there are many.
 
     Raises:
         InputError: The number of cells, groups or letters does not fit the headings.
@@ -83,6 +84,7 @@ class Table:
     notes: tuple[str, ...] = ()
     groups: tuple[tuple[str, int], ...] = ()
     align: str = ""
+    details: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.headings)

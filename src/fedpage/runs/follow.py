@@ -11,7 +11,7 @@ from pathlib import Path
 from fedpage.core.errors import InputError
 from fedpage.runs import toml
 from fedpage.runs.history import History
-from fedpage.runs.store import is_locked
+from fedpage.runs.store import is_in_use
 
 _TAIL = 200
 """The bytes before the end of what was read that must be unchanged, or the file is read anew."""
@@ -106,7 +106,7 @@ class FollowedRun:
         if self.history.stop_reason is not None:
             return RunState.INTERRUPTED
         is_fresh = time.time() - self._written_at < _FRESH
-        if is_fresh or is_locked(self.path):
+        if is_fresh or is_in_use(self.path):
             return RunState.RUNNING if self.history.rows else RunState.WAITING
         return RunState.INTERRUPTED
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -12,9 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from io import FileIO
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, Self
+from typing import IO, Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
@@ -23,6 +21,7 @@ from fedpage.runs import run_file, toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History, encode_row, model_path
+from fedpage.runs.history_file import HistoryFile, HistoryMark
 
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
@@ -61,15 +60,6 @@ class StorableRun(Protocol):
         ...
 
 
-class HistoryMark(NamedTuple):
-    """A part of history.jsonl, without its first line."""
-
-    size: int
-    """Its bytes."""
-    checksum: str
-    """Its SHA-256."""
-
-
 class RunStore:
     """Write a run to a directory and resume it; only one process may have it open.
 
@@ -104,11 +94,9 @@ class RunStore:
         """The round of the newest checkpoint."""
         self._warn = _LOG.warning if notify is None else notify
         self._inform = _LOG.info if notify is None else notify
-        self._stream: FileIO | None = None
+        self._file = HistoryFile(self.path / "history.jsonl")
         self._lock: IO[str] | None = None
         self._fingerprint = ""
-        self._written = hashlib.sha256()
-        self._size = 0  # bytes after the first line, which an extension of the run replaces
 
     def __enter__(self) -> Self:
         try:
@@ -120,7 +108,7 @@ class RunStore:
             ) from None
         locked = _try_lock(self._lock)
         if not locked:
-            time.sleep(0.1)  # `is_locked` of another process takes the lock for a moment
+            time.sleep(0.1)  # `is_in_use` of another process takes the lock for a moment
             locked = _try_lock(self._lock)
         if not locked:
             self._lock.close()
@@ -130,15 +118,14 @@ class RunStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        self._file.close()
         if self._lock is not None:
             self._lock.close()  # which unlocks it
 
     @property
     def history_path(self) -> Path:
         """The file of the records."""
-        return self.path / "history.jsonl"
+        return self._file.path
 
     def has_run(self) -> bool:
         """Return whether there is a run in the directory."""
@@ -177,7 +164,6 @@ class RunStore:
         about = fingerprint(run.history.meta, run.code)
         self._fingerprint = _digest_any_rounds(about)
         meta = run.history.meta
-        header = json.dumps(run.history.header()).encode("utf-8") + b"\n"
         table = {
             "format": 1,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -187,8 +173,7 @@ class RunStore:
             "versions": meta.get("versions", {}),
         }
         with self._explain_os_errors():
-            put(self.history_path, header)
-            self._append_from(header)
+            self._file.create(meta)
             run_file.write(self.path / "run.toml", table)
 
     def _resume(self, run: StorableRun) -> History | None:
@@ -197,7 +182,9 @@ class RunStore:
         A run that has done all its rounds is resumed if it has more rounds now.
         """
         rounds = self._check_same_run(run)
-        text = self._read_history()
+        text, is_torn = self._file.read()
+        if is_torn:
+            self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")
         done = max((int(path.name.partition("-")[0]) for path in self._checkpoints()), default=0)
         finished: History | None = None
         try:
@@ -267,47 +254,11 @@ class RunStore:
                 )
         return int(about.get("rounds", run.rounds))
 
-    def _read_history(self) -> bytes:
-        """Return history.jsonl up to its last complete line."""
-        try:
-            text = self.history_path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise InputError(
-                f"{self.history_path}: cannot be read ({error.strerror or error})"
-            ) from None
-        complete = text.rfind(b"\n") + 1
-        if complete < len(text):
-            self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")
-        return text[:complete]
-
     def _truncate(self, run: StorableRun, text: bytes) -> None:
-        """Cut history.jsonl, and the run's history, to the records before a checkpoint.
-
-        The first line is written again if it is damaged, or has another number of rounds.
-        """
-        header, _, body = text.partition(b"\n")
-        try:
-            meta = History.parse(header.decode("utf-8"), self.history_path).meta
-        except (InputError, UnicodeDecodeError):
-            meta = run.history.meta
-        first = History({**meta, "rounds": run.rounds}).header()
+        """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
         with self._explain_os_errors():
-            if json.dumps(first).encode("utf-8") == header:
-                os.truncate(self.history_path, len(text))
-            else:
-                text = json.dumps(first).encode("utf-8") + b"\n" + body
-                put(self.history_path, text)
-            past = History.parse(text.decode("utf-8"), self.history_path)
-            run.history.rows, run.history.events = past.rows, past.events
-            self._append_from(text)
-
-    def _append_from(self, text: bytes) -> None:
-        """Open history.jsonl, which now holds `text`, to append to it."""
-        self._stream = open(self.history_path, "ab", buffering=0)  # noqa: SIM115 - see __exit__
-        body = text[text.index(b"\n") + 1 :]
-        self._written, self._size = hashlib.sha256(body), len(body)
+            past = self._file.cut(text, run.history.meta)
+        run.history.rows, run.history.events = past.rows, past.events
 
     def _load(self, path: Path) -> Snapshot:
         """Read a checkpoint of this run whose checksum is that of its name."""
@@ -343,25 +294,15 @@ class RunStore:
             model = history.write_model(self.history_path)
         self._append(history.end_line(model))
         with self._explain_os_errors():
-            self._sync()
+            self._file.sync()
 
     def _append(self, entry: Mapping[str, object]) -> None:
-        assert self._stream is not None
-        line = json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
-        done = 0
         with self._explain_os_errors():
-            while done < len(line):
-                done += self._stream.write(line[done:])
-        self._written.update(line)
-        self._size += len(line)
-
-    def _sync(self) -> None:
-        assert self._stream is not None
-        os.fsync(self._stream.fileno())
+            self._file.append(entry)
 
     def mark(self) -> HistoryMark:
         """Return how much of history.jsonl is written, for a checkpoint that is written later."""
-        return HistoryMark(self._size, self._written.hexdigest())
+        return self._file.mark()
 
     def write_checkpoint(
         self, round: int, snapshot: Snapshot, mark: HistoryMark | None = None
@@ -388,7 +329,7 @@ class RunStore:
         checksum = hashlib.sha256(data).hexdigest()[:16]
         path = self.path / "checkpoints" / f"{round:09d}-{checksum}.npz"
         with self._explain_os_errors():
-            self._sync()  # the checkpoint counts on these records
+            self._file.sync()  # the checkpoint counts on these records
             put(path, data)
         for old in self._checkpoints()[_CHECKPOINTS_KEPT:]:
             old.unlink(missing_ok=True)
@@ -413,11 +354,11 @@ class RunStore:
 
 def is_in_use(path: str | os.PathLike[str]) -> bool:
     """Say whether a process is writing the run in a directory."""
-    lock = Path(path) / ".lock"
-    if not lock.is_file():
+    try:
+        with open(Path(path) / ".lock", encoding="utf-8") as stream:
+            return not _try_lock(stream)
+    except OSError:
         return False
-    with open(lock, "a", encoding="utf-8") as stream:
-        return not _try_lock(stream)
 
 
 def _digest_any_rounds(about: Mapping[str, object]) -> str:
@@ -426,8 +367,8 @@ def _digest_any_rounds(about: Mapping[str, object]) -> str:
 
 
 def _explain_end(finished: History, run: StorableRun) -> str:
-    """Say why a run that should go on does not, or nothing if it has done all its rounds."""
-    if finished.stop_reason is StopReason.FINISHED:
+    """Say why a run that should have other rounds stays as it is, or nothing."""
+    if finished.meta.get("rounds") == run.rounds or finished.stop_reason is StopReason.FINISHED:
         return ""
     return f" ({finished.stop_text}); it stays so with any number of rounds"
 
@@ -446,15 +387,6 @@ def _try_lock(stream: IO[str]) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process has a run directory open to write it."""
-    try:
-        with open(path / ".lock", encoding="utf-8") as stream:
-            return not _try_lock(stream)
-    except OSError:
-        return False
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:

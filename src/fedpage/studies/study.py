@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedpage.core.columns import Cost, describe_column
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns
 from fedpage.runs.build_problem import record_target
-from fedpage.runs.config import ProblemConfig, Target, structure
+from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
-from fedpage.studies.claims import Panel, Verdict, judge
+from fedpage.studies.claims import Verdict, judge
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.parallel import run_tasks
 from fedpage.studies.run_archive import Plan, execute, plan_runs, wait_for
 from fedpage.studies.study_file import (
     FigureConfig,
-    Selection,
     StudyConfig,
     TableConfig,
     read_study,
@@ -33,22 +31,18 @@ from fedpage.studies.study_file import (
 from fedpage.studies.study_grid import (
     Curve,
     StudyProblem,
-    describe_setting,
-    format_value,
     list_curves,
     list_problems,
 )
+from fedpage.studies.study_results import (
+    RunKey,
+    StudyResults,
+    is_about,
+    key_of,
+    panel_names,
+)
 
 DEFAULT_STORE = Path("runs") / "store"
-
-
-class RunKey(NamedTuple):
-    """Name a run of a study: problem, method, setting of the grids ("step=0.1"), and seed."""
-
-    problem: str
-    method: str
-    setting: str
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -171,7 +165,7 @@ class Study:
     def _check_names(self) -> None:
         """Refuse figures and tables about what the study does not have."""
         config = self.config
-        grids = {name for curve in self.curves for name in curve.setting}
+        grids = dict.fromkeys(name for curve in self.curves for name in curve.given)
         for kind, parts in (("figures", config.figures), ("tables", config.tables)):
             for number, part in enumerate(parts, start=1):
                 place = f"{self._where}, [{kind}] {number}"
@@ -180,10 +174,13 @@ class Study:
                 _check_known(part.where, grids, f"{place}: where")
                 if isinstance(part, FigureConfig):
                     axes = {"problem", "method", *grids, *_PROBLEM_AXES}
-                    _check_known(_names(part.panels), axes, f"{place}: panels")
-                    Cost.parse(part.x or config.cost)
-                elif isinstance(part, TableConfig):
-                    Cost.parse(part.cost or config.cost)
+                    _check_known(panel_names(part.panels), axes, f"{place}: panels")
+                cost = part.x if isinstance(part, FigureConfig) else ""
+                cost = part.cost if isinstance(part, TableConfig) else cost
+                try:
+                    Cost.parse(cost or config.cost)
+                except InputError as error:
+                    raise InputError(f"{place}: {error}") from None
 
     def restrict(self, figures: Sequence[str]) -> Study:
         """Return the study with some of its figures, and with the runs that these need."""
@@ -192,9 +189,7 @@ class Study:
         config = replace(self.config, figures=[known[name] for name in figures])
         study = Study.of(config, store=self.store, where=self._where)
         study.curves = [
-            curve
-            for curve in study.curves
-            if any(_is_about(known[name], curve) for name in figures)
+            curve for curve in study.curves if any(is_about(known[name], curve) for name in figures)
         ]
         return study
 
@@ -287,132 +282,38 @@ class Study:
         """Count the finished and the running seeds of each curve."""
         rows = []
         for curve in self.curves:
-            keys = [self._key(curve, seed) for seed in self.config.seed_list]
+            keys = [key_of(curve, seed) for seed in self.config.seed_list]
             plans = [self._plans[key] for key in keys]
             finished = [plan for plan in plans if plan.load() is not None]
             running = [plan for plan in plans if plan not in finished and plan.is_running]
             rows.append(CurveStatus(curve, len(finished), len(running), len(plans)))
         return rows
 
-    @staticmethod
-    def _key(curve: Curve, seed: int) -> RunKey:
-        return RunKey(curve.problem, curve.method, curve.setting_text, seed)
-
     # --- figures, tables, claims ---
 
     def figure_configs(self) -> dict[str, FigureConfig]:
         """Return what the study says about its figures, by name; by default there is one."""
-        figures = self.config.figures or [FigureConfig()]
-        return {
-            figure.name or ("figure" if len(figures) == 1 else f"figure-{number}"): figure
-            for number, figure in enumerate(figures, start=1)
-        }
+        return self.config.named_figures()
+
+    def _results(self, runs: Mapping[RunKey, History] | None) -> StudyResults:
+        runs = self.runs() if runs is None else runs
+        return StudyResults(self.config, self.problems, self.curves, runs)
 
     def figures(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, FigureRuns]:
-        """Return the figures with their finished runs, by name."""
-        runs = self.runs() if runs is None else runs
-        found = {}
-        for name, figure in self.figure_configs().items():
-            panels = tuple(self._panels(figure, runs))
-            if panels:
-                columns = figure.columns or min(3, len(panels))
-                title = figure.title or self.config.title or self.config.name
-                found[name] = FigureRuns(name, title, figure.note, columns, panels)
-        return found
+        """Return the figures with their finished runs, by name.
 
-    def _panels(self, figure: FigureConfig, runs: Mapping[RunKey, History]) -> list[Panel]:
-        names = _names(figure.panels)
-        groups: dict[tuple[object, ...], list[Curve]] = {}
-        for curve in self._select(figure, self.config.target, self.config.cost, runs):
-            groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
-        panels = []
-        for values, curves in groups.items():
-            title = ", ".join(map(self._axis_title, names, values))
-            labels = _label_curves(curves, names)
-            drawn = {
-                label: [
-                    runs[key]
-                    for seed in self.config.seed_list
-                    if (key := self._key(curve, seed)) in runs
-                ]
-                for label, curve in labels.items()
-            }
-            if any(drawn.values()):
-                panels.append(Panel(title, drawn, dict(zip(names, values, strict=True))))
-        return panels
-
-    def _axis(self, curve: Curve, name: str) -> object:
-        """Return the value of a curve by which panels differ."""
-        if name in ("problem", "method"):
-            return curve.problem if name == "problem" else curve.label
-        if name in curve.setting:
-            return curve.setting[name]
-        source = self.problems[curve.problem].source
-        if isinstance(source, ProblemConfig):
-            return getattr(source, name, None)
-        about: dict[str, Any] = source.describe()
-        return about.get({"clients": "N"}.get(name, name))
-
-    def _axis_title(self, name: str, value: object) -> str:
-        if name == "problem":
-            return self.problems[str(value)].title
-        if name == "clients" and isinstance(value, int):
-            return f"{value:,} clients"
-        return str(value) if name in ("method", "data") else f"{name} {format_value(value)}"
-
-    def _select(
-        self, part: Selection, target: Target, cost: str, runs: Mapping[RunKey, History]
-    ) -> list[Curve]:
-        """Return the curves that a figure or a table is about."""
-        found = [curve for curve in self.curves if _is_about(part, curve)]
-        if not part.best:
-            return found
-        best: dict[tuple[str, str], tuple[tuple[float, ...], Curve]] = {}
-        for curve in found:
-            costs = self._costs(curve, target, cost, runs)
-            if costs:
-                order = _median_order(list(costs.values()))
-                place = (curve.problem, curve.method)
-                if place not in best or order < best[place][0]:
-                    best[place] = (order, curve)
-        return [curve for _, curve in best.values()]
-
-    def _costs(
-        self, curve: Curve, target: Target, cost: str, runs: Mapping[RunKey, History]
-    ) -> dict[int, float]:
-        """Return the cost of each seed to the target."""
-        found = {}
-        for seed in self.config.seed_list:
-            history = runs.get(self._key(curve, seed))
-            if history is not None:
-                paid = history.cost_to(target.column, target.value, cost, interpolate=True)
-                found[seed] = paid
-        return found
+        Args:
+            runs: The finished runs, if they are loaded already.
+        """
+        return self._results(runs).figures()
 
     def comparisons(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, Comparison]:
-        """Compare the costs to the target, by table and problem."""
-        runs = self.runs() if runs is None else runs
-        parts = self.config.tables or [TableConfig()]
-        found = {}
-        for number, part in enumerate(parts, start=1):
-            target, cost = part.target or self.config.target, part.cost or self.config.cost
-            curves = self._select(part, target, cost, runs)
-            for problem in dict.fromkeys(curve.problem for curve in curves):
-                own = [curve for curve in curves if curve.problem == problem]
-                labels = _label_curves(own, ["problem"])
-                costs = {
-                    label: paid
-                    for label, curve in labels.items()
-                    if (paid := self._costs(curve, target, cost, runs))
-                }
-                if not costs:
-                    continue
-                goal = f"{describe_column(target.column).label} {target.value:g}"
-                title = part.title or self.problems[problem].title
-                stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
-                name = stem if len(self.problems) == 1 else f"{stem}-{problem}"
-                found[name] = Comparison(costs, goal, Cost.parse(cost), title)
-        return found
+        """Compare the costs to the target, by table and problem.
+
+        Args:
+            runs: The finished runs, if they are loaded already.
+        """
+        return self._results(runs).comparisons()
 
     def verdicts(self, figures: Mapping[str, FigureRuns] | None = None) -> list[Verdict]:
         """Judge the study's claims."""
@@ -438,48 +339,3 @@ def _check_known(names: Iterable[str], known: Iterable[str], place: str) -> None
         if name not in known:
             hint = did_you_mean(name, known) or f" there are {', '.join(known) or 'none'}"
             raise InputError(f"{place}: unknown {name!r};{hint}")
-
-
-def _names(panels: list[str] | str) -> list[str]:
-    return [panels] if isinstance(panels, str) else list(panels)
-
-
-def _is_about(part: Selection, curve: Curve) -> bool:
-    """Say whether a figure or a table is about a curve."""
-    if part.problems and curve.problem not in part.problems:
-        return False
-    if part.methods and curve.method not in part.methods:
-        return False
-    return all(
-        name not in curve.setting
-        or curve.setting[name] in (values if isinstance(values, list) else [values])
-        for name, values in part.where.items()
-    )
-
-
-def _median_order(costs: Sequence[float]) -> tuple[float, ...]:
-    """Order settings by their median cost, then by the seeds that did not reach the target."""
-    ranked = sorted(costs)
-    return ranked[len(ranked) // 2], sum(map(math.isinf, costs)), ranked[0]
-
-
-def _label_curves(curves: Sequence[Curve], panels: Sequence[str]) -> dict[str, Curve]:
-    """Label the curves of a panel by method and by what else tells them apart."""
-    several = len({curve.problem for curve in curves}) > 1
-    names = {
-        name: None
-        for curve in curves
-        for name in curve.setting
-        if name not in panels and _varies(curves, name)
-    }
-    found = {}
-    for curve in curves:
-        shown = {name: curve.setting[name] for name in names if name in curve.setting}
-        words = [curve.problem] if several else []
-        words += [describe_setting(shown)] if shown else []
-        found[f"{curve.label} ({', '.join(words)})" if words else curve.label] = curve
-    return found
-
-
-def _varies(curves: Sequence[Curve], name: str) -> bool:
-    return len({format_value(curve.setting.get(name)) for curve in curves}) > 1

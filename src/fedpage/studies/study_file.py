@@ -144,6 +144,14 @@ class StudyConfig:
         """The seeds."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
+    def named_figures(self) -> dict[str, FigureConfig]:
+        """Return what the study says about its figures, by name; by default there is one."""
+        figures = self.figures or [FigureConfig()]
+        return {
+            figure.name or ("figure" if len(figures) == 1 else f"figure-{number}"): figure
+            for number, figure in enumerate(figures, start=1)
+        }
+
 
 def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
     """Read a study file.

@@ -54,6 +54,7 @@ class Curve:
         method: The name of the method in the file.
         label: The method's name for readers.
         setting: The values of the grids.
+        given: All values that the study gives, those of the grids included.
         value: The method with its hyper-parameters.
     """
 
@@ -61,6 +62,7 @@ class Curve:
     method: str
     label: str
     setting: Mapping[str, Any]
+    given: Mapping[str, Any]
     value: AnyMethod
 
     @property
@@ -184,8 +186,8 @@ def list_curves(
         grid = {**config.grid, **problem.grid}
         for name, method in methods.items():
             more = problem.methods.get(name, {})
-            for setting_, value in method.settings(grid, more):
-                curves.append(Curve(problem.name, name, labels[name], setting_, value))
+            for setting_, given, value in method.settings(grid, more):
+                curves.append(Curve(problem.name, name, labels[name], setting_, given, value))
     if len(curves) * len(config.seed_list) > MOST_RUNS:
         raise InputError(f"{where}: more than {MOST_RUNS:,} runs; make the grids smaller")
     return curves
@@ -196,7 +198,7 @@ class _Method:
     """A method of a study, before its grids are multiplied."""
 
     label: str
-    settings: Callable[[Table, Table], Iterator[tuple[Table, AnyMethod]]]
+    settings: Callable[[Table, Table], Iterator[tuple[Table, Table, AnyMethod]]]
 
 
 def _open_method(name: str, table: Any, place: str) -> _Method:
@@ -212,9 +214,9 @@ def _open_method(name: str, table: Any, place: str) -> _Method:
         hint = "" if own.method else '; a table with another name has method = "..."'
         raise InputError(f"{place}: {error}{hint}") from None
 
-    def settings(grid: Table, more: Table) -> Iterator[tuple[Table, AnyMethod]]:
+    def settings(grid: Table, more: Table) -> Iterator[tuple[Table, Table, AnyMethod]]:
         for setting_, values in _multiply({**grid, **given, **more}, place):
-            yield setting_, build_curve(entry, values, place)
+            yield setting_, values, build_curve(entry, values, place)
 
     return _Method(own.label or _label(name, entry.label), settings)
 
@@ -253,7 +255,7 @@ def _vary(method: AnyMethod, grid: Table, more: Table, place: str) -> Iterator[A
     entry = MethodEntry(type(method), method.name)
     given = {key: getattr(method, key) for key in dataclass_fields(type(method))}
     for setting_, values in _multiply({**grid, **more}, place):
-        yield setting_, build_curve(entry, values, place, given)
+        yield setting_, values, build_curve(entry, values, place, given)
 
 
 def build_curve(

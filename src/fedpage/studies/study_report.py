@@ -19,9 +19,12 @@ from fedpage.report.plots import FigureRuns, draw_figure
 from fedpage.runs.history import History
 from fedpage.studies.claims import Verdict
 from fedpage.studies.comparison import Comparison
-from fedpage.studies.study import RunKey, Study
+from fedpage.studies.study import Study
+from fedpage.studies.study_results import RunKey
 
 _RECORDS = ("csv", "parquet")
+_LISTED = 100
+"""The most runs that a page lists one by one; `fedpage study export` has the records of all."""
 
 
 def write_report(study: Study, path: Path, *, command: str = "") -> Path:
@@ -81,14 +84,13 @@ def write_page(
     tables = []
     for comparison in comparisons:
         table = comparison.table()
-        tables.append(replace(table, notes=(*table.notes, *comparison.sentences())))
+        tables.append(replace(table, details=tuple(comparison.sentences())))
     first = studies[0]
     shown = next(iter(first.figure_configs().values()))
     x, y = shown.x or first.config.cost, shown.y or first.config.target.column
     costs = list(dict.fromkeys((Cost.parse(x).name, *AXES)))
-    note = next(
-        (text for run in runs if (text := run.meta.get("problem", {}).get("data_note"))), ""
-    )
+    notes = dict.fromkeys(run.meta.get("problem", {}).get("data_note") for run in runs)
+    note = "; ".join(filter(None, notes))
     return page.write(
         path,
         title=title,
@@ -101,6 +103,8 @@ def write_page(
         tables=tables,
         note=f"Data: {note}." if note else "",
         command=command,
+        target=(first.config.target.column, first.config.target.value),
+        runs=runs if len(runs) <= _LISTED else (),
     )
 
 
