@@ -122,8 +122,7 @@ def test_random_lines_are_read_or_refused(targets, name):
 @pytest.mark.parametrize(
     "name",
     [
-        "figure",
-        "claims",
+        "study",
         "jsonl",
         "csv",
         "trials",
@@ -153,7 +152,7 @@ def test_changed_seeds_are_read_or_refused(targets, name):
     check()
 
 
-@pytest.mark.parametrize("name", ["figure", "claims", "jsonl", "csv", "trials"])
+@pytest.mark.parametrize("name", ["study", "jsonl", "csv", "trials"])
 def test_long_and_deep_files_are_read_or_refused(targets, name):
     for data in targets[name].once[:3]:
         fuzz.is_accepted(targets[name], data)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -612,9 +613,9 @@ def test_the_pages_axis_at_exact_zeros(tmp_path):
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
         text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
         data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
-        script = text.rpartition("<script>")[2].partition("</script>")[0]
-        script += (
-            f'\nconst view = layout({data}.figures[0].panels[0], "round", "grad_norm", new Set());'
+        script = files("fedpage.report").joinpath("chart.js").read_text(encoding="utf-8") + (
+            '\nconst choice = {x: "round", y: "grad_norm", xlog: false, ylog: null};'
+            f"const view = layout({data}.figures[0].panels[0], {{...choice, hidden: new Set()}});"
             "console.log(JSON.stringify([view.log, view.zeros, view.bottom, view.top, "
             "view.curves[0].points.map(p => [p.middle, view.place(p.middle)])]));"
         )

@@ -67,6 +67,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "LogisticRegression": problem,
     "Metric": lambda: fp.METRICS["accuracy"],
     "Partition": lambda: fp.power_law(1000, 300),
+    "Study": lambda: fp.Study({"small": problem()}, {"fedavg": fp.FedAvg(S=2)}, rounds=3),
     "Quadratic": lambda: fp.Quadratic(np.stack([np.eye(9)] * 40), np.ones((40, 50, 9))),
     "RandK": lambda: fp.RandK(0.1),
     "RowProblem": lambda: fp.RowProblem(np.full(500, 20), d=3),

@@ -97,6 +97,6 @@ def test_a_product_of_methods_and_steps_has_a_short_legend():
 
 
 def test_the_page_can_draw_every_marker():
-    script = files("fedpage.report").joinpath("page.js").read_text(encoding="utf-8")
+    script = files("fedpage.report").joinpath("chart.js").read_text(encoding="utf-8")
     known = re.findall(r'"(.)": ?"M', script)
     assert set(MARKERS) <= set(known)

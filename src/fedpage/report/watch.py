@@ -31,8 +31,8 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
         values: The values, oldest first.
         width: The number of blocks; each stands for the last of the values in its place.
 
-    >>> sparkline([1, 2, 3, 4, 5, 6, 7, 8]), sparkline([1.0, 0.1, 0.01, math.nan])
-    ('▁▂▃▄▅▆▇█', '█▅▁x')
+    >>> sparkline([1, 2, 3, 4, 5, 6, 7, 8]), sparkline([1.0, 0.1, 0.001, math.nan])
+    ('▁▂▃▄▅▆▇█', '█▆▁x')
     """
     count = min(width, len(values))
     shown = [values[(i + 1) * len(values) // count - 1] for i in range(count)]
