@@ -103,6 +103,15 @@ def runs():
     return fp.sweep(problem, [fp.FedPAGE(S=5), fp.FedAvg(S=10)], rounds=60, seeds=3)
 
 
+@pytest.mark.parametrize(("count", "fold"), [(3, "<details open>"), (4, "<details>")])
+def test_many_sentences_about_pairs_are_folded(runs, tmp_path, count, fold):
+    said = [f"method {i} needs < 2 times the bytes" for i in range(count)]
+    path = page.write_runs(runs, tmp_path / "r.html", title="t", target=0.1, sentences=said)
+    text = path.read_text(encoding="utf-8")
+    folded = text.partition(f"{fold}<summary>Pairs of methods")[2].partition("</details>")[0]
+    assert folded.count('<p class="note">method') == folded.count("needs &lt; 2") == count
+
+
 def figures(runs):
     panels = tuple(
         plots.PanelRuns(f"panel {i}", {"FedPAGE": runs[:3], "FedAvg": runs[3:]}) for i in range(3)

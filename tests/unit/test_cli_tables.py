@@ -339,7 +339,7 @@ def test_help_lists_names_and_breaks_none(run, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(*command, "--help")
     assert "quantity-dirichlet:alpha" in out
-    assert "s}" not in out  # placeholders such as {objectives}; usage lines may have {DATA}
+    assert "{" not in out.partition("\n")[2]  # some versions of typer print the usage as {DATA}
     assert max(map(len, out.splitlines())) <= 80
     if "show" not in command:
         assert "squared-hinge" in out
