@@ -16,8 +16,7 @@ from localgrid import LocalGrid
 
 import fedpage as fp
 from fedpage.core.types import StopReason
-from fedpage.flower import engine as federation
-from fedpage.flower import messages
+from fedpage.flower import exchange, messages, nodes
 from fedpage.flower.client_app import app
 from fedpage.flower.config import AppConfig
 from fedpage.flower.server_app import FedpageStrategy
@@ -415,14 +414,14 @@ def test_methods_with_client_state_need_a_checkpoint_every_round(config):
 )
 def test_nodes_with_different_labels_are_refused(labels):
     with pytest.raises(fp.InputError, match="labels"):
-        federation.check_labels(labels)
+        nodes.check_labels(labels)
     for valid in (
         {0: "-1", 1: "-1,1"},
         {0: "0,1", 1: "0,1"},
         {0: "many", 1: "many"},
         {0: "", 1: ""},
     ):
-        federation.check_labels(valid)
+        nodes.check_labels(valid)
 
 
 def test_a_run_needs_one_node_for_every_client(federate):
@@ -444,7 +443,7 @@ def test_a_run_needs_one_node_for_every_client(federate):
 
 
 def test_another_version_of_fedpage_is_refused(federate, monkeypatch):
-    monkeypatch.setattr(federation, "__version__", "9.9.9")
+    monkeypatch.setattr(nodes, "__version__", "9.9.9")
     with pytest.raises(
         fp.InputError, match=r"client \d has fedpage 0.1.0, but the server has 9.9.9"
     ):
@@ -506,7 +505,7 @@ def test_nodes_with_their_own_files(federate, simulated, tmp_path):
     ],
 )
 def test_invalid_csv_files(tmp_path, text, words):
-    from fedpage.flower.node import read_file
+    from fedpage.flower.node_data import read_file
 
     path = tmp_path / "x.csv"
     path.write_text(text)
@@ -544,7 +543,7 @@ def test_messages_that_the_grid_rejects(config):
     grid.get_node_ids()
     sent = {0: Message(RecordDict(), grid.node(0), messages.DESCRIBE, ttl=5.0)}
     grid.push_messages = lambda messages: [None]
-    assert federation.exchange(grid, sent, federation.Wait(1.0, 0.1, grid.sleep, grid.clock)) == {}
+    assert exchange.exchange(grid, sent, exchange.Wait(1.0, 0.1, grid.sleep, grid.clock)) == {}
 
 
 def test_app_toml_has_exactly_the_keys_of_the_dataclass():

@@ -10,7 +10,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.engine.simulation import start_of
-from fedpage.flower.node import load_own_problem
+from fedpage.flower.node_data import load_own_problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'fedpage[torch]'")
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower_digits"

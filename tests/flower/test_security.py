@@ -169,7 +169,7 @@ def test_strategy_wrappers_are_refused_before_a_message_is_sent(config):
 
 
 def test_client_state_belongs_to_one_run_and_one_client(tmp_path):
-    from fedpage.flower.node import ClientStateStore
+    from fedpage.flower.client_state import ClientStateStore
     from fedpage.methods.scaffold import ClientState
 
     store = ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 3)
@@ -188,7 +188,7 @@ def test_client_state_belongs_to_one_run_and_one_client(tmp_path):
 
 
 def test_the_last_versions_of_a_client_state_are_kept(tmp_path):
-    from fedpage.flower.node import ClientStateStore
+    from fedpage.flower.client_state import ClientStateStore
     from fedpage.methods.scaffold import ClientState
 
     store = ClientStateStore(str(tmp_path), "run", 0, ClientState, 3)

@@ -16,16 +16,11 @@ from fedpage.core.messages import layout_of
 from fedpage.core.metrics import row_metrics
 from fedpage.core.types import dtype_of
 from fedpage.flower import messages
+from fedpage.flower.client_state import ClientStateStore
 from fedpage.flower.config import AppConfig, build_method, parse_app_config, parse_node_config
 from fedpage.flower.metrics import select_metrics
-from fedpage.flower.node import (
-    ClientStateStore,
-    NodeData,
-    NodeDraws,
-    NodeProblem,
-    load_node_data,
-    problem_digest,
-)
+from fedpage.flower.node_data import NodeData, NodeProblem, load_node_data, problem_digest
+from fedpage.flower.node_draws import NodeDraws
 from fedpage.runs.fingerprint import method_digest
 
 Handler = Callable[[Message, Context], Message]

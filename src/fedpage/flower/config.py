@@ -31,7 +31,7 @@ class AppConfig:
 
     `hyper` holds the method's hyper-parameters as words, such as "S=2 K=10 eta_g=0.1". `objective`
     names an objective of fedpage, or a function of the app as "module:function", which returns the
-    problem of one client (see `fedpage.flower.node.load_own_problem`).
+    problem of one client (see `fedpage.flower.node_data.load_own_problem`).
     """
 
     method: str = setting("fedpage", "method, or file.py@Class")

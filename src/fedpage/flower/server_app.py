@@ -26,9 +26,11 @@ from fedpage.engine.loop import Run
 from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
 from fedpage.flower.config import Value, build_method, parse_app_config
-from fedpage.flower.engine import FlowerEngine, Node, Wait, check_nodes, describe_nodes
+from fedpage.flower.engine import FlowerEngine
+from fedpage.flower.exchange import Wait
 from fedpage.flower.metrics import refuse_reference, select_metrics
-from fedpage.flower.node import NodeProblem, load_own_problem, problem_digest
+from fedpage.flower.node_data import NodeProblem, load_own_problem, problem_digest
+from fedpage.flower.nodes import Node, check_nodes, describe_nodes
 from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_run

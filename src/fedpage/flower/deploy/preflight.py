@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.flower import node
+from fedpage.flower import node_data
 from fedpage.flower.config import build_method, parse_app_config
 from fedpage.runs import toml
 
@@ -138,7 +138,7 @@ def _check_programs() -> str:
 def _check_numba_cache() -> str:
     """Check that numba can write its cache, which a service's user may not be allowed to."""
     given = os.environ.get("NUMBA_CACHE_DIR")
-    package = Path(node.__file__).parents[1]
+    package = Path(node_data.__file__).parents[1]
     folders = [Path(given)] if given else [package / "__pycache__", Path.home() / ".cache"]
     for folder in folders:
         try:
@@ -372,5 +372,5 @@ def _check_address(address: str, ca: Path | None) -> str:
 
 
 def _check_data(path: Path) -> str:
-    data, labels = node.read_file(path, None, "", "")
+    data, labels = node_data.read_file(path, None, "", "")
     return f"{path}: {data.rows:,} rows, {data.features:,} features, labels {labels}"

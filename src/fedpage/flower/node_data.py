@@ -1,7 +1,4 @@
-"""A node's own client: its rows, its random numbers and its client state.
-
-Only replies leave a node; its rows and its client state stay on it.
-"""
+"""A node's own client: its rows, or the problem that the app's own function builds from them."""
 
 from __future__ import annotations
 
@@ -9,40 +6,28 @@ import csv
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.messages import field_names
-from fedpage.core.random import RoundDraws
 from fedpage.core.types import (
     ClientEvaluator,
-    DType,
-    Fields,
-    Ints,
-    Keys64,
     Problem,
-    Rows,
     Vector,
 )
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import Sparse, encode_labels
 from fedpage.data.partition import Partition, partition_from_text
-from fedpage.data.registry import DATASETS, platform_cache
+from fedpage.data.registry import DATASETS
 from fedpage.flower.config import AppConfig, NodeConfig
 from fedpage.problems import OBJECTIVES
 from fedpage.runs import build
-from fedpage.runs.checkpoint import pack, unpack
 from fedpage.runs.fingerprint import code_digest
-
-_STATE_VERSIONS = 6
-"""Versions of the client state that a node keeps, for servers that resume an older checkpoint."""
 
 
 @runtime_checkable
@@ -52,9 +37,6 @@ class NodeProblem(Problem, ClientEvaluator, Protocol):
     def rescale(self, factor: float) -> Self:
         """Return the problem with every client's objective multiplied by a factor."""
         ...
-
-
-T = TypeVar("T", bound=Fields)
 
 
 @runtime_checkable
@@ -278,132 +260,3 @@ def _read_csv(path: Path, label: str) -> tuple[Vector, Vector]:
         raise InputError(f"{path}: there is no row below the header")
     table = np.array(rows)
     return np.delete(table, column, axis=1), table[:, column]
-
-
-class NodeDraws:
-    """One round's random numbers for a node's client.
-
-    The node's problem has one client, number 0; the random numbers are those of the client's number
-    in the federation.
-
-    Args:
-        seed: the run's seed.
-        round: the round's number.
-        client: the client's number in the federation.
-    """
-
-    def __init__(self, seed: int, round: int, client: int) -> None:
-        self._draws, self.round = RoundDraws(seed, round), round
-        self._client = np.array([client], dtype=np.int64)
-
-    def coin(self, p: float) -> bool:
-        """Refuse: only the server draws the coin."""
-        raise NotImplementedError("a client does not draw the server's coin")
-
-    def geometric(self, p: float) -> int:
-        """Refuse: only the server draws the number of steps, and sends it."""
-        raise NotImplementedError("a client does not draw the number of steps")
-
-    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
-        """Refuse: only the server samples clients."""
-        raise NotImplementedError("a client does not sample clients")
-
-    def order(self, N: int, number: int = 0) -> Ints:
-        """Refuse: only the server orders the clients of a pass."""
-        raise NotImplementedError("a client does not order the clients of a pass")
-
-    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
-        """Draw the rows (1, count, min(b, M)) of this client's minibatches."""
-        return self._draws.rows(self._client, sizes, b, first, count)
-
-    def client_keys(self, clients: Ints, field: int) -> Keys64:
-        """Return the key of this client's own random numbers for a field of its reply, (1,)."""
-        return self._draws.client_keys(self._client, field)
-
-    def shared_key(self, field: int) -> np.uint64:
-        """Return the key that all clients of the round share, for a field of their replies."""
-        return self._draws.shared_key(field)
-
-
-class ClientStateStore(Generic[T]):
-    """The last versions of one client's state, in a file on the node.
-
-    A version is named by the round and the message of the reply that it followed. The server says
-    which version a client starts from. So a lost reply, a restarted node and a server that resumes
-    an older checkpoint all use the right version, and a repeated message gets the same reply.
-
-    Args:
-        folder: directory of the file; "" takes the user's cache directory.
-        run: digest that identifies the run.
-        client: the client's number.
-        state_type: `Method.client_state`.
-        d: number of parameters.
-        dtype: type of the numbers.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        run: str,
-        client: int,
-        state_type: type[T],
-        d: int,
-        dtype: DType | type[np.float64] = np.float64,
-    ) -> None:
-        base = Path(folder) if folder else platform_cache() / "client-state"
-        self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
-        self._type: Callable[..., T] = state_type
-        self._count = len(field_names(state_type))
-        self._d, self._dtype = d, np.dtype(dtype)
-
-    def load(self, version: str) -> T:
-        """Load a version of the client state.
-
-        Args:
-            version: the version's name; "" is the initial state.
-
-        Returns:
-            The state, a NamedTuple of (1, d) arrays; zeros for "".
-
-        Raises:
-            InputError: the node does not have this version, or the file is damaged.
-        """
-        if not version:
-            return self._type(*(np.zeros((1, self._d), self._dtype) for _ in range(self._count)))
-        versions = self._read()
-        if version not in versions:
-            raise InputError(
-                f"this node has no client state of round {version.split()[0]}; "
-                f"it was lost ({self._path})"
-            )
-        return self._type(*(field[None, :] for field in versions[version]))
-
-    def save(self, previous: str, version: str, state: T) -> None:
-        """Save a version of the client state beside the one it was computed from.
-
-        Args:
-            previous: name of the version that the client started from; it is kept.
-            version: name of the new version.
-            state: NamedTuple of (1, d) arrays.
-        """
-        versions = {name: fields for name, fields in self._read().items() if name != version}
-        newest = [name for name in versions if name != previous][-(_STATE_VERSIONS - 2) :]
-        kept = {name: versions[name] for name in versions if name in newest or name == previous}
-        kept[version] = [field[0] for field in state]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        put(self._path, pack({"versions": kept}))
-
-    def _read(self) -> dict[str, list[Vector]]:
-        try:
-            tree = unpack(self._path.read_bytes(), str(self._path))
-        except FileNotFoundError:
-            return {}
-        versions = tree.get("versions")
-        if not isinstance(versions, dict) or not all(map(self._is_state, versions.values())):
-            raise InputError(f"{self._path}: not the client state of this client in this run")
-        return versions
-
-    def _is_state(self, fields: Sequence[Vector]) -> bool:
-        return len(fields) == self._count and all(
-            field.shape == (self._d,) and field.dtype == self._dtype for field in fields
-        )

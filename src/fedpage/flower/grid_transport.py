@@ -1,0 +1,185 @@
+"""Send a method's calls to Flower's nodes and validate their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Generic
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedpage.codecs.wire import Ranks, Size, Wire
+from fedpage.core.errors import InputError
+from fedpage.core.types import (
+    Call,
+    ClientStateT,
+    Draws,
+    DType,
+    Ints,
+    MessageT,
+    Method,
+    ReplyT,
+    StateT,
+    Vector,
+)
+from fedpage.engine.transport import Chunk, Event, Rejection
+from fedpage.flower import messages
+from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_finite
+from fedpage.flower.nodes import Node, describe_nodes
+from fedpage.runs.fingerprint import method_digest
+
+
+class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
+    """Send calls to Flower's nodes and validate what comes back.
+
+    Replies after their deadline are not read.
+
+    Args:
+        grid: Flower's Grid.
+        nodes: The node of each client 0..N-1.
+        method: The method.
+        d: The number of parameters.
+        dtype: The type of the model's numbers.
+        seed: The run's seed.
+        scale: The factor of each client's objective, (N,).
+        wait: How long replies may take and how they are waited for.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Mapping[int, Node],
+        method: Method[StateT, MessageT, ReplyT, ClientStateT],
+        *,
+        d: int,
+        dtype: DType,
+        seed: int,
+        scale: Vector,
+        wait: Wait,
+    ) -> None:
+        self.grid, self.nodes, self.method, self.d = grid, dict(nodes), method, d
+        self.seed, self.scale, self.wait = seed, scale, wait
+        self.state_versions: dict[int, str] = {}
+        """The version of each client's state that holds: that of its last reply that counted."""
+        self.run_name = ""
+        """The name under which nodes keep client states."""
+        self.events: list[Event] = []
+        """Events of nodes since the last call of `pop_events`."""
+        self._wire = Wire(method, d, dtype)
+        self._version = ""
+        self._refused: set[int] = set()
+
+    @property
+    def is_reliable(self) -> bool:
+        """False: nodes may be missing."""
+        return False
+
+    def request(
+        self, call: Call[MessageT], draws: Draws, attempt: int
+    ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
+        """Send a message to nodes and wait for their replies."""
+        now, message_type = draws.round, type(call.message)
+        message = self._wire.receive(call.message)
+        cohort = call.clients if call.cohort is None else call.cohort
+        places = np.searchsorted(cohort, call.clients)
+        arrays = self._wire.encode_message(call.message)
+        self._version = messages.state_version(now, message_type)
+        if attempt:
+            self.find_new_nodes(now)
+        sent = {}
+        for client, place in zip(call.clients.tolist(), places.tolist(), strict=True):
+            header = messages.TrainRequest(
+                client=client,
+                round=now,
+                seed=self.seed,
+                message=message_type.__name__,
+                d=self.d,
+                scale=float(self.scale[client]),
+                run=self.run_name,
+                state_version=self.state_versions.get(client, ""),
+                rank=place,
+                called=len(cohort),
+            )
+            content = messages.encode_arrays(arrays, header)
+            sent[client] = self.make_message(client, messages.TRAIN, content, now)
+        layout = self._wire.replies[message_type]
+        valid: dict[int, ReplyT] = {}
+        rejected: list[Rejection] = []
+        gradients = evaluations = received = 0
+        sizes: list[Size] = []
+        for client, answered in sorted(self.exchange(sent).items()):
+            own = np.array([client], dtype=np.int64)
+            rank = Ranks(np.searchsorted(cohort, own), len(cohort))
+            try:
+                answer = messages.decode_header(content_of(answered), messages.TrainReply)
+                check_sender(client, answer.client)
+                if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
+                    raise messages.ProtocolError("impossible counts of gradients")
+                shapes = self._wire.reply_shapes(message_type, own, draws, rank)
+                parts = list(messages.decode_arrays(answered.content, shapes).values())
+                reply = messages.decode(self._wire.decode_reply, message, parts, own, draws, rank)
+            except messages.ProtocolError as fault:
+                rejected.append(Rejection(client, str(fault)))
+                continue
+            received += 1
+            sizes.append(self._wire.measure_replies(message_type, own, draws, rank))
+            gradients += answer.gradients
+            evaluations += answer.evaluations
+            if answer.round != now:
+                reason = f"late: it belongs to round {answer.round}"
+                rejected.append(Rejection(client, reason))
+            elif not is_finite(reply):
+                rejected.append(Rejection(client, "not finite", reply))
+            else:
+                valid[client] = reply
+        clients, replies = call.clients, None
+        if len(valid) < len(clients):
+            clients = np.array(sorted(valid), dtype=np.int64)
+        if valid:
+            columns = zip(*(valid[client] for client in clients.tolist()), strict=True)
+            replies = layout.build(np.stack(rows) for rows in columns)
+        size = Size(*(sum(column) for column in zip(Size(0, 0, 0), *sizes, strict=True)))
+        chunk = Chunk[ReplyT, ClientStateT](
+            call.clients, clients, replies, None, gradients, evaluations, received, rejected, size
+        )
+        return (chunk,)
+
+    def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
+        """Record that these clients' states of this round are valid; the nodes store them."""
+        if self.method.client_state is not None:
+            self.state_versions |= dict.fromkeys(clients.tolist(), self._version)
+
+    def make_message(
+        self, client: int, message_type: str, content: RecordDict, now: int
+    ) -> Message:
+        """Return a message to a client's node."""
+        node = self.nodes[client].node_id
+        return Message(content, node, message_type, ttl=self.wait.deadline, group_id=str(now))
+
+    def exchange(self, sent: Mapping[int, Message]) -> dict[int, Message]:
+        """Send messages and wait for the replies, by client."""
+        return exchange(self.grid, sent, self.wait)
+
+    def find_new_nodes(self, now: int) -> None:
+        """Find the clients of nodes without keys that reconnected under another id."""
+        here = set(self.grid.get_node_ids())
+        known = {node.node_id for node in self.nodes.values()}
+        if not here - known or known <= here:
+            return
+        code = method_digest(self.method)
+        for number in sorted(here - known - self._refused):
+            try:
+                new = describe_nodes(self.grid, [number], code=code, wait=self.wait)
+            except InputError as error:
+                self._refused.add(number)
+                self.events.append(Event("refused", now, str(error)))
+                continue
+            for client, node in new.items():
+                if client in self.nodes and self.nodes[client]._replace(node_id=number) == node:
+                    if self.nodes[client].node_id not in here:
+                        self.nodes[client] = node
+                else:
+                    self._refused.add(number)
+                    text = f"node {number} is not a client of this run"
+                    self.events.append(Event("refused", now, text))
