@@ -71,10 +71,12 @@ if TYPE_CHECKING:
         quantity_dirichlet,
         shift_features,
     )
+    from fedpage.engine.aggregation import ClippedMean, TrimmedMean
     from fedpage.engine.check_method import check_method
     from fedpage.engine.devices import Devices
     from fedpage.engine.faults import Faults
     from fedpage.engine.policy import Policy
+    from fedpage.engine.privacy import PrivateMean
     from fedpage.engine.simulate import RunOptions, simulate
     from fedpage.engine.simulation import Simulation
     from fedpage.engine.stopping import Stop
@@ -132,9 +134,11 @@ _EXPORTS = {
     "fedpage.callbacks.trackers": "Track",
     "fedpage.codecs": "BFloat16 Bernoulli Chain Codec Dither Float16 Float32 Identity Natural "
     "PermK RandK Scaled ScaledSign TopK",
+    "fedpage.engine.aggregation": "ClippedMean TrimmedMean",
     "fedpage.engine.devices": "Devices",
     "fedpage.engine.faults": "Faults",
     "fedpage.engine.policy": "Policy",
+    "fedpage.engine.privacy": "PrivateMean",
     "fedpage.engine.check_method": "check_method",
     "fedpage.engine.simulation": "Simulation",
     "fedpage.engine.simulate": "RunOptions simulate",
@@ -181,6 +185,7 @@ __all__ = [
     "Callback",
     "Chain",
     "ClientScores",
+    "ClippedMean",
     "Codec",
     "Dataset",
     "Devices",
@@ -207,6 +212,7 @@ __all__ = [
     "PermK",
     "Poisson",
     "Policy",
+    "PrivateMean",
     "Problem",
     "Progress",
     "Quadratic",
@@ -230,6 +236,7 @@ __all__ = [
     "TopK",
     "TorchProblem",
     "Track",
+    "TrimmedMean",
     "__version__",
     "blocks",
     "by_id",

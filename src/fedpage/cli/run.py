@@ -152,6 +152,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
     Raises:
         InputError: something does not exist or does not fit; nothing has been written yet.
     """
+    from fedpage.engine.aggregation import Aggregation
     from fedpage.engine.faults import parse
     from fedpage.engine.simulate import RunOptions, prepare
     from fedpage.engine.stopping import Stop
@@ -183,7 +184,11 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
         record_every=config.record_every,
         stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
         options=RunOptions(
-            threads=threads, faults=faults, policy=policy, devices=read_devices(config.devices)
+            threads=threads,
+            faults=faults,
+            policy=policy,
+            devices=read_devices(config.devices),
+            aggregation=Aggregation.from_text(config.aggregation),
         ),
     )
     print_problem(settled, problem)

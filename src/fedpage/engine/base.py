@@ -21,6 +21,7 @@ from fedpage.core.types import (
     StateT,
     Vector,
 )
+from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.policy import Policy
 from fedpage.engine.round import Costs, Round, RoundInfo
 from fedpage.engine.transport import Event, Transport
@@ -39,6 +40,9 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         seed: The run's seed.
         policy: What to do about clients that fail.
         costs: The counters of costs; None: `Costs()`.
+        aggregation: How replies are combined; None: by their mean.
+        noise_key: Secret bytes from which an aggregation draws its noise; None: it is drawn from
+            the seed, which suits simulations only.
     """
 
     def __init__(
@@ -51,10 +55,13 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         seed: int,
         policy: Policy,
         costs: Costs | None = None,
+        aggregation: Aggregation | None = None,
+        noise_key: bytes | None = None,
     ) -> None:
         self.method, self.N, self.seed = method, N, check_seed(seed)
         self.state = method.init(x0, N)
-        self.round = Round(method, N, len(x0), x0.dtype, transport, policy, costs)
+        key = self.seed.to_bytes(8, "little") if noise_key is None else noise_key
+        self.round = Round(method, N, len(x0), x0.dtype, transport, policy, costs, aggregation, key)
         self.costs = self.round.costs
 
     @property
@@ -89,18 +96,23 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return and clear the events outside a round since the last call."""
         return []
 
+    def measure_privacy(self) -> Mapping[str, float]:
+        """Return the privacy budget spent so far, if the aggregation is private."""
+        return {} if self.round.ledger is None else self.round.ledger.measure()
+
     @abstractmethod
     def evaluate(self) -> Mapping[str, float]:
         """Return at least "loss" and "grad_norm" of x."""
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""
-        misses = self.round.health.misses
-        return {
+        misses, ledger = self.round.health.misses, self.round.ledger
+        tree: Snapshot = {
             "state": state_to_tree(self.state),
             "costs": dict(vars(self.costs)),
             "misses": {str(client): times for client, times in misses.items()},
         }
+        return tree if ledger is None else {**tree, "privacy": ledger.snapshot()}
 
     def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot of a run with the same method.
@@ -121,6 +133,8 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if not valid or any(t < 1 or not 0 <= c < self.N for c, t in misses.items()):
                 raise TypeError
             state = state_from_tree(self.state, tree["state"], source)
+            if self.round.ledger is not None:
+                self.round.ledger.restore(tree["privacy"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
         self.state = state

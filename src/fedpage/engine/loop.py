@@ -196,7 +196,8 @@ class Run:
     def _evaluate(self) -> dict[str, float]:
         values = self.engine.evaluate()
         self._add_events(self.engine.pop_events())
-        return {**vars(self.engine.costs), "seconds": self.seconds, **values}
+        spent = self.engine.measure_privacy()
+        return {**vars(self.engine.costs), "seconds": self.seconds, **values, **spent}
 
     def _record(self) -> Mapping[str, float]:
         record = self._evaluate()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from fedpage.core.display import repr_settings
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Policy:
     that was missing in `lost_after` of its rounds in a row is lost: an event says so once, and no
     full round is tried while a client is lost.
 
+    In a federation, a reply or an evaluation is also rejected if its norm is more than
+    `outlier_factor` times the median norm of the clients (see `fedpage.engine.outliers`).
+
     Args:
         retries: Further attempts to reach missing clients in a sampled round.
         full_retries: Further attempts in a full round.
@@ -32,6 +36,7 @@ class Policy:
         validate: False adds all replies that arrive, including late ones of earlier rounds.
         fall_back: False lets a full round take the mean over the clients that answered.
         commit: When a client's new state is stored: if its reply "counted", or "always".
+        outlier_factor: How many times the median norm a reply may have; 0: any.
     """
 
     retries: int = 2
@@ -41,6 +46,7 @@ class Policy:
     validate: bool = True
     fall_back: bool = True
     commit: Literal["counted", "always"] = "counted"
+    outlier_factor: float = 1000.0
 
     __repr__ = repr_settings
 
@@ -57,6 +63,16 @@ class Policy:
                 raise InputError(
                     f"policy: {name} must be true or false, not {getattr(self, name)!r}"
                 )
+        factor = self.outlier_factor
+        if (
+            isinstance(factor, bool)
+            or not isinstance(factor, (int, float))
+            or not (factor == 0 or 1 <= factor < math.inf)
+        ):
+            raise InputError(
+                f"policy: outlier_factor must be a number of at least 1, or 0 for no check, "
+                f"not {short_repr(factor)}"
+            )
         if self.commit not in ("counted", "always"):
             raise InputError(f"policy: commit must be 'counted' or 'always', not {self.commit!r}")
 

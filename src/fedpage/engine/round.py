@@ -6,7 +6,7 @@ same in every engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias
 
@@ -25,9 +25,10 @@ from fedpage.core.types import (
     Replies,
     ReplyT,
     StateT,
-    Vector,
 )
+from fedpage.engine.aggregation import Accumulator, Aggregation, Mean
 from fedpage.engine.policy import ClientHealth, Policy
+from fedpage.engine.privacy import PrivacyLedger, PrivateMean
 from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed, Transport
 
 
@@ -91,7 +92,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     """Run rounds of a method over a transport, and count their costs.
 
     The mean is a running sum in client order, so it has the same bits for any chunks, threads and
-    machines.
+    machines. Another aggregation may take its place.
 
     Args:
         method: The method.
@@ -101,6 +102,11 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         transport: How clients are reached.
         policy: What to do about clients that fail.
         costs: The counters of costs; None: `Costs()`.
+        aggregation: How replies are combined; None: by their mean.
+        noise_key: Where the random numbers of an aggregation come from.
+
+    Raises:
+        InputError: The aggregation does not suit the method.
     """
 
     def __init__(
@@ -112,8 +118,17 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         transport: Transport[MessageT, ReplyT, ClientStateT],
         policy: Policy,
         costs: Costs | None = None,
+        aggregation: Aggregation | None = None,
+        noise_key: bytes = b"",
     ) -> None:
         self.method, self.N, self.transport, self.policy = method, N, transport, policy
+        self.aggregation = Mean() if aggregation is None else aggregation
+        self.aggregation.check(method, N)
+        self.ledger: PrivacyLedger | None = None
+        """The privacy budget spent, if the aggregation is private."""
+        if isinstance(self.aggregation, PrivateMean):
+            self.ledger = self.aggregation.make_ledger(method, N)
+        self._is_mean, self._noise_key = isinstance(self.aggregation, Mean), noise_key
         self.costs = Costs() if costs is None else costs
         self.health = ClientHealth(policy.lost_after)
         wire = Wire(method, d, dtype)
@@ -148,12 +163,14 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             and len(chunk.clients) == len(call.clients)
             and not chunk.rejected
         ):  # the usual case: one chunk has valid replies of all called clients
-            replies = self._average(chunk, call.message)
+            replies = self._average(chunk, call.message, draws.round)
         else:
             replies, call, events = self._gather_or_fall_back(call, draws, opened)
         costs.round += 1
         costs.full_rounds += len(call.clients) == self.N
         costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
+        if self.ledger is not None:
+            self.ledger.add(replies.clients)
         state = self.method.server(state, replies)
         return state, RoundInfo(draws.round, replies.count, events)
 
@@ -176,12 +193,18 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         chunks = iter(self.transport.request(call, draws, attempt))
         return next(chunks), chunks
 
-    def _average(self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT) -> Replies[ReplyT]:
+    def _average(
+        self, chunk: Chunk[ReplyT, ClientStateT], message: MessageT, round: int
+    ) -> Replies[ReplyT]:
         """Return the mean of a chunk that has valid replies of all called clients."""
         self._count_received(chunk, message)
         self.transport.commit(chunk.clients, chunk.client_states)
         replies: Any = chunk.replies
-        return Replies(type(replies)(*map(mean_rows, replies)), chunk.clients)
+        if self._is_mean:
+            return Replies(type(replies)(*map(mean_rows, replies)), chunk.clients)
+        accumulator = self.aggregation.begin(round, self._noise_key)
+        accumulator.add(replies)
+        return Replies(replies._make(accumulator.finish(len(chunk.clients))), chunk.clients)
 
     def _gather_or_fall_back(
         self,
@@ -243,7 +266,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         while True:
             if opened is None:
                 opened = self._send(call, draws, attempt)
-            gathered = _Gathered[ReplyT, ClientStateT]()
+            gathered = _Gathered[ReplyT, ClientStateT](
+                self.aggregation.begin(draws.round, self._noise_key)
+            )
             self._gather_chunks(gathered, call, draws, attempt, retries, opened, outcome)
             opened = None
             attempt += 1 + retries
@@ -338,16 +363,16 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
 
 class _Gathered(Generic[ReplyT, ClientStateT]):
-    """The running sum of the chunks of a call, and the clients that are missing in it."""
+    """The aggregate of the chunks of a call, and the clients that are missing in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, accumulator: Accumulator) -> None:
         self.clients: list[Ints] = []
         self.answered: list[int] = []
         self.missing: list[int] = []
         self.not_finite: list[Rejection] = []
         self.client_states: list[tuple[Ints, ClientStateT | None]] = []
         self._type: Any = None
-        self._sums: list[Vector] = []
+        self._accumulator = accumulator
 
     def add(
         self,
@@ -365,19 +390,18 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
             self.add_replies(chunk)
 
     def add_replies(self, chunk: Chunk[ReplyT, ClientStateT]) -> None:
-        """Add a chunk's replies to the sum."""
+        """Add a chunk's replies to the aggregate."""
         assert chunk.replies is not None
         self.clients.append(chunk.clients)
-        sums: Sequence[Vector | None] = self._sums or [None] * len(chunk.replies)
         self._type = type(chunk.replies)
-        self._sums = [add_rows(s, part) for s, part in zip(sums, chunk.replies, strict=True)]
+        self._accumulator.add(chunk.replies)
 
     def mean(self) -> Replies[ReplyT] | None:
         """Return the mean over the clients that answered; None if none did."""
         if not self.clients:
             return None
         clients = np.concatenate(self.clients)
-        return Replies(self._type._make([s / len(clients) for s in self._sums]), clients)
+        return Replies(self._type._make(self._accumulator.finish(len(clients))), clients)
 
 
 def _merge(parts: list[Chunk[ReplyT, ClientStateT]]) -> Chunk[ReplyT, ClientStateT]:

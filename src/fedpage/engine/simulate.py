@@ -13,6 +13,7 @@ from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
+from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.faults import Faults
 from fedpage.engine.loop import Run, StopRule
@@ -42,6 +43,8 @@ class RunOptions:
     """How clients fail."""
     policy: Policy | None = None
     """What a round does about clients that fail."""
+    aggregation: Aggregation | None = None
+    """How replies are combined, such as TrimmedMean(0.1); by default by their mean."""
     devices: Devices | None = None
     """The clients' devices, which add the column seconds_simulated."""
     evaluate: Evaluation = "pooled"
@@ -173,6 +176,7 @@ def prepare(
         policy=options.policy,
         evaluate=options.evaluate,
         devices=options.devices,
+        aggregation=options.aggregation,
     )
     if isinstance(stop, Stop):
         for budget in stop.budgets:
@@ -224,6 +228,8 @@ def describe_simulation(
         meta["faults"] = options.faults.describe()
     if options.devices is not None:
         meta["devices"] = options.devices.describe()
+    if options.aggregation is not None and not isinstance(options.aggregation, Mean):
+        meta["aggregation"] = options.aggregation.describe()
     if options.policy is not None and options.policy != Policy():
         meta["policy"] = vars(options.policy).copy()
     return meta

@@ -25,6 +25,7 @@ from fedpage.core.types import (
     dtype_of,
 )
 from fedpage.core.validate import check_whole
+from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.base import Engine, check_is_method, mean_evaluations
 from fedpage.engine.client_states import ClientStates
 from fedpage.engine.clock import Clock
@@ -70,6 +71,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         policy: What to do about clients that fail.
         evaluate: "pooled" or "per_client".
         devices: The clients' devices, to simulate time; None: time is not simulated.
+        aggregation: How replies are combined; None: by their mean.
 
     Raises:
         InputError: An argument is wrong, or they do not fit each other.
@@ -88,6 +90,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         policy: Policy | None = None,
         evaluate: Evaluation = "pooled",
         devices: Devices | None = None,
+        aggregation: Aggregation | None = None,
     ) -> None:
         parts = ("oracle", "evaluate", "describe")
         if isinstance(problem, type) or not all(hasattr(problem, name) for name in parts):
@@ -131,8 +134,9 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         )  # fmt: skip
         costs = None if devices is None else self._timed
         super().__init__(
-            method, problem.N, start, self._transport, seed=seed, policy=policy, costs=costs
-        )
+            method, problem.N, start, self._transport,
+            seed=seed, policy=policy, costs=costs, aggregation=aggregation,
+        )  # fmt: skip
 
     @property
     def code(self) -> dict[str, type]:

@@ -65,6 +65,8 @@ class FedAvg(LocalSGD):
     messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[None] = None
     compressible: ClassVar[Compressible] = {Model: {"dy": None}}
+    takes_any_mean: ClassVar[bool] = True
+    """A trimmed, clipped or noisy mean may replace that of the moves."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

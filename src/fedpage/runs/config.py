@@ -194,6 +194,9 @@ class RunConfig(RoundsConfig):
     steps: Literal["given", "theory"] = setting(
         "given", "Step sizes: given, or theory for those of the method's theorem."
     )
+    aggregation: str = setting(
+        "mean", "How replies are combined: mean, trimmed:share=0.1, clipped:bound=1, or private:..."
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,283 @@
+"""How the server combines the replies of a round: their mean, or a robust or private one.
+
+Every method is defined with the mean of the replies. The other aggregations protect the model from
+clients that send wrong numbers (`TrimmedMean`, `ClippedMean`) or protect the clients
+(`fedpage.engine.privacy.PrivateMean`). They are allowed for methods that say so with
+`takes_any_mean`: those whose server needs an estimate of the mean change and nothing else. A method
+with a recursion, such as FedPAGE's g or SCAFFOLD's c, assumes the mean itself.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.core.aggregate import add_rows
+from fedpage.core.display import repr_settings
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.types import AnyMethod, Vector
+from fedpage.runs.config import structure
+
+
+class Accumulator(Protocol):
+    """Collects the replies of one round."""
+
+    def add(self, replies: Sequence[Vector]) -> None:
+        """Add the replies of further clients, in client order: each field (n, d)."""
+        ...
+
+    def finish(self, count: int) -> list[Vector]:
+        """Return the aggregate of all `count` replies: each field (d,)."""
+        ...
+
+
+class Aggregation(ABC):
+    """A way to combine the replies of a round into one."""
+
+    name: ClassVar[str]
+    known: ClassVar[dict[str, type[Aggregation]]] = {}
+    """Every aggregation by name."""
+
+    def __init_subclass__(cls) -> None:
+        Aggregation.known[cls.name] = cls
+
+    @staticmethod
+    def from_text(text: str) -> Aggregation:
+        """Return the aggregation of a text, with settings after a colon.
+
+        Raises:
+            InputError: The name or a setting is unknown or out of range.
+
+        >>> Aggregation.from_text("mean"), Aggregation.from_text("trimmed:share=0.2")
+        (Mean(), TrimmedMean(share=0.2))
+        """
+        name, _, words = text.partition(":")
+        found = Aggregation.known.get(name.strip())
+        if found is None:
+            known = ", ".join(Aggregation.known)
+            raise InputError(
+                f"aggregation: there is no {short_repr(name)};"
+                f"{did_you_mean(name, Aggregation.known)} known are {known}"
+            )
+        table = {}
+        for word in words.split(",") if words else ():
+            key, equals, value = word.partition("=")
+            if not equals:
+                raise InputError(
+                    f"aggregation {short_repr(text)}: expected name=value after the colon, such "
+                    f"as trimmed:share=0.1, not {short_repr(word)}"
+                )
+            table[key.strip()] = value.strip()
+        return structure(found, table, f"aggregation {short_repr(text)}", words=True)
+
+    @property
+    def text(self) -> str:
+        """What `from_text` reads, such as "trimmed:share=0.2"."""
+        settings = ",".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{self.name}:{settings}" if settings else self.name
+
+    @property
+    def needs_mean(self) -> bool:
+        """Whether only methods that take any estimate of the mean may use it."""
+        return True
+
+    @abstractmethod
+    def begin(self, round: int, key: bytes) -> Accumulator:
+        """Return an accumulator of the replies of a round.
+
+        Args:
+            round: The round's number.
+            key: Where the aggregation's random numbers come from; secret in a federation.
+        """
+
+    def check(self, method: AnyMethod, N: int) -> None:
+        """Refuse a method for which this aggregation would be wrong.
+
+        Args:
+            method: The method.
+            N: The number of clients.
+
+        Raises:
+            InputError: It would be.
+        """
+        if self.needs_mean and not getattr(method, "takes_any_mean", False):
+            raise InputError(
+                f"aggregation={self.name}: {method.name} needs the mean of the replies, because "
+                "its later rounds build on it; use FedAvg, FedProx or FedAdam, or aggregation=mean"
+            )
+
+    def describe(self) -> dict[str, object]:
+        """Return the settings as plain values."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Mean(Aggregation):
+    """The mean of the replies, which every method is defined with."""
+
+    name: ClassVar[str] = "mean"
+    __repr__ = repr_settings
+
+    @property
+    def needs_mean(self) -> bool:
+        """False: it is the mean."""
+        return False
+
+    def begin(self, round: int, key: bytes) -> Accumulator:
+        """Return a running sum."""
+        return _Sum()
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Aggregation):
+    """The mean of each coordinate without its largest and its smallest values.
+
+    Of n replies, the k = floor(share n) largest and the k smallest values of each coordinate are
+    left out (Yin et al. 2018). As long as at most k clients send wrong numbers, each coordinate
+    stays between the smallest and the largest honest value.
+
+    Args:
+        share: The share of clients left out on each side, in [0, 0.5).
+
+    Raises:
+        InputError: The share is out of range.
+    """
+
+    name: ClassVar[str] = "trimmed"
+    share: float = 0.1
+    __repr__ = repr_settings
+
+    def __post_init__(self) -> None:
+        check_number("trimmed: share", self.share, below=0.5)
+
+    def begin(self, round: int, key: bytes) -> Accumulator:
+        """Return an accumulator that keeps all replies until the end of the round."""
+        return _Trimmed(float(self.share))
+
+
+@dataclass(frozen=True)
+class ClippedMean(Aggregation):
+    """The mean of replies that are scaled down to a norm of at most `bound`.
+
+    A reply with |r| > bound counts as bound r/|r|, so that no client moves the mean of n replies by
+    more than bound/n. Where no reply is longer, it is the mean, bit for bit.
+
+    Args:
+        bound: The largest norm of a reply.
+
+    Raises:
+        InputError: The bound is not a positive number.
+    """
+
+    name: ClassVar[str] = "clipped"
+    bound: float
+    __repr__ = repr_settings
+
+    def __post_init__(self) -> None:
+        check_number("clipped: bound", self.bound, above=0.0)
+
+    def begin(self, round: int, key: bytes) -> Accumulator:
+        """Return a running sum of clipped replies."""
+        return ClippedSum(float(self.bound))
+
+
+class _Sum:
+    """The running sum of replies, one client after the other."""
+
+    def __init__(self) -> None:
+        self._totals: Sequence[Vector | None] = ()
+
+    def add(self, replies: Sequence[Vector]) -> None:
+        totals = self._totals or [None] * len(replies)
+        self._totals = [add_rows(t, rows) for t, rows in zip(totals, replies, strict=True)]
+
+    def finish(self, count: int) -> list[Vector]:
+        return [total / count for total in self._totals if total is not None]
+
+
+class ClippedSum(_Sum):
+    """The running sum of replies clipped to a norm over all their fields.
+
+    Args:
+        bound: The largest norm.
+    """
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self._bound = bound
+
+    def add(self, replies: Sequence[Vector]) -> None:
+        """Add clipped replies."""
+        norms = norms_of(replies)
+        if (norms > self._bound).any():
+            factors = np.minimum(1.0, self._bound / np.maximum(norms, self._bound))
+            replies = [rows * factors[:, None].astype(rows.dtype) for rows in replies]
+        super().add(replies)
+
+
+class _Trimmed:
+    """All replies of a round, for a mean without the extremes of each coordinate."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._parts: list[Sequence[Vector]] = []
+
+    def add(self, replies: Sequence[Vector]) -> None:
+        self._parts.append(replies)
+
+    def finish(self, count: int) -> list[Vector]:
+        k = math.floor(self._share * count)
+        fields = zip(*self._parts, strict=True)
+        return [_trimmed_mean(np.concatenate(parts), k) for parts in fields]
+
+
+def _trimmed_mean(rows: Vector, k: int) -> Vector:
+    """Return the mean of each column of (n, d) without its k largest and k smallest values.
+
+    What is left is added in client order, so that the result has the bits of the mean of the other
+    clients where the same clients are left out of every coordinate.
+    """
+    n = len(rows)
+    if k:
+        order = np.argsort(rows, axis=0, kind="stable")
+        rows = rows.copy()
+        for extreme in (order[:k], order[n - k :]):
+            np.put_along_axis(rows, extreme, np.zeros((), rows.dtype), axis=0)
+    total = add_rows(None, rows)
+    return np.asarray(total / (n - 2 * k), dtype=rows.dtype)
+
+
+def norms_of(replies: Sequence[Vector]) -> NDArray[np.float64]:
+    """Return the norm of each client's reply over all its fields, (n,).
+
+    Numbers whose squares overflow or vanish are scaled first, so that every finite reply has a
+    finite norm unless the norm itself is too large for a float.
+    """
+    wide = [np.asarray(rows, dtype=np.float64) for rows in replies]
+    largest = np.max([np.abs(rows).max(axis=1, initial=0.0) for rows in wide], axis=0)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = [np.square(rows / scale[:, None]).sum(axis=1) for rows in wide]
+        return np.asarray(scale * np.sqrt(np.sum(squares, axis=0)), dtype=np.float64)
+
+
+def check_number(
+    name: str, value: object, above: float | None = None, below: float = math.inf
+) -> None:
+    """Refuse what is not a number in the range.
+
+    Raises:
+        InputError: It is not.
+    """
+    valid = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
+    number = float(value) if valid else math.nan  # type: ignore[arg-type]
+    if not (number >= 0.0 and number < below) or (above is not None and number <= above):
+        least = "at least 0" if above is None else f"above {above:g}"
+        most = f" and below {below:g}" if math.isfinite(below) else ", finite"
+        raise InputError(f"aggregation: {name} must be {least}{most}, not {short_repr(value)}")

@@ -1,0 +1,264 @@
+"""Aggregations of replies: the mean, robust means, and a private mean with its accountant."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedpage as fp
+from fedpage.core.aggregate import mean_rows
+from fedpage.engine import privacy
+from fedpage.engine.aggregation import Aggregation, ClippedMean, Mean, TrimmedMean, norms_of
+from fedpage.engine.privacy import PrivateMean
+from fedpage.methods.registry import METHODS
+
+KEY = b"key"
+PROBLEM = fp.LogisticRegression(fp.load("census", rows=300), clients=12)
+FEDAVG = fp.FedAvg(S=6, K=3, eta_l=0.1)
+
+
+def run(aggregation, method=FEDAVG, rounds=20, **options):
+    return fp.simulate(
+        PROBLEM, method, rounds=rounds, seed=3,
+        options=fp.RunOptions(aggregation=aggregation, **options),
+    )  # fmt: skip
+
+
+def aggregate(aggregation, *chunks, key=KEY):
+    accumulator = aggregation.begin(0, key)
+    for chunk in chunks:
+        accumulator.add([chunk])
+    return accumulator.finish(sum(map(len, chunks)))[0]
+
+
+rows = st.integers(0, 2**32 - 1).map(
+    lambda seed: np.random.default_rng(seed).normal(size=(3 + seed % 9, 1 + seed % 5))
+)
+
+
+@given(rows)
+@settings(max_examples=50, deadline=None)
+def test_robust_means_are_the_mean_where_nothing_is_left_out_or_clipped(values):
+    mean = mean_rows(values)
+    longest = float(norms_of([values]).max())
+    for aggregation in (Mean(), TrimmedMean(0.0), ClippedMean(longest * (1 + 1e-12))):
+        assert aggregate(aggregation, values).tobytes() == mean.tobytes()
+        halves = values[: len(values) // 2], values[len(values) // 2 :]
+        assert aggregate(aggregation, *halves).tobytes() == mean.tobytes()
+
+
+@given(rows, st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_a_trimmed_mean_is_the_mean_of_the_others_without_the_outliers(values, k, random):
+    honest, d = len(values), values.shape[1]
+    share = (k + 0.5) / (honest + 2 * k)
+    if share >= 0.5:
+        share = k / (honest + 2 * k) + 1e-9
+    outliers = np.array([[1e300] * d] * k + [[-1e300] * d] * k)
+    order = list(range(honest + 2 * k))
+    random.shuffle(order)
+    everyone = np.concatenate([values, outliers])[order]
+    others = everyone[np.abs(everyone[:, 0]) < 1e300]
+    assert math.floor(share * len(everyone)) == k
+    assert aggregate(TrimmedMean(share), everyone).tobytes() == mean_rows(others).tobytes()
+
+
+def test_outliers_on_one_side_leave_a_trimmed_mean_among_honest_values():
+    values = np.random.default_rng(0).normal(size=(10, 4))
+    wrong = values.copy()
+    wrong[2] = 1e308
+    trimmed = aggregate(TrimmedMean(0.1), wrong)
+    assert (trimmed >= values.min(axis=0)).all()
+    assert (trimmed <= values.max(axis=0)).all()
+
+
+def test_one_client_moves_a_clipped_mean_by_the_bound_at_most():
+    values = np.random.default_rng(0).normal(size=(10, 4)) * 0.1
+    wrong = values.copy()
+    wrong[2] = 1e300
+    bound = 1.0
+    without = np.where(np.arange(10)[:, None] == 2, 0.0, values)
+    moved = aggregate(ClippedMean(bound), wrong) - aggregate(ClippedMean(bound), without)
+    assert np.linalg.norm(moved) == pytest.approx(bound / 10)
+
+
+def test_norms_neither_overflow_nor_vanish():
+    values = np.array([[3e200, 4e200], [3e-200, 4e-200], [0.0, 0.0]])
+    assert norms_of([values]).tolist() == pytest.approx([5e200, 5e-200, 0.0])
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    [TrimmedMean(0.2), ClippedMean(0.05), PrivateMean(clip=0.1, noise=1.0)],
+    ids=lambda a: a.name,
+)
+def test_chunks_threads_and_a_resume_change_no_bit(aggregation, tmp_path):
+    if aggregation.name == "private":
+        pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    whole = run(aggregation)
+    assert whole.same(run(aggregation, chunk=2, threads=2))
+    assert not whole.same(run(None))
+    half = fp.simulate(
+        PROBLEM, FEDAVG, rounds=10, seed=3, out=tmp_path / "run",
+        options=fp.RunOptions(aggregation=aggregation),
+    )  # fmt: skip
+    assert len(half) == 2
+    resumed = fp.simulate(
+        PROBLEM, FEDAVG, rounds=20, seed=3, out=tmp_path / "run",
+        options=fp.RunOptions(aggregation=aggregation, resume=True),
+    )  # fmt: skip
+    assert resumed.same(whole)
+    assert resumed.meta["aggregation"] == aggregation.describe()
+
+
+def test_a_resume_with_another_aggregation_is_refused(tmp_path):
+    fp.simulate(PROBLEM, FEDAVG, rounds=5, seed=3, out=tmp_path / "run")
+    with pytest.raises(fp.InputError, match="aggregation"):
+        fp.simulate(
+            PROBLEM, FEDAVG, rounds=9, seed=3, out=tmp_path / "run",
+            options=fp.RunOptions(aggregation=TrimmedMean(0.2), resume=True),
+        )  # fmt: skip
+
+
+def test_methods_that_need_the_mean_itself_refuse_another():
+    allowed = set()
+    for name, entry in METHODS.items():
+        try:
+            TrimmedMean(0.1).check(entry(), 100)
+            allowed.add(name)
+        except fp.InputError:
+            continue
+    assert {"fedavg", "fedprox", "fedadam", "fedavgm", "fedyogi", "fedadagrad"} <= allowed
+    assert not allowed & {"fedpage", "scaffold", "page", "saga", "ef21", "feddyn", "fedexp"}
+    for refused in ("trimmed:share=0.1", "clipped:bound=1"):
+        with pytest.raises(fp.InputError, match="FedPAGE needs the mean of the replies"):
+            run(Aggregation.from_text(refused), fp.FedPAGE(S=4))
+
+
+@pytest.mark.parametrize("text", ["mean", "trimmed:share=0.25", "clipped:bound=2.5"])
+def test_texts_are_read_as_written(text):
+    assert Aggregation.from_text(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trimed", "did you mean 'trimmed'"),
+        ("trimmed:0.1", "expected name=value"),
+        ("trimmed:share=0.5", "share must be at least 0 and below 0.5"),
+        ("clipped", "'bound' is missing"),
+        ("clipped:bound=0", "bound must be above 0"),
+        ("clipped:bound=nan", "bound"),
+        ("private:clip=1,noise=1,cohort=hidden", "cohort must be"),
+    ],
+)
+def test_wrong_texts_are_refused_in_one_line(text, message):
+    with pytest.raises(fp.InputError, match=message) as error:
+        Aggregation.from_text(text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200
+
+
+# --- differential privacy ---------------------------------------------------------------------
+
+
+def exact_epsilon(noise, times, delta):
+    """Return the smallest epsilon of so many Gaussian mechanisms (Balle and Wang 2018)."""
+    mu, phi = math.sqrt(times) / noise, NormalDist().cdf
+
+    def spent(epsilon):
+        return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+
+    low, high = 0.0, 500.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (1.1, 10), (4.0, 100)])
+def test_epsilon_bounds_the_exact_one_from_above_closely(noise, times):
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    settings = PrivateMean(clip=1.0, noise=noise, delta=1e-5)
+    ledger = settings.make_ledger(FEDAVG, 3)
+    assert ledger.measure() == {"epsilon": 0.0}
+    for _ in range(times):
+        ledger.add(np.array([1]))
+    exact = exact_epsilon(noise, times, 1e-5)
+    assert exact <= ledger.measure()["epsilon"] < 1.15 * exact
+
+
+def test_epsilon_counts_the_client_that_was_called_most_often():
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    ledger = PrivateMean(clip=1.0, noise=2.0).make_ledger(FEDAVG, 4)
+    for clients in ([0, 1], [1, 2], [1, 3]):
+        ledger.add(np.array(clients))
+    alone = PrivateMean(clip=1.0, noise=2.0).make_ledger(FEDAVG, 4)
+    for _ in range(3):
+        alone.add(np.array([1]))
+    assert ledger.measure() == alone.measure()
+
+
+def test_a_secret_cohort_spends_less_where_few_of_many_clients_are_sampled():
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    method = fp.FedAvg(S=10)
+    spent = {}
+    for cohort in ("public", "secret"):
+        ledger = PrivateMean(clip=1.0, noise=4.0, cohort=cohort).make_ledger(method, 1000)
+        for _ in range(50):
+            ledger.add(np.arange(10))
+        spent[cohort] = ledger.measure()["epsilon"]
+    assert 0 < spent["secret"] < spent["public"] / 4
+    full = PrivateMean(clip=1.0, noise=4.0, cohort="secret").make_ledger(fp.FedAvg(S=10), 10)
+    full.add(np.arange(10))
+    assert full.measure()["epsilon"] >= exact_epsilon(2.0, 1, 1e-5)  # replaced: twice as far
+
+
+def test_every_record_has_the_epsilon_so_far():
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    history = run(PrivateMean(clip=0.1, noise=1.0))
+    epsilon = history["epsilon"]
+    assert epsilon[0] == 0.0
+    assert (np.diff(epsilon) > 0).all()
+    assert np.isfinite(epsilon).all()
+    assert "epsilon" not in run(None).columns
+
+
+def test_the_noise_has_the_stated_deviation_and_its_key_decides():
+    zeros = np.zeros((5, 40_000))
+    settings = PrivateMean(clip=2.0, noise=3.0)
+    noisy = aggregate(settings, zeros)
+    assert noisy.std() == pytest.approx(3.0 * 2.0 / 5, rel=0.02)
+    assert abs(noisy.mean()) < 0.02
+    assert abs(np.mean(noisy**3)) < 0.1
+    assert np.mean(noisy**4) == pytest.approx(3 * 1.2**4, rel=0.1)
+    assert (aggregate(settings, zeros, key=b"other") != noisy).any()
+    assert (privacy.draw_normals(KEY, 1, 10) != privacy.draw_normals(KEY, 0, 10)).all()
+
+
+def test_a_reply_is_clipped_before_the_noise():
+    values = np.zeros((4, 3))
+    values[0, 0] = 1e9
+    clipped = np.zeros((4, 3))
+    clipped[0, 0] = 2.0
+    settings = PrivateMean(clip=2.0, noise=1.0)
+    assert np.allclose(aggregate(settings, values), aggregate(settings, clipped), rtol=1e-12)
+
+
+def test_privacy_is_refused_for_methods_whose_recursion_it_would_break():
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    for method in (fp.FedPAGE(S=4), fp.SCAFFOLD(S=4)):
+        with pytest.raises(fp.InputError, match="needs the mean of the replies"):
+            run(PrivateMean(clip=1.0, noise=1.0), method)
+    run(PrivateMean(clip=1.0, noise=1.0), fp.FedProx(S=4), rounds=2)
+
+
+def test_a_missing_accountant_is_reported_at_the_start(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(fp.InputError, match=r"fedpage\[privacy\]"):
+        run(PrivateMean(clip=1.0, noise=1.0))
