@@ -88,6 +88,20 @@ def test_metrics_equal_the_simulator(federate, simulated, tmp_path):
     }
 
 
+def test_recorded_metrics_have_the_clients_weights(federate, simulated):
+    """With weights by size the mean of the clients' accuracies is that of all rows."""
+    changes = {"metrics": "accuracy", "objective": "logistic", "weights": "size"}
+    history = federate(**changes).history
+    problem = fp.LogisticRegression(
+        fp.load("census", rows=300), fp.power_law(300, 8), metrics=["accuracy"], weights="size"
+    )
+    assert history.same(simulated(problem, weights="size"))
+    pooled = problem.evaluate(history.x)["accuracy"]
+    assert history.last("accuracy") == pytest.approx(pooled, rel=1e-12)
+    each = problem.client_scores(history.x, metric="accuracy").values
+    assert abs(pooled - float(np.mean(each))) > 1e-6
+
+
 def test_quantiles_over_clients_equal_the_simulator(federate, simulated, tmp_path):
     """Nodes send their own values; the server computes quantiles, of losses without weights."""
     metrics = ["accuracy_worst", "auc_p50", "loss_worst", "loss_p10"]

@@ -142,6 +142,13 @@ def test_the_mean_over_clients_skips_undefined_values_and_is_exact():
     assert m.mean_metrics([]) == {}
 
 
+def test_the_mean_over_clients_has_the_clients_weights():
+    values = np.array([0.5, math.nan, 1.0])
+    factors = np.array([0.5, 2.0, 0.5])
+    assert m.mean_metrics([{"a": values[:1]}, {"a": values[1:]}], factors)["a"] == 0.75
+    assert m.mean_metrics([{"a": values}], np.array([1.5, 1.0, 0.5]))["a"] == 0.625
+
+
 # Problems
 
 
@@ -186,8 +193,12 @@ def test_clients_evaluate_metrics_on_their_own_rows(data):
     per_client = fp.RunOptions(evaluate="per_client")
     run = fp.simulate(problem, fp.FedAvg(S=3), options=per_client, **options)
     everyone = problem.evaluate_clients(np.arange(12), run.x).metrics
-    assert run.last("accuracy") == pytest.approx(everyone["accuracy"].mean())
-    assert run.last("auc") == pytest.approx(np.nanmean(everyone["auc"]))
+    share = problem.sizes / problem.sizes.sum()
+    assert run.last("accuracy") == pytest.approx(float(share @ everyone["accuracy"]))
+    known = ~np.isnan(everyone["auc"])
+    assert run.last("auc") == pytest.approx(
+        np.average(everyone["auc"][known], weights=share[known])
+    )
     assert run.last("held_out_auc") == problem.evaluate(run.x)["held_out_auc"]
     assert fp.simulate(
         problem, fp.FedAvg(S=3), **options, options=fp.RunOptions(chunk=5, evaluate="per_client")

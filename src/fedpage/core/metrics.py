@@ -274,34 +274,41 @@ def client_quantiles(
     }
 
 
-def mean_metrics(chunks: Iterable[Mapping[str, Vector]]) -> dict[str, float]:
-    """Average each client's metrics over the clients.
+def mean_metrics(
+    chunks: Iterable[Mapping[str, Vector]], factors: Vector | None = None
+) -> dict[str, float]:
+    """Average each client's metrics over the clients, with the clients' weights.
 
     A client does not count where a metric is not defined (NaN, such as the AUC of one class). The
     sum is exact, so that chunks and their order change no bit.
 
     Args:
         chunks: tables of (n,) values, of some clients each.
+        factors: the factors N w_i of all these clients, in their order; None: equal weights.
 
     Returns:
         The mean of each metric; NaN where no client has a value.
 
     >>> mean_metrics([{"auc": np.array([0.5, math.nan])}, {"auc": np.array([1.0])}])
     {'auc': 0.75}
+    >>> mean_metrics([{"auc": np.array([0.5, 1.0])}], np.array([1.5, 0.5]))
+    {'auc': 0.625}
     """
     values: dict[str, list[float]] = {}
     for chunk in chunks:
         for name, column in chunk.items():
             values.setdefault(name, []).extend(np.asarray(column, dtype=np.float64).tolist())
-    return {
-        name: _mean([v for v in column if not math.isnan(v)]) for name, column in values.items()
-    }
+    return {name: _mean(column, factors) for name, column in values.items()}
 
 
-def _mean(values: Sequence[float]) -> float:
-    if not values:
+def _mean(column: Sequence[float], factors: Vector | None) -> float:
+    weights = [1.0] * len(column) if factors is None else factors.tolist()
+    known = [(v, w) for v, w in zip(column, weights, strict=True) if not math.isnan(v)]
+    if not known:
         return math.nan
+    products = [v * w for v, w in known]
+    total = math.fsum(w for _, w in known)
     try:
-        return math.fsum(values) / len(values)
+        return math.fsum(products) / total
     except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
-        return float(np.mean(values))
+        return float(np.sum(products) / total)

@@ -174,7 +174,8 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         record = mean_evaluations(
             (part.losses for part in parts), (part.gradients for part in parts)
         )
-        record |= mean_metrics(part.metrics for part in parts)
+        factors = problem.client_factors if isinstance(problem, ClientScoring) else None
+        record |= mean_metrics((part.metrics for part in parts), factors)
         if isinstance(problem, ClientScoring):
             record |= problem.combine_clients(parts)
             record |= problem.compare_with_reference(self.x, record["loss"])

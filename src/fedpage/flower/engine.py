@@ -112,8 +112,9 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         record = mean_evaluations((e.loss for e in each), (e.gradient[None, :] for e in each))
         sent = row_metrics(self._metrics)
         values = {name: np.array([e.metrics[i] for e in each]) for i, name in enumerate(sent)}
-        record |= mean_metrics([values])
-        losses = np.concatenate([e.loss for e in each]) / transport.scale[sorted(found)]
+        scale = transport.scale[sorted(found)]
+        record |= mean_metrics([values], scale)
+        losses = np.concatenate([e.loss for e in each]) / scale
         record |= client_quantiles(self._metrics, {**values, "loss": losses})
         return record if self._held_out is None else {**record, **self._held_out(x)}
 
