@@ -98,7 +98,7 @@ def test_recorded_metrics_have_the_clients_weights(federate, simulated):
     assert history.same(simulated(problem, weights="size"))
     pooled = problem.evaluate(history.x)["accuracy"]
     assert history.last("accuracy") == pytest.approx(pooled, rel=1e-12)
-    each = problem.client_scores(history.x, metric="accuracy").values
+    each = list(problem.client_scores(history.x, metric="accuracy").values())
     assert abs(pooled - float(np.mean(each))) > 1e-6
 
 
