@@ -3,7 +3,8 @@
 Forked processes that run a method with a checkpoint every few rounds are killed with SIGKILL at
 random moments until the run ends; slow writes make many kills fall into a checkpoint. The real
 command is killed, terminated and interrupted. The disk fills up (a small tmpfs where this process
-may mount one, a limit of the file size everywhere), and the directory cannot be written.
+may mount one, a limit of the file size everywhere), and the directory cannot be written. Commands
+with several processes are killed, and their workers must end.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from support import methods, uneven
 
 import fedpage as fp
+from fedpage.core.processes import find_descendants
 
 FORK = multiprocessing.get_context("fork")
 FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.1)
@@ -253,6 +255,54 @@ def deny_permission(folder, say=print):
     say(f"no permission: {result}")
 
 
+LONG = ["--data", "census:rows=2000", "--clients", "200", "--rounds", "1000000", "--jobs", "2"]
+STUDY = """
+name = "long"
+rounds = 1000000
+seeds = 2
+[problems]
+census = { data = "census:rows=2000", clients = 200 }
+[methods]
+fedavg = { S = 20, K = 10 }
+"""
+PARALLEL = {
+    "compare": ["compare", "--methods", "fedavg,scaffold", *LONG, "--out", "out"],
+    "tune": ["tune", "fedavg", "--target", "1e-9", *LONG, "--out", "out"],
+    "study": ["study", "run", "study.toml", "--jobs", "2"],
+    "reproduce": ["reproduce", "comparison/a9a-robust", "--data", "census", "--jobs", "2"],
+}
+
+
+def find_workers(pid):
+    """Return the ids of joblib's workers among the descendants of a process."""
+    lines = {child: Path(f"/proc/{child}/cmdline") for child in find_descendants(pid)}
+    return [child for child, line in lines.items() if b"LokyProcess" in line.read_bytes()]
+
+
+def orphan_workers(folder, chance, commands=tuple(PARALLEL), say=print):
+    """Kill commands with two workers at random moments: the workers end within seconds."""
+    for name in commands:
+        place = folder / f"orphans-{name}"
+        place.mkdir()
+        (place / "study.toml").write_text(STUDY)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedpage", *PARALLEL[name]],
+            cwd=place,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(lambda pid=process.pid: len(find_workers(pid)) == 2)
+        time.sleep(chance.uniform(0.0, 5.0))
+        assert process.poll() is None, f"{name} has ended by itself"
+        workers = find_workers(process.pid)
+        assert len(workers) == 2, workers
+        process.kill()
+        process.wait()
+        began = time.monotonic()
+        wait_for(lambda pids=workers: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
+        say(f"{name} --jobs 2 killed: workers ended after {time.monotonic() - began:.1f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="runs that are killed until they end")
@@ -268,6 +318,7 @@ def main() -> None:
         (folder / "small").mkdir()
         fill_tmpfs(folder / "small")
         deny_permission(folder)
+        orphan_workers(folder, random.Random(options.seed))
     print(f"survived, in {time.perf_counter() - began:.0f} s")
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import fedpage as fp
+from fedpage.core.processes import find_descendants
 from fedpage.flower.deploy.keys import create_keys
 from fedpage.flower.deploy.local_federation import (
     LocalFederation,
     SimulatedFederation,
-    find_descendants,
     find_free_ports,
 )
 

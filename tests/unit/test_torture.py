@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,8 @@ def test_a_full_disk(tmp_path):
 
 def test_a_directory_without_write_permission(tmp_path):
     torture.deny_permission(tmp_path, say=quiet)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
+def test_workers_end_when_their_command_is_killed(tmp_path):
+    torture.orphan_workers(tmp_path, random.Random(0), ["compare", "study"], say=quiet)

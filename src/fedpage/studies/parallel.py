@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def run_tasks(
@@ -16,6 +22,8 @@ def run_tasks(
     in_order: bool = True,
 ) -> Iterator[T]:
     """Yield the results of a function, each as soon as it is known.
+
+    Worker processes end within a second or two of the death of the process that started them.
 
     Args:
         function: The function to call.
@@ -34,7 +42,32 @@ def run_tasks(
 
     work = (delayed(function)(*task) for task in tasks)
     if jobs is None:  # the user's backend may not be able to return results one by one
-        yield from Parallel()(work)
+        yield from Parallel(initializer=end_with_parent)(work)
     else:
-        kind = "generator" if in_order else "generator_unordered"
-        yield from Parallel(n_jobs=max(1, min(jobs, len(tasks))), return_as=kind)(work)
+        parallel = Parallel(
+            n_jobs=max(1, min(jobs, len(tasks))),
+            return_as="generator" if in_order else "generator_unordered",
+            initializer=end_with_parent,
+        )
+        yield from parallel(work)
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone; do nothing in a main process.
+
+    It is the initializer of workers that are started with multiprocessing or loky. Dask's backend
+    ignores it: the workers of a local cluster end with their client, and others are their owner's.
+    """
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_wait_for_end_of_parent, daemon=True).start()
+
+
+def _wait_for_end_of_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if parent.sentinel is not None:
+        parent.join()
+    else:  # loky's workers are direct children without a sentinel, but on Windows they have one
+        while os.getppid() == parent.pid:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)  # sys.exit would end this thread only

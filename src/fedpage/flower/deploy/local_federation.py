@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpage.core.errors import InputError
+from fedpage.core.processes import find_descendants
 from fedpage.flower.deploy.keys import create_keys
 
 ENVIRONMENT = {
@@ -342,18 +343,3 @@ def _listens(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def find_descendants(pid: int) -> list[int]:
-    """Return the ids of a process and of all its descendants, read from /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.parent.name))
-    family, waiting = [], [pid]
-    while waiting:
-        current = waiting.pop()
-        family.append(current)
-        waiting += children.get(current, [])
-    return family
