@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -20,6 +21,26 @@ except ImportError:
         "test_processes.py",
         "test_networks.py",
     ]
+
+
+@pytest.fixture
+def node_log():
+    """Return a function that returns what the node's log says under a reference."""
+    records: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            records.append(self.format(record))
+
+    keep = Keep()
+    logging.getLogger("flwr").addHandler(keep)
+
+    def read(reference):
+        (entry,) = [text for text in records if reference in text]
+        return entry
+
+    yield read
+    logging.getLogger("flwr").removeHandler(keep)
 
 
 @pytest.fixture

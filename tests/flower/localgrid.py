@@ -207,7 +207,7 @@ class LocalGrid(Grid):
 
 def _array_bytes(message: Message) -> int:
     """Return the bytes of a received message's arrays, without their .npy headers."""
-    arrays: Any = message.content["arrays"]
+    arrays: Any = message.content.get("arrays", {})
     headers = [10 + int.from_bytes(array.data[8:10], "little") for array in arrays.values()]
     return sum(len(a.data) - h for a, h in zip(arrays.values(), headers, strict=True))
 

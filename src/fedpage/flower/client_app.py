@@ -11,7 +11,6 @@ from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
-from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
 from fedpage.core.metrics import row_metrics
 from fedpage.core.types import dtype_of
@@ -21,6 +20,7 @@ from fedpage.flower.config import AppConfig, build_method, parse_app_config, par
 from fedpage.flower.metrics import select_metrics
 from fedpage.flower.node_data import NodeData, NodeProblem, load_node_data, problem_digest
 from fedpage.flower.node_draws import NodeDraws
+from fedpage.flower.node_errors import Code, NodeError, refuse
 from fedpage.runs.fingerprint import method_digest
 
 Handler = Callable[[Message, Context], Message]
@@ -45,23 +45,19 @@ class FedpageClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer one message.
 
+        Flower sends the text of an exception to the server, so none may leave this function.
+
         Args:
             message: the received message.
             context: the node's and the run's configuration.
 
         Returns:
-            The reply.
-
-        Raises:
-            ProtocolError: the message is not one that the protocol allows.
-            InputError: the configuration or the node's data cannot be used.
+            The reply; a `messages.Refusal` if the message cannot be answered.
         """
-        handler = _HANDLERS.get(message.metadata.message_type)
-        if handler is None:
-            raise messages.ProtocolError(
-                f"unknown message type {str(message.metadata.message_type)[:40]!r}"
-            )
-        return handler(message, context)
+        try:
+            return _answer(message, context)
+        except Exception as error:
+            return Message(messages.encode_header(refuse(error)), reply_to=message)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(
@@ -70,6 +66,16 @@ class FedpageClientApp(ClientApp):
         )
 
     train = evaluate = query = lifespan = _refuse
+
+
+def _answer(message: Message, context: Context) -> Message:
+    """Answer a message, or raise what is wrong with it."""
+    handler = _HANDLERS.get(message.metadata.message_type)
+    if handler is None:
+        raise messages.ProtocolError(
+            f"unknown message type {str(message.metadata.message_type)[:40]!r}"
+        )
+    return handler(message, context)
 
 
 def _describe(message: Message, context: Context) -> Message:
@@ -140,7 +146,9 @@ def _evaluate(message: Message, context: Context) -> Message:
     names = row_metrics(select_metrics(config.metric_names, node.problem))
     for name in names:
         if name not in found.metrics:
-            raise InputError(f"client {node.client}: the problem does not compute metric {name!r}")
+            raise NodeError(
+                Code.NO_METRIC, f"client {node.client}: the problem does not compute {name!r}"
+            )
     values = np.array([float(found.metrics[name][0]) for name in names])
     header = messages.EvaluateReply(node.client, request.round)
     evaluation = messages.Evaluation(found.losses, found.gradients[0], values)
@@ -161,8 +169,9 @@ def _load_requested(
             f"the message is for client {request.client}, but this node holds client {node.client}"
         )
     if node.problem.d != request.d:
-        raise InputError(
-            f"client {node.client} has {node.problem.d} features, but {request.d} are expected"
+        raise NodeError(
+            Code.BAD_SIZE,
+            f"client {node.client} has {node.problem.d} features, but {request.d} are expected",
         )
     return node
 

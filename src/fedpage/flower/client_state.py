@@ -14,6 +14,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names
 from fedpage.core.types import DType, Fields, Vector
 from fedpage.data.registry import platform_cache
+from fedpage.flower.node_errors import Code, NodeError
 from fedpage.runs.checkpoint import pack, unpack
 
 _STATE_VERSIONS = 6
@@ -69,9 +70,10 @@ class ClientStateStore(Generic[T]):
             return self._type(*(np.zeros((1, self._d), self._dtype) for _ in range(self._count)))
         versions = self._read()
         if version not in versions:
-            raise InputError(
+            raise NodeError(
+                Code.STATE_LOST,
                 f"this node has no client state of round {version.split()[0]}; "
-                f"it was lost ({self._path})"
+                f"it was lost ({self._path})",
             )
         return self._type(*(field[None, :] for field in versions[version]))
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpage.core.types import Vector
 from fedpage.flower import messages
+from fedpage.flower.node_errors import NodeRefused
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,17 @@ def content_of(reply: Message) -> RecordDict:
     """Return the content of a reply.
 
     Raises:
-        ProtocolError: The reply is an error; the text says which, in one line.
+        NodeRefused: The node refused the request; the text has the code and the reference.
+        ProtocolError: The reply is an error of Flower; the text says which, in one line.
     """
     if reply.has_error():
         reason = " ".join(str(reply.error.reason).split())
         raise messages.ProtocolError(f"{_ERRORS.get(reply.error.code, 'error')} ({reason[-200:]})")
-    return reply.content
+    content = reply.content
+    header = dict(content).get(messages.HEADER)
+    if isinstance(header, ConfigRecord) and set(header) == set(messages.Refusal._fields):
+        raise NodeRefused(messages.decode_header(content, messages.Refusal))
+    return content
 
 
 _ERRORS = {

@@ -1,9 +1,9 @@
 """Encode messages and replies as Flower records, and decode them without trusting the sender.
 
 Every message has two records: `header`, a ConfigRecord with the fields of one of the header types
-below, and, except for `Description`, `arrays`, an ArrayRecord with one array for each field of a
-NamedTuple. A decoder knows the expected shapes and types beforehand. It compares them with what was
-received before it allocates memory, and it never unpickles.
+below, and, except for `Description` and `Refusal`, `arrays`, an ArrayRecord with one array for each
+field of a NamedTuple. A decoder knows the expected shapes and types beforehand. It compares them
+with what was received before it allocates memory, and it never unpickles.
 """
 
 from __future__ import annotations
@@ -100,6 +100,20 @@ class EvaluateReply(NamedTuple):
 
     client: int
     round: int
+
+
+class Refusal(NamedTuple):
+    """Header of the reply to any message that a node cannot or will not answer.
+
+    It quotes nothing of the node's data, files and configuration.
+    """
+
+    code: str
+    """A word of `node_errors.Code`."""
+    reference: str
+    """Hexadecimal digits under which the node's own log has the details."""
+    columns: str
+    """Positions of the columns concerned in the agreed order, such as "3,7"; "" if none."""
 
 
 class Model(NamedTuple):

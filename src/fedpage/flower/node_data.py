@@ -25,6 +25,7 @@ from fedpage.data.dataset import Sparse, encode_labels
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS
 from fedpage.flower.config import AppConfig, NodeConfig
+from fedpage.flower.node_errors import Code, NodeError
 from fedpage.problems import OBJECTIVES
 from fedpage.runs import build
 from fedpage.runs.fingerprint import code_digest
@@ -83,9 +84,10 @@ def load_node_data(node: NodeConfig, config: AppConfig, features: int = 0) -> No
     """
     client, clients = node.partition_id, config.clients
     if client >= clients:
-        raise InputError(
+        raise NodeError(
+            Code.BAD_CONFIG,
             f"node config: partition-id must be the number of one of the {clients} clients, "
-            f"0 to {clients - 1}, not {client}"
+            f"0 to {clients - 1}, not {client}",
         )
     if config.has_own_problem:
         problem = load_own_problem(config.objective, client, clients)
@@ -106,8 +108,9 @@ def load_node_data(node: NodeConfig, config: AppConfig, features: int = 0) -> No
         partition = partition_from_text(config.partition, data.y, clients, config.partition_seed)
         rows = partition.rows(client)
     else:
-        raise InputError(
-            "node config: this node has no data; give --node-config 'data=\"/path/of/a/file\"'"
+        raise NodeError(
+            Code.NO_DATA,
+            "node config: this node has no data; give --node-config 'data=\"/path/of/a/file\"'",
         )
     own_rows = Partition(f"client {client}", rows, np.array([0, len(rows)]))
     objective = OBJECTIVES[config.objective]
@@ -217,7 +220,9 @@ def _with_signed_labels(data: Dataset, y: Vector, labels: str, path: Path) -> tu
         strange = np.flatnonzero((y != low) & (y != high))
         if len(strange):
             row = strange[0]
-            raise InputError(f"{path}: row {row + 1} has label {y[row]:g}, not one of {labels}")
+            raise NodeError(
+                Code.BAD_LABEL, f"{path}: row {row + 1} has label {y[row]:g}, not one of {labels}"
+            )
         y = np.where(y == high, 1.0, -1.0)
     else:
         found = np.unique(y)

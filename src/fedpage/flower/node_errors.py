@@ -1,0 +1,119 @@
+"""Errors at a node: the server learns a code and a reference, the node's own log has the details.
+
+An error's text may quote a cell, a label, a path or a row number of a node. So the ClientApp sends
+none of it. It replies with `messages.Refusal`: a code of this module, which stands for a fixed
+sentence, and a random reference, under which the node's log has the text and the traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from enum import StrEnum
+
+from fedpage.core.errors import InputError
+from fedpage.flower.messages import ProtocolError, Refusal
+
+log = logging.getLogger("flwr")
+"""Flower's log; in the process of a ClientApp it is the node's own."""
+_REFERENCE_BYTES = 4
+_REFERENCE = re.compile(rf"[0-9a-f]{{{2 * _REFERENCE_BYTES}}}")
+_COLUMNS = re.compile(r"([0-9]{1,9}(,[0-9]{1,9})*)?")
+
+
+class Code(StrEnum):
+    """What went wrong at a node, in a word that a node may send; `sentence` is what it means."""
+
+    sentence: str
+
+    def __new__(cls, word: str, sentence: str) -> Code:
+        """Build a code of its word and its sentence."""
+        code = str.__new__(cls, word)
+        code._value_ = word
+        code.sentence = sentence
+        return code
+
+    BAD_CONFIG = "bad-config", "a value of the run's or the node's configuration cannot be used"
+    NO_DATA = "no-data", "the node's configuration names no data"
+    NO_FILE = "no-file", "its data file cannot be read"
+    BAD_FILE = "bad-file", "its data file is not in a format that can be used"
+    MISSING_COLUMN = "missing-column", "its data lack agreed columns"
+    EXTRA_COLUMN = "extra-column", "its data have columns that are not agreed"
+    BAD_CELL = "bad-cell", "a cell of its data is empty or not a finite number"
+    BAD_LABEL = "bad-label", "a label is not one of the agreed classes"
+    BAD_SIZE = "bad-size", "its data have another number of features than agreed"
+    NO_METRIC = "no-metric", "its problem does not compute a metric of the run"
+    NOT_FINITE = "not-finite", "its result is not finite or exceeds the agreed bound"
+    BAD_INPUT = "bad-input", "its data or its configuration cannot be used"
+    PROTOCOL = "protocol", "the request is not one that the protocol allows"
+    NOT_ALLOWED = "not-allowed", "the run names something that the node's owner did not allow"
+    STATE_LOST = "state-lost", "it no longer has the client state of this round"
+    STATE_UNSAFE = "state-unsafe", "other users of its machine can change its state directory"
+    AUDIT = "audit", "its audit log cannot be written, so it sends nothing"
+    MEMORY = "memory", "it ran out of memory"
+    INTERNAL = "internal", "an unexpected error"
+
+
+class NodeError(InputError):
+    """Report an error at a node: the server learns the code, the node's log has the detail.
+
+    Args:
+        code: What went wrong.
+        detail: One line for the node's own log; it may quote data and paths.
+        columns: Positions of the columns concerned, in the agreed order; the server learns them.
+    """
+
+    def __init__(self, code: Code, detail: str, columns: Sequence[int] = ()) -> None:
+        super().__init__(detail)
+        self.code, self.columns = code, tuple(columns)
+
+
+def refuse(error: Exception) -> Refusal:
+    """Write an error to the node's log and return what the server may know of it.
+
+    Args:
+        error: Any exception. Errors that no input explains are logged with their traceback.
+
+    Returns:
+        The refusal, with no text of the error.
+    """
+    code = code_of(error)
+    reference = secrets.token_hex(_REFERENCE_BYTES)
+    columns = error.columns if isinstance(error, NodeError) else ()
+    # An exception of somebody else's code may fail to format, and memory may have run out.
+    try:
+        trace = error if code in (Code.INTERNAL, Code.MEMORY) else None
+        log.error("fedpage: refused %s (%s): %s", reference, code.value, error, exc_info=trace)
+    except Exception:
+        log.error("fedpage: refused %s (%s): the error cannot be shown", reference, code.value)
+    return Refusal(code.value, reference, ",".join(str(int(column)) for column in columns))
+
+
+def code_of(error: Exception) -> Code:
+    """Return the code of any exception."""
+    if isinstance(error, NodeError):
+        return error.code
+    if isinstance(error, ProtocolError):
+        return Code.PROTOCOL
+    if isinstance(error, InputError):
+        return Code.BAD_INPUT
+    return Code.MEMORY if isinstance(error, MemoryError) else Code.INTERNAL
+
+
+class NodeRefused(ProtocolError):
+    """A node refused a request. The text is one sentence with the code and the reference."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        codes = {code.value: code for code in Code}
+        if refusal.code not in codes or not _REFERENCE.fullmatch(refusal.reference):
+            raise ProtocolError("it refused with a code or a reference that is not one")
+        if not _COLUMNS.fullmatch(refusal.columns):
+            raise ProtocolError("it refused columns that cannot be read")
+        self.code, self.reference = codes[refusal.code], refusal.reference
+        self.columns = tuple(int(place) for place in refusal.columns.split(",") if place)
+        super().__init__(
+            f"{self.code.sentence} ({self.code.value}; details in its node's log under "
+            f"{self.reference})"
+        )
