@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from fedpage.engine.check_method import check_method
     from fedpage.engine.devices import Devices
     from fedpage.engine.faults import Faults
+    from fedpage.engine.fixed_point import FixedPointMean
     from fedpage.engine.policy import Policy
     from fedpage.engine.privacy import PrivateMean
     from fedpage.engine.simulate import RunOptions, simulate
@@ -137,6 +138,7 @@ _EXPORTS = {
     "fedpage.engine.aggregation": "ClippedMean TrimmedMean",
     "fedpage.engine.devices": "Devices",
     "fedpage.engine.faults": "Faults",
+    "fedpage.engine.fixed_point": "FixedPointMean",
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.privacy": "PrivateMean",
     "fedpage.engine.check_method": "check_method",
@@ -194,6 +196,7 @@ __all__ = [
     "FedAvg",
     "FedPAGE",
     "FedProx",
+    "FixedPointMean",
     "Float16",
     "Float32",
     "FunctionCallback",

@@ -28,7 +28,7 @@ def run(aggregation, method=FEDAVG, rounds=20, **options):
 
 
 def aggregate(aggregation, *chunks, key=KEY):
-    accumulator = aggregation.begin(0, key)
+    accumulator = aggregation.begin(0, key, 100)
     for chunk in chunks:
         accumulator.add([chunk])
     return accumulator.finish(sum(map(len, chunks)))[0]

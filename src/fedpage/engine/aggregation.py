@@ -88,12 +88,13 @@ class Aggregation(ABC):
         return True
 
     @abstractmethod
-    def begin(self, round: int, key: bytes) -> Accumulator:
+    def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return an accumulator of the replies of a round.
 
         Args:
             round: The round's number.
             key: Where the aggregation's random numbers come from; secret in a federation.
+            N: The number of clients of the federation.
         """
 
     def check(self, method: AnyMethod, N: int) -> None:
@@ -129,7 +130,7 @@ class Mean(Aggregation):
         """False: it is the mean."""
         return False
 
-    def begin(self, round: int, key: bytes) -> Accumulator:
+    def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum."""
         return _Sum()
 
@@ -156,7 +157,7 @@ class TrimmedMean(Aggregation):
     def __post_init__(self) -> None:
         check_number("trimmed: share", self.share, below=0.5)
 
-    def begin(self, round: int, key: bytes) -> Accumulator:
+    def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return an accumulator that keeps all replies until the end of the round."""
         return _Trimmed(float(self.share))
 
@@ -182,7 +183,7 @@ class ClippedMean(Aggregation):
     def __post_init__(self) -> None:
         check_number("clipped: bound", self.bound, above=0.0)
 
-    def begin(self, round: int, key: bytes) -> Accumulator:
+    def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of clipped replies."""
         return ClippedSum(float(self.bound))
 

@@ -77,7 +77,7 @@ class PrivateMean(Aggregation):
         super().check(method, N)
         _import_accountant()
 
-    def begin(self, round: int, key: bytes) -> Accumulator:
+    def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of clipped replies that gets noise at the end."""
         return _NoisySum(float(self.clip), float(self.noise), key, round)
 

@@ -27,6 +27,7 @@ from fedpage.core.types import (
     StateT,
 )
 from fedpage.engine.aggregation import Accumulator, Aggregation, Mean
+from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.policy import ClientHealth, Policy
 from fedpage.engine.privacy import PrivacyLedger, PrivateMean
 from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed, Transport
@@ -135,6 +136,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self._up = wire.up
         self._needs_all = {message for message in method.messages if wire.needs_all(message)}
         self._reply_size, self._message_size = wire.reply_size, wire.message_size
+        if isinstance(self.aggregation, FixedPointMean):
+            measure = self.aggregation.measure
+            self._reply_size = {name: measure(layout) for name, layout in wire.replies.items()}
 
     def step(self, state: StateT, draws: Draws) -> tuple[StateT, RoundInfo]:
         """Run one round.
@@ -202,7 +206,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         replies: Any = chunk.replies
         if self._is_mean:
             return Replies(type(replies)(*map(mean_rows, replies)), chunk.clients)
-        accumulator = self.aggregation.begin(round, self._noise_key)
+        accumulator = self.aggregation.begin(round, self._noise_key, self.N)
         accumulator.add(replies)
         return Replies(replies._make(accumulator.finish(len(chunk.clients))), chunk.clients)
 
@@ -267,7 +271,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if opened is None:
                 opened = self._send(call, draws, attempt)
             gathered = _Gathered[ReplyT, ClientStateT](
-                self.aggregation.begin(draws.round, self._noise_key)
+                self.aggregation.begin(draws.round, self._noise_key, self.N)
             )
             self._gather_chunks(gathered, call, draws, attempt, retries, opened, outcome)
             opened = None

@@ -195,7 +195,9 @@ class RunConfig(RoundsConfig):
         "given", "Step sizes: given, or theory for those of the method's theorem."
     )
     aggregation: str = setting(
-        "mean", "How replies are combined: mean, trimmed:share=0.1, clipped:bound=1, or private:..."
+        "mean",
+        "How replies are combined: mean, trimmed:share=0.1, clipped:bound=1, secure:bound=100, "
+        "or private:...",
     )
 
 

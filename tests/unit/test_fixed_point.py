@@ -1,0 +1,180 @@
+"""The mean in fixed point: its scale, its rounding error, its bits, and every method with it."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rows import ROWS, Setting
+from support import quadratic
+
+import fedpage as fp
+from fedpage.core.types import StopReason
+from fedpage.engine.aggregation import Aggregation
+from fedpage.engine.fixed_point import (
+    FixedPointMean,
+    OutOfRange,
+    decode,
+    encode,
+    scale_exponent,
+)
+
+PROBLEM = fp.LogisticRegression(fp.load("census", rows=300), clients=12)
+bounds = st.floats(1e-200, 1e200)
+
+
+def run(method, aggregation, rounds=20, problem=PROBLEM, **options):
+    return fp.simulate(
+        problem, method, rounds=rounds, seed=3,
+        options=fp.RunOptions(aggregation=aggregation, **options),
+    )  # fmt: skip
+
+
+@given(bounds, st.integers(1, 10**6))
+@settings(max_examples=200, deadline=None)
+def test_the_scale_is_the_largest_whose_sums_fit(bound, N):
+    exponent = scale_exponent(bound, N)
+
+    def largest_sum(e):
+        return N * round(Fraction(bound) * Fraction(2) ** e)
+
+    assert largest_sum(exponent) < 2**63 <= largest_sum(exponent + 1)
+
+
+@given(bounds, st.integers(1, 50), st.integers(0, 2**32 - 1))
+@settings(max_examples=200, deadline=None)
+def test_the_error_of_the_mean_is_at_most_half_a_step(bound, N, seed):
+    """Checked with exact fractions; the largest numbers are among the values."""
+    rng = np.random.default_rng(seed)
+    values = np.concatenate([rng.uniform(-bound, bound, size=(N, 3)), np.full((N, 1), bound)], 1)
+    exponent = scale_exponent(bound, N)
+    whole = encode(values, bound, exponent)
+    means = decode(whole.sum(axis=0), N, exponent, np.dtype(np.float64))
+    for column, found in zip(values.T, means, strict=True):
+        exact = sum(map(Fraction, column)) / N
+        half_a_step = Fraction(2) ** -exponent / 2
+        rounding = abs(exact) * Fraction(2) ** -51  # of the mean itself to a float
+        assert abs(Fraction(float(found)) - exact) <= half_a_step + rounding
+        assert half_a_step <= N * Fraction(bound) * Fraction(2) ** -63 * Fraction(1001, 1000)
+
+
+def test_order_and_chunks_change_no_bit():
+    values = np.random.default_rng(0).normal(size=(6, 4))
+    aggregation = FixedPointMean(bound=100.0)
+    found = set()
+    for order in itertools.permutations(range(6)):
+        accumulator = aggregation.begin(0, b"", 6)
+        accumulator.add([values[list(order[:2])]])
+        accumulator.add([values[list(order[2:])]])
+        found.add(accumulator.finish(6)[0].tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0000001, -2.0])
+def test_numbers_beyond_the_bound_are_refused(value):
+    with pytest.raises(OutOfRange, match="beyond the bound 1"):
+        encode(np.array([0.5, value]), 1.0, 10)
+
+
+def test_a_run_beyond_the_bound_fails_with_a_sentence():
+    history = run(fp.FedAvg(S=6, K=3, eta_l=0.1), FixedPointMean(bound=1e-3))
+    assert history.stop_reason is StopReason.ROUND_FAILED
+    assert "beyond the bound 0.001" in history.stop_detail
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (fp.FedAvg(S=1), "FedAvg adds up 1 replies"),
+        (fp.FedAvg(S=2), "at least 3 are required"),
+        (fp.FedPAGE(S=4, up="float32"), "use up=none"),
+    ],
+)
+def test_small_cohorts_and_codecs_are_refused(method, words):
+    with pytest.raises(fp.InputError, match=words):
+        run(method, FixedPointMean(bound=10.0))
+
+
+def test_a_cohort_of_two_is_possible_on_request():
+    history = run(fp.FedAvg(S=2), FixedPointMean(bound=10.0, least=2), rounds=3)
+    assert history.last("round") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("secure", "bound"),
+        ("secure:bound=0", "above 0"),
+        ("secure:bound=nan", "bound"),
+        ("secure:bound=1,least=1", "least must be above 1"),
+    ],
+)
+def test_invalid_settings_are_refused(text, words):
+    with pytest.raises(fp.InputError, match=words):
+        Aggregation.from_text(text)
+
+
+def test_the_text_of_the_aggregation():
+    assert Aggregation.from_text("secure:bound=100") == FixedPointMean(bound=100.0)
+    assert Aggregation.from_text(FixedPointMean(2.5, 4).text) == FixedPointMean(2.5, 4)
+
+
+def test_chunks_threads_and_a_resume_change_no_bit(tmp_path):
+    aggregation, method = FixedPointMean(bound=100.0), fp.SCAFFOLD(S=6, K=3, eta_l=0.1)
+    whole = run(method, aggregation)
+    assert whole.same(run(method, aggregation, chunk=2, threads=2))
+    out = {"out": tmp_path / "run", "seed": 3}
+    options = fp.RunOptions(aggregation=aggregation)
+    fp.simulate(PROBLEM, method, rounds=10, options=options, **out)
+    options = fp.RunOptions(aggregation=aggregation, resume=True)
+    assert fp.simulate(PROBLEM, method, rounds=20, options=options, **out).same(whole)
+
+
+def test_eight_bytes_are_counted_for_every_number():
+    method = fp.FedAvg(S=6, K=3)
+    history = run(method, FixedPointMean(bound=10.0), rounds=5)
+    assert history.last("bytes_up") == 5 * 6 * 8 * PROBLEM.d
+    assert history.last("bits_up") == 8 * history.last("bytes_up")
+
+
+def make(name):
+    row = ROWS[name]
+    return row.make(Setting(S=4, K=2, step=0.1 * row.scale, full=True))
+
+
+PLAIN = [
+    name
+    for name, row in ROWS.items()
+    if row.reaches
+    and (make(name).S if getattr(make(name), "S", None) else 8) >= 3
+    and str(getattr(make(name), "up", "none")) == "none"
+    and name != "I-CGM-RG-SAGA"  # it calls single clients
+]
+"""Methods that reach x*, call at least three clients, and have no codec for replies.
+
+S = 4 divides N = 8, so that passes over the clients have no part of fewer than three.
+"""
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_exact_methods_reach_the_optimum_as_with_the_mean(name):
+    """A tenth of the rounds of the law suffices to compare with the mean."""
+    problem, rounds = quadratic(), max(50, ROWS[name].rounds // 10)
+    plain = run(make(name), None, rounds, problem)
+    fixed = run(make(name), FixedPointMean(bound=1000.0), rounds, problem)
+    assert fixed.stop_reason is StopReason.FINISHED
+    np.testing.assert_allclose(fixed.x, plain.x, rtol=0, atol=1e-9)
+    assert fixed.x.tobytes() != plain.x.tobytes()
+
+
+def test_most_methods_are_among_them():
+    assert len(PLAIN) >= 25
+
+
+def test_a_round_of_a_single_client_fails_with_a_sentence():
+    history = run(make("I-CGM-RG-SAGA"), FixedPointMean(bound=1000.0), 20, quadratic())
+    assert history.stop_reason is StopReason.ROUND_FAILED
+    assert "1 clients answered, but secure aggregation" in history.stop_detail
