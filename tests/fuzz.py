@@ -57,7 +57,8 @@ from fedpage.methods import SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
 from fedpage.runs.config import RunCommand, structure
-from fedpage.runs.history import History, model_path
+from fedpage.runs.history import History
+from fedpage.runs.history_lines import model_path
 from fedpage.runs.provenance import describe_method
 from fedpage.runs.store import RunStore
 from fedpage.studies.claims import UNDECIDED, judge
@@ -457,18 +458,23 @@ def append_row(rows: list[dict[str, float]], row: dict[str, float]) -> None:
     rows.append(row)
 
 
-def lines_of(text: str) -> list[str]:
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def slow_jsonl(data: bytes) -> dict[str, Any]:
     try:
-        lines = lines_of(data.decode("utf-8"))
+        *lines, last = data.decode("utf-8").split("\n")
     except UnicodeDecodeError:
         raise Invalid from None
-    if data and data[-1:] not in b"\r\n" and not data.endswith(b"}"):
-        lines.pop()  # the last line is incomplete
+    if last.endswith("}"):
+        lines.append(last)
+    elif any(is_json(last[: at + 1]) for at, c in enumerate(last) if last[0] == "{" and c == "}"):
+        raise Invalid  # otherwise the last line is incomplete, and is left out
     meta, end, events, model = None, None, [], None
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -479,7 +485,7 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
             if meta is None:
                 meta = entry["meta"]
                 tables = (meta, meta.get("method", {}), meta.get("problem", {}))
-                if entry["format"] != "fedpage-history-2" or any(
+                if entry["format"] != "fedpage-history-3" or any(
                     type(table) is not dict for table in tables
                 ):
                     raise ValueError
@@ -500,6 +506,11 @@ def slow_jsonl(data: bytes) -> dict[str, Any]:
                 if model is not None and type(model) is not str:
                     raise ValueError
                 first = None if first is None else float(slow_history_number(first))
+                before = "".join(f"{each}\n" for each in lines[: number - 1])
+                text = before + line[: len(line) - len(', "digest": "') - 66]
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                if before + line != f'{text}, "digest": "{digest}"}}':
+                    raise Invalid
                 end = (reason, entry["detail"], first)
             else:
                 append_row(rows, {n: slow_history_number(value) for n, value in entry.items()})
@@ -619,7 +630,7 @@ JSON_WORDS = (
 )  # fmt: skip
 JSON_ONCE = (
     b"[" * 1_000_000, b'{"a":' * 200_000,
-    b'{"format": "fedpage-history-2", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
+    b'{"format": "fedpage-history-3", "meta": ' + b"{" * 100_000, b"\n" * 100_000,
     b"9" * 1_000_000, b'"' + b"a" * 200_000 + b'"\n1,2\n', b"round\n" + b"1" * 200_000,
     b"round\n1\n" + b"," * 200_000,
 )  # fmt: skip
@@ -782,8 +793,7 @@ def check_run(data: bytes) -> None:
     """Check that an edited run.toml is read or refused, and that only the same run resumes."""
     path = scratch("run.toml")
     path.write_bytes(data)
-    table = toml.read(path)
-    command = read_command(RunCommand, table, path)
+    command = read_command(RunCommand, path)
     if command.faults is not None:
         faults.parse(command.faults, SOURCE)
     if zlib.crc32(data) % 32 == 0:

@@ -17,6 +17,7 @@ from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
 from fedpage.report.bands import quantile_band
 from fedpage.runs.history import by_method
+from fedpage.runs.history_lines import Checksum
 
 
 @pytest.fixture(scope="module")
@@ -145,18 +146,23 @@ def test_a_finished_run_without_its_model_is_computed_again(tmp_path, damage):
     assert fp.History.load(tmp_path / "history.jsonl").same(first)
 
 
+def write_sealed(path, history, end):
+    """Write a history without records, whose checksum is right."""
+    checksum, first = Checksum(), json.dumps(history.header()) + "\n"
+    checksum.add(first.encode())
+    path.write_text(first + json.dumps(checksum.seal(end)) + "\n")
+
+
 def test_a_model_of_another_shape_is_refused(tmp_path):
     history = fp.History({"seed": 0})
     path = history.to_jsonl(tmp_path / "run.jsonl")
     for arrays in ({"x": np.zeros((2, 2))}, {"x": np.zeros(2, int)}, {"y": np.zeros(2)}):
         np.savez(tmp_path / "run.model.npz", **arrays)
         digest = hashlib.sha256((tmp_path / "run.model.npz").read_bytes()).hexdigest()
-        end = history.end_line(digest)
-        path.write_text(json.dumps(history.header()) + "\n" + json.dumps(end) + "\n")
+        write_sealed(path, history, history.end_line(digest))
         with pytest.raises(InputError, match="not the model of a fedpage history"):
             fp.History.load(path)
-    end = history.end_line(None) | {"model": 3}
-    path.write_text(json.dumps(history.header()) + "\n" + json.dumps(end) + "\n")
+    write_sealed(path, history, history.end_line(None) | {"model": 3})
     with pytest.raises(InputError, match="line 2"):
         fp.History.load(path)
 

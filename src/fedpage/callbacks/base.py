@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
-from fedpage.runs.history import History, Meta
+from fedpage.runs.history import History
+from fedpage.runs.history_lines import Meta
 
 
 class Event(Protocol):

@@ -267,19 +267,18 @@ def parse_cost(text: str) -> str:
         raise InputError(f"--cost: {error}") from None
 
 
-def read_command(cls: type[T], table: Mapping[str, object], path: Path) -> T:
-    """Read what a command was given from the table of its run.toml or compare.toml.
+def read_command(cls: type[T], path: Path) -> T:
+    """Read what a command was given from its run.toml or compare.toml.
 
     Raises:
         InputError: the file is not one that this version has written, or was edited by hand.
     """
-    from fedpage.runs.run_file import check_unedited
+    from fedpage.runs import run_file
 
-    if table.get("format") != 1 or not isinstance(table.get("command"), dict):
+    table = run_file.read(path)
+    if not isinstance(table.get("command"), dict):
         raise InputError(f"{path}: not the settings of a run of this version of fedpage")
-    command = structure(cls, table["command"], f"{path}, [command]")
-    check_unedited(dict(table), path)
-    return command
+    return structure(cls, table["command"], f"{path}, [command]")
 
 
 def check_runs(

@@ -120,7 +120,7 @@ def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
             "give at least as many, or start another one"
         )
     command = replace(command, compare=replace(command.compare, rounds=rounds))
-    run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
+    run_file.write(out / "compare.toml", {"command": to_table(command)})
     return command
 
 
@@ -165,7 +165,7 @@ def execute(
     if not resume:
         prepare_out(out, force, report)
         shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
-        run_file.write(out / "compare.toml", {"format": 1, "command": to_table(command)})
+        run_file.write(out / "compare.toml", {"command": to_table(command)})
     print_problem(settled, problem)
     seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):

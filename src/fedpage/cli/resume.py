@@ -45,7 +45,7 @@ def resume(
 
     path = directory / "compare.toml"
     if path.is_file():
-        comparison = read_command(CompareCommand, toml.read(path), path)
+        comparison = read_command(CompareCommand, path)
         if rounds is not None:
             comparison = compare.extend(comparison, directory, rounds)
         return compare.execute(comparison, directory, jobs, report, resume=True)
@@ -58,12 +58,12 @@ def resume(
     table = toml.read(path)
     if "federation" in table.get("fingerprint", {}):
         raise InputError(f"{path}: a Flower run; start the same `flwr run` again to continue it")
-    if table.get("format") == 1 and "command" not in table:
+    if "fingerprint" in table and "command" not in table:
         raise InputError(
             f"{path}: started from Python; continue it with "
             f"simulate(..., out={str(directory)!r}, options=RunOptions(resume=True))"
         )
-    command = read_command(RunCommand, table, path)
+    command = read_command(RunCommand, path)
     if rounds is not None:
         command = replace(command, run=replace(command.run, rounds=rounds))
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))

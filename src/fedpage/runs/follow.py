@@ -11,6 +11,7 @@ from pathlib import Path
 from fedpage.core.errors import InputError
 from fedpage.runs import toml
 from fedpage.runs.history import History
+from fedpage.runs.history_lines import HistoryReader
 from fedpage.runs.store import is_in_use
 
 _TAIL = 200
@@ -52,7 +53,8 @@ class FollowedRun:
 
     def _restart(self) -> None:
         self.history = History()
-        self._size, self._lines, self._tail = 0, 0, b""
+        self._reader = HistoryReader(self.history, self.path / "history.jsonl")
+        self._size, self._tail = 0, b""
 
     def poll(self) -> bool:
         """Read new lines.
@@ -76,20 +78,19 @@ class FollowedRun:
             return changed
         complete = text[len(self._tail) : text.rfind(b"\n") + 1]
         if complete and (is_cut or not self.error):
-            self._read(complete, file)
+            self._read(complete)
         return bool(complete) or is_cut
 
-    def _read(self, text: bytes, file: Path) -> None:
+    def _read(self, text: bytes) -> None:
         """Add complete lines to the history."""
         lines = text.decode("utf-8", "replace").split("\n")[:-1]
         self._size += len(text)
         self._tail = (self._tail + text)[-_TAIL:]
         try:
-            self.history.read_lines(lines, file, self._lines + 1)
+            self._reader.read(lines)
             self.error = ""
         except InputError as error:
             self.error = str(error)
-        self._lines += len(lines)
         if self.history.rows:
             self._observed.append((time.monotonic(), self.history.rows[-1]["round"]))
             del self._observed[:-_OBSERVED]

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +20,23 @@ from fedpage.core.columns import ALIASES, DERIVED, Cost, read_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
+from fedpage.runs.history_lines import (
+    FORMAT,
+    WORDS,
+    Checksum,
+    EventRow,
+    HistoryReader,
+    Meta,
+    Model,
+    add_record,
+    encode_number,
+    encode_row,
+    model_path,
+    read_model,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
-Meta: TypeAlias = dict[str, Any]
-"""Provenance: plain values in nested tables, whose shape depends on the method and the problem."""
-Model: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
-
-
-class EventRow(TypedDict):
-    """Something that happened to clients, as a file has it."""
-
-    event: str
-    round: int
-    text: str
 
 
 class History:
@@ -62,8 +63,6 @@ class History:
     >>> history.cost_to("loss", 0.5, "round")
     9.0
     """
-
-    FORMAT = "fedpage-history-2"
 
     def __init__(self, meta: Mapping[str, object] | None = None) -> None:
         self.meta: Meta = dict(meta or {})
@@ -293,12 +292,18 @@ class History:
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [*self._lines(), self.end_line(self.write_model(path))]
-        return _write(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        model, checksum, text = self.write_model(path), Checksum(), b""
+        for entry in self._lines():
+            line = json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
+            checksum.add(line)
+            text += line
+        end = checksum.seal(self.end_line(model))
+        put(path, text + json.dumps(end).encode("utf-8") + b"\n")
+        return path
 
     def header(self) -> dict[str, object]:
         """Return the first line of a file: its format and the run's provenance."""
-        return {"format": self.FORMAT, "meta": self.meta}
+        return {"format": FORMAT, "meta": self.meta}
 
     def _lines(self) -> Iterator[Mapping[str, object]]:
         yield self.header()
@@ -321,7 +326,7 @@ class History:
         return hashlib.sha256(buffer.getbuffer()).hexdigest()
 
     def end_line(self, model: str | None) -> dict[str, object]:
-        """Return the last line of a file: how the run ended, and what belongs to it.
+        """Return the last line of a file without its digest: how the run ended, and its model.
 
         Args:
             model: the digest that `write_model` returned.
@@ -330,7 +335,7 @@ class History:
             "end": None if self.stop_reason is None else self.stop_reason.value,
             "detail": self.stop_detail,
             "records": len(self.rows),
-            "first_loss": None if self.first_loss is None else _encode(self.first_loss),
+            "first_loss": None if self.first_loss is None else encode_number(self.first_loss),
             "model": model,
         }
 
@@ -342,8 +347,8 @@ class History:
             path: The file, or the directory of a run.
 
         Raises:
-            InputError: the file is not a history, its model is missing or damaged, or the
-                directory has several runs.
+            InputError: the file is not a history, it or its model is damaged, the model is
+                missing, or the directory has several runs.
         """
         path = Path(path)
         if path.is_dir():
@@ -354,7 +359,7 @@ class History:
                 )
             path = path / "history.jsonl"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
         return cls._from_csv(text, path) if path.suffix == ".csv" else cls.parse(text, path)
@@ -367,23 +372,18 @@ class History:
             if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ("none",)):
                 raise ValueError
             for row in reader:
-                history._add_read(
+                add_record(
+                    history,
                     {
                         name: _read_cell(value)
                         for name, value in row.items()
                         if value not in ("", None)
-                    }
+                    },
                 )
         except (csv.Error, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             line = max(reader.line_num, 1)
             raise InputError(f"{path}, line {line}: not a record of a fedpage history") from None
         return history
-
-    def _add_read(self, row: Mapping[str, float]) -> None:
-        """Append a record that was read; its round must come after the last one's."""
-        if not row["round"] > (self.rows[-1]["round"] if self.rows else -1):
-            raise ValueError
-        self.append(row)
 
     @classmethod
     def parse(cls, text: str, path: str | os.PathLike[str]) -> History:
@@ -394,70 +394,22 @@ class History:
             path: the file they are from; the model is read beside it.
 
         Raises:
-            InputError: a line is not one of a history, or the model is missing or damaged.
+            InputError: a line is not one of a history, the checksum in the last line differs, or
+                the model is missing or damaged.
         """
         history = cls()
+        reader = HistoryReader(history, path)
         *lines, last = text.split("\n")
-        if last.endswith("}"):
-            lines.append(last)
-        model, ended = history.read_lines(lines, path)
+        reader.read(lines)
+        reader.read_last(last)
         if not history.meta and not history.rows:
             raise InputError(f"{path}: empty, not a fedpage history")
-        if model is not None:
-            history.x = _read_model(Path(path), model)
-        if not ended:
+        if reader.model is not None:
+            history.x = read_model(Path(path), reader.model)
+        if not reader.has_end:
             history.stop_reason = StopReason.INTERRUPTED
             history.stop_detail = "the file has no end"
         return history
-
-    def read_lines(
-        self, lines: Iterable[str], path: str | os.PathLike[str], first: int = 1
-    ) -> tuple[str | None, bool]:
-        """Add what lines of a file say; the first of the file is the provenance.
-
-        Args:
-            lines: complete lines.
-            path: the file they are from, which errors name.
-            first: the number of the first of them in the file.
-
-        Returns:
-            The digest of the model, which is not read, and whether the last line is the end.
-
-        Raises:
-            InputError: a line is not one of a history.
-        """
-        model, ended = None, False
-        for number, line in enumerate(lines, start=first):
-            try:
-                entry = json.loads(line)
-                if ended:
-                    raise ValueError
-                if number == 1:
-                    self.meta = _read_header(entry)
-                elif "event" in entry:
-                    self.events.append(_read_event(entry))
-                elif "end" in entry:
-                    model, ended = self._read_end(entry), True
-                else:
-                    self._add_read({name: _decode(value) for name, value in entry.items()})
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-                raise InputError(
-                    f"{path}, line {number}: not a line of a fedpage history"
-                ) from None
-        return model, ended
-
-    def _read_end(self, entry: dict[str, Json]) -> str | None:
-        reason, detail, first, model = (
-            entry[name] for name in ("end", "detail", "first_loss", "model")
-        )
-        if entry["records"] != len(self.rows) or not isinstance(detail, str):
-            raise ValueError
-        self.stop_reason = None if reason is None else StopReason(str(reason))
-        self.stop_detail = detail
-        self.first_loss = None if first is None else float(_decode(first))
-        if model is not None and not isinstance(model, str):
-            raise ValueError
-        return model
 
     def to_pandas(self) -> DataFrame:
         """Return the columns as a DataFrame (needs `pip install fedpage[pandas]`)."""
@@ -485,37 +437,10 @@ class History:
         return history_html(self)
 
 
-def model_path(path: Path) -> Path:
-    """Return where the model of a history file is: run.model.npz beside run.jsonl."""
-    return path.with_suffix(".model.npz")
-
-
-def encode_row(row: Mapping[str, float]) -> dict[str, float | str]:
-    """Return a record as JSON can hold it: infinities and NaN as words."""
-    return {name: _encode(value) for name, value in row.items()}
-
-
-def _encode(value: float) -> float | str:
-    return value if isinstance(value, int) or math.isfinite(value) else repr(value)
-
-
-_WORDS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
-
-
-def _decode(value: Json) -> float:
-    """Return the number that `_encode` wrote; a whole number must fit a float."""
-    if isinstance(value, str):
-        return _WORDS[value]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError
-    float(value)
-    return value
-
-
 def _read_cell(text: str) -> float:
     """Return the number that `to_csv` wrote into a cell."""
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in WORDS:
+        return WORDS[text]
     if "_" in text or not text.isascii():
         raise ValueError
     try:
@@ -525,43 +450,6 @@ def _read_cell(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError
     return number
-
-
-def _read_header(entry: dict[str, Json]) -> Meta:
-    meta = entry["meta"]
-    if entry["format"] != History.FORMAT or not isinstance(meta, dict):
-        raise ValueError
-    if not all(isinstance(meta.get(name, {}), dict) for name in ("method", "problem")):
-        raise ValueError
-    return {**meta}
-
-
-def _read_event(entry: dict[str, Json]) -> EventRow:
-    kind, round, text = entry["event"], entry["round"], entry["text"]
-    if not isinstance(kind, str) or type(round) is not int or not isinstance(text, str):
-        raise ValueError
-    return {"event": kind, "round": round, "text": text}
-
-
-def _read_model(path: Path, digest: str) -> Model:
-    """Read the model (d,) beside a history; its bytes must be those that were written."""
-    file = model_path(path)
-    try:
-        data = file.read_bytes()
-    except OSError:
-        raise InputError(
-            f"{path}: its model {file.name} is missing; put it back beside the history"
-        ) from None
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise InputError(f"{file}: damaged, or the model of another run (its checksum differs)")
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            x = arrays["x"]
-    except Exception:  # numpy and zipfile raise several types for bytes that are no archive
-        x = None
-    if x is None or x.ndim != 1 or x.dtype not in (np.float32, np.float64):
-        raise InputError(f"{file}: not the model of a fedpage history")
-    return np.asarray(x)
 
 
 def _write(path: Path, text: str) -> Path:

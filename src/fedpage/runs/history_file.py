@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
-from fedpage.runs.history import History, Meta
+from fedpage.runs.history import History
+from fedpage.runs.history_lines import Checksum, Meta
 
 
 class HistoryMark(NamedTuple):
@@ -35,6 +36,7 @@ class HistoryFile:
         self.path = path
         self._stream: FileIO | None = None
         self._written = hashlib.sha256()
+        self._checksum = Checksum()
         self._size = 0
 
     def create(self, meta: Meta) -> None:
@@ -61,7 +63,8 @@ class HistoryFile:
     def cut(self, text: bytes, meta: Meta) -> History:
         """Cut the file back to its first lines, and open it.
 
-        The first line is written again if it is damaged, or has another number of rounds.
+        The first line is written again if it is damaged, is not that of this run, or has another
+        number of rounds.
 
         Args:
             text: The lines to keep.
@@ -73,6 +76,8 @@ class HistoryFile:
         header, _, body = text.partition(b"\n")
         try:
             stored = History.parse(header.decode("utf-8"), self.path).meta
+            if _identity(stored) != _identity(meta):
+                stored = meta
         except (InputError, UnicodeDecodeError):
             stored = meta
         first = _first_line({**stored, "rounds": meta["rounds"]})
@@ -89,6 +94,8 @@ class HistoryFile:
         self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - see close
         body = text[text.index(b"\n") + 1 :]
         self._written, self._size = hashlib.sha256(body), len(body)
+        self._checksum = Checksum()
+        self._checksum.add(text)
 
     def append(self, entry: Mapping[str, object]) -> None:
         """Append a line."""
@@ -98,7 +105,12 @@ class HistoryFile:
         while done < len(line):
             done += self._stream.write(line[done:])
         self._written.update(line)
+        self._checksum.add(line)
         self._size += len(line)
+
+    def append_end(self, end: Mapping[str, object]) -> None:
+        """Append the last line, with a digest of the whole file."""
+        self.append(self._checksum.seal(end))
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -113,6 +125,12 @@ class HistoryFile:
         """Close the file if it is open."""
         if self._stream is not None:
             self._stream.close()
+
+
+def _identity(meta: Meta) -> object:
+    """Return what the provenance of a run has on every machine, whatever its number of rounds."""
+    changing = ("rounds", "versions", "reference")
+    return json.loads(json.dumps({k: v for k, v in meta.items() if k not in changing}))
 
 
 def _first_line(meta: Meta) -> bytes:

@@ -12,15 +12,18 @@ from fedpage.core.errors import InputError
 from fedpage.runs import toml
 from fedpage.runs.config import Table
 
+_FORMAT = 2
+
 
 def write(path: Path, table: Mapping[str, object]) -> None:
-    """Write run.toml or compare.toml whole, with a digest of each value of its [command].
+    """Write run.toml or compare.toml whole, with a digest of all, and of each [command] value.
 
-    The digests tell an edited value from one that fedpage has written.
+    The digests tell a value that was edited, or damaged, from one that fedpage has written.
     """
     command = table.get("command")
     digests = _digests(command) if isinstance(command, Mapping) else None
-    text = toml.dumps({**table, "digests": digests})
+    content = toml.loads(toml.dumps({**table, "format": _FORMAT, "digests": digests}), str(path))
+    text = toml.dumps({**content, "checksum": _checksum(content)})
     put(path, text.encode("utf-8"))
 
 
@@ -31,24 +34,36 @@ def change_rounds(path: Path, rounds: int) -> None:
     command = table.get("command")
     if isinstance(command, dict) and isinstance(command.get("run"), dict):
         command["run"]["rounds"] = rounds
-    write(path, table)
+    write(path, {key: value for key, value in table.items() if key != "checksum"})
 
 
-def check_unedited(table: Table, path: Path) -> None:
-    """Refuse a file whose [command] was edited by hand.
+def read(path: Path) -> Table:
+    """Read run.toml or compare.toml, and check that it is as fedpage has written it.
 
     A run with other settings is another run: its records would not belong to its settings.
 
-    Args:
-        table: The content of run.toml or compare.toml.
-        path: The file.
-
     Raises:
-        InputError: A value differs from the one that was written.
+        InputError: The file is not one that this version writes, or a value was changed.
     """
-    then, command = table.get("digests"), table.get("command")
-    if not isinstance(then, dict) or not isinstance(command, dict):
-        return  # written by an earlier version, or started from Python
+    table = toml.read(path)
+    if table.get("format") != _FORMAT:
+        raise InputError(f"{path}: not the settings of a run of this version of fedpage")
+    command = table.get("command")
+    if isinstance(command, dict):
+        _check_unedited(command, table.get("digests"), path)
+    checksum = table.pop("checksum", None)
+    if checksum != _checksum(table):
+        raise InputError(
+            f"{path}: damaged, or edited by hand (its checksum differs); "
+            "undo that, or begin a new run in another directory"
+        )
+    return table
+
+
+def _check_unedited(command: Table, then: object, path: Path) -> None:
+    """Refuse a file whose [command] was edited by hand, and name the keys."""
+    if not isinstance(then, dict):
+        return  # the checksum differs too
     now = _digests(command)
     edited = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     if not edited:
@@ -61,6 +76,10 @@ def check_unedited(table: Table, path: Path) -> None:
         f"{path}: {names} of [command] was edited by hand; undo the edit, and use "
         f"`fedpage resume {path.parent} --rounds N` for more rounds, or {another} for another run"
     )
+
+
+def _checksum(table: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _digests(command: Mapping[str, object]) -> dict[str, object]:

@@ -17,11 +17,12 @@ from typing import IO, Protocol, Self
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason
-from fedpage.runs import run_file, toml
+from fedpage.runs import run_file
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
-from fedpage.runs.history import History, encode_row, model_path
+from fedpage.runs.history import History
 from fedpage.runs.history_file import HistoryFile, HistoryMark
+from fedpage.runs.history_lines import encode_row, model_path
 
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
@@ -165,7 +166,6 @@ class RunStore:
         self._fingerprint = _digest_any_rounds(about)
         meta = run.history.meta
         table = {
-            "format": 1,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "checkpoint_every": self.checkpoint_every,
             "command": self.command,
@@ -237,10 +237,10 @@ class RunStore:
         Returns:
             The rounds of run.toml, which may differ from those of the run.
         """
-        table = toml.read(self.path / "run.toml")
+        table = run_file.read(self.path / "run.toml")
         about = table.get("fingerprint")
-        if table.get("format") != 1 or not isinstance(about, dict):
-            raise InputError(f"{self.path / 'run.toml'}: not a run of this version of fedpage")
+        if not isinstance(about, dict):
+            raise InputError(f"{self.path / 'run.toml'}: not the settings of a run")
         now = fingerprint(run.history.meta, run.code)
         check_same_run({**about, "rounds": now["rounds"]}, now, str(self.path))
         # As it was written: 1 equals 1.0, with another digest.
@@ -292,8 +292,8 @@ class RunStore:
         """Write the last model beside history.jsonl, and append the end of the run to it."""
         with self._explain_os_errors():
             model = history.write_model(self.history_path)
-        self._append(history.end_line(model))
         with self._explain_os_errors():
+            self._file.append_end(history.end_line(model))
             self._file.sync()
 
     def _append(self, entry: Mapping[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from fedpage.runs.fingerprint import digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.store import RunInUse, is_in_use
 
+_LOG = logging.getLogger("fedpage")
 _SECONDS_BETWEEN_LOOKS = 0.5
 _build = lru_cache(maxsize=4)(build_problem)
 
@@ -53,14 +55,20 @@ class Plan:
     stop: StopRule
     place: Path
 
-    def load(self) -> History | None:
-        """Load the finished run, or return None if it has not ended, or is damaged."""
+    def load(self, *, warn: bool = True) -> History | None:
+        """Load the finished run, or return None if it has not ended, or is damaged.
+
+        Args:
+            warn: Whether to log what is damaged.
+        """
         path = self.place / "history.jsonl"
         if not path.is_file():
             return None
         try:
             history = History.load(path)
-        except InputError:
+        except InputError as error:
+            if warn:
+                _LOG.warning("%s; this run is left out", error)
             return None
         return history if history.ended else None
 
@@ -149,5 +157,5 @@ def execute(plan: Plan) -> tuple[Plan, bool]:
 
 def wait_for(plan: Plan) -> None:
     """Wait for a run that another process is writing; if that process dies, continue the run."""
-    while plan.load() is None and not plan.execute():
+    while plan.load(warn=False) is None and not plan.execute():
         time.sleep(_SECONDS_BETWEEN_LOOKS)

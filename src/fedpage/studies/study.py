@@ -250,7 +250,7 @@ class Study:
             InputError: The data cannot be read, or a method does not fit its problem.
         """
         every = list({plan.place: plan for plan in self._plans.values()}.values())
-        left = [plan for plan in every if plan.load() is None]
+        left = [plan for plan in every if plan.load(warn=False) is None]  # the store will warn
         done, self.new_runs = len(every) - len(left), 0
         report = progress or (lambda finished, total: None)
         report(done, len(every))

@@ -1,0 +1,175 @@
+"""Damaged files of a run: every changed bit is noticed, and nothing else is lost."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tomllib
+
+import pytest
+from support import quadratic
+
+import fedpage as fp
+from fedpage.runs import store
+from fedpage.runs.follow import FollowedRun, RunState
+from fedpage.runs.history_lines import model_path
+
+METHOD = fp.FedAvg(S=2, K=1, eta_g=0.1)
+ARGUMENTS = {"rounds": 4, "seed": 0, "record_every": 4}
+RESUME = fp.RunOptions(resume=True, checkpoint_every=2)
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """Return the directory of a small run that has ended, and its history."""
+    history = fp.simulate(quadratic(), METHOD, out=tmp_path, options=RESUME, **ARGUMENTS)
+    return tmp_path, history
+
+
+def flips(data):
+    """Yield the bytes with one bit changed, for every bit."""
+    for place in range(len(data)):
+        for bit in range(8):
+            yield data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+
+
+def test_every_changed_bit_of_a_finished_history_is_noticed(finished):
+    folder, history = finished
+    file = folder / "history.jsonl"
+    whole = file.read_bytes()
+    for number, data in enumerate(flips(whole)):
+        with pytest.raises((fp.InputError, UnicodeDecodeError)):
+            fp.History.parse(data.decode("utf-8"), file)
+        if number % 97 == 0:
+            file.write_bytes(data)
+            with pytest.raises(fp.InputError) as error:
+                fp.History.load(folder)
+            assert str(file) in str(error.value)
+            assert "\n" not in str(error.value)
+    file.write_bytes(whole)
+    assert fp.History.load(folder).same(history)
+
+
+def test_every_changed_bit_of_a_model_is_noticed(finished):
+    folder, _ = finished
+    file = folder / "history.model.npz"
+    for data in flips(file.read_bytes()):
+        file.write_bytes(data)
+        with pytest.raises(fp.InputError, match=r"history\.model\.npz: damaged"):
+            fp.History.load(folder)
+
+
+def test_every_changed_bit_is_noticed_while_a_run_is_followed(finished):
+    folder, _ = finished
+    file = folder / "history.jsonl"
+    whole = file.read_bytes()
+    for data in list(flips(whole))[::53]:
+        file.write_bytes(data)
+        run = FollowedRun(folder)
+        run.poll()
+        # Without its last line feed, the last line is one that is still being written.
+        assert run.state is RunState.UNREADABLE or not data.endswith(b"\n")
+
+
+@pytest.mark.parametrize("line", [0, 1, -1])
+def test_a_damaged_history_is_repaired_by_resuming_the_run(finished, line, caplog):
+    folder, history = finished
+    file = folder / "history.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b"1", b"2", 1)
+    file.write_bytes(b"".join(lines))
+    with pytest.raises(fp.InputError, match="restore a copy, or resume the run"):
+        fp.History.load(folder)
+    with caplog.at_level(logging.WARNING, "fedpage"):
+        again = fp.simulate(quadratic(), METHOD, out=folder, options=RESUME, **ARGUMENTS)
+    assert "damaged (its checksum differs)" in caplog.text
+    assert again.same(history)
+    stored = fp.History.load(folder)
+    assert stored.same(history)
+    assert stored.meta == history.meta
+
+
+def test_every_changed_bit_of_a_checkpoint_is_noticed(finished, monkeypatch):
+    folder, _ = finished
+    newest = max((folder / "checkpoints").iterdir())
+    whole = newest.read_bytes()
+    opened = store.RunStore(folder)
+    monkeypatch.setattr(store, "unpack", lambda data, source: pytest.fail("it was accepted"))
+    for data in list(flips(whole))[::53]:
+        newest.write_bytes(data)
+        with pytest.raises(fp.InputError, match="damaged"):
+            opened._load(newest)
+
+
+def test_every_changed_bit_of_run_toml_is_noticed_or_changes_nothing(finished):
+    folder, history = finished
+    file = folder / "run.toml"
+    whole = file.read_bytes()
+    table = tomllib.loads(whole.decode())
+    noticed = 0
+    for data in list(flips(whole))[::7]:
+        try:
+            if tomllib.loads(data.decode()) == table:
+                continue  # a space became a tab, or 1e5 became 1E5
+        except ValueError:
+            pass
+        file.write_bytes(data)
+        with pytest.raises(fp.InputError) as error:
+            fp.simulate(quadratic(), METHOD, out=folder, options=RESUME, **ARGUMENTS)
+        assert str(folder) in str(error.value)
+        noticed += 1
+    assert noticed > len(whole) // 2
+    file.write_bytes(whole)
+    again = fp.simulate(quadratic(), METHOD, out=folder, options=RESUME, **ARGUMENTS)
+    assert again.same(history)
+
+
+def test_a_history_without_a_checksum_is_refused(finished):
+    folder, _ = finished
+    file = folder / "history.jsonl"
+    text = file.read_text()
+    file.write_text(text.replace("fedpage-history-3", "fedpage-history-2"))
+    with pytest.raises(fp.InputError, match="of an earlier fedpage, whose files had no checksum"):
+        fp.History.load(folder)
+    *lines, end = text.splitlines(keepends=True)
+    file.write_text("".join(lines) + end.partition(', "digest": ')[0] + "}\n")
+    with pytest.raises(fp.InputError, match="its checksum differs"):
+        fp.History.load(folder)
+
+
+def test_a_running_history_has_no_end_and_is_read(finished):
+    folder, history = finished
+    file = folder / "history.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    for part in (b"", lines[-1][:10], lines[-1][:-2]):
+        file.write_bytes(b"".join(lines[:-1]) + part)
+        running = fp.History.load(folder)
+        assert running.rows == history.rows
+        assert running.stop_reason is fp.StopReason.INTERRUPTED
+
+
+def test_a_damaged_run_of_a_study_is_named_and_the_others_are_read(tmp_path, caplog):
+    problem = quadratic()
+
+    def study():
+        return fp.Study({"q": problem}, {"a": METHOD}, rounds=4, seeds=3, store=tmp_path)
+
+    whole = study().run().runs()
+    place = sorted(tmp_path.iterdir())[1]
+    file = place / "history.jsonl"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    with caplog.at_level(logging.WARNING, "fedpage"):
+        found = study().runs()
+    assert len(found) == 2
+    assert caplog.text.count(str(file)) == 1
+    again = study().run()
+    assert again.new_runs == 1
+    assert [run.same(whole[key]) for key, run in again.runs().items()] == [True] * 3
+    runs = fp.Runs(tmp_path)
+    assert len(runs) == 3
+    model_path(file).unlink()
+    assert list(fp.Runs(tmp_path).problems) == [str(place)]
+    shutil.rmtree(place)
+    assert len(fp.Runs(tmp_path)) == 2
