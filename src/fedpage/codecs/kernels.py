@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from fedpage.core.jit import compile_kernel
 from fedpage.core.random import fold_each, shuffle, word_at
 from fedpage.core.types import Vector
 
@@ -20,7 +20,7 @@ Symbols = NDArray[np.uint64]
 Positions = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
+_fast: Any = compile_kernel
 _0, _1, _12, _41, _52 = (np.uint64(s) for s in (0, 1, 12, 41, 52))
 
 

@@ -8,22 +8,20 @@ Python loop over rows would take as long as the clients' work.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Vector
 
-_fast = njit(cache=True, nogil=True, error_model="numpy")
 
-
-@_fast
+@compile_kernel
 def _add_rows(total: NDArray[np.float64], rows: NDArray[np.float64]) -> None:
     for i in range(rows.shape[0]):
         for l in range(rows.shape[1]):
             total[l] += rows[i, l]
 
 
-@_fast
+@compile_kernel
 def _mean_rows(rows: NDArray[np.float64], out: NDArray[np.float64]) -> None:
     n = rows.shape[0]
     for l in range(rows.shape[1]):

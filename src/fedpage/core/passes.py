@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Flags, Ints
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _next_clients(
     order: NDArray[np.int64], seen: NDArray[np.bool_], first: int, S: int
 ) -> NDArray[np.int64]:

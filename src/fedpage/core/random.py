@@ -15,10 +15,10 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Ints, Keys64, Rows, Vector
 
 COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS, ORDER = range(1, 10)
@@ -35,20 +35,20 @@ _SMALL = 24
 """Subsets of at most this many are searched for a duplicate one by one, larger ones by a table."""
 
 
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@compile_kernel(inline="always")
 def _mix(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
     return z ^ (z >> _S31)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _fold(key: np.uint64, word: np.uint64) -> np.uint64:
     """Return the key of the stream `word` below `key`."""
     return _mix(_mix(key + _GOLDEN) ^ (word + _GOLDEN))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _floyd(
     key: np.uint64, n: int, k: int, table: NDArray[np.int64], out: NDArray[np.uint32]
 ) -> None:
@@ -96,7 +96,7 @@ def _floyd(
         out[filled] = np.uint32(pick)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _scratch(k: int) -> NDArray[np.int64]:
     size = 64
     while size < 2 * k:
@@ -104,19 +104,19 @@ def _scratch(k: int) -> NDArray[np.int64]:
     return np.empty(size, np.int64)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _round_keys(run: NDArray[np.uint64], r: int, keys: NDArray[np.uint64]) -> None:
     """Write the keys (3,) of round r below the run's keys (3,)."""
     for purpose in range(len(run)):
         keys[purpose] = _fold(run[purpose], np.uint64(r))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _coin(keys: NDArray[np.uint64]) -> float:
     return np.float64(_mix(keys[0] + _GOLDEN) >> _S11) * _UNIT
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
     drawn = np.empty(k, np.uint32)
     _floyd(keys[1], n, k, _scratch(k), drawn)
@@ -133,7 +133,7 @@ def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _minibatches(
     keys: NDArray[np.uint64],
     clients: NDArray[np.int64],
@@ -186,7 +186,7 @@ def _minibatches(
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
     out = np.empty(n)
     state = key
@@ -196,7 +196,7 @@ def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.float64]:
     out = np.empty(len(clients))
     for i in range(len(clients)):
@@ -204,13 +204,13 @@ def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[n
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@compile_kernel(inline="always")
 def word_at(key: np.uint64, i: int) -> np.uint64:
     """Return word i of a key's stream: 64 random bits."""
     return _mix(key + np.uint64(i + 1) * _GOLDEN)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def subsets(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.uint32]:
     """Draw k of the numbers 0..n-1 for each key, without replacement, in any order, (rows, k)."""
     out = np.empty((len(keys), k), np.uint32)
@@ -220,7 +220,7 @@ def subsets(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.uint32]:
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def shuffle(key: np.uint64, n: int) -> NDArray[np.uint32]:
     """Draw a permutation of 0..n-1 (Fisher and Yates)."""
     out = np.arange(n).astype(np.uint32)
@@ -238,7 +238,7 @@ def shuffle(key: np.uint64, n: int) -> NDArray[np.uint32]:
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def fold_each(keys: NDArray[np.uint64], word: np.uint64) -> NDArray[np.uint64]:
     """Return the key of the stream `word` below each of the keys, (n,)."""
     out = np.empty_like(keys)
@@ -247,7 +247,7 @@ def fold_each(keys: NDArray[np.uint64], word: np.uint64) -> NDArray[np.uint64]:
     return out
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compile_kernel
 def _client_keys(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.uint64]:
     out = np.empty(len(clients), np.uint64)
     for i in range(len(clients)):

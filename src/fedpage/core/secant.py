@@ -11,12 +11,11 @@ import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Vector
 
-_fast = njit(cache=True, nogil=True, error_model="numpy")
 _Array: TypeAlias = NDArray[np.float64]
 
 FULL_UP_TO = 1_000
@@ -25,7 +24,7 @@ WINDOW_UP_TO = 1_000_000
 """Parameters up to which "auto" is a window: 30 pairs take 240 MB."""
 
 
-@_fast
+@compile_kernel
 def _dot(a: _Array, b: _Array) -> float:
     """Add products in four lanes, in a fixed order."""
     n = len(a)
@@ -42,7 +41,7 @@ def _dot(a: _Array, b: _Array) -> float:
     return total
 
 
-@_fast
+@compile_kernel
 def _multiply(P: _Array, v: _Array, factor: float) -> _Array:
     """Return factor P v for a symmetric P, adding rows of P one after the other."""
     out = np.zeros(len(v))
@@ -53,7 +52,7 @@ def _multiply(P: _Array, v: _Array, factor: float) -> _Array:
     return out
 
 
-@_fast
+@compile_kernel
 def _sherman_morrison(P: _Array, z: _Array) -> _Array:
     """Return (P^-1 + z z^T)^-1 for a symmetric P."""
     u = _multiply(P, z, 1.0)
@@ -65,7 +64,7 @@ def _sherman_morrison(P: _Array, z: _Array) -> _Array:
     return out
 
 
-@_fast
+@compile_kernel
 def _cholesky_solve(A: _Array, r: _Array) -> _Array:
     """Solve A u = r for a positive definite A, which is overwritten by its factor."""
     n = len(r)
@@ -82,7 +81,7 @@ def _cholesky_solve(A: _Array, r: _Array) -> _Array:
     return u
 
 
-@_fast
+@compile_kernel
 def _woodbury(Z: _Array, G: _Array, delta: float, v: _Array, factor: float) -> _Array:
     """Return factor (delta I + Z^T Z)^-1 v, where G = Z Z^T."""
     k = len(Z)

@@ -19,7 +19,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
+from fedpage.core.jit import compile_kernel
+
+_fast: Any = compile_kernel
 _inline: Any = njit(nogil=True, error_model="numpy", inline="always")
 
 Bytes = NDArray[np.uint8]

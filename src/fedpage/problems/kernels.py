@@ -44,6 +44,7 @@ from numba.extending import (
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
+from fedpage.core.jit import compile_kernel
 from fedpage.core.registry import Registry
 
 F = NDArray[np.float64]
@@ -53,7 +54,6 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 RowFunction = Callable[[float, float], float]
 ChosenFunction = Callable[[int, float, float], float]
 # error_model="numpy": no kernel checks its divisors, because none of them can be 0
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
 _inline = njit(nogil=True, error_model="numpy", inline="always")
 _OPTIONS: Any = {"nogil": True, "error_model": "numpy", "forceinline": True}
 _1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would halve the speed
@@ -495,7 +495,7 @@ _add_and_step = _by_storage(_step_sparse, _step_dense)
 # --- kernels --------------------------------------------------------------------------------------
 
 
-@_fast
+@compile_kernel
 def batch_grad(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     p: int, clients: I, rows: U, b: int, Y: F, out: F,
@@ -518,7 +518,7 @@ def batch_grad(
                 out[i, l] += scale[c] * _reg_slope(reg, alpha, Y[own, l])
 
 
-@_fast
+@compile_kernel
 def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float,
@@ -574,7 +574,7 @@ def local_sgd(
             out[i, l] = out[i, l] / K + (shift[own_shift, l] if has_shift else 0.0)
 
 
-@_fast
+@compile_kernel
 def local_page(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
     p: int, clients: I, first: U, b_first: int, rest: U, b_rest: int,
@@ -625,7 +625,7 @@ def local_page(
             out[i, l] /= K
 
 
-@_fast
+@compile_kernel
 def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, p: int,
     lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
@@ -649,7 +649,7 @@ def objective(
     return total
 
 
-@_fast
+@compile_kernel
 def losses(target: F, start: I, scale: F, loss: int, lo: int, hi: int, t: F) -> float:
     """Add up the losses of clients lo..hi-1 in the order of `objective`; t (rows,) are margins."""
     total = 0.0
@@ -661,7 +661,7 @@ def losses(target: F, start: I, scale: F, loss: int, lo: int, hi: int, t: F) -> 
     return total
 
 
-@_fast
+@compile_kernel
 def margins(ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> None:
     """Compute out[j] = a . x (plus the intercept) for the rows from `first` on."""
     X = x.reshape(1, -1)
@@ -669,7 +669,7 @@ def margins(ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> 
         out[r] = _margin(ptr, idx, val, np.uint64(first + r), p, X, 0)
 
 
-@_fast
+@compile_kernel
 def mean_loss(loss: int, t: F, target: F) -> float:
     """Compute the mean loss of rows with margins t, divided row by row so that no sum overflows."""
     total = 0.0
@@ -678,7 +678,7 @@ def mean_loss(loss: int, t: F, target: F) -> float:
     return total
 
 
-@_fast
+@compile_kernel
 def total(v: F) -> float:
     """Add up v (d,) in order."""
     s = 0.0
@@ -687,7 +687,7 @@ def total(v: F) -> float:
     return s
 
 
-@_fast
+@compile_kernel
 def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y: F, out: F) -> None:
     """Compute out[i] = A_i y_i - batch mean of linear[i]; A (N, d, d), linear (N, M, d)."""
     d = Y.shape[1]
@@ -705,7 +705,7 @@ def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y:
             out[i, l] = scale[c] * (s - mean / counts[i])
 
 
-@_fast
+@compile_kernel
 def products(a: Floats, b: Floats, out: Floats) -> None:
     """Compute out[s] = a[s] b[s]; a (n, m, k), b (n, k, p) with contiguous rows, out (n, m, p).
 

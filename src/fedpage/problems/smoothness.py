@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError
+from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Ints, Smoothness, Vector
 from fedpage.problems.base import power_of_two, root_mean_square
 from fedpage.problems.kernels import REGULARISERS, dense_product
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from fedpage.problems.linear_model import LinearModel
 
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
 _LARGEST = 400
 """Eigenvalues of matrices up to this size are computed directly, of larger ones by Lanczos."""
 _BLOCK = 1 << 22
@@ -190,7 +189,7 @@ class _DenseRows:
 I32 = NDArray[np.int32] | NDArray[np.int64]
 
 
-@_fast
+@compile_kernel
 def _sparse_row_grams(
     ptr: I32, idx: I32, val: Vector, start: Ints, clients: Ints, out: Vector
 ) -> None:
@@ -211,7 +210,7 @@ def _sparse_row_grams(
                 out[i, r, s] = total
 
 
-@_fast
+@compile_kernel
 def _sparse_column_grams(
     ptr: I32, idx: I32, val: Vector, start: Ints, clients: Ints, out: Vector
 ) -> None:
@@ -222,7 +221,7 @@ def _sparse_column_grams(
                     out[i, idx[e], idx[f]] += val[e] * val[f]
 
 
-@_fast
+@compile_kernel
 def _dense_row_grams(A: Vector, one: float, start: Ints, clients: Ints, out: Vector) -> None:
     for i in range(len(clients)):
         first = start[clients[i]]
@@ -231,7 +230,7 @@ def _dense_row_grams(A: Vector, one: float, start: Ints, clients: Ints, out: Vec
                 out[i, r, s] = dense_product(A, first + r, A, first + s) + one * one
 
 
-@_fast
+@compile_kernel
 def _dense_column_grams(A: Vector, one: float, start: Ints, clients: Ints, out: Vector) -> None:
     p = A.shape[1]
     for i in range(len(clients)):

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from fedpage.core.jit import compile_kernel
 from fedpage.problems.kernels import DELTA, L2, NO_REG, SMOOTHED_L1, F, I, U
 
-_fast: Any = njit(cache=True, nogil=True, error_model="numpy")
 _helper: Any = njit(nogil=True, error_model="numpy")
 _1, _2 = np.uint64(1), np.uint64(2)
 
@@ -122,7 +122,7 @@ def _slopes(t: F, b: int, weight: float) -> tuple[float, float]:
     return rest, gap
 
 
-@_fast
+@compile_kernel
 def batch_grad(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
     C: int, reg: int, alpha: float, p: int, clients: I, rows: U, b: int, Y: F, out: F,
@@ -146,7 +146,7 @@ def batch_grad(
                 out[i, l] += scale[c] * _reg_slope(reg, alpha, y[l])
 
 
-@_fast
+@compile_kernel
 def local_sgd(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
     C: int, reg: int, alpha: float, p: int, clients: I,
@@ -210,7 +210,7 @@ def local_sgd(
             out[i, l] = out[i, l] / K + (shift[own_shift, l] if has_shift else 0.0)
 
 
-@_fast
+@compile_kernel
 def local_page(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
     C: int, reg: int, alpha: float, p: int, clients: I,
@@ -268,7 +268,7 @@ def local_page(
             out[i, l] /= K
 
 
-@_fast
+@compile_kernel
 def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
     C: int, p: int, lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
@@ -293,14 +293,14 @@ def objective(
     return total
 
 
-@_fast
+@compile_kernel
 def margins(ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> None:
     """Compute out[j] = the margins (C,) of the rows from `first` on."""
     for r in range(len(out)):
         _row_margins(ptr, idx, val, np.uint64(first + r), out.shape[1], p, x, out[r])
 
 
-@_fast
+@compile_kernel
 def mean_loss(C: int, t: F, target: F) -> float:
     """Compute the mean loss of rows with margins t (rows, C), divided row by row."""
     total, v = 0.0, np.empty(C)
