@@ -20,6 +20,7 @@ except ImportError:
         "test_security.py",
         "test_processes.py",
         "test_networks.py",
+        "test_operator.py",
     ]
 
 

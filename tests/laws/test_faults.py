@@ -247,7 +247,7 @@ def test_invalid_replies_are_rejected_and_without_the_policy_are_added():
         )
         assert sound.stop_reason is StopReason.FINISHED
         assert words in sound.events[0]["text"]
-        assert sound.events[0]["text"].startswith("reply of client ")
+        assert sound.events[0]["text"].startswith(("reply of client ", "replies of clients "))
         naive = fp.simulate(
             problem,
             method,
@@ -369,8 +369,8 @@ def test_replies_of_several_attempts_are_added_in_client_order():
     assert one_round.costs.clients == 5
     assert one_round.costs.floats_up == 5 * 4
     assert [event.text for event in info.events] == [
-        f"reply of client {b}: late: it belongs to round 7",
         f"reply of client {b}: it raised ValueError",
+        f"reply of client {b}: late: it belongs to round 7",
     ]
 
 

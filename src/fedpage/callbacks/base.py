@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,13 @@ class RunInfo:
     """Return everything that the coming rounds depend on, with read-only arrays."""
 
 
+class Slowest(NamedTuple):
+    """The client of a round whose reply took longest."""
+
+    client: int
+    seconds: float
+
+
 class RoundEnd(NamedTuple):
     """A round that has just ended."""
 
@@ -55,6 +62,20 @@ class RoundEnd(NamedTuple):
     """The number of rounds of the whole run."""
     is_last: bool
     """Whether the run ends here: all rounds are done, or a rule has stopped it."""
+    called: int = 0
+    """The number of clients that the round called."""
+    answered: int = 0
+    """The number of clients whose replies counted."""
+    slowest: Slowest | None = None
+    """The client whose reply took longest; None where time is not measured, as in a simulation."""
+    lost: Sequence[int] = ()
+    """Clients that have missed so many rounds in a row that they count as lost."""
+    seconds: float = 0.0
+    """The time that the round took, without evaluation."""
+    bytes_down: int = 0
+    """Bytes that the round sent to clients."""
+    bytes_up: int = 0
+    """Bytes that the round received from clients."""
 
 
 class Stopped(NamedTuple):

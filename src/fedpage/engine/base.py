@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias
 
 import numpy as np
@@ -78,6 +78,12 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
     def code(self) -> dict[str, type]:
         """The classes whose code decides what a round computes, by role."""
         return method_code(self.method)
+
+    @property
+    def lost_clients(self) -> Sequence[int]:
+        """The clients that are lost, ascending."""
+        health = self.round.health
+        return health.lost if health.misses else ()
 
     def draws(self) -> Draws:
         """Return the next round's random numbers."""

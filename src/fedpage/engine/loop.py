@@ -147,9 +147,11 @@ class Run:
     def _run_round(self) -> Stopped | None:
         """Run a round and record it if it is due; return why the run ends, if it does."""
         engine, costs = self.engine, self.engine.costs
+        down, up = costs.bytes_down, costs.bytes_up
         began = time.perf_counter()
         info = engine.step()
-        self.seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
         self._add_events(info.events)
         done, is_last = costs.round, costs.round == self.rounds
         stopped = self._check_model_and_budget()
@@ -157,7 +159,11 @@ class Run:
             record = self._record()
             stopped = stopped or self._judge(record, is_last)
         if self._callbacks:
-            ended = RoundEnd(done, self.rounds, is_last or stopped is not None)
+            ended = RoundEnd(
+                done, self.rounds, is_last or stopped is not None,
+                info.called, info.count, info.slowest, engine.lost_clients,
+                seconds, costs.bytes_down - down, costs.bytes_up - up,
+            )  # fmt: skip
             for callback in self._callbacks:
                 request = callback.on_round_end(ended)
                 stopped = stopped or request

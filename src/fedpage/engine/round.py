@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
+from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Wire
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.types import (
@@ -30,6 +31,7 @@ from fedpage.engine.aggregation import Accumulator, Aggregation, Mean
 from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.policy import ClientHealth, Policy
 from fedpage.engine.privacy import PrivacyLedger, PrivateMean
+from fedpage.engine.rejections import Rejections, name_clients
 from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed, Transport
 
 
@@ -69,6 +71,10 @@ class RoundInfo(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple's own method `count` is never needed here
     """The number of clients whose replies were averaged."""
     events: tuple[Event, ...] = ()
+    called: int = 0
+    """The number of clients that were called."""
+    slowest: Slowest | None = None
+    """The client whose reply took longest, if the transport measures time."""
 
 
 _Opened: TypeAlias = tuple[Chunk[ReplyT, ClientStateT], Iterator[Chunk[ReplyT, ClientStateT]]]
@@ -83,10 +89,17 @@ class _Outcome:
         self.present: set[int] = set()
         self.absent: set[int] = set()
         self.expired: set[int] = set()
-        self.events: list[Event] = []
+        self.rejections = Rejections("reply", "replies")
+        self.slowest: Slowest | None = None
+        self._events: list[Event] = []
 
     def add_event(self, kind: str, text: str) -> None:
-        self.events.append(Event(kind, self.round, text))
+        self._events.append(Event(kind, self.round, text))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happened: rejected replies first, in an order that no chunk changes."""
+        return (*self.rejections.list_events(self.round), *self._events)
 
 
 class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -167,16 +180,17 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             and len(chunk.clients) == len(call.clients)
             and not chunk.rejected
         ):  # the usual case: one chunk has valid replies of all called clients
-            replies = self._average(chunk, call.message, draws.round)
+            replies, slowest = self._average(chunk, call.message, draws.round), chunk.slowest
         else:
-            replies, call, events = self._gather_or_fall_back(call, draws, opened)
+            replies, call, outcome = self._gather_or_fall_back(call, draws, opened)
+            events, slowest = outcome.events, outcome.slowest
         costs.round += 1
         costs.full_rounds += len(call.clients) == self.N
         costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
         if self.ledger is not None:
             self.ledger.add(replies.clients)
         state = self.method.server(state, replies)
-        return state, RoundInfo(draws.round, replies.count, events)
+        return state, RoundInfo(draws.round, replies.count, events, len(call.clients), slowest)
 
     def _require_all(self, call: Call[MessageT]) -> Call[MessageT]:
         """Require all clients of a call where the mean over some of them would be wrong."""
@@ -215,16 +229,16 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         call: Call[MessageT],
         draws: Draws,
         opened: _Opened[ReplyT, ClientStateT] | None,
-    ) -> tuple[Replies[ReplyT], Call[MessageT], tuple[Event, ...]]:
-        """Return the mean over the clients that answer, the call they answered, and events."""
+    ) -> tuple[Replies[ReplyT], Call[MessageT], _Outcome]:
+        """Return the mean over the clients that answer, the call they answered, and who did."""
         replies: Replies[ReplyT] | None = None
         outcome, attempt = _Outcome(draws.round), 0
         if call.fallback is not None and self.policy.fall_back:
             missing = self._lost(call)
-            why = f"lost: {_names(missing)}"
+            why = f"lost: {name_clients(missing)}"
             if not missing:
                 replies, missing = self._gather(call, draws, attempt, outcome, opened)
-                why = f"no reply from {_names(missing)}"
+                why = f"no reply from {name_clients(missing)}"
             if replies is None:
                 replaced = "a full one" if len(call.clients) == self.N else "one of the first pass"
                 outcome.add_event("fallback", f"a sampled round replaces {replaced}; {why}")
@@ -236,11 +250,11 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if outcome.absent or self.health.misses:
             self._update_health(outcome)
         if replies is None:
-            text = f"round {draws.round} failed: no valid reply from {_names(missing)}"
+            text = f"round {draws.round} failed: no valid reply from {name_clients(missing)}"
             if type(call.message) in self._needs_all:
                 text += f"; up={self._up} needs all called clients"
             raise RoundFailed(text, outcome.events)
-        return replies, call, tuple(outcome.events)
+        return replies, call, outcome
 
     def _lost(self, call: Call[MessageT]) -> list[int]:
         """Return the called clients that are lost, if the call is hopeless because of them."""
@@ -351,8 +365,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs.evaluations += chunk.evaluations
         if outcome is not None:
             costs.rejected += len(chunk.rejected)
+            outcome.slowest = _slower(outcome.slowest, chunk.slowest)
             for client, reason, _ in chunk.rejected:
-                outcome.add_event("rejected", f"reply of client {client}: {reason}")
+                outcome.rejections.add(client, reason)
 
     def _update_health(self, outcome: _Outcome) -> None:
         """Update the clients' health once per round."""
@@ -360,9 +375,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         absent = outcome.absent - present - outcome.expired  # slow clients are not lost
         back, lost = self.health.update(present, absent)
         if back:
-            outcome.add_event("back", f"{_names(back)} answered again")
+            outcome.add_event("back", f"{name_clients(back)} answered again")
         if lost:
-            text = f"{_names(lost)} missing {self.policy.lost_after} times in a row"
+            text = f"{name_clients(lost)} missing {self.policy.lost_after} times in a row"
             outcome.add_event("lost", text)
 
 
@@ -449,8 +464,8 @@ def _mean_of_rejected(rejected: list[Rejection]) -> Any:
     return Replies(replies[0]._make(means), clients)
 
 
-def _names(clients: list[int]) -> str:
-    """List at most five clients, and the number of the others."""
-    few = ", ".join(str(client) for client in clients[:5])
-    more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
-    return f"client{'' if len(clients) == 1 else 's'} {few}{more}"
+def _slower(one: Slowest | None, other: Slowest | None) -> Slowest | None:
+    """Return the client that took longer."""
+    if one is None or other is None:
+        return one or other
+    return one if one.seconds >= other.seconds else other

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol
 
+from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Size
 from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, ReplyT, Vector
 
@@ -38,6 +39,8 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
     """The size of the replies that arrived; None: all have the size of their layout."""
     seconds: Vector | None = None
     """The simulated seconds of each client that worked; None: time is not simulated."""
+    slowest: Slowest | None = None
+    """The client whose reply took longest; None: time is not measured."""
     expired: Ints | None = None
     """The clients that answer after the deadline and are not asked again in this round."""
 

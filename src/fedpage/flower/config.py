@@ -61,6 +61,10 @@ class AppConfig:
     retries: int = setting(2, "retries in a sampled round", at_least=0)
     full_retries: int = setting(6, "retries in a full round", at_least=0)
     patience: int = setting(10, "retries where no fallback exists", at_least=1)
+    retry_pause: float = setting(
+        1.0, "seconds before the first retry of a silent client; each later pause is twice as long",
+        at_least=0, at_most=60,
+    )  # fmt: skip
     lost_after: int = setting(3, "missed rounds until a client counts as lost", at_least=1)
 
     out: str = setting("fedpage-run", "directory of the run on the server")

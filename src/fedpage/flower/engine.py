@@ -14,6 +14,7 @@ from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_met
 from fedpage.core.types import ClientStateT, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.base import Engine, mean_evaluations
 from fedpage.engine.policy import Policy
+from fedpage.engine.rejections import Rejections
 from fedpage.engine.transport import Event, RoundFailed
 from fedpage.flower import messages
 from fedpage.flower.exchange import Wait, check_sender, content_of, is_finite
@@ -82,11 +83,15 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         transport, now, x = self.transport, self.costs.round, self.x
         found: dict[int, messages.Evaluation] = {}
         not_finite: dict[int, messages.Evaluation] = {}
+        rejections = Rejections("evaluation", "evaluations")
         for attempt in range(self.round.policy.full_retries + 1):
+            missing = [client for client in range(self.N) if client not in found]
+            nodes = {client: transport.nodes[client].node_id for client in missing}
+            transport.backoff.pause(("evaluation", now), nodes)
             if attempt:
                 transport.find_new_nodes(now)
-            missing = [client for client in range(self.N) if client not in found]
-            for client, reply in transport.exchange(self._evaluate_messages(missing)).items():
+            replies = transport.exchange(self._evaluate_messages(missing))
+            for client, reply in replies.items():
                 try:
                     evaluation = self._decode_evaluation(client, reply)
                     # A metric may be undefined on a client's rows, such as the AUC of one class.
@@ -95,10 +100,11 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
                         raise messages.ProtocolError("not finite")
                     found[client] = evaluation
                 except messages.ProtocolError as error:
-                    text = f"evaluation of client {client}: {error}"
-                    transport.events.append(Event("rejected", now, text))
+                    rejections.add(client, str(error))
+            transport.backoff.note(missing, replies, found)
             if set(range(self.N)) <= {*found, *self.round.health.lost}:
                 break
+        transport.events += rejections.list_events(now)
         if not found and len(not_finite) == self.N:
             found = not_finite  # the run has diverged
         if not found:

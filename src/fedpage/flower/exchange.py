@@ -24,12 +24,14 @@ class Wait:
         poll: Seconds between checks for replies.
         sleep: Waits for some seconds; replaced in tests.
         clock: Returns seconds; replaced in tests.
+        pause: Seconds before a silent client is asked again for the first time (see `Backoff`).
     """
 
     deadline: float = 600.0
     poll: float = 0.2
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    pause: float = 1.0
 
 
 def is_finite(arrays: Iterable[Vector]) -> bool:
@@ -75,11 +77,18 @@ _ERRORS = {
     8: "its process died",
 }
 """Flower's error codes."""
+NOT_CONNECTED = 5
+"""The error of a node that is away."""
 TRANSIENT_ERRORS = (3, 4, 5, 8)
 """Errors of the connection or of a process, after which a node may answer again."""
 
 
-def exchange(grid: Grid, sent: Mapping[int, Message], wait: Wait) -> dict[int, Message]:
+def exchange(
+    grid: Grid,
+    sent: Mapping[int, Message],
+    wait: Wait,
+    arrivals: dict[int, float] | None = None,
+) -> dict[int, Message]:
     """Send messages and wait until every one is answered or the deadline is over.
 
     Replies are matched to messages by Flower's own identifiers, not by what they claim.
@@ -88,20 +97,26 @@ def exchange(grid: Grid, sent: Mapping[int, Message], wait: Wait) -> dict[int, M
         grid: Flower's Grid.
         sent: Messages by any key, such as a client number.
         wait: How long to wait.
+        arrivals: A table that gets the time at which each reply arrived, by the same keys.
 
     Returns:
         Replies by the same keys.
     """
     waiting: dict[str, int] = {}
-    for key, message_id in zip(sent, list(grid.push_messages(list(sent.values()))), strict=False):
+    for number, message_id in zip(
+        sent, list(grid.push_messages(list(sent.values()))), strict=False
+    ):
         if message_id:
-            waiting[message_id] = key
+            waiting[message_id] = number
     replies: dict[int, Message] = {}
     end = wait.clock() + wait.deadline + 5.0  # the SuperLink reports missed deadlines itself
     while waiting:
         for reply in grid.pull_messages(list(waiting)):
             if reply.metadata.reply_to_message_id in waiting:
-                replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+                key = waiting.pop(reply.metadata.reply_to_message_id)
+                replies[key] = reply
+                if arrivals is not None:
+                    arrivals[key] = wait.clock()
         if not waiting or wait.clock() > end:
             break
         wait.sleep(wait.poll)

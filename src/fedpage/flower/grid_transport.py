@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.types import (
@@ -25,6 +26,7 @@ from fedpage.core.types import (
 )
 from fedpage.engine.transport import Chunk, Event, Rejection
 from fedpage.flower import messages
+from fedpage.flower.backoff import Backoff
 from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_finite
 from fedpage.flower.nodes import Node, describe_nodes
 from fedpage.runs.fingerprint import method_digest
@@ -66,8 +68,10 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """The name under which nodes keep client states."""
         self.events: list[Event] = []
         """Events of nodes since the last call of `pop_events`."""
+        self.backoff = Backoff(grid, wait)
         self._wire = Wire(method, d, dtype)
         self._version = ""
+        self._began = (-1, 0.0)
         self._refused: set[int] = set()
 
     @property
@@ -85,10 +89,14 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         places = np.searchsorted(cohort, call.clients)
         arrays = self._wire.encode_message(call.message)
         self._version = messages.state_version(now, message_type)
+        asked = call.clients.tolist()
+        self.backoff.pause(now, {client: self.nodes[client].node_id for client in asked})
         if attempt:
             self.find_new_nodes(now)
+        if self._began[0] != now:
+            self._began = (now, self.wait.clock())
         sent = {}
-        for client, place in zip(call.clients.tolist(), places.tolist(), strict=True):
+        for client, place in zip(asked, places.tolist(), strict=True):
             header = messages.TrainRequest(
                 client=client,
                 round=now,
@@ -108,7 +116,9 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         rejected: list[Rejection] = []
         gradients = evaluations = received = 0
         sizes: list[Size] = []
-        for client, answered in sorted(self.exchange(sent).items()):
+        arrivals: dict[int, float] = {}
+        answers = self.exchange(sent, arrivals)
+        for client, answered in sorted(answers.items()):
             own = np.array([client], dtype=np.int64)
             rank = Ranks(np.searchsorted(cohort, own), len(cohort))
             try:
@@ -133,6 +143,9 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 rejected.append(Rejection(client, "not finite", reply))
             else:
                 valid[client] = reply
+        self.backoff.note(asked, answers, valid)
+        slowest = max((Slowest(c, arrivals[c] - self._began[1]) for c in valid), default=None,
+                      key=lambda each: each.seconds)  # fmt: skip
         clients, replies = call.clients, None
         if len(valid) < len(clients):
             clients = np.array(sorted(valid), dtype=np.int64)
@@ -141,8 +154,9 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             replies = layout.build(np.stack(rows) for rows in columns)
         size = Size(*(sum(column) for column in zip(Size(0, 0, 0), *sizes, strict=True)))
         chunk = Chunk[ReplyT, ClientStateT](
-            call.clients, clients, replies, None, gradients, evaluations, received, rejected, size
-        )
+            call.clients, clients, replies, None, gradients, evaluations, received, rejected, size,
+            slowest=slowest,
+        )  # fmt: skip
         return (chunk,)
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
@@ -157,9 +171,11 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         node = self.nodes[client].node_id
         return Message(content, node, message_type, ttl=self.wait.deadline, group_id=str(now))
 
-    def exchange(self, sent: Mapping[int, Message]) -> dict[int, Message]:
-        """Send messages and wait for the replies, by client."""
-        return exchange(self.grid, sent, self.wait)
+    def exchange(
+        self, sent: Mapping[int, Message], arrivals: dict[int, float] | None = None
+    ) -> dict[int, Message]:
+        """Send messages and wait for the replies, by client (see `fedpage.flower.exchange`)."""
+        return exchange(self.grid, sent, self.wait, arrivals)
 
     def find_new_nodes(self, now: int) -> None:
         """Find the clients of nodes without keys that reconnected under another id."""

@@ -96,7 +96,9 @@ class FedpageStrategy(Strategy):
             refuse_reference(resolve_metrics(self.config.metric_names, "run config"))
         self.history: History | None = None
         """The run's history once `start` has returned."""
-        self._wait = Wait(self.config.deadline, self.config.poll, sleep, clock)
+        self._wait = Wait(
+            self.config.deadline, self.config.poll, sleep, clock, self.config.retry_pause
+        )
         self._callbacks = check_callbacks(callbacks)
         self._out = Path(self.config.out or "fedpage-run")
 
