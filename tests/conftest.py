@@ -16,13 +16,14 @@ if "FEDPAGE_DATA" not in os.environ and (BESIDE / "data").is_dir():
 
 @pytest.fixture(scope="session", autouse=True)
 def _separate_cache(tmp_path_factory):
-    """Keep parsed data sets and reference solutions out of the user's cache."""
+    """Keep parsed data sets, reference solutions and nodes' states out of the user's home."""
     from fedpage.data import registry
 
     folder, solutions = tmp_path_factory.mktemp("parsed"), tmp_path_factory.mktemp("reference")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "parsed_dir", lambda: folder)
         patch.setattr(registry, "reference_dir", lambda: solutions)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

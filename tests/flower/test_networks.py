@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,11 +56,16 @@ def broken(client, clients):
 """
 
 
+NAMES = ["problem", "nothing", "rows", "two", "wider", "elsewhere", "broken"]
+
+
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
     """Write the app's module and make it importable."""
     (tmp_path / "app_module.py").write_text(NODES)
     monkeypatch.syspath_prepend(tmp_path)
+    names = ["nowhere:problem", *(f"app_module:{name}" for name in NAMES)]
+    monkeypatch.setenv("FEDPAGE_ALLOW", ",".join(names))
     load_own_problem.cache_clear()
     yield __import__("app_module")
     sys.modules.pop("app_module")
@@ -127,6 +133,8 @@ def test_the_example_app(monkeypatch):
         ("app_module:broken", "app_module:broken failed: IndexError"),
     ],
 )
-def test_invalid_problems_are_refused(federate, nodes, objective, words):
-    with pytest.raises((fp.InputError, TypeError), match=words):
+def test_invalid_problems_are_refused(federate, nodes, node_log, objective, words):
+    with pytest.raises(fp.InputError) as refused:
         federate(objective=objective, clients=3)
+    reference = re.search("log under ([0-9a-f]{8})", str(refused.value))
+    assert words in (node_log(reference[1]) if reference else str(refused.value))

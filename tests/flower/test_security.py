@@ -176,26 +176,26 @@ def test_client_state_belongs_to_one_run_and_one_client(tmp_path):
     from fedpage.flower.client_state import ClientStateStore
     from fedpage.methods.scaffold import ClientState
 
-    store = ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 3)
+    store = ClientStateStore(tmp_path, "../../run", 0, ClientState, 3)
     store.save("", "4 Controlled", ClientState(np.ones((1, 3))))
     assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
     assert store.load("4 Controlled").c.tolist() == [[1.0, 1.0, 1.0]]
     assert store.load("").c.tolist() == [[0.0, 0.0, 0.0]]
     for other in (
-        ClientStateStore(str(tmp_path), "other", 0, ClientState, 3),
-        ClientStateStore(str(tmp_path), "../../run", 1, ClientState, 3),
+        ClientStateStore(tmp_path, "other", 0, ClientState, 3),
+        ClientStateStore(tmp_path, "../../run", 1, ClientState, 3),
     ):
         with pytest.raises(fp.InputError, match="no client state of round 4"):
             other.load("4 Controlled")
     with pytest.raises(fp.InputError, match="not the client state of this client"):
-        ClientStateStore(str(tmp_path), "../../run", 0, ClientState, 5).load("4 Controlled")
+        ClientStateStore(tmp_path, "../../run", 0, ClientState, 5).load("4 Controlled")
 
 
 def test_the_last_versions_of_a_client_state_are_kept(tmp_path):
     from fedpage.flower.client_state import ClientStateStore
     from fedpage.methods.scaffold import ClientState
 
-    store = ClientStateStore(str(tmp_path), "run", 0, ClientState, 3)
+    store = ClientStateStore(tmp_path, "run", 0, ClientState, 3)
     for round in range(4, 12):
         previous = f"{round - 1} Controlled" if round > 4 else ""
         store.save(previous, f"{round} Controlled", ClientState(np.full((1, 3), float(round))))

@@ -7,16 +7,17 @@ import sys
 from pathlib import Path
 
 
-def put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that after a crash it is complete and on the disk, or unchanged.
 
     Args:
         path: The file; an existing one is replaced.
         data: All of its bytes.
+        private: Whether only its owner can read it, whatever the umask.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(scratch, "wb") as stream:
+        with open(scratch, "wb", opener=_open_private if private else None) as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -30,3 +31,10 @@ def put(path: Path, data: bytes) -> None:
             os.fsync(folder)  # a rename lasts only once its directory is on the disk
         finally:
             os.close(folder)
+
+
+def _open_private(path: str, flags: int) -> int:
+    handle = os.open(path, flags, 0o600)
+    if sys.platform != "win32":
+        os.fchmod(handle, 0o600)  # it may exist, after a crash
+    return handle

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NoReturn
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
+from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
 from fedpage.core.metrics import row_metrics
 from fedpage.core.types import dtype_of
-from fedpage.flower import messages
-from fedpage.flower.client_state import ClientStateStore
-from fedpage.flower.config import AppConfig, build_method, parse_app_config, parse_node_config
+from fedpage.flower import audit, messages
+from fedpage.flower.allowed import check_allowed
+from fedpage.flower.client_state import ClientStateStore, remove_state
+from fedpage.flower.config import (
+    AppConfig,
+    NodeConfig,
+    build_method,
+    parse_app_config,
+    parse_node_config,
+)
 from fedpage.flower.metrics import select_metrics
 from fedpage.flower.node_data import NodeData, NodeProblem, load_node_data, problem_digest
 from fedpage.flower.node_draws import NodeDraws
 from fedpage.flower.node_errors import Code, NodeError, refuse
 from fedpage.runs.fingerprint import method_digest
 
-Handler = Callable[[Message, Context], Message]
+Handler = Callable[[Message, AppConfig, NodeConfig], Message]
 _MAX_PARAMETERS = 1 << 28
 """Largest d that a server may ask for."""
 _MAX_SCALE = 1e9
+_LONGEST_NAME = 200
+"""Longest text that the audit log takes over from a message."""
 _ONLY_CLIENT = np.zeros(1, dtype=np.int64)
 """The number of the only client of a node's problem."""
 
 
 class FedpageClientApp(ClientApp):
-    """A ClientApp that answers three types of messages and accepts no mods.
+    """A ClientApp that answers fedpage's types of messages and accepts no mods.
+
+    Every reply is entered in the node's audit log before it is sent.
 
     Flower's secure aggregation mod would pass these messages on unencrypted without a warning, and
     its differential-privacy mods clip a model, which FedPAGE's messages are not. So this class
@@ -55,7 +68,7 @@ class FedpageClientApp(ClientApp):
             The reply; a `messages.Refusal` if the message cannot be answered.
         """
         try:
-            return _answer(message, context)
+            return _answer_audited(message, context)
         except Exception as error:
             return Message(messages.encode_header(refuse(error)), reply_to=message)
 
@@ -68,20 +81,75 @@ class FedpageClientApp(ClientApp):
     train = evaluate = query = lifespan = _refuse
 
 
-def _answer(message: Message, context: Context) -> Message:
+def _answer_audited(message: Message, context: Context) -> Message:
+    """Answer or refuse a message once the audit log has an entry about the reply."""
+    with _bad_config():
+        node_config = parse_node_config(context.node_config)
+    refusal = None
+    try:
+        reply = _answer(message, context, node_config)
+    except Exception as error:
+        refusal = refuse(error)
+        reply = Message(messages.encode_header(refusal), reply_to=message)
+    if node_config.audit_path is not None:
+        try:
+            audit.append(node_config.audit_path, _audit_entry(message, context, reply, refusal))
+        except OSError as error:
+            raise NodeError(Code.AUDIT, f"the audit log cannot be written ({error})") from None
+    return reply
+
+
+def _answer(message: Message, context: Context, node_config: NodeConfig) -> Message:
     """Answer a message, or raise what is wrong with it."""
     handler = _HANDLERS.get(message.metadata.message_type)
     if handler is None:
         raise messages.ProtocolError(
             f"unknown message type {str(message.metadata.message_type)[:40]!r}"
         )
-    return handler(message, context)
+    with _bad_config():
+        config = parse_app_config(context.run_config)
+    check_allowed(config, node_config.allowed)
+    return handler(message, config, node_config)
 
 
-def _describe(message: Message, context: Context) -> Message:
+@contextmanager
+def _bad_config() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise NodeError(Code.BAD_CONFIG, str(error)) from None
+
+
+def _audit_entry(
+    message: Message, context: Context, reply: Message, refusal: messages.Refusal | None
+) -> audit.Entry:
+    """Return what the audit log says of a reply."""
+    header: Mapping[str, object] = {}
+    if message.has_content():
+        record = dict(message.content).get(messages.HEADER)
+        header = dict(record) if isinstance(record, ConfigRecord) else {}
+    now = header.get("round")
+    size, digest = messages.digest_content(reply.content)
+    return audit.Entry(
+        time=audit.now(),
+        flower_run=str(context.run_id),
+        node=str(context.node_id),
+        run=str(header.get("run", ""))[:_LONGEST_NAME],
+        app=audit.code_digest(),
+        fab=audit.installed_app(),
+        method=str(context.run_config.get("method", ""))[:_LONGEST_NAME],
+        message=str(message.metadata.message_type)[:_LONGEST_NAME],
+        round=now if isinstance(now, int) else -1,
+        bytes=size,
+        digest=digest,
+        code="" if refusal is None else refusal.code,
+        reference="" if refusal is None else refusal.reference,
+    )
+
+
+def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
     """Describe the client of this node: its number, its rows and its code."""
-    config = parse_app_config(context.run_config)
-    node = load_node_data(parse_node_config(context.node_config), config)
+    node = load_node_data(node_config, config)
     description = messages.Description(
         client=node.client,
         rows=int(node.problem.sizes[0]),
@@ -95,11 +163,10 @@ def _describe(message: Message, context: Context) -> Message:
     return Message(messages.encode_header(description), reply_to=message)
 
 
-def _train(message: Message, context: Context) -> Message:
+def _train(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
     """Run `Method.client` on this node's rows."""
     request = messages.decode_header(message.content, messages.TrainRequest)
-    config = parse_app_config(context.run_config)
-    node = _load_requested(request, config, context)
+    node = _load_requested(request, config, node_config)
     dtype = dtype_of(node.problem)
     method = build_method(config)
     types = {message_type.__name__: message_type for message_type in method.messages}
@@ -112,10 +179,10 @@ def _train(message: Message, context: Context) -> Message:
 
     store, client_state = None, None
     if method.client_state is not None:
-        folder = parse_node_config(context.node_config).client_state_dir
         store = ClientStateStore(
-            folder, request.run, node.client, method.client_state, request.d, dtype
+            node_config.state_dir, request.run, node.client, method.client_state, request.d, dtype
         )
+        store.remove_older(node_config.state_days)
         client_state = store.load(request.state_version)
     draws = NodeDraws(request.seed, request.round, node.client)
     oracle = _rescale(node.problem, request.scale).oracle(_ONLY_CLIENT, draws)
@@ -135,11 +202,10 @@ def _train(message: Message, context: Context) -> Message:
     return Message(messages.encode_arrays(sent, header), reply_to=message)
 
 
-def _evaluate(message: Message, context: Context) -> Message:
+def _evaluate(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
     """Evaluate this client's loss, gradient and metrics at a model."""
     request = messages.decode_header(message.content, messages.EvaluateRequest)
-    config = parse_app_config(context.run_config)
-    node = _load_requested(request, config, context)
+    node = _load_requested(request, config, node_config)
     layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
     model = messages.decode_fields(message.content, layout)
     found = _rescale(node.problem, request.scale).evaluate_clients(_ONLY_CLIENT, model.x)
@@ -155,15 +221,25 @@ def _evaluate(message: Message, context: Context) -> Message:
     return Message(messages.encode_message(evaluation, header), reply_to=message)
 
 
+def _finish(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+    """Remove what this node keeps of a run that has ended."""
+    request = messages.decode_header(message.content, messages.FinishRequest)
+    remove_state(node_config.state_dir, request.run, node_config.partition_id)
+    reply = messages.FinishReply(node_config.partition_id)
+    return Message(messages.encode_header(reply), reply_to=message)
+
+
 def _load_requested(
-    request: messages.TrainRequest | messages.EvaluateRequest, config: AppConfig, context: Context
+    request: messages.TrainRequest | messages.EvaluateRequest,
+    config: AppConfig,
+    node_config: NodeConfig,
 ) -> NodeData:
     """Load this node's client if the request is for it and has plausible sizes."""
     if not 0 < request.d <= _MAX_PARAMETERS or not 0.0 < request.scale < _MAX_SCALE:
         raise messages.ProtocolError(
             f"d = {request.d} and scale = {request.scale:g} are out of the accepted range"
         )
-    node = load_node_data(parse_node_config(context.node_config), config, request.d)
+    node = load_node_data(node_config, config, request.d)
     if request.client != node.client:
         raise messages.ProtocolError(
             f"the message is for client {request.client}, but this node holds client {node.client}"
@@ -184,5 +260,6 @@ _HANDLERS: dict[str, Handler] = {
     messages.DESCRIBE: _describe,
     messages.TRAIN: _train,
     messages.EVALUATE: _evaluate,
+    messages.FINISH: _finish,
 }
 app = FedpageClientApp()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -13,12 +16,14 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names
 from fedpage.core.types import DType, Fields, Vector
-from fedpage.data.registry import platform_cache
 from fedpage.flower.node_errors import Code, NodeError
+from fedpage.flower.private_files import UnsafePath, check_private, locked, make_private
 from fedpage.runs.checkpoint import pack, unpack
 
 _STATE_VERSIONS = 6
 """Versions of the client state that a node keeps, for servers that resume an older checkpoint."""
+
+_STATE_NAME = re.compile(r"[0-9a-f]{24}-[0-9]+\.npz")
 
 T = TypeVar("T", bound=Fields)
 
@@ -31,8 +36,8 @@ class ClientStateStore(Generic[T]):
     an older checkpoint all use the right version, and a repeated message gets the same reply.
 
     Args:
-        folder: directory of the file; "" takes the user's cache directory.
-        run: digest that identifies the run.
+        folder: the node's state directory; only its owner can read it.
+        run: what identifies the server and the run.
         client: the client's number.
         state_type: `Method.client_state`.
         d: number of parameters.
@@ -41,15 +46,14 @@ class ClientStateStore(Generic[T]):
 
     def __init__(
         self,
-        folder: str,
+        folder: Path,
         run: str,
         client: int,
         state_type: type[T],
         d: int,
         dtype: DType | type[np.float64] = np.float64,
     ) -> None:
-        base = Path(folder) if folder else platform_cache() / "client-state"
-        self._path = base / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
+        self._path = _state_path(folder, run, client)
         self._type: Callable[..., T] = state_type
         self._count = len(field_names(state_type))
         self._d, self._dtype = d, np.dtype(dtype)
@@ -84,15 +88,36 @@ class ClientStateStore(Generic[T]):
             previous: name of the version that the client started from; it is kept.
             version: name of the new version.
             state: NamedTuple of (1, d) arrays.
+
+        Raises:
+            NodeError: other users of the machine can change the directory or the file.
         """
+        with _locked(self._path.parent):
+            self._save(previous, version, state)
+
+    def remove_older(self, days: float) -> None:
+        """Remove the states of any run that have not changed for some days.
+
+        They belong to runs that never said that they had ended. A run in progress is resumed
+        within this time, or not at all.
+        """
+        oldest = time.time() - days * 86400.0
+        with _locked(self._path.parent) as folder:
+            for path in folder.iterdir():
+                if _STATE_NAME.fullmatch(path.name) and path.lstat().st_mtime < oldest:
+                    path.unlink(missing_ok=True)
+
+    def _save(self, previous: str, version: str, state: T) -> None:
         versions = {name: fields for name, fields in self._read().items() if name != version}
         newest = [name for name in versions if name != previous][-(_STATE_VERSIONS - 2) :]
         kept = {name: versions[name] for name in versions if name in newest or name == previous}
         kept[version] = [field[0] for field in state]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        put(self._path, pack({"versions": kept}))
+        put(self._path, pack({"versions": kept}), private=True)
 
     def _read(self) -> dict[str, list[Vector]]:
+        with _explain_unsafe():
+            check_private(self._path.parent)
+            check_private(self._path)
         try:
             tree = unpack(self._path.read_bytes(), str(self._path))
         except FileNotFoundError:
@@ -106,3 +131,37 @@ class ClientStateStore(Generic[T]):
         return len(fields) == self._count and all(
             field.shape == (self._d,) and field.dtype == self._dtype for field in fields
         )
+
+
+def remove_state(folder: Path, run: str, client: int) -> None:
+    """Remove the state of a client in a run that has ended, if there is one.
+
+    Args:
+        folder: the node's state directory.
+        run: what identifies the server and the run.
+        client: the client's number.
+    """
+    if folder.is_dir():
+        with _locked(folder):
+            _state_path(folder, run, client).unlink(missing_ok=True)
+
+
+def _state_path(folder: Path, run: str, client: int) -> Path:
+    return folder / f"{hashlib.sha256(run.encode()).hexdigest()[:24]}-{client}.npz"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """Create a private directory and hold its lock."""
+    with _explain_unsafe():
+        make_private(folder)
+        with locked(folder):
+            yield folder
+
+
+@contextmanager
+def _explain_unsafe() -> Iterator[None]:
+    try:
+        yield
+    except UnsafePath as error:
+        raise NodeError(Code.STATE_UNSAFE, str(error)) from None

@@ -7,16 +7,19 @@ The keys are the field names with dashes. `AppConfig` is the app's [tool.flwr.ap
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod
 from fedpage.engine.policy import Policy
+from fedpage.flower.private_files import state_home
 from fedpage.runs import build
 from fedpage.runs.config import MethodConfig, setting, structure
 
@@ -98,7 +101,34 @@ class NodeConfig:
     partition_id: int = setting(help="number of this node's client", at_least=0)
     num_partitions: int = setting(0, "number of clients; set by Flower's simulation, not used")
     data: str = setting("", "this node's own file, LIBSVM or .csv")
-    client_state_dir: str = setting("", "directory of the client state; empty: the user's cache")
+    client_state_dir: str = setting("", "the node's state directory; empty: that of the user")
+    state_days: int = setting(
+        30, "days until the state of an unfinished run is removed", at_least=1
+    )
+    audit: str = setting("", "the audit log; empty: audit.jsonl in the state directory; off: none")
+    allow: str = setting("", "what runs may name beside fedpage's own, separated by commas")
+
+    @property
+    def state_dir(self) -> Path:
+        """The directory of the client state and of the audit log."""
+        return Path(self.client_state_dir) if self.client_state_dir else state_home()
+
+    @property
+    def audit_path(self) -> Path | None:
+        """The audit log, or None if the node's owner has turned it off."""
+        if self.audit == "off":
+            return None
+        return Path(self.audit) if self.audit else self.state_dir / "audit.jsonl"
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """Methods and objectives that runs may name beside those of fedpage.
+
+        Nodes of Flower's simulation have no configuration of their own; for them, and for others
+        that leave it out, the environment variable FEDPAGE_ALLOW has them.
+        """
+        names = self.allow or os.environ.get("FEDPAGE_ALLOW", "")
+        return frozenset(name.strip() for name in names.split(",") if name.strip())
 
 
 def parse_app_config(table: Mapping[str, Value]) -> AppConfig:

@@ -8,7 +8,9 @@ with what was received before it allocates memory, and it never unpickles.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -27,6 +29,8 @@ TRAIN = "train.client"
 """Message type: run `Method.client` on a node. `TrainRequest` and a message of the method."""
 EVALUATE = "evaluate.client"
 """Message type: evaluate a model on a node. `EvaluateRequest` and a `Model`."""
+FINISH = "query.finish"
+"""Message type: a run has ended, so a node removes its client state. A `FinishRequest`."""
 
 ARRAYS, HEADER = "arrays", "header"
 _NPY_HEADER = 1024
@@ -102,6 +106,19 @@ class EvaluateReply(NamedTuple):
     round: int
 
 
+class FinishRequest(NamedTuple):
+    """Header of a `FINISH` message."""
+
+    run: str
+    """As in `TrainRequest`."""
+
+
+class FinishReply(NamedTuple):
+    """Header of the reply to a `FINISH` message."""
+
+    client: int
+
+
 class Refusal(NamedTuple):
     """Header of the reply to any message that a node cannot or will not answer.
 
@@ -160,6 +177,33 @@ def encode_arrays(arrays: Mapping[str, AnyArray], header: NamedTuple) -> RecordD
 def encode_header(header: NamedTuple) -> RecordDict:
     """Encode a header without arrays."""
     return RecordDict({HEADER: ConfigRecord(header._asdict())})
+
+
+def digest_content(content: RecordDict) -> tuple[int, str]:
+    """Return the number of bytes of a message's header and arrays, and their SHA-256.
+
+    Flower's own envelope is not counted. A header is hashed as JSON with sorted keys, an array as
+    its .npy bytes after its name.
+
+    Args:
+        content: The content of a message of this module.
+
+    Raises:
+        ProtocolError: It has other records than a header and arrays.
+    """
+    size, found = 0, hashlib.sha256()
+    for name, record in sorted(dict(content).items()):
+        if name == HEADER and isinstance(record, ConfigRecord):
+            parts = [(HEADER, json.dumps(dict(record), sort_keys=True).encode())]
+        elif name == ARRAYS and isinstance(record, ArrayRecord):
+            parts = [(key, bytes(array.data)) for key, array in sorted(record.items())]
+        else:
+            raise ProtocolError(f"a message has no record {str(name)[:40]!r}")
+        for key, data in parts:
+            found.update(f"{key} {len(data)}\n".encode())
+            found.update(data)
+            size += len(data)
+    return size, found.hexdigest()
 
 
 Header = TypeVar("Header")

@@ -23,7 +23,6 @@ from fedpage.core.types import (
 from fedpage.data import Dataset, libsvm
 from fedpage.data.dataset import Sparse, encode_labels
 from fedpage.data.partition import Partition, partition_from_text
-from fedpage.data.registry import DATASETS
 from fedpage.flower.config import AppConfig, NodeConfig
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.problems import OBJECTIVES
@@ -98,12 +97,6 @@ def load_node_data(node: NodeConfig, config: AppConfig, features: int = 0) -> No
         data, labels = read_file(Path(node.data), width, config.labels, config.label)
         rows = np.arange(data.rows, dtype=np.int64)
     elif config.data:
-        # The server must not choose files on a node, so only names of data sets are accepted.
-        if config.data.partition(":")[0] not in DATASETS:
-            raise InputError(
-                f"run config: there is no data set {short_repr(config.data)}; "
-                "a file is named in the node's own config"
-            )
         data = build.load_dataset(config.data)
         partition = partition_from_text(config.partition, data.y, clients, config.partition_seed)
         rows = partition.rows(client)

@@ -31,6 +31,7 @@ from fedpage.flower.exchange import Wait
 from fedpage.flower.metrics import refuse_reference, select_metrics
 from fedpage.flower.node_data import NodeProblem, load_own_problem, problem_digest
 from fedpage.flower.nodes import Node, check_nodes, describe_nodes
+from fedpage.flower.run_identity import finish_run, identify_server
 from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_run
@@ -171,6 +172,12 @@ class FedpageStrategy(Strategy):
         with RunStore(
             self._out, checkpoint_every=config.checkpoint_every, notify=log.warning
         ) as store:
+            server = identify_server(
+                store.path,
+                is_resumed=store.has_run(),
+                needs_state=self.method.client_state is not None,
+            )
+            engine.transport.run_name = f"{server}-{engine.transport.run_name}"
             if not store.has_run():
                 table = json.dumps([list(node) for node in nodes.values()])
                 put(store.path / "nodes.json", table.encode("utf-8"))
@@ -180,6 +187,7 @@ class FedpageStrategy(Strategy):
                 )
             finished = run.run([LogProgress(), *self._callbacks, Checkpointing(store)])
             finished.to_csv(store.path / "history.csv")
+            finish_run(store.path, engine.transport, finished.stop_reason)
         return finished
 
     def _wait_for_nodes(self, grid: Grid) -> dict[int, Node]:

@@ -288,13 +288,16 @@ class SimulatedFederation(LocalFederation):
     Args:
         home: directory for logs and Flower's own files.
         nodes: number of nodes.
+        allow: methods and objectives that runs may name beside those of fedpage.
     """
 
-    def __init__(self, home: Path, nodes: int) -> None:
+    def __init__(self, home: Path, nodes: int, allow: Sequence[str] = ()) -> None:
         super().__init__(home, [])
         home.mkdir(parents=True, exist_ok=True)
-        # Simulated nodes have no node config, so their client state goes to the cache directory.
-        self.environment["XDG_CACHE_HOME"] = str(home / "cache")
+        # Simulated nodes have no node config: their client state goes to the user's state
+        # directory, and the environment says what they allow.
+        self.environment["XDG_STATE_HOME"] = str(home / "state")
+        self.environment["FEDPAGE_ALLOW"] = ",".join(allow)
         workers = max(1, min(nodes, os.cpu_count() or 1))
         federation = (
             f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus={workers}"

@@ -1,0 +1,197 @@
+"""A node's audit log: one line for every reply that leaves, each with a digest of the line before.
+
+The log is a file of JSON lines that is only appended to. A line says when, for which run, which app
+and method, and to which message the node replied, how many bytes it sent, and their SHA-256. Every
+line has the SHA-256 of the line before, so that a line that was edited, removed or inserted is
+noticed. Lines cut off at the end are noticed only by somebody who noted the last digest elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpage.core.errors import InputError
+from fedpage.flower.private_files import lock, make_private, open_private
+
+FIRST = "0" * 64
+"""What the first line has as the digest of the line before."""
+_LONGEST_LINE = 1 << 16
+_APP_FOLDER = re.compile(r".+\..+\..+\.[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A reply that left the node, or was about to."""
+
+    time: str
+    """UTC, in ISO 8601."""
+    flower_run: str
+    """Flower's number of the run; a run that is resumed has a new one."""
+    node: str
+    """Flower's number of the node."""
+    run: str
+    """The server's run directory and the run's settings, as digests; "" if the message has none."""
+    app: str
+    """SHA-256 of the installed code of fedpage."""
+    fab: str
+    """The app that Flower installed: publisher, name, version and the start of its SHA-256."""
+    method: str
+    message: str
+    """Flower's type of the message that was answered."""
+    round: int
+    """The round of the message; -1 if it has none."""
+    bytes: int
+    """Bytes of the reply: of its arrays, and of its header as JSON."""
+    digest: str
+    """SHA-256 of the same bytes."""
+    code: str = ""
+    """Why the node refused the message; "" if it answered."""
+    reference: str = ""
+    """Where the node's own log has the details of a refusal."""
+    previous: str = FIRST
+    """SHA-256 of the line before."""
+
+
+def now() -> str:
+    """Return the time as entries have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def append(path: Path, entry: Entry) -> None:
+    """Append an entry to a log, and wait until it is on the disk.
+
+    Several processes may append to the same log: each holds its lock while it reads the last line
+    and writes the next. A line is written completely or not at all.
+
+    Args:
+        path: The file; it and its directory are created, readable by their owner only.
+        entry: The entry; its `previous` is set here.
+
+    Raises:
+        OSError: The log cannot be written, or other users can change it.
+    """
+    make_private(path.parent, tighten=False)
+    handle = open_private(path, os.O_RDWR | os.O_APPEND)
+    try:
+        lock(handle)
+        size = os.fstat(handle).st_size
+        os.lseek(handle, max(0, size - _LONGEST_LINE), os.SEEK_SET)
+        tail = os.read(handle, _LONGEST_LINE)
+        last = tail.removesuffix(b"\n").rpartition(b"\n")[2]
+        table = asdict(entry) | {"previous": _digest(last) if size else FIRST}
+        # After a crash the last line may be incomplete. It stays as it is, on a line of its own.
+        begin = b"\n" if size and not tail.endswith(b"\n") else b""
+        data = begin + json.dumps(table).encode("ascii") + b"\n"
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(f"{path}: the disk is full")
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+
+
+class Audit(NamedTuple):
+    """What a log holds: its entries, what is wrong with it, and the digest of its last line."""
+
+    entries: list[Entry]
+    problems: list[str]
+    last: str
+    """Noted elsewhere, it shows later that no line is missing at the end."""
+
+
+def verify(path: Path) -> Audit:
+    """Read a log and check that every line follows the line before.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The entries, and a sentence about every line that was edited, removed, inserted or damaged.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    entries: list[Entry] = []
+    problems: list[str] = []
+    previous = FIRST
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = Entry(**json.loads(line))
+        except (ValueError, TypeError):
+            problems.append(f"line {number}: not an entry; a crash leaves an incomplete line")
+        else:
+            entries.append(entry)
+            if entry.previous != previous:
+                problems.append(
+                    f"line {number}: it does not follow the line before; a line was edited, "
+                    "removed or inserted"
+                )
+        previous = _digest(line)
+    return Audit(entries, problems, previous)
+
+
+def table(entries: list[Entry]) -> list[str]:
+    """Return the lines of a table of entries, the oldest first."""
+    heads = ["time", "run", "method", "message", "round", "bytes", "digest", "refused"]
+    rows = [heads]
+    for entry in entries:
+        refused = f"{entry.code} {entry.reference}" if entry.code else ""
+        number = str(entry.round) if entry.round >= 0 else ""
+        rows.append([
+            entry.time[:19], entry.run[:8] or entry.flower_run[:8], entry.method, entry.message,
+            number, f"{entry.bytes:,}", entry.digest[:12], refused,
+        ])  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    right = {heads.index("round"), heads.index("bytes")}
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Return a SHA-256 of the installed code of fedpage: names and content of its Python files."""
+    root = Path(__file__).resolve().parents[1]
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        found.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return found.hexdigest()
+
+
+def installed_app() -> str:
+    """Return the name of the app that Flower installed for this process, or "".
+
+    Flower tells a ClientApp nothing about its app. It puts the app's directory on the import path;
+    the directory's name has the publisher, the name, the version and the start of the SHA-256.
+    """
+    for folder in map(Path, sys.path):
+        if folder.parent.name == "apps" and _APP_FOLDER.fullmatch(folder.name):
+            return folder.name
+    return ""
