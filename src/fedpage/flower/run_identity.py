@@ -24,7 +24,7 @@ _ENDED = (StopReason.FINISHED, StopReason.TARGET, StopReason.BUDGET, StopReason.
 """How a run ends that is not resumed."""
 
 
-def identify_server(folder: Path, *, is_resumed: bool, needs_state: bool) -> str:
+def identify_server(folder: Path, *, needs_state: bool) -> str:
     """Return a digest of the random token of a run directory, which a new run creates.
 
     Flower gives a resumed run a new number and tells nodes nothing about the server. So a server
@@ -33,8 +33,7 @@ def identify_server(folder: Path, *, is_resumed: bool, needs_state: bool) -> str
 
     Args:
         folder: The run directory, which this process has locked.
-        is_resumed: Whether the directory holds a run already.
-        needs_state: Whether the method has client states, which nodes keep under this identity.
+        needs_state: Whether nodes have client states under this identity, which a resumed run needs.
 
     Returns:
         Hexadecimal digits.
@@ -44,10 +43,10 @@ def identify_server(folder: Path, *, is_resumed: bool, needs_state: bool) -> str
     """
     path = folder / _FILE
     if not path.exists():
-        if is_resumed and needs_state:
+        if needs_state:
             raise InputError(
-                f"{folder}: this run is finished; give another out for a new run "
-                "(its nodes have removed their client states)"
+                f"{folder}: this run is finished, and its nodes have removed their client "
+                "states; give another out for a new run"
             )
         put(path, secrets.token_hex(_BYTES).encode("ascii"), private=True)
     token = path.read_bytes()
