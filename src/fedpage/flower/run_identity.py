@@ -33,7 +33,7 @@ def identify_server(folder: Path, *, needs_state: bool) -> str:
 
     Args:
         folder: The run directory, which this process has locked.
-        needs_state: Whether nodes have client states under this identity, which a resumed run needs.
+        needs_state: Whether the run resumes with client states that nodes keep.
 
     Returns:
         Hexadecimal digits.
@@ -45,8 +45,8 @@ def identify_server(folder: Path, *, needs_state: bool) -> str:
     if not path.exists():
         if needs_state:
             raise InputError(
-                f"{folder}: this run is finished, and its nodes have removed their client "
-                "states; give another out for a new run"
+                f"{folder}: this run is finished; give another out for a new run "
+                "(its nodes have removed their client states)"
             )
         put(path, secrets.token_hex(_BYTES).encode("ascii"), private=True)
     token = path.read_bytes()

@@ -172,6 +172,10 @@ class FedpageStrategy(Strategy):
         with RunStore(
             self._out, checkpoint_every=config.checkpoint_every, notify=log.warning
         ) as store:
+            # Before the run is opened, which would begin to extend one that is finished.
+            needs_state = store.has_run() and self.method.client_state is not None
+            server = identify_server(store.path, needs_state=needs_state)
+            engine.transport.run_name = f"{server}-{engine.transport.run_name}"
             if not store.has_run():
                 table = json.dumps([list(node) for node in nodes.values()])
                 put(store.path / "nodes.json", table.encode("utf-8"))
@@ -179,9 +183,6 @@ class FedpageStrategy(Strategy):
                 raise InputError(
                     f"{store.path}: this run is finished; give another out for a new run"
                 )
-            needs_state = self.method.client_state is not None and run.rounds_done > 0
-            server = identify_server(store.path, needs_state=needs_state)
-            engine.transport.run_name = f"{server}-{engine.transport.run_name}"
             finished = run.run([LogProgress(), *self._callbacks, Checkpointing(store)])
             finished.to_csv(store.path / "history.csv")
             finish_run(store.path, engine.transport, finished.stop_reason)
