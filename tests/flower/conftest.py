@@ -21,6 +21,7 @@ except ImportError:
         "test_processes.py",
         "test_networks.py",
         "test_operator.py",
+        "test_wrong_clients.py",
     ]
 
 

@@ -217,6 +217,11 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return whether only the replies of all called clients have a usable mean."""
         return self.needs_ranks and bool(self._fields[message])
 
+    def places_of_high_variance(self, message: type) -> set[int]:
+        """Return the places of reply fields whose norm the codec may change by any factor."""
+        omega = self.up.omega(self.d)
+        return self._coded(message) if omega is not None and omega >= 1.0 else set()
+
     def _coded(self, message: type) -> set[int]:
         """Return the places of the reply fields that pass through the codec."""
         return {field.place for field in self._fields[message]}

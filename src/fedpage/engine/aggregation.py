@@ -83,6 +83,11 @@ class Aggregation(ABC):
         return f"{self.name}:{settings}" if settings else self.name
 
     @property
+    def compares_replies(self) -> bool:
+        """Whether the server may compare a client's reply with those of others and reject it."""
+        return True
+
+    @property
     def needs_mean(self) -> bool:
         """Whether only methods that take any estimate of the mean may use it."""
         return True

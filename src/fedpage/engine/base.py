@@ -43,6 +43,8 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         aggregation: How replies are combined; None: by their mean.
         noise_key: Secret bytes from which an aggregation draws its noise; None: it is drawn from
             the seed, which suits simulations only.
+        compared: The factor N w_i of each client's objective, (N,), if the norms of replies are
+            compared because clients may send wrong numbers; None: they are not.
     """
 
     def __init__(
@@ -57,11 +59,14 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs: Costs | None = None,
         aggregation: Aggregation | None = None,
         noise_key: bytes | None = None,
+        compared: Vector | None = None,
     ) -> None:
         self.method, self.N, self.seed = method, N, check_seed(seed)
         self.state = method.init(x0, N)
         key = self.seed.to_bytes(8, "little") if noise_key is None else noise_key
-        self.round = Round(method, N, len(x0), x0.dtype, transport, policy, costs, aggregation, key)
+        self.round = Round(
+            method, N, len(x0), x0.dtype, transport, policy, costs, aggregation, key, compared
+        )
         self.costs = self.round.costs
 
     @property
@@ -112,13 +117,18 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""
-        misses, ledger = self.round.health.misses, self.round.ledger
+        misses = self.round.health.misses
+        ledger, outliers = self.round.ledger, self.round.outliers
         tree: Snapshot = {
             "state": state_to_tree(self.state),
             "costs": dict(vars(self.costs)),
             "misses": {str(client): times for client, times in misses.items()},
         }
-        return tree if ledger is None else {**tree, "privacy": ledger.snapshot()}
+        if ledger is not None:
+            tree["privacy"] = ledger.snapshot()
+        if outliers is not None:
+            tree["outliers"] = outliers.snapshot()
+        return tree
 
     def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot of a run with the same method.
@@ -141,6 +151,8 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             state = state_from_tree(self.state, tree["state"], source)
             if self.round.ledger is not None:
                 self.round.ledger.restore(tree["privacy"])
+            if self.round.outliers is not None:  # a federation may be resumed with the check
+                self.round.outliers.restore(tree.get("outliers", {}))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
         self.state = state

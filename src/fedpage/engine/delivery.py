@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from fedpage.codecs.wire import Size
 from fedpage.core.messages import Layout
 from fedpage.core.types import AnyArray, ClientStateT, Fields, ReplyT
-from fedpage.engine.faults import FINE, LATE, LOST, WRONG_SHAPE, corrupt
+from fedpage.engine.chunks import select
+from fedpage.engine.faults import FINE, HUGE, LATE, LOST, WRONG_SHAPE, corrupt
 from fedpage.engine.transport import Chunk, Rejection
 
 
@@ -41,7 +42,14 @@ def validate(
     if outcomes is None:
         outcomes = np.zeros(len(chunk.clients), dtype=np.int8)
     delivered = (outcomes != LOST) & (outcomes != LATE)
-    valid = delivered & (outcomes == FINE)
+    valid = delivered & ((outcomes == FINE) | (outcomes == HUGE))
+    huge = np.flatnonzero(outcomes == HUGE)
+    if len(huge):
+        replies = replies._make([part.copy() for part in replies])
+        for i in huge.tolist():
+            for part, row in zip(replies, corrupt(take_row(replies, i), HUGE), strict=True):
+                part[i] = row
+        chunk = chunk._replace(replies=replies)
     for part in replies:
         valid &= np.isfinite(part).all(axis=1)
     rejected = []
@@ -56,14 +64,7 @@ def validate(
         rejected.append(
             Rejection(client, fault) if fault else Rejection(client, "not finite", reply)
         )
-    states: Any = chunk.client_states
-    return chunk._replace(
-        clients=chunk.clients[valid],
-        replies=replies._make([part[valid] for part in replies]),
-        client_states=None if states is None else states._make([s[valid] for s in states]),
-        received=int(delivered.sum()),
-        rejected=rejected,
-    )
+    return select(chunk, valid)._replace(received=int(delivered.sum()), rejected=rejected)
 
 
 def deliver_unchecked(

@@ -22,6 +22,8 @@ from fedpage.runs.config import structure
 
 _DROP, _LOSE, _KIND, _SPEED, _NOISE = 1, 2, 3, 4, 5
 """Purposes of the draws, so that changing one rate changes no other fault."""
+_HUGE = 1e9
+"""The numbers of a reply that is wrong and finite."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Faults:
         infinite: Probability that a reply contains an infinity.
         shape: Probability that a reply has only its first number.
         late: Probability that a reply arrives in the next round.
+        huge: Probability that every number of a reply is 1e9.
         spread: Standard deviation of the logarithm of a client's typical time.
         noise: Standard deviation of the logarithm of a call's time.
         deadline: A reply that takes more typical times than this arrives in the next round; None:
@@ -61,6 +64,7 @@ class Faults:
     infinite: float = 0.0
     shape: float = 0.0
     late: float = 0.0
+    huge: float = 0.0
     spread: float = 0.0
     noise: float = 0.0
     deadline: float | None = None
@@ -71,10 +75,12 @@ class Faults:
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "lost", "nan", "infinite", "shape", "late"):
+        for name in ("dropout", "lost", "nan", "infinite", "shape", "late", "huge"):
             _within(name, getattr(self, name), 0.0, 1.0)
-        if self.nan + self.infinite + self.shape + self.late > 1.0:
-            raise InputError("faults: nan, infinite, shape and late together must not exceed 1")
+        if self.nan + self.infinite + self.shape + self.late + self.huge > 1.0:
+            raise InputError(
+                "faults: nan, infinite, shape, late and huge together must not exceed 1"
+            )
         for name in ("spread", "noise"):
             _within(name, getattr(self, name), 0.0, 100.0)
         if self.deadline is not None:
@@ -140,7 +146,7 @@ def parse(table: Mapping[str, object], source: str) -> tuple[Faults, Policy]:
     return file.faults, file.policy
 
 
-FINE, LOST, NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE = range(6)
+FINE, LOST, NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE, HUGE = range(7)
 """Outcomes of a reply."""
 
 
@@ -173,7 +179,9 @@ class FaultSampler:
         self._speed = np.zeros(N)
         if faults.spread:
             self._speed = faults.spread * normal_per_client(self.seed, _SPEED, clients=everyone)
-        self._edges = np.cumsum([faults.nan, faults.infinite, faults.shape, faults.late])
+        self._edges = np.cumsum(
+            [faults.nan, faults.infinite, faults.shape, faults.late, faults.huge]
+        )
         self._replies_fail = bool(
             self._edges[-1] > 0.0 or faults.lost or faults.deadline is not None
         )
@@ -197,7 +205,7 @@ class FaultSampler:
         outcomes = np.zeros(len(clients), dtype=np.int8)
         if self._edges[-1] > 0.0:
             u = uniform_per_client(self.seed, _KIND, round, attempt, clients=clients)
-            codes = np.array([NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE, FINE], dtype=np.int8)
+            codes = np.array([NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE, HUGE, FINE], dtype=np.int8)
             outcomes = codes[np.searchsorted(self._edges, u, side="right")]
         if faults.deadline is not None:
             noise: Vector | float = 0.0
@@ -237,8 +245,10 @@ class HasLabels(Protocol):
 
 def corrupt(reply: ReplyT, outcome: int) -> ReplyT:
     """Return a client's reply, a NamedTuple of (d,) arrays, as it arrives."""
-    if outcome not in (NOT_A_NUMBER, INFINITE, WRONG_SHAPE):
+    if outcome not in (NOT_A_NUMBER, INFINITE, WRONG_SHAPE, HUGE):
         return reply
+    if outcome == HUGE:
+        return type(reply)(*(np.full_like(part, _HUGE) for part in reply))
     parts = [part.copy() for part in reply]
     if outcome == WRONG_SHAPE:
         parts = [part[:1] for part in parts]

@@ -73,6 +73,11 @@ class FixedPointMean(Aggregation):
         """False: it is the mean, rounded."""
         return False
 
+    @property
+    def compares_replies(self) -> bool:
+        """False: in a federation the server sees their sum only."""
+        return False
+
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of whole numbers."""
         return _WholeSum(self, round, N)

@@ -68,6 +68,11 @@ class PrivateMean(Aggregation):
                 f"{short_repr(self.cohort)}"
             )
 
+    @property
+    def compares_replies(self) -> bool:
+        """False: the accountant assumes that no reply decides whether another's counts."""
+        return False
+
     def check(self, method: AnyMethod, N: int) -> None:
         """Refuse a method whose recursion clipping or noise would break.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Wire
-from fedpage.core.aggregate import add_rows, mean_rows
+from fedpage.core.aggregate import mean_rows
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -26,9 +26,12 @@ from fedpage.core.types import (
     Replies,
     ReplyT,
     StateT,
+    Vector,
 )
 from fedpage.engine.aggregation import Accumulator, Aggregation, Mean
+from fedpage.engine.chunks import difference, join_request, mean_of_rejected, merge
 from fedpage.engine.fixed_point import FixedPointMean
+from fedpage.engine.outliers import OutlierCheck
 from fedpage.engine.policy import ClientHealth, Policy
 from fedpage.engine.privacy import PrivacyLedger, PrivateMean
 from fedpage.engine.rejections import Rejections, name_clients
@@ -118,6 +121,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs: The counters of costs; None: `Costs()`.
         aggregation: How replies are combined; None: by their mean.
         noise_key: Where the random numbers of an aggregation come from.
+        compared: The factor N w_i of each client's objective, (N,), if the norms of replies are
+            compared because clients may send wrong numbers; None: they are not.
 
     Raises:
         InputError: The aggregation does not suit the method.
@@ -134,6 +139,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs: Costs | None = None,
         aggregation: Aggregation | None = None,
         noise_key: bytes = b"",
+        compared: Vector | None = None,
     ) -> None:
         self.method, self.N, self.transport, self.policy = method, N, transport, policy
         self.aggregation = Mean() if aggregation is None else aggregation
@@ -147,6 +153,11 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.health = ClientHealth(policy.lost_after)
         wire = Wire(method, d, dtype)
         self._up = wire.up
+        self.outliers: OutlierCheck | None = None
+        """The comparison of clients' replies, if there is one."""
+        factor = policy.outlier_factor if policy.validate else 0.0
+        if compared is not None and factor and self.aggregation.compares_replies:
+            self.outliers = OutlierCheck(wire, N, factor, compared)
         self._needs_all = {message for message in method.messages if wire.needs_all(message)}
         self._reply_size, self._message_size = wire.reply_size, wire.message_size
         if isinstance(self.aggregation, FixedPointMean):
@@ -209,6 +220,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs.bits_down += n * bits
         costs.bytes_down += n * nbytes
         chunks = iter(self.transport.request(call, draws, attempt))
+        if self.outliers is not None:
+            whole = join_request([*chunks], self._reply_size[type(call.message)])
+            return self.outliers.screen(whole, call, draws.round), iter(())
         return next(chunks), chunks
 
     def _average(
@@ -294,7 +308,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 break
         replies, missing = gathered.mean(), gathered.missing
         if replies is None and len(gathered.not_finite) == len(call.clients):
-            replies, missing = _mean_of_rejected(gathered.not_finite), []  # the run has diverged
+            replies, missing = self._diverged(gathered.not_finite), []
         outcome.absent.update(missing)
         outcome.present.update(gathered.answered)
         if replies is None or (strict and missing):
@@ -302,6 +316,14 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         for clients, client_states in gathered.client_states:
             self.transport.commit(clients, client_states)
         return replies, missing
+
+    def _diverged(self, rejected: list[Rejection]) -> Replies[ReplyT]:
+        """Return the mean of rejected replies of all called clients: NaN where it is private."""
+        replies: Replies[ReplyT] = mean_of_rejected(rejected)
+        if self.ledger is None:
+            return replies
+        mean: Any = replies.mean
+        return replies._replace(mean=mean._make([np.full_like(part, np.nan) for part in mean]))
 
     def _gather_chunks(
         self,
@@ -325,7 +347,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 chunk = next(chunks, None)
                 continue
             parts, rejected = [chunk], list(chunk.rejected)
-            missing = _difference(chunk.requested, chunk.clients)
+            missing = difference(chunk.requested, chunk.clients)
             reachable = _without_expired(missing, chunk, outcome)
             for retry in range(1, retries + 1):
                 if not len(reachable):
@@ -337,11 +359,11 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                     self._count_received(part, call.message, outcome)
                     parts.append(part)
                     rejected += part.rejected
-                    missing = _difference(missing, part.clients)
-                    reachable = _difference(reachable, part.clients)
+                    missing = difference(missing, part.clients)
+                    reachable = difference(reachable, part.clients)
                     reachable = _without_expired(reachable, part, outcome)
             self.costs.missing += len(missing)
-            gathered.add(_merge(parts), missing.tolist(), rejected)
+            gathered.add(merge(parts), missing.tolist(), rejected)
             del parts, chunk
             chunk = next(chunks, None)
 
@@ -423,45 +445,12 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         return Replies(self._type._make(self._accumulator.finish(len(clients))), clients)
 
 
-def _merge(parts: list[Chunk[ReplyT, ClientStateT]]) -> Chunk[ReplyT, ClientStateT]:
-    """Join the replies of several attempts in client order."""
-    parts = [part for part in parts if len(part.clients)] or parts[:1]
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    clients = np.concatenate([part.clients for part in parts])
-    order = np.argsort(clients, kind="stable")
-
-    def join(values: list[Any]) -> Any:
-        columns = zip(*values, strict=True)
-        return values[0]._make([np.concatenate(column)[order] for column in columns])
-
-    states = [part.client_states for part in parts]
-    joined = None if any(state is None for state in states) else join(states)
-    return Chunk(first.requested, clients[order], join([p.replies for p in parts]), joined)
-
-
-def _difference(requested: Ints, answered: Ints) -> Ints:
-    """Return the requested clients that have not answered."""
-    if not len(answered) or not len(requested):
-        return requested
-    return requested[~np.isin(requested, answered, assume_unique=True)]
-
-
 def _without_expired(missing: Ints, chunk: Chunk[ReplyT, ClientStateT], outcome: _Outcome) -> Ints:
     """Return the missing clients whose deadline has not passed, and note the others."""
     if chunk.expired is None:
         return missing
     outcome.expired.update(chunk.expired.tolist())
-    return _difference(missing, chunk.expired)
-
-
-def _mean_of_rejected(rejected: list[Rejection]) -> Any:
-    """Return the mean of replies that are not finite, so that the run ends as diverged."""
-    replies: list[Any] = [rejection.reply for rejection in rejected]
-    means = [add_rows(None, np.stack(rows)) / len(rows) for rows in zip(*replies, strict=True)]
-    clients = np.array([rejection.client for rejection in rejected], dtype=np.int64)
-    return Replies(replies[0]._make(means), clients)
+    return difference(missing, chunk.expired)
 
 
 def _slower(one: Slowest | None, other: Slowest | None) -> Slowest | None:

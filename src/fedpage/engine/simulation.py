@@ -72,6 +72,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         evaluate: "pooled" or "per_client".
         devices: The clients' devices, to simulate time; None: time is not simulated.
         aggregation: How replies are combined; None: by their mean.
+        noise_key: Where the noise of a private mean comes from; None: the seed.
 
     Raises:
         InputError: An argument is wrong, or they do not fit each other.
@@ -91,6 +92,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         evaluate: Evaluation = "pooled",
         devices: Devices | None = None,
         aggregation: Aggregation | None = None,
+        noise_key: bytes | None = None,
     ) -> None:
         parts = ("oracle", "evaluate", "describe")
         if isinstance(problem, type) or not all(hasattr(problem, name) for name in parts):
@@ -135,7 +137,8 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         costs = None if devices is None else self._timed
         super().__init__(
             method, problem.N, start, self._transport,
-            seed=seed, policy=policy, costs=costs, aggregation=aggregation,
+            seed=seed, policy=policy, costs=costs, aggregation=aggregation, noise_key=noise_key,
+            compared=_factors_of(problem) if faults is not None and faults.huge else None,
         )  # fmt: skip
 
     @property
@@ -233,6 +236,13 @@ def _late_reply(entry: Snapshot) -> LateReply:
     type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
     size = Size(*map(int, entry["size"]))
     return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts), size)
+
+
+def _factors_of(problem: Problem) -> Vector:
+    """Return the factors N w_i of the clients' objectives, (N,); ones where they are not known."""
+    if isinstance(problem, ClientScoring):
+        return problem.client_factors
+    return np.ones(problem.N)
 
 
 def start_of(problem: Problem, x0: object = None) -> Vector:

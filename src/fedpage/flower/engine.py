@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_metrics
 from fedpage.core.types import ClientStateT, MessageT, Method, ReplyT, StateT, Vector
+from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.base import Engine, mean_evaluations
 from fedpage.engine.policy import Policy
 from fedpage.engine.rejections import Rejections
@@ -40,6 +41,8 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         metrics: What to record, by name. Replies have the values of the metrics of rows among
             them, in their order; the server computes quantiles over the clients.
         held_out: What else the server records of a model, such as its accuracy on rows of its own.
+        aggregation: How replies are combined; None: by their mean.
+        noise_key: The secret from which a private mean draws its noise.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         x0: Vector | None = None,
         metrics: Mapping[str, Metric] | None = None,
         held_out: Callable[[Vector], Mapping[str, float]] | None = None,
+        aggregation: Aggregation | None = None,
+        noise_key: bytes | None = None,
     ) -> None:
         start = np.zeros(d) if x0 is None else x0
         policy = Policy() if policy is None else policy
@@ -65,7 +70,11 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             grid, nodes, method, d=d, dtype=start.dtype, seed=seed,
             scale=client_scale(weights, sizes), wait=Wait() if wait is None else wait,
         )  # fmt: skip
-        super().__init__(method, len(nodes), start, self.transport, seed=seed, policy=policy)
+        super().__init__(
+            method, len(nodes), start, self.transport,
+            seed=seed, policy=policy, aggregation=aggregation, noise_key=noise_key,
+            compared=self.transport.scale,
+        )  # fmt: skip
 
     def pop_events(self) -> list[Event]:
         """Return and clear the events of nodes outside a round."""

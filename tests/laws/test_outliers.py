@@ -1,0 +1,150 @@
+"""The comparison of replies: honest clients never meet it, and every field is guarded."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from rows import ROWS
+from support import make_method, quadratic, softmax, uneven
+
+import fedpage as fp
+from fedpage.engine.simulation import Simulation
+from fedpage.engine.transport import RoundFailed
+
+COMPARED = fp.Faults(huge=1e-300)
+"""Faults that never happen, and for which replies are compared."""
+
+
+def one_steep_client(factor: float) -> fp.Quadratic:
+    """Make quadratics of which one has a so many times larger gradient everywhere."""
+    problem = quadratic(noise=1.0)
+    steepness = np.ones((problem.N, 1, 1))
+    steepness[2] = factor
+    return fp.Quadratic(problem.A * steepness, problem.b * steepness)
+
+
+def label_shards() -> fp.LogisticRegression:
+    data = fp.load("census", rows=200)
+    return fp.LogisticRegression(data, fp.label_shards(data.y, 10, shards=1))
+
+
+PROBLEMS = {
+    "quadratic": lambda: quadratic(noise=1.0),
+    "steep": lambda: one_steep_client(100.0),
+    "shards": label_shards,
+    "squares-by-size": lambda: uneven("squares", weights="size"),
+    "softmax": lambda: softmax("softmax-nonconvex"),
+}
+_turns = itertools.cycle(itertools.product(PROBLEMS, (1, 2, 4)))
+HONEST = [(name, *next(_turns)) for name in [*ROWS, *ROWS]]
+
+
+@pytest.mark.parametrize(("name", "kind", "S"), HONEST)
+def test_honest_clients_are_never_rejected(name, kind, S):
+    problem = PROBLEMS[kind]()
+    step = 0.1 / 100.0 if kind == "steep" else 0.1
+    method = make_method(name, S, 4, step)
+    if kind == "steep" and getattr(method, "eta_l", None) is not None:
+        method = dataclasses.replace(method, eta_l=step / 4)
+    runs = [
+        fp.simulate(problem, method, rounds=25, seed=1, options=fp.RunOptions(faults=faults))
+        for faults in (COMPARED, None)
+    ]
+    assert not runs[0].events
+    assert runs[0].same(runs[1])
+
+
+@pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I", "FedAvg", "EF21-PP-TopK"])
+@pytest.mark.parametrize("S", [2, 4])
+def test_honest_clients_at_the_optimum_are_not_rejected(name, S):
+    """Replies become rounding errors there, whose ratios say nothing."""
+    problem = quadratic()
+    options = fp.RunOptions(faults=COMPARED, x0=problem.x_star)
+    history = fp.simulate(
+        problem, make_method(name, S, 4, 0.1, full=True), rounds=60, seed=1, options=options
+    )
+    assert not history.events
+
+
+def test_a_run_that_diverges_is_not_blamed_on_its_clients():
+    for S in (1, 2, 8):
+        history = fp.simulate(
+            quadratic(noise=1.0), fp.FedAvg(S=S, K=5, eta_l=3.0), rounds=400, seed=0,
+            options=fp.RunOptions(faults=COMPARED),
+        )  # fmt: skip
+        if S == 1:  # one client alone may be wrong or the run may have diverged: the round fails
+            assert history.stop_reason in (fp.StopReason.DIVERGED, fp.StopReason.ROUND_FAILED)
+        else:
+            assert history.diverged, history.stop_text
+
+
+def attack(run: Simulation, client: int, field: str, value: float, since: int) -> None:
+    """Let a client send a wrong value in one field of every reply."""
+    request = run.round.transport.request
+
+    def send(call, draws, attempt):
+        for chunk in request(call, draws, attempt):
+            at = np.flatnonzero(chunk.clients == client)
+            if draws.round >= since and len(at) and field in chunk.replies._fields:
+                part = getattr(chunk.replies, field).copy()
+                part[at] = value
+                chunk = chunk._replace(replies=chunk.replies._replace(**{field: part}))
+            yield chunk
+
+    run.round.transport.request = send
+
+
+def fields_sent(problem, method) -> dict[int, set[str]]:
+    """Return the fields that each client sends in rounds 2..19, where norms are compared."""
+    run = Simulation(problem, method, seed=4, faults=COMPARED)
+    sent: dict[int, set[str]] = {}
+    request = run.round.transport.request
+
+    def watch(call, draws, attempt):
+        for chunk in request(call, draws, attempt):
+            for client in chunk.clients.tolist() if draws.round >= 2 else ():
+                sent.setdefault(client, set()).update(chunk.replies._fields)
+            yield chunk
+
+    run.round.transport.request = watch
+    for _ in range(20):
+        run.step()
+    return sent
+
+
+def is_compared(method, d: int) -> bool:
+    return (getattr(method, "up", fp.codecs.IDENTITY).omega(d) or 0.0) < 1.0
+
+
+ATTACKED = [name for name in ROWS if is_compared(make_method(name, 4, 3, 0.1), 4)]
+
+
+@pytest.mark.parametrize("name", ATTACKED)
+def test_a_wrong_field_is_found_and_its_client_named(name):
+    """A client sends wrong numbers in one field from the third round on."""
+    problem = quadratic(noise=1.0)
+    method = make_method(name, 4, 3, 0.1)
+    for client, fields in fields_sent(problem, method).items():
+        for field in fields if client in (1, 4, 6) else ():
+            found = 0
+            run = Simulation(problem, method, seed=4, faults=COMPARED)
+            attack(run, client, field, 1e10 if field in ("norm2", "rows") else 1e5, since=2)
+            for _ in range(20):
+                try:
+                    events = run.step().events
+                except RoundFailed as failed:
+                    events = failed.events
+                texts = [event.text for event in events if event.kind == "rejected"]
+                start = f"reply of client {client}: outlier: {field} of norm "
+                assert all(text.startswith(start) for text in texts)
+                found += len(texts)
+            assert found, (client, field)
+            assert np.abs(run.x).max() < 100.0
+
+
+def test_most_methods_are_compared():
+    assert len(ATTACKED) > 0.8 * len(ROWS)
+    assert {"FedPAGE", "SCAFFOLD-I", "SCAFFOLD-II", "FedAvg", "FedAvg+natural"} <= {*ATTACKED}
