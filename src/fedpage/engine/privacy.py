@@ -20,6 +20,7 @@ from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Ints, Vector
 from fedpage.engine.aggregation import Accumulator, Aggregation, ClippedSum, check_number
+from fedpage.engine.releases import Release, ReleaseJournal
 from fedpage.runs.checkpoint import Snapshot
 
 EPSILON = "epsilon"
@@ -33,18 +34,20 @@ class PrivateMean(Aggregation):
     Each reply is scaled down to a norm of at most `clip`. The mean of n replies gets normal noise
     of standard deviation noise clip/n in each coordinate. Every record has the column `epsilon`:
     all models so far together are (epsilon, delta)-differentially private with respect to all the
-    rows of one client.
+    rows of one client. The observer may know who answered in which round, and so n: the mean with
+    noise is then the sum with noise, divided by a known number.
 
-    With cohort="public" the accountant assumes that everyone may know which clients were called,
-    and adds up the rounds of the client that was called most often; a neighbouring federation has
-    zeros as one client's replies. With cohort="secret" it also counts that an observer does not
-    know the cohort (sampling without replacement); a neighbouring federation has other rows at one
-    client. This holds only if the run's seed is kept from the observer.
+    With cohort="public" the accountant adds up the rounds of the client whose replies were used
+    most often; a neighbouring federation has zeros as one client's replies. With cohort="secret" it
+    also counts that an observer does not know the cohort (sampling without replacement); a
+    neighbouring federation has other rows at one client. This holds only if the run's seed is kept
+    from the observer. A round in which a called client is missing counts as one whose cohort is
+    known, because who is missing may depend on the cohort.
 
     Args:
         clip: The largest norm of a reply.
         noise: The noise multiplier.
-        delta: The probability delta; much less than 1/N.
+        delta: The probability delta, which must be below 1/N and should be far below.
         cohort: Whether the accountant treats the cohort as "public" or "secret".
 
     Raises:
@@ -77,14 +80,20 @@ class PrivateMean(Aggregation):
         """Refuse a method whose recursion clipping or noise would break.
 
         Raises:
-            InputError: The method is one of them, or the accountant is not installed.
+            InputError: The method is one of them, delta is too large for N clients, or the
+                accountant is not installed.
         """
         super().check(method, N)
+        if self.delta * N >= 1.0:
+            raise InputError(
+                f"aggregation: private: delta must be below 1/N = {1 / N:.3g} for {N} clients, not "
+                f"{self.delta:g}"
+            )
         _import_accountant()
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of clipped replies that gets noise at the end."""
-        return _NoisySum(float(self.clip), float(self.noise), key, round)
+        return _NoisySum(self, key, round)
 
     def make_ledger(self, method: AnyMethod, N: int) -> PrivacyLedger:
         """Return the account of a run's privacy budget."""
@@ -102,49 +111,100 @@ class PrivacyLedger:
 
     def __init__(self, settings: PrivateMean, N: int, S: int) -> None:
         self._settings, self._N, self._S = settings, N, S
-        self._rounds = 0
+        self._sampled = self._known = 0
         self._times = np.zeros(N, dtype=np.int64)
+        self._journal: ReleaseJournal | None = None
 
-    def add(self, clients: Ints) -> None:
-        """Count a round in which these clients' replies were averaged."""
-        self._rounds += 1
+    def keep(self, journal: ReleaseJournal) -> None:
+        """Count what a journal holds, from now on also after a resume, instead of a snapshot.
+
+        A federation repeats the last rounds after a resume. If others answer then, another mean of
+        the same round is released. The journal holds both.
+
+        Raises:
+            InputError: The journal names clients that do not exist.
+        """
+        self._journal = journal
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """Count all releases of the journal."""
+        assert self._journal is not None
+        self._sampled = self._known = 0
+        self._times[:] = 0
+        for release in self._journal.releases:
+            self._count(np.array(release.clients, dtype=np.int64), release.called)
+
+    def add(self, round: int, mean: Sequence[Vector], clients: Ints, called: int) -> None:
+        """Count a mean before it is used.
+
+        Args:
+            round: The round's number.
+            mean: The fields of the mean with its noise.
+            clients: The clients whose replies were averaged, (n,).
+            called: How many clients were called.
+        """
+        if self._journal is not None:
+            digest = hashlib.sha256(b"".join(part.tobytes() for part in mean)).hexdigest()
+            if not self._journal.add(Release(round, digest, tuple(clients.tolist()), called)):
+                return  # the same mean once more says nothing new
+        self._count(clients, called)
+
+    def _count(self, clients: Ints, called: int) -> None:
+        if len(clients) == called:
+            self._sampled += 1
+        else:
+            self._known += 1
         self._times[clients] += 1
 
     def measure(self) -> dict[str, float]:
         """Return the column `epsilon`."""
         settings = self._settings
         if settings.cohort == "secret":
-            return {EPSILON: _epsilon_sampled(settings, self._N, self._S, self._rounds)}
+            rounds = self._sampled, self._known
+            return {EPSILON: _epsilon_sampled(settings, self._N, self._S, *rounds)}
         return {EPSILON: _epsilon_composed(settings, int(self._times.max()))}
 
     def snapshot(self) -> Snapshot:
         """Return the counts, for a checkpoint."""
-        return {"rounds": self._rounds, "times": self._times.copy()}
+        return {"sampled": self._sampled, "known": self._known, "times": self._times.copy()}
 
     def restore(self, tree: Snapshot) -> None:
-        """Return to a snapshot.
+        """Return to a snapshot, or to what the journal holds, which may be more.
 
         Raises:
             KeyError, TypeError, ValueError: It is not one of this federation.
         """
-        rounds, times = int(tree["rounds"]), tree["times"]
+        sampled, known, times = int(tree["sampled"]), int(tree["known"]), tree["times"]
         if times.shape != self._times.shape or times.dtype != np.int64 or (times < 0).any():
             raise ValueError
-        self._rounds, self._times = rounds, times.copy()
+        self._sampled, self._known, self._times = sampled, known, times.copy()
+        if self._journal is not None:
+            self._count_again()
 
 
 class _NoisySum(ClippedSum):
     """The running sum of clipped replies, with noise added to their mean."""
 
-    def __init__(self, clip: float, noise: float, key: bytes, round: int) -> None:
-        super().__init__(clip)
-        self._deviation, self._key, self._round = noise * clip, key, round
+    def __init__(self, settings: PrivateMean, key: bytes, round: int) -> None:
+        super().__init__(float(settings.clip))
+        self._settings, self._key, self._round = settings, key, round
 
     def finish(self, count: int) -> list[Vector]:
-        """Return the mean with noise of standard deviation noise clip/count."""
+        """Return the mean with noise of standard deviation noise clip/count.
+
+        The noise is a function of the key and of everything that is released with it. A round that
+        is repeated after a resume gets the same noise if the mean is the same, and independent
+        noise if it is not: the difference of two means with the same noise would reveal replies.
+        """
         means = super().finish(count)
-        noise = draw_normals(self._key, self._round, sum(len(mean) for mean in means))
-        return _add_noise(means, noise * (self._deviation / count))
+        settings = self._settings
+        stream = hashlib.blake2b(key=self._key, digest_size=32)
+        stream.update(f"{settings.text} {self._round} {count} ".encode())
+        for mean in means:
+            stream.update(mean.tobytes())
+        noise = draw_normals(stream.digest(), sum(len(mean) for mean in means))
+        return _add_noise(means, noise * (settings.noise * settings.clip / count))
 
 
 def _add_noise(means: Sequence[Vector], noise: NDArray[np.float64]) -> list[Vector]:
@@ -156,19 +216,18 @@ def _add_noise(means: Sequence[Vector], noise: NDArray[np.float64]) -> list[Vect
     return parts
 
 
-def draw_normals(key: bytes, round: int, size: int) -> NDArray[np.float64]:
+def draw_normals(key: bytes, size: int) -> NDArray[np.float64]:
     """Draw standard normal numbers from a cryptographic stream, by Box and Muller, (size,).
 
     Whoever does not know the key cannot compute them, unlike the run's other random numbers, which
     follow from the seed.
 
     Args:
-        key: The secret key.
-        round: The round's number.
+        key: The secret key, used for these numbers only.
         size: How many.
     """
     pairs = (size + 1) // 2
-    stream = hashlib.shake_256(b"fedpage noise" + key + round.to_bytes(8, "little"))
+    stream = hashlib.shake_256(b"fedpage noise" + key)
     words = np.frombuffer(stream.digest(16 * pairs), dtype="<u8").reshape(2, pairs)
     uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
     radius = np.sqrt(-2.0 * np.log1p(-uniform[0]))
@@ -200,15 +259,25 @@ def _epsilon_composed(settings: PrivateMean, times: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_sampled(settings: PrivateMean, N: int, S: int, rounds: int) -> float:
-    """Return the epsilon after so many rounds with S of N clients that nobody knows."""
-    if not rounds:
+def _epsilon_sampled(settings: PrivateMean, N: int, S: int, sampled: int, known: int) -> float:
+    """Return the epsilon after rounds with S of N clients.
+
+    Args:
+        settings: The aggregation.
+        N: The number of clients.
+        S: The number of clients sampled in a round.
+        sampled: Rounds whose cohort nobody knows.
+        known: Rounds whose cohort may be known.
+    """
+    if not sampled + known:
         return 0.0
     dp = _import_accountant()
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     # Another reply in place of one moves the sum by up to 2 clip, twice what zeros would.
     event = dp.GaussianDpEvent(settings.noise / 2)
-    if S < N:
-        event = dp.SampledWithoutReplacementDpEvent(N, S, event)
-    accountant.compose(event, rounds)
+    if known:
+        accountant.compose(event, known)
+    if sampled:
+        whole = event if S >= N else dp.SampledWithoutReplacementDpEvent(N, S, event)
+        accountant.compose(whole, sampled)
     return float(accountant.get_epsilon(settings.delta))

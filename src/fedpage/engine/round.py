@@ -199,7 +199,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         costs.full_rounds += len(call.clients) == self.N
         costs.gradients_per_client += (costs.gradients - computed) / (costs.clients - called)
         if self.ledger is not None:
-            self.ledger.add(replies.clients)
+            mean: Any = replies.mean
+            self.ledger.add(draws.round, mean, replies.clients, len(call.clients))
         state = self.method.server(state, replies)
         return state, RoundInfo(draws.round, replies.count, events, len(call.clients), slowest)
 
