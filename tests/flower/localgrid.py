@@ -45,6 +45,12 @@ def transmit(message: Message) -> Message:
     return received
 
 
+def wire_bytes(message: Message) -> bytes:
+    """Return everything of a message that crosses the network."""
+    with no_object_id_recompute():
+        return b"".join(bytes(item.deflate()) for item in get_all_nested_objects(message).values())
+
+
 class LocalGrid(Grid):
     """Nodes with random ids, each with its own configuration and context.
 

@@ -117,6 +117,36 @@ def check(
 
 @app.command(cls=Command)
 @with_json
+def audit(
+    log: Annotated[Path, typer.Argument(help="A node's audit log, audit.jsonl.")],
+) -> Document:
+    """Verify a node's audit log and list what left the node.
+
+    A line that was edited, removed or inserted is named. Lines missing at the end show only if the
+    last digest was noted before.
+    """
+    from dataclasses import asdict
+
+    from fedpage.flower.audit import show, verify
+
+    found = verify(log)
+    print("\n".join(show(found.entries)))
+    for problem in found.problems:
+        print(f"{log}, {problem}")
+    sent = sum(entry.bytes for entry in found.entries)
+    print(f"{len(found.entries):,} replies, {sent:,} bytes; last digest {found.last}")
+    document = {
+        "entries": [asdict(entry) for entry in found.entries],
+        "problems": found.problems,
+        "last": found.last,
+    }
+    if found.problems:
+        raise Failed(document)
+    return document
+
+
+@app.command(cls=Command)
+@with_json
 def demo(
     method: Annotated[str, typer.Option("--method", help="See `fedpage methods`.")] = "fedpage",
     hyper: Annotated[
@@ -152,7 +182,8 @@ def demo(
     signal.signal(signal.SIGTERM, stop)
     home = out.resolve()
     own = [
-        {"partition-id": i, "client-state-dir": str(home / "client-state")} for i in range(nodes)
+        {"partition-id": i, "client-state-dir": str(home / "client-state"), "allow": method}
+        for i in range(nodes)
     ]
     with tempfile.TemporaryDirectory() as folder:
         source = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")

@@ -148,7 +148,7 @@ def verify(path: Path) -> Audit:
     return Audit(entries, problems, previous)
 
 
-def table(entries: list[Entry]) -> list[str]:
+def show(entries: list[Entry]) -> list[str]:
     """Return the lines of a table of entries, the oldest first."""
     heads = ["time", "run", "method", "message", "round", "bytes", "digest", "refused"]
     rows = [heads]

@@ -84,7 +84,8 @@ def refuse(error: Exception) -> Refusal:
     columns = error.columns if isinstance(error, NodeError) else ()
     # An exception of somebody else's code may fail to format, and memory may have run out.
     try:
-        trace = error if code in (Code.INTERNAL, Code.MEMORY) else None
+        is_unexpected = code in (Code.INTERNAL, Code.MEMORY) or error.__cause__ is not None
+        trace = error if is_unexpected else None
         log.error("fedpage: refused %s (%s): %s", reference, code.value, error, exc_info=trace)
     except Exception:
         log.error("fedpage: refused %s (%s): the error cannot be shown", reference, code.value)

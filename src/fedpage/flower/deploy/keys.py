@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpage.core.errors import InputError
+from fedpage.flower.private_files import make_private
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def create_keys(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 365) -> list[Path]:
     """Write the certificates and keys of a federation into a new directory.
 
-    The files are ca.pem, ca.key, server.pem, server.key, and node0, node0.pub and so on. Private
-    keys are readable by their owner only.
+    The files are ca.pem, ca.key, server.pem, server.key, and node0, node0.pub and so on. Only their
+    owner can read the directory and the private keys, whatever the umask.
 
     Args:
         folder: a directory that is empty or does not exist.
@@ -32,7 +33,7 @@ def create_keys(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 3
         The paths of the files.
 
     Raises:
-        InputError: the directory is not empty, or a number is too small.
+        InputError: the directory is not empty or belongs to others, or a number is too small.
     """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(
@@ -40,7 +41,10 @@ def create_keys(folder: Path, *, hosts: Sequence[str], nodes: int, days: int = 3
         )
     if nodes < 1 or days < 1 or not hosts:
         raise InputError("at least one node, one day and one host are needed")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot hold keys ({error.strerror or error})") from None
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -163,5 +167,6 @@ def _pem(certificate: Certificate) -> bytes:
 def _write(path: Path, data: bytes, secret: bool = False) -> Path:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(handle, "wb") as stream:
+        os.chmod(path, 0o600 if secret else 0o644)
         stream.write(data)
     return path

@@ -1,0 +1,293 @@
+"""What leaves a node when something is wrong there, and what a server cannot make a node do."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import secrets
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from localgrid import LocalGrid, wire_bytes
+
+import fedpage as fp
+from fedpage.flower import client_app, messages
+from fedpage.flower.config import AppConfig
+from fedpage.flower.exchange import content_of
+from fedpage.flower.node_data import load_node_data, load_own_problem
+from fedpage.flower.node_errors import Code, NodeError, NodeRefused, refuse
+
+CELL, LABEL, PATIENT = "41250.5", "31337", "Ada-Lovelace"
+HEADER, WEIGHT = "hiv_status", "weight_kg"
+D = 2
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Return a function that writes a node's file, in a directory whose name reveals something."""
+
+    def write(*rows, name="site.csv", header=f"{WEIGHT},{HEADER},y"):
+        folder = tmp_path / PATIENT
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        path.write_text("\n".join([header, *rows]) + "\n")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def settings(config):
+    return config | {"data": "", "clients": 1, "objective": "logistic-l2", "labels": "0,1"}
+
+
+def ask(node_config, run_config, message_type=messages.DESCRIBE, header=None, arrays=None):
+    """Return a node's reply to one message."""
+    grid = LocalGrid(client_app.app, [{"partition-id": 0, **node_config}], run_config)
+    grid.get_node_ids()
+    content = RecordDict()
+    if header is not None:
+        content["header"] = ConfigRecord(header)
+        content["arrays"] = ArrayRecord(arrays or {"x": Array(np.zeros(D))})
+    (name,) = grid.push_messages([Message(content, grid.node(0), message_type, ttl=60.0)])
+    (reply,) = grid.pull_messages([name])
+    return reply
+
+
+def refusal(reply):
+    assert not reply.has_error(), "Flower would send the text of an exception"
+    return messages.decode_header(reply.content, messages.Refusal)
+
+
+REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1)._asdict()
+GOOD = ("50,1,1", "60,0,0")
+ERRORS: dict[str, dict[str, Any]] = {
+    "a bad cell": {"rows": ("50,1,1", f"{PATIENT},0,0"), "words": ["line 3"]},
+    "an infinite cell": {"rows": ("50,1,1", "inf,0,0"), "words": ["site.csv"]},
+    "a bad label": {"rows": (f"50,1,{LABEL}",), "words": [LABEL, "row 1"]},
+    "no header": {"rows": (), "words": ["site.csv"]},
+    "a missing file": {"data": f"/data/{PATIENT}/patients.csv", "words": [PATIENT, "patients.csv"]},
+    "an unknown label column": {"rows": GOOD, "run": {"label": "outcome"}, "words": ["outcome"]},
+    "a bad run config": {"rows": GOOD, "run": {"rounds": f"{CELL}"}, "words": ["rounds", CELL]},
+    "an unknown key": {"rows": GOOD, "run": {PATIENT: 1}, "words": [PATIENT]},
+    "a bad node config": {"node": {"partition-id": PATIENT}, "words": ["partition-id", PATIENT]},
+    "a bad hyper-parameter": {"rows": GOOD, "run": {"hyper": f"S={CELL}"}, "words": [CELL]},
+    "another number of features": {
+        "rows": GOOD, "type": messages.TRAIN, "header": REQUEST | {"d": 3}, "words": ["2", "3"]
+    },
+    "lost state": {
+        "rows": GOOD, "run": {"method": "scaffold", "hyper": "S=1 K=1"}, "type": messages.TRAIN,
+        "header": REQUEST | {"message": "Controlled", "state_version": "4 Controlled"},
+        "arrays": {"x": Array(np.zeros(D)), "c": Array(np.zeros(D))}, "words": ["round 4"],
+    },
+    "a malformed request": {
+        "rows": GOOD, "type": messages.TRAIN, "header": {PATIENT: 1}, "words": ["header"],
+    },
+    "an unknown message": {"rows": GOOD, "type": "query.rows", "words": ["query.rows"]},
+    "a broken objective": {
+        "node": {"allow": "broken:problem"}, "run": {"objective": "broken:problem"},
+        "words": [CELL, "Traceback"],
+    },
+    "no memory": {
+        "node": {"allow": "broken:memory"}, "run": {"objective": "broken:memory"},
+        "words": ["1234567"],
+    },
+}  # fmt: skip
+SECRETS = [CELL, LABEL, PATIENT, HEADER, ".csv", "line ", "row ", "1234567", WEIGHT, "/"]
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Make a user's objective importable whose exceptions quote a cell."""
+    (tmp_path / "broken.py").write_text(
+        "class Odd(Exception):\n"
+        f"    def __str__(self): return 'the cell {CELL} of {PATIENT}'\n"
+        "def problem(client, clients): raise Odd\n"
+        "def memory(client, clients):\n"
+        "    raise MemoryError('cannot allocate an array of shape (1234567,)')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    load_own_problem.cache_clear()
+    yield
+    load_own_problem.cache_clear()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_no_error_sends_anything_of_the_node(name, settings, site, node_log, broken, tmp_path):
+    case = ERRORS[name]
+    node = {"client-state-dir": str(tmp_path / "state")}
+    if "rows" in case:
+        node["data"] = site(*case["rows"])
+    elif "data" in case:
+        node["data"] = case["data"]
+    reply = ask(
+        node | case.get("node", {}), settings | case.get("run", {}),
+        case.get("type", messages.DESCRIBE), case.get("header"), case.get("arrays"),
+    )  # fmt: skip
+    found = refusal(reply)
+    assert found.columns == ""
+    # The reply's metadata repeats the type of the message, which the server chose.
+    sent = wire_bytes(reply).decode("latin-1").replace(case.get("type", messages.DESCRIBE), "")
+    for secret in SECRETS:
+        assert secret not in sent, secret
+    entry = node_log(found.reference)
+    assert f"({found.code})" in entry
+    assert [word for word in case["words"] if word not in entry] == []
+
+
+def test_every_exception_has_a_code_and_only_unexplained_ones_a_traceback(node_log):
+    cases = {
+        "bad-label": NodeError(Code.BAD_LABEL, "x"),
+        "bad-input": fp.InputError("x"),
+        "protocol": messages.ProtocolError("x"),
+        "memory": MemoryError("x"),
+        "internal": KeyError("x"),
+    }
+    for code, error in cases.items():
+        try:
+            raise error
+        except Exception as raised:
+            found = refuse(raised)
+        assert found.code == code
+        assert ("Traceback" in node_log(found.reference)) == (code in ("memory", "internal"))
+
+
+def test_an_exception_that_cannot_be_shown_is_refused_too(node_log):
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError(CELL)
+
+    assert refuse(Unprintable()).code == "internal"
+
+
+def test_the_server_shows_one_sentence_with_code_and_reference(federate, tmp_path):
+    nodes: list[dict[str, Any]] = [{"partition-id": i} for i in range(8)]
+    nodes[3]["data"] = f"/data/{PATIENT}/patients.svm"
+    with pytest.raises(fp.InputError) as error:
+        federate(nodes=nodes)
+    text = str(error.value)
+    assert PATIENT not in text
+    assert "details in its node's log under" in text
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"code": "wicked", "reference": "01234567", "columns": ""},
+        {"code": "bad-label", "reference": "rm -rf /", "columns": ""},
+        {"code": "bad-label", "reference": "01234567", "columns": "1,a"},
+        {"code": "bad-label", "reference": "01234567", "columns": 3},
+    ],
+)
+def test_a_refusal_that_is_none_is_not_believed(header):
+    class Reply:
+        content = RecordDict({"header": ConfigRecord(header)})
+
+        @staticmethod
+        def has_error():
+            return False
+
+    with pytest.raises(messages.ProtocolError) as error:
+        content_of(Reply())
+    assert not isinstance(error.value, NodeRefused)
+    assert "wicked" not in str(error.value)
+    assert "rm" not in str(error.value)
+
+
+def test_positions_of_columns_reach_the_server():
+    found = refuse(NodeError(Code.MISSING_COLUMN, f"no {HEADER}", columns=[2, 7]))
+    assert found.columns == "2,7"
+    assert NodeRefused(found).columns == (2, 7)
+
+
+# --- what a server may name -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """Write a module that leaves a mark when it is executed, and watch what a node opens."""
+    mark = tmp_path / "executed"
+    name = f"evil_{secrets.token_hex(4)}"
+    text = (
+        f"open({str(mark)!r}, 'w').close()\n"
+        "import fedpage as fp\n"
+        "class E(fp.FedAvg): pass\n"
+        "def problem(client, clients): raise RuntimeError\n"
+    )
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    opened: list[str] = []
+    original = builtins.open
+
+    def watch(file, *args, **options):
+        opened.append(str(file))
+        return original(file, *args, **options)
+
+    monkeypatch.setattr(builtins, "open", watch)
+    monkeypatch.setattr(socket, "create_connection", _no_network)
+    monkeypatch.setattr(socket.socket, "connect", _no_network)
+    return path, mark, opened
+
+
+def _no_network(*_, **__):
+    raise AssertionError("a node opened a connection")
+
+
+TEXT_KEYS = [
+    field.name.replace("_", "-")
+    for field in dataclasses.fields(AppConfig)
+    if "str" in str(field.type) or "Literal" in str(field.type)
+]
+
+
+@pytest.mark.parametrize("key", TEXT_KEYS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{path}@E", "{path}@E-l2", "{module}:problem", "{module}.problem", "{path}",
+        "a9a:/../..{path}", "census:rows={path}", "http://127.0.0.1:9/x.csv", "builtins:print",
+        "up={path}@E", "x={path}@E", "accuracy,{path}@E", "fedavg:up={path}@E", "~{path}",
+    ],
+)  # fmt: skip
+def test_no_setting_makes_a_node_open_or_execute_what_its_owner_did_not_name(
+    key, text, config, evil, tmp_path, capsys
+):
+    path, mark, opened = evil
+    value = text.format(path=path, module=path.stem)
+    if key == "hyper":
+        value = f"S=1 up={value}"
+    state = {"client-state-dir": str(tmp_path / "state")}
+    reply = ask(state, config | {"clients": 1, key: value})
+    reply.content  # noqa: B018 - an answer or a refusal, never an exception
+    assert not mark.exists(), "the file was executed"
+    assert not any(str(path) in name for name in opened), "the file was opened"
+    assert capsys.readouterr().out == "", "print was called"
+    if key in ("method", "objective", "data"):
+        expected = "bad-input" if value.startswith("census:") and key == "data" else "not-allowed"
+        assert refusal(reply).code == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("method", "{path}@E"), ("objective", "{module}:problem")]
+)
+def test_what_the_owner_allows_is_executed(key, text, config, evil, tmp_path, monkeypatch):
+    path, mark, _ = evil
+    value = text.format(path=path, module=path.stem)
+    settings = config | {"clients": 1, "hyper": "", key: value}
+    state = {"client-state-dir": str(tmp_path / "state")}
+    assert refusal(ask(state | {"allow": value + "x"}, settings)).code == "not-allowed"
+    assert not mark.exists()
+    ask(state | {"allow": f"other:problem, {value}"}, settings)
+    assert mark.exists()
+    mark.unlink()
+    load_node_data.cache_clear()
+    load_own_problem.cache_clear()
+    sys.modules.pop(path.stem, None)
+    monkeypatch.setenv("FEDPAGE_ALLOW", value)
+    ask(state, settings)
+    assert mark.exists() or key == "method"  # the method is cached
