@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
+from support import quadratic
 
 import fedpage as fp
 from fedpage.core.errors import InputError
+from fedpage.core.function_digest import function_digest
 from fedpage.core.types import StopReason
 from fedpage.engine.stopping import Watch
 
@@ -165,3 +172,95 @@ def test_divergence():
         detail
         == "loss 3 at round 210, 1 at the start; far above it since round 10; effective step 0.1"
     )
+
+
+# --- a function as a rule -------------------------------------------------------------------------
+
+LIMIT = 0.5
+
+
+def below(record, limit=0.5):
+    return "below" if record["loss"] < limit else None
+
+
+def below_other(record, limit=0.6):
+    return "below" if record["loss"] < limit else None
+
+
+def uses_global(record):
+    return below(record, LIMIT)
+
+
+class Below:
+    """A rule with a setting."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def __call__(self, record):
+        return below(record, self.limit)
+
+    def check(self, record):
+        return below(record, self.limit)
+
+
+def make_rule(limit):
+    return lambda record: "below" if record["loss"] < limit else None
+
+
+def rules():
+    """Return rules that all differ."""
+    return [
+        below, below_other, make_rule(0.5), make_rule(0.6), uses_global, Below(0.5), Below(0.6),
+        Below(0.5).check, Below(0.6).check, partial(below, limit=0.7), partial(below, limit=0.8),
+        lambda record: None, lambda record: "a", lambda record: "b",
+    ]  # fmt: skip
+
+
+def test_a_function_is_known_by_its_code_and_the_values_it_uses(monkeypatch):
+    first, second = ([function_digest(rule) for rule in rules()] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == len(first)
+    moved = "\n\n\ndef below(record, limit=0.5):\n    # a comment\n" + (
+        '    return "below" if record["loss"] < limit else None\n'
+    )
+    names: dict[str, object] = {"__name__": __name__}
+    exec(moved, names)
+    assert function_digest(names["below"]) == function_digest(below)
+    before = function_digest(uses_global)
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 0.4)
+    assert function_digest(uses_global) != before
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.modules[__name__], "below", below_other)
+    assert function_digest(uses_global) != before
+
+
+def test_a_function_is_known_in_another_process():
+    words = [sys.executable, "-c", "import test_stopping as t; print(t.digests())"]
+    folder = str(Path(__file__).parent)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(Path(folder).parent)])}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == digests()
+
+
+def digests():
+    return " ".join(function_digest(rule) for rule in (below, uses_global, Below(0.5)))
+
+
+def test_a_run_does_not_resume_with_another_stop_function(tmp_path):
+    arguments = {"rounds": 20, "seed": 0, "record_every": 5, "out": tmp_path}
+    resume, problem = fp.RunOptions(resume=True), quadratic()
+    whole = fp.simulate(problem, fp.FedAvg(S=2), stop=make_rule(-1e9), **arguments)
+    assert whole.meta["stop"] == {"function": function_digest(make_rule(-1e9))}
+    again = fp.simulate(problem, fp.FedAvg(S=2), stop=make_rule(-1e9), options=resume, **arguments)
+    assert again.same(whole)
+    for stop in (make_rule(-1e8), below):
+        with pytest.raises(fp.InputError) as error:
+            fp.simulate(problem, fp.FedAvg(S=2), stop=stop, options=resume, **arguments)
+        assert str(error.value) == (
+            f"{tmp_path}: cannot resume: the function `stop`, or a value it uses, has changed "
+            "since the run began; give the same function, or begin a new run"
+        )
+    for stop in (None, fp.Stop(loss=-1e9)):
+        with pytest.raises(fp.InputError, match=r"cannot resume: stop\.\w+ was"):
+            fp.simulate(problem, fp.FedAvg(S=2), stop=stop, options=resume, **arguments)

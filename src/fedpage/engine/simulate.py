@@ -11,6 +11,7 @@ from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.function_digest import function_digest
 from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
 from fedpage.engine.aggregation import Aggregation, Mean
@@ -206,9 +207,11 @@ def describe_simulation(
 ) -> dict[str, object]:
     """Return the provenance of a run of `simulate`, given the same arguments."""
     options = options or RunOptions()
-    ending: Mapping[str, object] | str = {} if stop is None else "a function"
+    ending: Mapping[str, object] = {}
     if isinstance(stop, Stop):
         ending = stop.describe()
+    elif stop is not None:
+        ending = {"function": function_digest(stop)}
     own = problem.x0 if isinstance(problem, HasStart) else None
     has_start = options.x0 is not None or own is not None
     meta = describe_run(

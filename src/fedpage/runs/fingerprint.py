@@ -69,6 +69,11 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
             f"{source}: cannot resume: the code of {whose} has changed since the run began; "
             "begin a new run"
         )
+    if first == "stop.function" and first in old and first in new:
+        raise InputError(
+            f"{source}: cannot resume: the function `stop`, or a value it uses, has changed since "
+            "the run began; give the same function, or begin a new run"
+        )
     more = f" (and {', '.join(changed[1:4])})" if len(changed) > 1 else ""
     raise InputError(
         f"{source}: cannot resume: {first} was {short_repr(old.get(first))} and is now "

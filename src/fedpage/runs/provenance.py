@@ -23,7 +23,7 @@ def describe_run(
     rounds: int,
     record_every: RecordEvery,
     x0: Vector | None,
-    stop: Mapping[str, object] | str,
+    stop: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the provenance of a run, as `History.meta` holds it.
 
@@ -34,7 +34,7 @@ def describe_run(
         rounds: The run's number of rounds.
         record_every: The number of rounds between two records, or "log".
         x0: (d,) the first model, or None if it is zero by default.
-        stop: The fields of a `Stop`, or a text for a function.
+        stop: The fields of a `Stop`, or the digest of a function.
 
     Returns:
         Plain values, which JSON and TOML can hold.
