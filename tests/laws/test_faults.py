@@ -61,19 +61,6 @@ def test_enough_retries_give_the_bits_of_a_run_without_faults(name):
     assert patient.last("bytes_down") > plain.last("bytes_down")
 
 
-def test_events_of_clients_are_ordered_by_round_client_and_attempt():
-    """A retry of the first chunk comes before the second chunk, but not in the history."""
-    faults = fp.Faults(nan=0.5, seed=1)
-    policy = fp.Policy(retries=3, full_retries=3, patience=60)
-    for chunk in (1, 2, 8):
-        options = fp.RunOptions(faults=faults, policy=policy, chunk=chunk)
-        history = fp.simulate(uneven(), fp.FedAvg(S=8, K=1), rounds=6, seed=0, options=options)
-        rejected = [event for event in history.events if event["event"] == "rejected"]
-        order = [(event["round"], int(event["text"].split()[3][:-1])) for event in rejected]
-        assert order == sorted(order)
-        assert len(set(order)) < len(order)  # some were rejected twice in a round
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_faults_depend_on_the_seed_and_not_on_chunks_or_threads(name):
     problem = uneven()
