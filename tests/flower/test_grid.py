@@ -158,7 +158,7 @@ def tampered(change):
             "arrays": ArrayRecord({k: Array(v) for k, v in changed.items()}),
             "header": ConfigRecord(header),
         }
-        reply.content = RecordDict(records)
+        reply.content = RecordDict({**dict(content), **records})
         return reply
 
     return fault
@@ -278,7 +278,7 @@ def test_training_continues_without_a_lost_client(federate):
     alarm = next(e["round"] for e in history.events if e["event"] == "lost")
     assert np.diff(history["full_rounds"])[3:].max() == 0
     assert np.diff(history["clients"])[alarm + 1 :].max() <= 4 + 2
-    assert any("loss and gradient over 7 of 8 clients" in e["text"] for e in history.events)
+    assert any(e["text"] == "7 of 8 clients evaluated the model" for e in history.events)
     assert history.last("loss") < history["loss"][0]
 
 
@@ -346,12 +346,7 @@ def test_a_run_that_fails_in_an_evaluation_can_be_resumed(federate, simulated):
     """No client answers an evaluation: the run ends, and resumes when it is started again."""
 
     def silent(client, message):
-        return (
-            "drop"
-            if message.metadata.message_type == messages.EVALUATE
-            and message.metadata.group_id == "4"
-            else None
-        )
+        return "drop" if message.metadata.group_id == "4" else None
 
     history = federate(silent).history
     assert history.stop_reason is StopReason.ROUND_FAILED
@@ -363,10 +358,9 @@ def test_an_evaluation_that_is_not_finite_is_retried(federate, simulated):
     spoil = tampered(lambda a, h: a["loss"].__setitem__(0, np.nan))
     history = federate(Once(spoil, message_type=messages.EVALUATE)).history
     assert history.same(simulated())
-    assert all(
-        e["text"] == "evaluations of clients 0, 1, 2, 3, 4, 5, 6, 7: not finite"
-        for e in history.events
-    )
+    texts = [e["text"] for e in history.events]
+    assert "evaluations of clients 0, 1, 2, 3, 4, 5, 6, 7: not finite" in texts
+    assert all(text.startswith("evaluation") and ": not finite" in text for text in texts)
 
 
 def test_a_run_resumes_without_a_lost_client(federate):

@@ -22,7 +22,7 @@ def with_numbers(value, only=None):
             "arrays": ArrayRecord({k: Array(v) for k, v in arrays.items()}),
             "header": ConfigRecord(dict(reply.content["header"])),
         }
-        reply.content = RecordDict(records)
+        reply.content = RecordDict({**dict(reply.content), **records})
         return reply
 
     return change

@@ -12,6 +12,7 @@ from fedpage.callbacks.base import Callback, RunInfo
 from fedpage.core import metrics
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
+from fedpage.runs.history import is_complete
 
 
 @runtime_checkable
@@ -95,7 +96,9 @@ class Best(Callback):
             self.value, self.round = value, round
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
-        """Save the model if its value is the best of the run."""
+        """Save the model if its value is the best of the run; see `is_complete`."""
+        if not is_complete(record):
+            return
         if self.column not in record:
             raise InputError(
                 f"Best: there is no column {self.column!r}; there are {', '.join(record)}"

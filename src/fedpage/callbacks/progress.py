@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo
+from fedpage.core.columns import MEASURED
 from fedpage.core.types import Vector
 from fedpage.runs.history import History
 
@@ -98,6 +99,9 @@ def summarise_record(record: Mapping[str, float]) -> str:
 
     >>> summarise_record({"round": 1, "loss": 0.5, "grad_norm": 0.25})
     'loss 0.5 grad_norm 0.25'
+    >>> summarise_record({"round": 1, "loss": 0.5, "measured_clients": 7})
+    'loss 0.5 measured_clients 7'
     """
     shown = [name for name in record if name.endswith("accuracy")][:2] or ["grad_norm"]
-    return " ".join(f"{name} {record[name]:.4g}" for name in ("loss", *shown) if name in record)
+    names = ("loss", *shown, MEASURED)
+    return " ".join(f"{name} {record[name]:.4g}" for name in names if name in record)

@@ -37,6 +37,9 @@ class Column:
 SIMULATED = "seconds_simulated"
 """The column of the time that rounds would take on devices, recorded where a run has devices."""
 
+MEASURED = "measured_clients"
+"""The column of the number of clients whose values a record holds, where it is not all of them."""
+
 COLUMNS: dict[str, Column] = {
     "round": Column("communication rounds", is_cost=True),
     "clients": Column("clients called", is_cost=True),
@@ -59,6 +62,7 @@ COLUMNS: dict[str, Column] = {
     "fallbacks": Column("full rounds replaced by sampled rounds", is_cost=True),
     "loss": Column("loss"),
     "grad_norm": Column("gradient norm"),
+    MEASURED: Column("clients that evaluated the model"),
 }
 """Every built-in column by name. Costs are cumulative.
 

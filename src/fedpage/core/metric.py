@@ -56,6 +56,7 @@ class Metric:
         higher_is_better: its direction. None: unknown, so it can be recorded but not compared.
         needs_labels: whether the targets must be classes.
         maximum: the highest value that it can have.
+        minimum: the lowest value that it can have.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Metric:
     higher_is_better: bool | None = None
     needs_labels: bool = False
     maximum: float = math.inf
+    minimum: float = -math.inf
 
     on_rows: ClassVar[bool] = True
     """Whether it is computed from the outputs and targets of rows, pooled or of a client."""
@@ -156,7 +158,12 @@ METRICS: Registry[Metric] = Registry("metric")
 
 
 def metric(
-    name: str, *, higher_is_better: bool, needs_labels: bool = False, maximum: float = math.inf
+    name: str,
+    *,
+    higher_is_better: bool,
+    needs_labels: bool = False,
+    maximum: float = math.inf,
+    minimum: float = -math.inf,
 ) -> Callable[[M], M]:
     """Register a function of outputs and targets as a metric.
 
@@ -165,6 +172,8 @@ def metric(
         higher_is_better: whether a higher value is better.
         needs_labels: whether the targets must be classes.
         maximum: the highest value that it can have; a target above it is refused.
+        minimum: the lowest value that it can have. A federation rejects what a client reports
+            outside this range.
 
     Returns:
         A decorator that leaves the function as it is.
@@ -182,7 +191,7 @@ def metric(
 
     def decorate(function: M) -> M:
         check_name(name, "metric")
-        METRICS.add(name, Metric(name, function, higher_is_better, needs_labels, maximum))
+        METRICS.add(name, Metric(name, function, higher_is_better, needs_labels, maximum, minimum))
         return function
 
     return decorate
@@ -190,7 +199,7 @@ def metric(
 
 def check_name(name: object, owner: str) -> None:
     """Refuse a name that is not a word, or that a history uses for another column."""
-    taken = name in (*EVALUATED, *COST_COLUMNS)
+    taken = name in COLUMNS
     word = isinstance(name, str) and name.isidentifier() and not name.startswith(PREFIXES)
     if taken or not word:
         raise InputError(

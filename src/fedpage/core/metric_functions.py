@@ -53,7 +53,7 @@ def _correct(outputs: Array, targets: Array) -> NDArray[np.bool_]:
     return np.asarray(predicted == true)
 
 
-@metric("accuracy", higher_is_better=True, needs_labels=True, maximum=1.0)
+@metric("accuracy", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
 def accuracy(outputs: Array, targets: Array) -> float:
     """Compute the share of rows whose class is predicted.
 
@@ -67,7 +67,7 @@ def accuracy(outputs: Array, targets: Array) -> float:
     return float(np.mean(_correct(outputs, targets)))
 
 
-@metric("f1", higher_is_better=True, needs_labels=True, maximum=1.0)
+@metric("f1", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
 def f1(outputs: Array, targets: Array) -> float:
     """Compute the F1 score of the positive class, or with several classes the mean over classes.
 
@@ -86,7 +86,7 @@ def f1(outputs: Array, targets: Array) -> float:
     return float(np.mean(scores))
 
 
-@metric("auc", higher_is_better=True, needs_labels=True, maximum=1.0)
+@metric("auc", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
 def auc(outputs: Array, targets: Array) -> float:
     """Compute the area under the ROC curve; NaN if all rows are of one class.
 
@@ -122,7 +122,7 @@ def _binary_auc(margins: Vector, labels: Vector) -> float:
     return float((ranks[positive].sum() - 0.5 * ones * (ones + 1)) / (ones * zeros))
 
 
-@metric("log_loss", higher_is_better=False, needs_labels=True)
+@metric("log_loss", higher_is_better=False, needs_labels=True, minimum=0.0)
 def log_loss(outputs: Array, targets: Array) -> float:
     """Compute the mean negative log-likelihood of margins (rows,) or logits (rows, classes).
 
@@ -143,7 +143,7 @@ def _log_losses(outputs: Array, targets: Array) -> Vector:
     return np.asarray(np.logaddexp(0.0, np.where(labels > 0, -margins, margins)))
 
 
-@metric("mse", higher_is_better=False)
+@metric("mse", higher_is_better=False, minimum=0.0)
 def mse(outputs: Array, targets: Array) -> float:
     """Compute the mean squared error.
 
@@ -158,13 +158,13 @@ def _squares(outputs: Array, targets: Array) -> Vector:
     return np.asarray((predicted - true) ** 2)
 
 
-@metric("rmse", higher_is_better=False)
+@metric("rmse", higher_is_better=False, minimum=0.0)
 def rmse(outputs: Array, targets: Array) -> float:
     """Compute the root of the mean squared error."""
     return math.sqrt(mse(outputs, targets))
 
 
-@metric("mae", higher_is_better=False)
+@metric("mae", higher_is_better=False, minimum=0.0)
 def mae(outputs: Array, targets: Array) -> float:
     """Compute the mean absolute error.
 

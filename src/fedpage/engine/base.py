@@ -113,7 +113,10 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     @abstractmethod
     def evaluate(self) -> Mapping[str, float]:
-        """Return at least "loss" and "grad_norm" of x."""
+        """Return what is recorded of x: "loss", "grad_norm" and metrics, as far as measured.
+
+        Where not all clients measured it, "measured_clients" says how many did.
+        """
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""

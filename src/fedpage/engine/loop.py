@@ -19,7 +19,7 @@ from fedpage.engine.base import AnyEngine
 from fedpage.engine.stopping import Stop, Watch
 from fedpage.engine.transport import Event, RoundFailed
 from fedpage.runs.checkpoint import Snapshot, make_read_only
-from fedpage.runs.history import History
+from fedpage.runs.history import History, is_complete
 
 StopRule: TypeAlias = Stop | Callable[[Mapping[str, float]], str | None] | None
 """When to end a run: a Stop, or a function of the newest record that returns a reason or None."""
@@ -137,8 +137,9 @@ class Run:
         history = self.history
         history.rows, history.events = [], []
         record = self._evaluate()
-        self._watch = self._make_watch(record["loss"])
-        history.first_loss = record["loss"]
+        first = record.get("loss", math.nan) if is_complete(record) else math.nan
+        self._watch = self._make_watch(first)
+        history.first_loss = first
         if not self.record_every:
             return None
         self._add_record(record)
@@ -150,7 +151,7 @@ class Run:
         down, up = costs.bytes_down, costs.bytes_up
         began = time.perf_counter()
         info = engine.step()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began + info.seconds_ahead
         self.seconds += seconds
         self._add_events(info.events)
         done, is_last = costs.round, costs.round == self.rounds

@@ -59,7 +59,7 @@ class OutlierCheck:
         self._N, self._factor = N, factor
         self._leeway = np.maximum(1.0, np.asarray(scale, dtype=np.float64))
         self._incomparable = {m: wire.places_of_high_variance(m) for m in wire.replies}
-        self._norms: dict[str, _Norms] = {}
+        self._norms: dict[str, ClientNorms] = {}
 
     def screen(
         self, chunk: Chunk[ReplyT, ClientStateT], call: Call[MessageT], round: int
@@ -82,7 +82,7 @@ class OutlierCheck:
         length = float(norms_of([np.atleast_1d(field)[None] for field in call.message])[0])
         kinds = [f"{message.__name__}.{name}" for name in replies._fields]
         norms = {kind: norms_of([rows]) for kind, rows in zip(kinds, replies, strict=True)}
-        known = {kind: self._norms.setdefault(kind, _Norms(self._N)) for kind in kinds}
+        known = {kind: self._norms.setdefault(kind, ClientNorms(self._N)) for kind in kinds}
         medians = {kind: known[kind].add(clients, norms[kind], round) for kind in kinds}
         vectors = [kind for kind, rows in zip(kinds, replies, strict=True) if rows.shape[1] > 1]
         typical = max((medians[kind] for kind in vectors), default=0.0)
@@ -119,14 +119,18 @@ class OutlierCheck:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: It is not one of this federation.
         """
-        restored = {str(kind): _Norms(self._N) for kind in tree}
+        restored = {str(kind): ClientNorms(self._N) for kind in tree}
         for kind, norms in restored.items():
             norms.restore(tree[kind])
         self._norms = restored
 
 
-class _Norms:
-    """The norms that the clients have sent in one field of the replies to one type of message."""
+class ClientNorms:
+    """The norms of what the clients have sent, such as one field of their replies to a message.
+
+    Args:
+        N: The number of clients.
+    """
 
     def __init__(self, N: int) -> None:
         self._largest = np.full(N, math.nan)

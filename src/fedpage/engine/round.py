@@ -78,6 +78,8 @@ class RoundInfo(NamedTuple):
     """The number of clients that were called."""
     slowest: Slowest | None = None
     """The client whose reply took longest, if the transport measures time."""
+    seconds_ahead: float = 0.0
+    """The seconds that its requests took before `step` was called, if they were sent ahead."""
 
 
 _Opened: TypeAlias = tuple[Chunk[ReplyT, ClientStateT], Iterator[Chunk[ReplyT, ClientStateT]]]
@@ -203,6 +205,13 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self.ledger.add(draws.round, mean, replies.clients, len(call.clients))
         state = self.method.server(state, replies)
         return state, RoundInfo(draws.round, replies.count, events, len(call.clients), slowest)
+
+    def first_call(self, state: StateT, draws: Draws) -> Call[MessageT]:
+        """Return the call that `step` sends first, for engines that send it ahead of the round."""
+        call = self._require_all(self.method.call(state, draws))
+        if call.fallback is not None and self.policy.fall_back and self._lost(call):
+            return self._require_all(call.fallback())
+        return call
 
     def _require_all(self, call: Call[MessageT]) -> Call[MessageT]:
         """Require all clients of a call where the mean over some of them would be wrong."""

@@ -13,8 +13,9 @@ from fedpage.callbacks.base import Stopped
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.metrics import higher_is_better
+from fedpage.core.metrics import EVALUATED, higher_is_better
 from fedpage.core.types import StopReason
+from fedpage.runs.history import is_complete
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,12 @@ class Stop:
         named = {} if self.bytes is None else {"bytes": self.bytes}
         return named | dict(self.budgets)
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """The recorded values that targets and patience look at."""
+        watched = () if self.patience is None else (self.monitor,)
+        return frozenset((*self._targets(), *watched))
+
     def describe(self) -> dict[str, object]:
         """List what is set, as plain values for provenance."""
         table: dict[str, object] = {
@@ -153,14 +160,15 @@ class WatchState(TypedDict):
 class Watch:
     """Judge the records of a run one after the other: divergence, targets, patience.
 
-    A run has diverged where
+    Targets and patience look at records of all clients only (see `is_complete`). A run has diverged
+    where
     - the loss or the gradient is not finite;
     - the loss is above f(x0) by 100 max(1, |f(x0)|);
     - the loss is above f(x0) by max(1, |f(x0)|) at the end, or at 3 records in a row or more that
       span 200 rounds. This finds losses that grow slowly, such as robust regression's.
 
     Args:
-        first: f(x0).
+        first: f(x0); NaN: it was not measured over all clients, so that no loss is above it.
         step: the method's effective step, for the message.
         stop: the targets and the patience.
         directions: directions of metrics that are not registered.
@@ -183,24 +191,28 @@ class Watch:
         """Return how the run ends at this record, or None. Records must come in order.
 
         Args:
-            row: the record, with "round", "loss", "grad_norm" and the metrics.
+            row: the record, with "round" and what was measured: "loss", "grad_norm", metrics.
             last: whether it is the record after the last round.
         """
         verdict = self.check_divergence(row, last)
-        if verdict is None and row["loss"] <= self.first:
+        if verdict is not None or not is_complete(row):
+            return verdict
+        if not row.get("loss", math.nan) > self.first:
             verdict = self.stop.check_targets(row, self.directions)
         return verdict or self._check_patience(row)
 
     def check_divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
         """Return the end of the run if it has diverged at this record, else None."""
-        loss, done = row["loss"], row["round"]
-        if not (math.isfinite(loss) and math.isfinite(row["grad_norm"])):
+        done = row["round"]
+        if not all(math.isfinite(row[name]) for name in EVALUATED if name in row):
             return Stopped(
                 StopReason.DIVERGED,
                 f"loss or gradient not finite at round {done:.0f}, "
                 f"with effective step {self.step:g}",
             )
-        unit = max(1.0, abs(self.first))
+        if "loss" not in row:
+            return None
+        loss, unit = row["loss"], max(1.0, abs(self.first))
         self.above = [*self.above, done] if loss > self.first + unit else []
         lasting = len(self.above) >= 3 and done - self.above[0] >= 200
         if not (loss > self.first + 100.0 * unit or lasting or (last and self.above)):

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
-from fedpage.core.metrics import row_metrics
 from fedpage.core.types import dtype_of
 from fedpage.flower import audit, messages
 from fedpage.flower.allowed import check_allowed
@@ -26,10 +25,10 @@ from fedpage.flower.config import (
     parse_app_config,
     parse_node_config,
 )
-from fedpage.flower.metrics import select_metrics
 from fedpage.flower.node_data import NodeData, NodeProblem, load_node_data, problem_digest
 from fedpage.flower.node_draws import NodeDraws
 from fedpage.flower.node_errors import Code, NodeError, refuse
+from fedpage.flower.node_evaluation import check_evaluation, evaluate_client
 from fedpage.runs.fingerprint import method_digest
 
 Handler = Callable[[Message, AppConfig, NodeConfig], Message]
@@ -149,6 +148,7 @@ def _audit_entry(
 
 def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
     """Describe the client of this node: its number, its rows and its code."""
+    check_evaluation(config, node_config)
     node = load_node_data(node_config, config)
     description = messages.Description(
         client=node.client,
@@ -163,9 +163,26 @@ def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> M
     return Message(messages.encode_header(description), reply_to=message)
 
 
-def _train(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+def _answer_train(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+    """Run `Method.client` on this node's rows, and evaluate a model if the message asks for it."""
+    training, evaluation = messages.split(message.content)
+    content = _train(training, config, node_config)
+    if evaluation is not None:
+        try:
+            answer = _evaluate(evaluation, config, node_config)
+        except Exception as error:  # the reply to the training counts all the same
+            answer = messages.encode_header(refuse(error))
+        content = messages.join(content, answer)
+    return Message(content, reply_to=message)
+
+
+def _answer_evaluate(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+    return Message(_evaluate(message.content, config, node_config), reply_to=message)
+
+
+def _train(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> RecordDict:
     """Run `Method.client` on this node's rows."""
-    request = messages.decode_header(message.content, messages.TrainRequest)
+    request = messages.decode_header(content, messages.TrainRequest)
     node = _load_requested(request, config, node_config)
     dtype = dtype_of(node.problem)
     method = build_method(config)
@@ -174,7 +191,7 @@ def _train(message: Message, config: AppConfig, node_config: NodeConfig) -> Mess
         raise messages.ProtocolError(f"{method.name} has no message {request.message[:40]!r}")
     message_type = types[request.message]
     wire = Wire(method, request.d, dtype)
-    arrays = messages.decode_arrays(message.content, wire.message_shapes(message_type))
+    arrays = messages.decode_arrays(content, wire.message_shapes(message_type))
     fields = messages.decode(wire.decode_message, message_type, list(arrays.values()))
 
     store, client_state = None, None
@@ -199,26 +216,19 @@ def _train(message: Message, config: AppConfig, node_config: NodeConfig) -> Mess
     header = messages.TrainReply(
         node.client, request.round, int(oracle.gradients), int(oracle.evaluations)
     )
-    return Message(messages.encode_arrays(sent, header), reply_to=message)
+    return messages.encode_arrays(sent, header)
 
 
-def _evaluate(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+def _evaluate(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> RecordDict:
     """Evaluate this client's loss, gradient and metrics at a model."""
-    request = messages.decode_header(message.content, messages.EvaluateRequest)
+    request = messages.decode_header(content, messages.EvaluateRequest)
+    check_evaluation(config, node_config)
     node = _load_requested(request, config, node_config)
     layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
-    model = messages.decode_fields(message.content, layout)
-    found = _rescale(node.problem, request.scale).evaluate_clients(_ONLY_CLIENT, model.x)
-    names = row_metrics(select_metrics(config.metric_names, node.problem))
-    for name in names:
-        if name not in found.metrics:
-            raise NodeError(
-                Code.NO_METRIC, f"client {node.client}: the problem does not compute {name!r}"
-            )
-    values = np.array([float(found.metrics[name][0]) for name in names])
+    model = messages.decode_fields(content, layout)
     header = messages.EvaluateReply(node.client, request.round)
-    evaluation = messages.Evaluation(found.losses, found.gradients[0], values)
-    return Message(messages.encode_message(evaluation, header), reply_to=message)
+    problem = _rescale(node.problem, request.scale)
+    return messages.encode_message(evaluate_client(problem, model.x, config), header)
 
 
 def _finish(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
@@ -258,8 +268,8 @@ def _rescale(problem: NodeProblem, scale: float) -> NodeProblem:
 
 _HANDLERS: dict[str, Handler] = {
     messages.DESCRIBE: _describe,
-    messages.TRAIN: _train,
-    messages.EVALUATE: _evaluate,
+    messages.TRAIN: _answer_train,
+    messages.EVALUATE: _answer_evaluate,
     messages.FINISH: _finish,
 }
 app = FedpageClientApp()

@@ -25,6 +25,9 @@ from fedpage.runs.config import MethodConfig, setting, structure
 
 Value = bool | float | int | str
 """A value of Flower's configuration."""
+EvaluationLevel = Literal["gradients", "values", "none"]
+"""What a site sends when it evaluates a model, ever less: loss, gradient and metrics; loss and
+metrics; nothing."""
 _SECONDS = 10_000_000.0
 
 
@@ -46,6 +49,9 @@ class AppConfig:
         10, "rounds between evaluations; 0: only at the end; log: ever fewer", at_least=0
     )
     metrics: str = setting("", "metrics to record, separated by commas")
+    evaluation: Literal["gradients", "values", "none"] = setting(
+        "gradients", "what sites send when they evaluate a model: gradients, values or none"
+    )
     target: float = setting(0.0, "stop at this gradient norm; 0: never", at_least=0)
 
     objective: str = setting("logistic-l2", "objective, or module:function")
@@ -107,6 +113,9 @@ class NodeConfig:
     )
     audit: str = setting("", "the audit log; empty: audit.jsonl in the state directory; off: none")
     allow: str = setting("", "what runs may name beside fedpage's own, separated by commas")
+    evaluation: Literal["gradients", "values", "none"] = setting(
+        "gradients", "the most that this site sends when it evaluates a model"
+    )
 
     @property
     def state_dir(self) -> Path:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedpage.core.columns import MEASURED
 from fedpage.core.errors import InputError
-from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_metrics
+from fedpage.core.metrics import Metric
 from fedpage.core.types import ClientStateT, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.aggregation import Aggregation
-from fedpage.engine.base import Engine, mean_evaluations
+from fedpage.engine.base import Engine
 from fedpage.engine.policy import Policy
 from fedpage.engine.rejections import Rejections
+from fedpage.engine.round import RoundInfo
 from fedpage.engine.transport import Event, RoundFailed
 from fedpage.flower import messages
-from fedpage.flower.exchange import Wait, check_sender, content_of, is_finite
+from fedpage.flower.config import EvaluationLevel
+from fedpage.flower.evaluation import Evaluator, NotFinite, OutOfRange
+from fedpage.flower.exchange import Wait
 from fedpage.flower.grid_transport import GridTransport
 from fedpage.flower.nodes import Node
 from fedpage.problems.base import client_scale
@@ -43,6 +47,10 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         held_out: What else the server records of a model, such as its accuracy on rows of its own.
         aggregation: How replies are combined; None: by their mean.
         noise_key: The secret from which a private mean draws its noise.
+        level: What clients send when they evaluate a model: "gradients", "values" or "none".
+        minimum: The least loss that rows can have; -inf: unknown.
+        rounds: The number of rounds of the run. An evaluation before the last one is sent together
+            with the first request of the next round. 0: every evaluation has messages of its own.
     """
 
     def __init__(
@@ -61,14 +69,22 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         held_out: Callable[[Vector], Mapping[str, float]] | None = None,
         aggregation: Aggregation | None = None,
         noise_key: bytes | None = None,
+        level: EvaluationLevel = "gradients",
+        minimum: float = -math.inf,
+        rounds: int = 0,
     ) -> None:
         start = np.zeros(d) if x0 is None else x0
         policy = Policy() if policy is None else policy
         sizes = np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
-        self._held_out, self._metrics = held_out, dict(metrics or {})
+        scale = client_scale(weights, sizes)
+        self._held_out, self._rounds, self._begun = held_out, rounds, -1
         self.transport = GridTransport(
             grid, nodes, method, d=d, dtype=start.dtype, seed=seed,
-            scale=client_scale(weights, sizes), wait=Wait() if wait is None else wait,
+            scale=scale, wait=Wait() if wait is None else wait,
+        )  # fmt: skip
+        self.evaluator = Evaluator(
+            metrics or {}, d=d, dtype=start.dtype, scale=scale, level=level, minimum=minimum,
+            factor=policy.outlier_factor if policy.validate else 0.0,
         )  # fmt: skip
         super().__init__(
             method, len(nodes), start, self.transport,
@@ -81,84 +97,89 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         events, self.transport.events = self.transport.events, []
         return events
 
+    def step(self) -> RoundInfo:
+        """Run one round.
+
+        Raises:
+            RoundFailed: Too few clients answered.
+        """
+        self._begun, self.transport.seconds_ahead = self.costs.round, 0.0
+        info = super().step()
+        return info._replace(seconds_ahead=self.transport.seconds_ahead)
+
     def evaluate(self) -> Mapping[str, float]:
         """Return the loss, the gradient norm and the metrics of x, each the mean over clients.
 
-        Losses and gradients are added in client order. Evaluations are not part of the costs.
+        Losses and gradients are added in client order. Where not every client has sent valid
+        values, "measured_clients" says how many have. Evaluations are not part of the costs.
 
         Raises:
             RoundFailed: No client sent a valid reply.
         """
-        transport, now, x = self.transport, self.costs.round, self.x
+        record: dict[str, float] = {}
+        if self.evaluator.level != "none":
+            found = self._measure()
+            record = self.evaluator.combine(found)
+            if len(found) < self.N:
+                text = f"{len(found)} of {self.N} clients evaluated the model"
+                self.transport.events.append(Event("measured", self.costs.round, text))
+                record[MEASURED] = len(found)
+        return record if self._held_out is None else {**record, **self._held_out(self.x)}
+
+    def _measure(self) -> dict[int, messages.Evaluation]:
+        """Return the valid values of the clients at x, by client."""
+        transport, evaluator, now = self.transport, self.evaluator, self.costs.round
         found: dict[int, messages.Evaluation] = {}
-        not_finite: dict[int, messages.Evaluation] = {}
+        diverged: dict[int, messages.Evaluation] = {}
+        wrong: set[int] = set()
         rejections = Rejections("evaluation", "evaluations")
         for attempt in range(self.round.policy.full_retries + 1):
-            missing = [client for client in range(self.N) if client not in found]
+            missing = [i for i in range(self.N) if i not in found and i not in wrong]
             nodes = {client: transport.nodes[client].node_id for client in missing}
             transport.backoff.pause(("evaluation", now), nodes)
             if attempt:
                 transport.find_new_nodes(now)
-            replies = transport.exchange(self._evaluate_messages(missing))
-            for client, reply in replies.items():
+            requests = evaluator.make_requests(missing, self.x, now)
+            if attempt == 0 and self._is_followed():
+                draws = self.draws()
+                call = self.round.first_call(self.state, draws)
+                answers = transport.request_ahead(call, draws, requests)
+            else:
+                answers = transport.exchange(messages.EVALUATE, requests, now)
+            for client, answer in answers.items():
                 try:
-                    evaluation = self._decode_evaluation(client, reply)
-                    # A metric may be undefined on a client's rows, such as the AUC of one class.
-                    if not is_finite((evaluation.loss, evaluation.gradient)):
-                        not_finite[client] = evaluation
-                        raise messages.ProtocolError("not finite")
-                    found[client] = evaluation
+                    found[client] = evaluator.decode(client, answer, now)
                 except messages.ProtocolError as error:
+                    if isinstance(error, NotFinite):
+                        diverged[client] = error.evaluation
+                    if isinstance(error, OutOfRange):  # it would send the same again
+                        wrong.add(client)
                     rejections.add(client, str(error))
-            transport.backoff.note(missing, replies, found)
-            if set(range(self.N)) <= {*found, *self.round.health.lost}:
+            transport.backoff.note(missing, answers, found)
+            if set(range(self.N)) <= {*found, *wrong, *self.round.health.lost}:
                 break
+        for client, why in evaluator.find_outliers(found, now).items():
+            diverged[client] = found.pop(client)
+            rejections.add(client, why)
         transport.events += rejections.list_events(now)
-        if not found and len(not_finite) == self.N:
-            found = not_finite  # the run has diverged
+        if not found and len(diverged) == self.N:
+            found = diverged
         if not found:
             raise RoundFailed(
                 f"evaluation after round {now} failed: no valid reply from any client"
             )
-        if len(found) < self.N:
-            text = f"loss and gradient over {len(found)} of {self.N} clients"
-            transport.events.append(Event("measured", now, text))
-        each = [found[client] for client in sorted(found)]
-        record = mean_evaluations((e.loss for e in each), (e.gradient[None, :] for e in each))
-        sent = row_metrics(self._metrics)
-        values = {name: np.array([e.metrics[i] for e in each]) for i, name in enumerate(sent)}
-        scale = transport.scale[sorted(found)]
-        record |= mean_metrics([values], scale)
-        losses = np.concatenate([e.loss for e in each]) / scale
-        record |= client_quantiles(self._metrics, {**values, "loss": losses})
-        return record if self._held_out is None else {**record, **self._held_out(x)}
+        return found
 
-    def _evaluate_messages(self, clients: Iterable[int]) -> dict[int, Message]:
-        """Return the messages that ask clients to evaluate x."""
-        transport, now = self.transport, self.costs.round
-        sent = {}
-        for client in clients:
-            header = messages.EvaluateRequest(
-                client=client, round=now, d=transport.d, scale=float(transport.scale[client])
-            )
-            content = messages.encode_message(messages.Model(self.x), header)
-            sent[client] = transport.make_message(client, messages.EVALUATE, content, now)
-        return sent
-
-    def _decode_evaluation(self, client: int, reply: Message) -> messages.Evaluation:
-        """Return a client's evaluation; a ProtocolError if the reply is not one of this round."""
-        answer = messages.decode_header(content_of(reply), messages.EvaluateReply)
-        check_sender(client, answer.client)
-        if answer.round != self.costs.round:
-            raise messages.ProtocolError(f"late: it belongs to round {answer.round}")
-        return messages.decode_evaluation(
-            reply.content, self.transport.d, self.x.dtype, len(row_metrics(self._metrics))
-        )
+    def _is_followed(self) -> bool:
+        """Return whether the next round will begin from x, so that its requests may be sent now."""
+        now = self.costs.round
+        return now < self._rounds and now != self._begun and bool(np.isfinite(self.x).all())
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on; nodes keep client states."""
         versions = {str(client): name for client, name in self.transport.state_versions.items()}
-        return {**super().snapshot(), "state_versions": versions}
+        norms = self.evaluator.snapshot()
+        return {**super().snapshot(), "state_versions": versions, "evaluation_norms": norms}
 
     def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot."""
@@ -167,7 +188,10 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             versions = {int(client): name + "" for client, name in table.items()}
             if any(not 0 <= client < self.N for client in versions):
                 raise ValueError
+            self.evaluator.restore(tree["evaluation_norms"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a checkpoint of a federation") from None
         super().restore(tree, source)
         self.transport.state_versions = versions
+        self.transport.forget_ahead()
+        self._begun = -1

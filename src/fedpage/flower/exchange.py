@@ -59,11 +59,29 @@ def content_of(reply: Message) -> RecordDict:
     if reply.has_error():
         reason = " ".join(str(reply.error.reason).split())
         raise messages.ProtocolError(f"{_ERRORS.get(reply.error.code, 'error')} ({reason[-200:]})")
-    content = reply.content
+    raise_refusal(reply.content)
+    return reply.content
+
+
+def raise_refusal(content: RecordDict) -> None:
+    """Raise the refusal that a content is, if it is one.
+
+    Raises:
+        NodeRefused: It is; the text has the code and the reference.
+        ProtocolError: It is one that cannot be read.
+    """
     header = dict(content).get(messages.HEADER)
     if isinstance(header, ConfigRecord) and set(header) == set(messages.Refusal._fields):
         raise NodeRefused(messages.decode_header(content, messages.Refusal))
-    return content
+
+
+def is_error(reply: Message) -> bool:
+    """Return whether a reply has no content but an error."""
+    try:
+        content_of(reply)
+    except messages.ProtocolError:
+        return True
+    return False
 
 
 _ERRORS = {

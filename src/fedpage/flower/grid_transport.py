@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -27,9 +27,22 @@ from fedpage.core.types import (
 from fedpage.engine.transport import Chunk, Event, Rejection
 from fedpage.flower import messages
 from fedpage.flower.backoff import Backoff
-from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_finite
+from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_error, is_finite
 from fedpage.flower.nodes import Node, describe_nodes
 from fedpage.runs.fingerprint import method_digest
+
+
+class _Ahead(NamedTuple):
+    """The replies to a request that was sent before its round began."""
+
+    round: int
+    call: Call[Any]
+    replies: dict[int, Message]
+    arrivals: dict[int, float]
+    """The time at which each reply arrived."""
+    began: float
+    seconds: float
+    """How long the exchange took."""
 
 
 class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -70,6 +83,9 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Events of nodes since the last call of `pop_events`."""
         self.backoff = Backoff(grid, wait)
         self._wire = Wire(method, d, dtype)
+        self.seconds_ahead = 0.0
+        """Seconds that the requests of this round took before it began."""
+        self._ahead: _Ahead | None = None
         self._version = ""
         self._began = (-1, 0.0)
         self._refused: set[int] = set()
@@ -86,48 +102,37 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         now, message_type = draws.round, type(call.message)
         message = self._wire.receive(call.message)
         cohort = call.clients if call.cohort is None else call.cohort
-        places = np.searchsorted(cohort, call.clients)
-        arrays = self._wire.encode_message(call.message)
         self._version = messages.state_version(now, message_type)
         asked = call.clients.tolist()
         self.backoff.pause(now, {client: self.nodes[client].node_id for client in asked})
-        if attempt:
-            self.find_new_nodes(now)
-        if self._began[0] != now:
-            self._began = (now, self.wait.clock())
-        sent = {}
-        for client, place in zip(asked, places.tolist(), strict=True):
-            header = messages.TrainRequest(
-                client=client,
-                round=now,
-                seed=self.seed,
-                message=message_type.__name__,
-                d=self.d,
-                scale=float(self.scale[client]),
-                run=self.run_name,
-                state_version=self.state_versions.get(client, ""),
-                rank=place,
-                called=len(cohort),
-            )
-            content = messages.encode_arrays(arrays, header)
-            sent[client] = self.make_message(client, messages.TRAIN, content, now)
+        arrivals: dict[int, float] = {}
+        ahead = self._take_ahead(call, draws)
+        if ahead is not None:
+            answers, arrivals = ahead.replies, ahead.arrivals
+            self.seconds_ahead, self._began = ahead.seconds, (now, ahead.began)
+        else:
+            if attempt:
+                self.find_new_nodes(now)
+            if self._began[0] != now:
+                self._began = (now, self.wait.clock())
+            requests = self._make_requests(call, draws)
+            answers = self.exchange(messages.TRAIN, requests, now, arrivals)
         layout = self._wire.replies[message_type]
         valid: dict[int, ReplyT] = {}
         rejected: list[Rejection] = []
         gradients = evaluations = received = 0
         sizes: list[Size] = []
-        arrivals: dict[int, float] = {}
-        answers = self.exchange(sent, arrivals)
         for client, answered in sorted(answers.items()):
             own = np.array([client], dtype=np.int64)
             rank = Ranks(np.searchsorted(cohort, own), len(cohort))
             try:
-                answer = messages.decode_header(content_of(answered), messages.TrainReply)
+                content, _ = messages.split(content_of(answered))
+                answer = messages.decode_header(content, messages.TrainReply)
                 check_sender(client, answer.client)
                 if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
                     raise messages.ProtocolError("impossible counts of gradients")
                 shapes = self._wire.reply_shapes(message_type, own, draws, rank)
-                parts = list(messages.decode_arrays(answered.content, shapes).values())
+                parts = list(messages.decode_arrays(content, shapes).values())
                 reply = messages.decode(self._wire.decode_reply, message, parts, own, draws, rank)
             except messages.ProtocolError as fault:
                 rejected.append(Rejection(client, str(fault)))
@@ -159,6 +164,74 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         )  # fmt: skip
         return (chunk,)
 
+    def _make_requests(self, call: Call[MessageT], draws: Draws) -> dict[int, RecordDict]:
+        """Return the content of the message to each called client."""
+        cohort = call.clients if call.cohort is None else call.cohort
+        places = np.searchsorted(cohort, call.clients)
+        arrays = self._wire.encode_message(call.message)
+        requests = {}
+        for client, place in zip(call.clients.tolist(), places.tolist(), strict=True):
+            header = messages.TrainRequest(
+                client=client,
+                round=draws.round,
+                seed=self.seed,
+                message=type(call.message).__name__,
+                d=self.d,
+                scale=float(self.scale[client]),
+                run=self.run_name,
+                state_version=self.state_versions.get(client, ""),
+                rank=place,
+                called=len(cohort),
+            )
+            requests[client] = messages.encode_arrays(arrays, header)
+        return requests
+
+    def request_ahead(
+        self, call: Call[MessageT], draws: Draws, evaluations: Mapping[int, RecordDict]
+    ) -> dict[int, Message]:
+        """Send the first request of the next round together with requests to evaluate.
+
+        A client that is in both gets one message. What the round's request brings is kept for
+        `request`, and forgotten if another request comes first.
+
+        Args:
+            call: The first request of the next round.
+            draws: The random numbers of that round.
+            evaluations: The content of the request to evaluate, by client.
+
+        Returns:
+            The replies to the requests to evaluate, by client. Where a message for both failed,
+            there is none: the round will report it.
+        """
+        training = self._make_requests(call, draws)
+        sent = {}
+        for client in sorted({*training, *evaluations}):
+            message_type = messages.TRAIN if client in training else messages.EVALUATE
+            parts = [part[client] for part in (training, evaluations) if client in part]
+            content = messages.join(*parts) if len(parts) == 2 else parts[0]
+            sent[client] = self.make_message(client, message_type, content, draws.round)
+        began, arrivals = self.wait.clock(), dict[int, float]()
+        replies = exchange(self.grid, sent, self.wait, arrivals)
+        kept = {client: reply for client, reply in replies.items() if client in training}
+        seconds = self.wait.clock() - began
+        self._ahead = _Ahead(draws.round, call, kept, arrivals, began, seconds)
+        return {
+            client: reply
+            for client, reply in replies.items()
+            if client in evaluations and not (client in kept and is_error(reply))
+        }
+
+    def _take_ahead(self, call: Call[MessageT], draws: Draws) -> _Ahead | None:
+        """Return the replies that are already here, if they are to this request."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.round != draws.round or not _is_same(call, ahead.call):
+            return None
+        return ahead
+
+    def forget_ahead(self) -> None:
+        """Forget replies to a request whose round has not begun."""
+        self._ahead = None
+
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Record that these clients' states of this round are valid; the nodes store them."""
         if self.method.client_state is not None:
@@ -172,9 +245,17 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return Message(content, node, message_type, ttl=self.wait.deadline, group_id=str(now))
 
     def exchange(
-        self, sent: Mapping[int, Message], arrivals: dict[int, float] | None = None
+        self,
+        message_type: str,
+        contents: Mapping[int, RecordDict],
+        now: int,
+        arrivals: dict[int, float] | None = None,
     ) -> dict[int, Message]:
         """Send messages and wait for the replies, by client (see `fedpage.flower.exchange`)."""
+        sent = {
+            client: self.make_message(client, message_type, content, now)
+            for client, content in contents.items()
+        }
         return exchange(self.grid, sent, self.wait, arrivals)
 
     def find_new_nodes(self, now: int) -> None:
@@ -199,3 +280,13 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                     self._refused.add(number)
                     text = f"node {number} is not a client of this run"
                     self.events.append(Event("refused", now, text))
+
+
+def _is_same(call: Call[Any], other: Call[Any]) -> bool:
+    """Return whether two calls send the same message to the same clients."""
+    return (
+        type(call.message) is type(other.message)
+        and call.cohort is other.cohort is None
+        and np.array_equal(call.clients, other.clients)
+        and all(map(np.array_equal, call.message, other.message))
+    )

@@ -26,13 +26,17 @@ from fedpage.core.types import AnyArray, DType, Fields, Vector
 DESCRIBE = "query.describe"
 """Message type: ask a node which client it is. No content; the reply is a `Description`."""
 TRAIN = "train.client"
-"""Message type: run `Method.client` on a node. `TrainRequest` and a message of the method."""
+"""Message type: run `Method.client` on a node. `TrainRequest` and a message of the method.
+
+It may carry the records of an `EVALUATE` message as well (see `join`)."""
 EVALUATE = "evaluate.client"
 """Message type: evaluate a model on a node. `EvaluateRequest` and a `Model`."""
 FINISH = "query.finish"
 """Message type: a run has ended, so a node removes its client state. A `FinishRequest`."""
 
 ARRAYS, HEADER = "arrays", "header"
+_EVALUATION = "evaluation-"
+"""Prefix of the records of an evaluation in a `TRAIN` message and in its reply."""
 _NPY_HEADER = 1024
 """Largest header of a .npy array, in bytes."""
 
@@ -193,10 +197,12 @@ def digest_content(content: RecordDict) -> tuple[int, str]:
     """
     size, found = 0, hashlib.sha256()
     for name, record in sorted(dict(content).items()):
-        if name == HEADER and isinstance(record, ConfigRecord):
-            parts = [(HEADER, json.dumps(dict(record), sort_keys=True).encode())]
-        elif name == ARRAYS and isinstance(record, ArrayRecord):
-            parts = [(key, bytes(array.data)) for key, array in sorted(record.items())]
+        part = name.removeprefix(_EVALUATION)
+        if part == HEADER and isinstance(record, ConfigRecord):
+            parts = [(name, json.dumps(dict(record), sort_keys=True).encode())]
+        elif part == ARRAYS and isinstance(record, ArrayRecord):
+            prefix = name.removesuffix(ARRAYS)
+            parts = [(prefix + key, bytes(array.data)) for key, array in sorted(record.items())]
         else:
             raise ProtocolError(f"a message has no record {str(name)[:40]!r}")
         for key, data in parts:
@@ -204,6 +210,23 @@ def digest_content(content: RecordDict) -> tuple[int, str]:
             found.update(data)
             size += len(data)
     return size, found.hexdigest()
+
+
+def join(training: RecordDict, evaluation: RecordDict) -> RecordDict:
+    """Put the records of an evaluation beside those of a `TRAIN` message or of its reply."""
+    added = {f"{_EVALUATION}{name}": record for name, record in dict(evaluation).items()}
+    return RecordDict({**dict(training), **added})
+
+
+def split(content: RecordDict) -> tuple[RecordDict, RecordDict | None]:
+    """Divide what `join` put together; None: there is no evaluation."""
+    training, evaluation = {}, {}
+    for name, record in dict(content).items():
+        if str(name).startswith(_EVALUATION):
+            evaluation[name.removeprefix(_EVALUATION)] = record
+        else:
+            training[name] = record
+    return RecordDict(training), RecordDict(evaluation) if evaluation else None
 
 
 Header = TypeVar("Header")

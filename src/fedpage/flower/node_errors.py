@@ -45,6 +45,7 @@ class Code(StrEnum):
     BAD_LABEL = "bad-label", "a label is not one of the agreed classes"
     BAD_SIZE = "bad-size", "its data have another number of features than agreed"
     NO_METRIC = "no-metric", "its problem does not compute a metric of the run"
+    EVALUATION = "evaluation", "the run asks for more of an evaluation than the node's owner allows"
     NOT_FINITE = "not-finite", "its result is not finite or exceeds the agreed bound"
     BAD_INPUT = "bad-input", "its data or its configuration cannot be used"
     PROTOCOL = "protocol", "the request is not one that the protocol allows"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedpage.callbacks.base import Callback, Event, RunInfo, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
+from fedpage.callbacks.progress import summarise_record
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
@@ -27,11 +29,13 @@ from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
 from fedpage.flower.config import Value, build_method, parse_app_config
 from fedpage.flower.engine import FlowerEngine
+from fedpage.flower.evaluation import check_stop
 from fedpage.flower.exchange import Wait
 from fedpage.flower.metrics import refuse_reference, select_metrics
 from fedpage.flower.node_data import NodeProblem, load_own_problem, problem_digest
 from fedpage.flower.nodes import Node, check_nodes, describe_nodes
 from fedpage.flower.run_identity import finish_run, identify_server
+from fedpage.problems import OBJECTIVES
 from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_run
@@ -51,14 +55,9 @@ class LogProgress(Callback):
         self._rounds = info.rounds
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
-        """Log the round, the loss and the gradient norm."""
-        log.info(
-            "fedpage: round %s of %s: loss %.6g, gradient norm %.3g",
-            record["round"],
-            self._rounds,
-            record["loss"],
-            record["grad_norm"],
-        )
+        """Log the round and what was measured."""
+        done = record["round"]
+        log.info("fedpage: round %s of %s: %s", done, self._rounds, summarise_record(record))
 
     def on_event(self, event: Event) -> None:
         """Log what happened to a client."""
@@ -146,8 +145,12 @@ class FedpageStrategy(Strategy):
             metrics=self._find_metrics(own),
             x0=None if own is None else start_of(own),
             held_out=None if own is None else partial(_evaluate_held_out, own),
+            level=config.evaluation,
+            minimum=OBJECTIVES[config.objective].minimum if own is None else -math.inf,
+            rounds=config.rounds,
         )
         stop = Stop(grad_norm=config.target) if config.target > 0 else None
+        check_stop(config.evaluation, stop)
         history = History(self._describe_run(nodes, own, d, stop))
         name = [history.meta[key] for key in ("method", "problem", "seed", "federation")]
         engine.transport.run_name = hashlib.sha256(
@@ -280,6 +283,7 @@ class FedpageStrategy(Strategy):
         )
         return meta | {
             "federation": config.out,
+            "evaluation": config.evaluation,
             "policy": {
                 "retries": policy.retries,
                 "full_retries": policy.full_retries,

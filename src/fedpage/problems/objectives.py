@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,6 +29,8 @@ class Objective:
     loss: str | type
     reg: Reg
     model: type[LinearModel]
+    minimum: float = -math.inf
+    """The least value that it can have on any rows; -inf: unknown."""
 
     def problem(
         self,
@@ -60,13 +63,16 @@ OBJECTIVES: Registry[Objective] = Registry("objective")
 L = TypeVar("L", bound=type[LinearModel])
 
 
-def _register(loss: str) -> Callable[[L], L]:
-    """Register a class as the model of a loss: an objective for each regulariser."""
+def _register(loss: str, minimum: float = 0.0) -> Callable[[L], L]:
+    """Register a class as the model of a loss: an objective for each regulariser.
+
+    Regularisers are at least 0, so a loss and its objectives have the same lower bound.
+    """
 
     def decorate(model: L) -> L:
         for reg in REGULARISERS:
             name = loss if reg == "none" else f"{loss}-{reg}"
-            OBJECTIVES.add(name, Objective(name, loss, reg, model))
+            OBJECTIVES.add(name, Objective(name, loss, reg, model, minimum))
         return model
 
     return decorate
@@ -125,7 +131,7 @@ class Huber(LinearModel):
     loss_name = "huber"
 
 
-@_register("poisson")
+@_register("poisson", minimum=-math.inf)
 class Poisson(LinearModel):
     """f_ij(x) = exp(a.x) - b a.x + regulariser, for counts b of at least 0.
 

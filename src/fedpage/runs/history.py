@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.atomic import put
-from fedpage.core.columns import ALIASES, DERIVED, Cost, read_column
+from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, read_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
@@ -180,17 +180,23 @@ class History:
             return -math.inf if higher else math.inf
         return float(values.max() if higher else values.min())
 
-    def progress(self) -> NDArray[np.bool_]:
-        """Say of each record (records,) whether f(x) <= f(x0) there.
+    def complete(self) -> NDArray[np.bool_]:
+        """Say of each record (records,) whether all clients measured it; see `is_complete`."""
+        return np.array([is_complete(row) for row in self.rows], dtype=np.bool_)
 
-        Robust regression has points far away with a tiny gradient and a huge loss. Such records are
-        neither a best value nor a target reached. Without a column "loss" every record counts.
+    def progress(self) -> NDArray[np.bool_]:
+        """Say of each record (records,) whether it is complete and f(x) <= f(x0) there.
+
+        Robust regression has points far away with a tiny gradient and a huge loss, and a part of
+        the clients may have a smaller loss than all of them. Such records are neither a best value
+        nor a target reached. Without a column "loss" every complete record counts.
         """
+        complete = self.complete()
         if "loss" not in self.columns:
-            return np.ones(len(self.rows), dtype=np.bool_)
+            return complete
         loss = self["loss"]
         first = loss[0] if self.first_loss is None else self.first_loss
-        return np.asarray(np.isfinite(loss) & (loss <= first), dtype=np.bool_)
+        return np.asarray(complete & np.isfinite(loss) & ~(loss > first), dtype=np.bool_)
 
     def cost_to(
         self, column: str, target: float, cost: str | Cost = "bytes", *, interpolate: bool = False
@@ -243,7 +249,7 @@ class History:
         if at is None:
             return math.inf
         rounds, values = self["round"], self[column]
-        if at == 0 or rounds[at] - rounds[at - 1] <= 1:
+        if at == 0 or rounds[at] - rounds[at - 1] <= 1 or not is_complete(self.rows[at - 1]):
             return float(costs[at])
         before, after = float(values[at - 1]), float(values[at])
         higher = self.higher_is_better(column)
@@ -435,6 +441,19 @@ class History:
         from fedpage.runs.history_html import history_html
 
         return history_html(self)
+
+
+def is_complete(row: Mapping[str, float]) -> bool:
+    """Return whether a record's values are those of all clients.
+
+    In a federation a client may be missing when a model is evaluated. The record then says in
+    "measured_clients" how many clients its loss, gradient norm and metrics are of. Such values are
+    shown, but they end no run, are no best value and reach no target.
+
+    >>> is_complete({"round": 3, "loss": 0.4}), is_complete({"loss": 0.4, "measured_clients": 7})
+    (True, False)
+    """
+    return MEASURED not in row
 
 
 def _read_cell(text: str) -> float:
