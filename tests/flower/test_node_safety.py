@@ -7,6 +7,7 @@ import dataclasses
 import secrets
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,11 @@ def test_positions_of_columns_reach_the_server():
     found = refuse(NodeError(Code.MISSING_COLUMN, f"no {HEADER}", columns=[2, 7]))
     assert found.columns == "2,7"
     assert NodeRefused(found).columns == (2, 7)
+
+
+def test_the_documentation_explains_every_code():
+    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    assert [code for code in Code if f"| `{code.value}` | {code.sentence} |" not in text] == []
 
 
 # --- what a server may name -----------------------------------------------------------------------
