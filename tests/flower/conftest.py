@@ -103,7 +103,7 @@ def simulated(config):
     from fedpage.runs import build
     from fedpage.runs.config import ProblemConfig, structure
 
-    def run(problem=None, **changes):
+    def run(problem=None, stop=None, **changes):
         settings = parse_app_config(config | changes)
         if problem is None:
             table = {
@@ -121,6 +121,7 @@ def simulated(config):
             rounds=settings.rounds,
             seed=settings.seed,
             record_every=settings.record_every,
+            stop=stop,
             options=fp.RunOptions(evaluate="per_client"),
         )
 

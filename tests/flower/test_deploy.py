@@ -7,6 +7,7 @@ import socket
 import ssl
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("flwr", reason="these need Flower: pip install 'fedpage[flower]'")
 
 import fedpage as fp
+from fedpage.flower.config import parse_app_config
 from fedpage.flower.deploy import keys, preflight
 from fedpage.flower.deploy.keys import create_keys
 
@@ -229,3 +231,24 @@ def test_nothing_is_insecure_by_default():
             where = text.count("--insecure")
             # Used if a caller leaves TLS out, and for Flower's simulation, which has no network.
             assert where == (2 if path.name == "local_federation.py" else 0), path
+
+
+def test_init_writes_an_app_with_settings(key_dir, tmp_path, run):
+    words = ("--set", "method=scaffold", "--set", "hyper=S=2 K=5", "--set", "target=accuracy:0.9")
+    assert run("deploy", "init", "app", *words, "--set", "rounds=7")[0] == 0
+    assert failures(app=tmp_path / "app") == []
+    text = (tmp_path / "app" / "pyproject.toml").read_text()
+    config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    assert (config.method, config.hyper, config.rounds) == ("scaffold", "S=2 K=5", 7)
+    assert config.target == "accuracy:0.9"
+    assert "# rounds between evaluations" in text
+    for change, message in (
+        ("rounds", "--set: expected a setting such as rounds=50, not 'rounds'"),
+        ("ruonds=5", "--set: unknown key 'ruonds'; did you mean 'rounds'?"),
+        ("rounds=many", "--set: rounds must be a whole number of at least 1, not 'many'"),
+        ("method=fedpag", "did you mean 'fedpage'?"),
+    ):
+        code, _, err = run("deploy", "init", "other", "--set", change)
+        assert code == 2
+        assert message in err
+        assert not (tmp_path / "other").exists()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+import logging
+import re
 
+import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.flower import messages
+from fedpage.runs.follow import FollowedRun, RunState
 
 
 def is_train(message, at_least):
@@ -159,3 +164,138 @@ def test_the_first_attempt_of_a_fallback_does_not_wait(federate):
     full = times.times[3][:7]
     others = sorted(t for client, ts in times.times.items() if client != 3 for t in ts[1:])
     assert others[0] - full[-1] < 1.5
+
+
+def logged(caplog, words):
+    return [record.getMessage() for record in caplog.records if words in record.getMessage()]
+
+
+def test_every_round_has_one_line_in_the_log(federate, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def slow(client, message):
+        return ("late", 3.0) if is_train(message, 0) and client == 5 else None
+
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        federate(slow, method="fedavg", hyper="S=8 K=2", rounds=3, **{"record-every": 0})
+    lines = logged(caplog, "clients answered")
+    pattern = (
+        r"fedpage: round %d of 3: 8 of 8 clients answered, slowest 5 \([34](\.\d+)? s\), "
+        r"7\.87 kB down, 7\.87 kB up, [\d.e-]+ s%s"
+    )
+    assert len(lines) == 3
+    for number, line in enumerate(lines, start=1):
+        left = r", about [\d.e-]+ s left" if number < 3 else ""
+        assert re.fullmatch(pattern % (number, left), line), line
+
+
+METRIC = {
+    "objective": "logistic", "rounds": 30, "record-every": 1, "hyper": "S=3 K=3 eta_g=2.0 p=0.4"
+}  # fmt: skip
+
+
+def test_a_target_on_a_metric_ends_the_run_as_in_the_simulator(federate, simulated):
+    """The metric is recorded because it is the target, as `fedpage run --target` does."""
+    history = federate(target="accuracy:0.8", **METRIC).history
+    assert history.stop_reason is StopReason.TARGET
+    problem = fp.LogisticRegression(
+        fp.load("census", rows=300), fp.power_law(300, 8), metrics=["accuracy"]
+    )
+    stop = fp.Stop(targets={"accuracy": 0.8})
+    assert history.same(simulated(problem, stop=stop, **METRIC))
+    assert 1 < len(history.rows) < 30
+    assert history.last("accuracy") >= 0.8 > history["accuracy"][-2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        ({"target": 0.2}, fp.Stop(targets={"grad_norm": 0.2})),
+        ({"target": "loss:0.6"}, fp.Stop(targets={"loss": 0.6})),
+        ({"budget": "bytes:50000"}, fp.Stop(budgets={"bytes": 50000.0})),
+        ({"budget": "clients:20, bytes_up:1e9"}, fp.Stop(budgets={"clients": 20, "up": 1e9})),
+        (
+            {"early-stopping": 2, "monitor": "loss", "min-delta": 0.01},
+            fp.Stop(patience=2, min_delta=0.01),
+        ),
+    ],
+)
+def test_other_rules_end_the_run_as_in_the_simulator(federate, simulated, settings, stop):
+    history = federate(**METRIC, **settings).history
+    assert history.stop_reason is not StopReason.FINISHED
+    assert history.same(simulated(stop=stop, **METRIC))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"target": "accuracy"}, "target: expected a finite number or column:number"),
+        ({"budget": "bytes"}, "budget must be words such as bytes:1e9, not 'bytes'"),
+        ({"budget": "apples:3"}, "run config: stop: .*apples"),
+        ({"early-stopping": -1}, "early-stopping must be a whole number of at least 0"),
+        ({"track": "notes"}, "run config: no tracker 'notes'"),
+        ({"best": "score"}, "run config: Best: .*score"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_refused(federate, settings, words):
+    with pytest.raises(fp.InputError, match=words):
+        federate(**settings)
+
+
+def test_the_best_model_is_saved(federate, tmp_path):
+    seen = []
+
+    class Models(fp.Callback):
+        def on_record(self, record, x):
+            seen.append((record["accuracy"], record["round"], x.copy()))
+
+    federate(best="accuracy", callbacks=[Models()], **METRIC)
+    value, number, x = max(seen, key=lambda each: each[0])
+    with np.load(tmp_path / "run" / "best.npz") as saved:
+        assert saved["x"].tobytes() == x.tobytes()
+        about = json.loads(str(saved["about"]))
+    assert about == {"column": "accuracy", "value": repr(value), "round": str(number)}
+    assert number < 30
+
+
+def test_trackers_write_to_the_runs_directory(federate, tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    federate(track="tensorboard", rounds=3)
+    (run,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert run.name == "FedPAGE-seed-3"
+    assert b"grad_norm" in b"".join(path.read_bytes() for path in run.iterdir())
+
+
+def test_the_status_says_what_the_run_waits_for_and_why_it_failed(federate, tmp_path):
+    run, states = FollowedRun(tmp_path / "run"), []
+
+    def prepare(grid):
+        list_nodes = grid.get_node_ids
+
+        def look():
+            run.poll()
+            states.append((run.state, run.status.waiting))
+            return list_nodes()
+
+        grid.get_node_ids = look
+        grid.online.discard(grid.node(6))
+
+    with pytest.raises(fp.InputError, match="no node for client"):
+        federate(prepare=prepare)
+    assert set(states) == {(RunState.WAITING, "waiting for the nodes of 8 clients")}
+    run.poll()
+    assert run.state is RunState.FAILED
+    assert "waited 10 s for 8 clients" in run.status.detail
+    federate()
+    run.poll()
+    assert (run.state, run.round) == (RunState.FINISHED, 10)
+
+
+def test_the_status_of_a_failed_round(federate, tmp_path):
+    federate(lambda client, m: DIED if is_train(m, 2) and client == 3 else None, **FULL)
+    run = FollowedRun(tmp_path / "run")
+    run.poll()
+    assert run.state is RunState.FAILED
+    assert run.status.detail == "round 2 failed: no valid reply from client 3"
+    assert run.round == 2
+    assert run.status.slowest_client >= 0

@@ -182,7 +182,8 @@ def test_other_architectures_and_file_names_are_refused(tmp_path):
         (lambda: fp.load_model(good, narrow), "shape .* in the file"),
         (lambda: fp.save_model(tmp_path / "model.pt", network()), r"\.npz or \.safetensors"),
         (lambda: fp.Best(mlp_problem(), tmp_path / "model.pt"), r"\.npz or \.safetensors"),
-        (lambda: fp.Best(quadratic, "x.npz"), "cannot save models"),
+        (lambda: fp.Best(quadratic, "x.pt"), "must end in .npz"),
+        (lambda: fp.Best("quadratic", "x.npz"), "is not a problem"),
         (lambda: mlp_problem().from_module(nn.Linear(6, 3)), "has no 0.weight"),
     ):
         with pytest.raises(fp.InputError, match=message):

@@ -328,7 +328,7 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
     assert "flwr run found/app fl" in out
     text = (tmp_path / "found" / "app" / "pyproject.toml").read_text()
     config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-    assert (config.method, config.clients, config.target) == ("page", 20, 0.05)
+    assert (config.method, config.clients, config.target) == ("page", 20, "0.05")
     assert (config.data, config.objective) == ("census:rows=200", "logistic-l2")
     method = describe_method(build_method(config))
     settings = re.search(r"fedpage run page (.*)", out)[1]

@@ -31,7 +31,7 @@ def test_run_writes_a_history_that_equals_simulate(run, tmp_path):
     assert history.same(fp.simulate(problem, fp.FedPAGE(S=5, eta_g=0.2, b3=2), rounds=40, seed=0))
     assert {p.name for p in (tmp_path / "first").iterdir()} == {
         "run.toml", "history.jsonl", "history.model.npz", "checkpoints", ".lock", "history.csv",
-        "curves.png", "report.html",
+        "curves.png", "report.html", "status.json",
     }  # fmt: skip
     assert "FedPAGE" in out
     assert "report.html" in out

@@ -83,7 +83,7 @@ def test_states_without_an_end(folder, monkeypatch):
     monkeypatch.setattr("fedpage.runs.follow._FRESH", -1.0)  # as if it were written long ago
     run = FollowedRun(path)
     run.poll()
-    assert str(run.state) == "interrupted"
+    assert str(run.state) == "stale"
     with RunStore(path):
         assert is_in_use(path)
         assert str(run.state) == "running"

@@ -76,6 +76,10 @@ class RoundEnd(NamedTuple):
     """Bytes that the round sent to clients."""
     bytes_up: int = 0
     """Bytes that the round received from clients."""
+    total_down: int = 0
+    """Bytes that the run has sent to clients so far."""
+    total_up: int = 0
+    """Bytes that the run has received from clients so far."""
 
 
 class Stopped(NamedTuple):

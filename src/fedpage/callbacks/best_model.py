@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from fedpage.callbacks.base import Callback, RunInfo
 from fedpage.core import metrics
+from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import Vector
+from fedpage.core.types import Problem, Vector
 from fedpage.runs.history import is_complete
 
 
@@ -34,6 +39,32 @@ class SavesModels(Protocol):
         ...
 
 
+class VectorFiles:
+    """Save the models of problems that have no files of their own: the array x of an .npz file."""
+
+    def save(
+        self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None
+    ) -> None:
+        """Write x (d,) as the array "x", and the texts as a JSON table "about"."""
+        buffer = io.BytesIO()
+        np.savez(buffer, x=x, about=np.array(json.dumps(dict(about or {}))))
+        put(Path(path), buffer.getvalue())
+
+    def about(self, path: str | os.PathLike[str]) -> Mapping[str, str]:
+        """Read the table of texts of a saved model; an empty one if it cannot be read."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                table = json.loads(str(arrays["about"]))
+        except Exception:  # numpy and zipfile raise several types for bytes that are no archive
+            return {}
+        return table if isinstance(table, dict) else {}
+
+    def check_model_path(self, path: Path) -> None:
+        """Refuse a file name that does not end in .npz."""
+        if path.suffix != ".npz":
+            raise InputError(f"{path}: the name of a saved model must end in .npz")
+
+
 class Best(Callback):
     """Save the model whenever a column of the records reaches a better value.
 
@@ -41,27 +72,28 @@ class Best(Callback):
     them. A new run with the same path replaces the file.
 
     Args:
-        problem: A problem that can save a model, such as a `TorchProblem`.
-        path: The file, `.npz` or `.safetensors`.
+        problem: The problem. If it can save models, as a `TorchProblem` can, the file is its own;
+            otherwise, and for None, it is an .npz file with the model as the array "x".
+        path: The file, `.npz` or, for a network, `.safetensors`.
         column: The column to compare.
         higher_is_better: Whether large values are good; by default what the column's metric says.
 
     Raises:
-        InputError: If the problem cannot save models, or the column's direction is unknown.
+        InputError: If it is not a problem, or the column's direction is unknown.
     """
 
     def __init__(
         self,
-        problem: SavesModels,
+        problem: Problem | SavesModels | None,
         path: str | os.PathLike[str],
         column: str = "loss",
         *,
         higher_is_better: bool | None = None,
     ) -> None:
         if not isinstance(problem, SavesModels):
-            raise InputError(
-                f"Best: {type(problem).__name__} cannot save models; it has no save(path, x, about)"
-            )
+            if problem is not None and not hasattr(problem, "oracle"):
+                raise InputError(f"Best: {short_repr(problem)} is not a problem")
+            problem = VectorFiles()
         if not isinstance(column, str) or not column:
             raise InputError(
                 f"Best: column must be a column's name such as 'loss', not {short_repr(column)}"

@@ -11,6 +11,7 @@ from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History
 from fedpage.runs.history_file import HistoryMark
+from fedpage.runs.status import Pace, RunStatus, StatusFile
 from fedpage.runs.store import RunStore
 
 _is_interrupt_requested = False
@@ -40,10 +41,15 @@ class Checkpointing(Callback):
         self._info: RunInfo | None = None
         self._saved_at = 0.0
         self._end: tuple[Snapshot, HistoryMark] | None = None
+        self._status, self._pace = StatusFile(store.path), Pace(0)
+        self._last: RoundEnd | None = None
 
     def on_run_start(self, info: RunInfo) -> None:
-        """Start the clock of the checkpoints."""
+        """Start the clock of the checkpoints, and write the run's first status."""
         self._info, self._saved_at, self._end = info, time.monotonic(), None
+        self._status.status = RunStatus(info.start, info.rounds)
+        self._pace, self._last = Pace(info.start), None
+        self._status.write()
 
     def on_event(self, event: Event) -> None:
         """Append the event to history.jsonl."""
@@ -60,8 +66,11 @@ class Checkpointing(Callback):
 
     def on_round_end(self, info: RoundEnd) -> Stopped | None:
         """Write a checkpoint if it is due; end the run if an interrupt was requested."""
+        self._last = info
         if info.is_last:
             return None
+        if self._status.is_due:
+            self._write_status()
         if _is_interrupt_requested or self._is_due(info.round):
             assert self._info is not None
             self.store.write_checkpoint(info.round, self._info.snapshot())
@@ -89,3 +98,21 @@ class Checkpointing(Callback):
             self.store.write_checkpoint(self._info.rounds, snapshot, mark)
         if history.ended:
             self.store.write_end(history)
+        reason = history.stop_reason
+        self._status.status.end = "" if reason is None else reason.value
+        self._status.status.detail = history.stop_detail
+        self._write_status()
+
+    def _write_status(self) -> None:
+        """Write what the last round did to status.json."""
+        info, status = self._last, self._status.status
+        if info is not None:
+            status.round, status.rounds = info.round, info.rounds
+            status.called, status.answered = info.called, info.answered
+            if info.slowest is not None:
+                status.slowest_client, status.slowest_seconds = info.slowest
+            status.lost = len(info.lost)
+            status.lost_clients = ", ".join(map(str, info.lost[:10]))
+            status.bytes_down, status.bytes_up = info.total_down, info.total_up
+            status.seconds_per_round = self._pace.observe(info.round) or status.seconds_per_round
+        self._status.write()

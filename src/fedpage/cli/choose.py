@@ -260,7 +260,7 @@ def make_app_config(problem: ProblemConfig, choice: Choice, N: int) -> AppConfig
         clients=N,
         rounds=2 * chosen.rounds,
         metrics=problem.metrics,
-        target=question.target if question.column == "grad_norm" else 0.0,
+        target=str(Target(question.column, question.target)),
         objective=str(problem.objective),
         alpha=0.1 if problem.alpha is None else problem.alpha,
         weights=problem.weights,

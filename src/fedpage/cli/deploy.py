@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpage.cli.common import check_count, prepare_out
+from fedpage.cli.deploy_status import status
 from fedpage.cli.options import Command
 from fedpage.cli.output import Document, Failed, describe_runs, print_summary, with_json
 from fedpage.core.errors import InputError
@@ -31,16 +32,47 @@ def _needs_flower() -> None:
 
 
 @app.command(cls=Command)
-def init(folder: Annotated[Path, typer.Argument(help="A new directory for the app.")]) -> None:
-    """Write a Flower app: a pyproject.toml with every setting, explained."""
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new directory for the app.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting, such as rounds=50 or method=scaffold; repeatable."),
+    ] = None,
+) -> None:
+    """Write a Flower app that explains its settings."""
     path = folder / "pyproject.toml"
     if path.exists():
         raise InputError(f"{path}: exists already; choose another directory")
+    text = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
+    if changes:
+        text = _change_app(text, changes)
     prepare_out(folder, force=True)
-    path.write_text(
-        files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8"), encoding="utf-8"
-    )
+    path.write_text(text, encoding="utf-8")
     print(f"{path} is written. Check it with `fedpage deploy check --app {folder}`.")
+
+
+def _change_app(text: str, changes: list[str]) -> str:
+    """Return the text of an app with some of its settings changed.
+
+    Raises:
+        InputError: A setting is unknown, or has a value that cannot be used.
+    """
+    import tomllib
+
+    from fedpage.flower.config import AppConfig, build_method, write_app
+    from fedpage.runs.config import field_values
+
+    words: dict[str, str] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise InputError(f"--set: expected a setting such as rounds=50, not {change!r}")
+        words[name.strip()] = value
+    table = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    given = field_values(AppConfig, table, "app")
+    config = AppConfig(**{**given, **field_values(AppConfig, words, "--set", words=True)})
+    build_method(config)
+    return write_app(config)
 
 
 @app.command(cls=Command)
@@ -113,6 +145,9 @@ def check(
     if not all(finding["ok"] for finding in found):
         raise Failed(document)
     return document
+
+
+app.command("status", cls=Command)(status)
 
 
 @app.command(cls=Command)

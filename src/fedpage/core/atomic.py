@@ -15,22 +15,37 @@ def put(path: Path, data: bytes, *, private: bool = False) -> None:
         data: All of its bytes.
         private: Whether only its owner can read it, whatever the umask.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(scratch, "wb", opener=_open_private if private else None) as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    replace_file(path, data, private=private, is_durable=True)
     if sys.platform != "win32":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # a rename lasts only once its directory is on the disk
         finally:
             os.close(folder)
+
+
+def replace_file(
+    path: Path, data: bytes, *, private: bool = False, is_durable: bool = False
+) -> None:
+    """Replace a file as a whole, so that readers see its old bytes or its new ones.
+
+    Args:
+        path: The file.
+        data: All of its bytes.
+        private: Whether only its owner can read it, whatever the umask.
+        is_durable: Whether to wait until the bytes are on the disk.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(scratch, "wb", opener=_open_private if private else None) as stream:
+            stream.write(data)
+            if is_durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def _open_private(path: str, flags: int) -> int:

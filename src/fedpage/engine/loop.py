@@ -164,6 +164,7 @@ class Run:
                 done, self.rounds, is_last or stopped is not None,
                 info.called, info.count, info.slowest, engine.lost_clients,
                 seconds, costs.bytes_down - down, costs.bytes_up - up,
+                costs.bytes_down, costs.bytes_up,
             )  # fmt: skip
             for callback in self._callbacks:
                 request = callback.on_round_end(ended)

@@ -19,9 +19,10 @@ from typing import Literal
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod
 from fedpage.engine.policy import Policy
+from fedpage.engine.stopping import Stop
 from fedpage.flower.private_files import state_home
 from fedpage.runs import build
-from fedpage.runs.config import MethodConfig, setting, structure
+from fedpage.runs.config import MethodConfig, ProblemConfig, Target, setting, structure
 
 Value = bool | float | int | str
 """A value of Flower's configuration."""
@@ -52,7 +53,17 @@ class AppConfig:
     evaluation: Literal["gradients", "values", "none"] = setting(
         "gradients", "what sites send when they evaluate a model: gradients, values or none"
     )
-    target: float = setting(0.0, "stop at this gradient norm; 0: never", at_least=0)
+    target: str | float = setting(
+        "", "stop at this gradient norm, or at column:value such as accuracy:0.9; empty: never"
+    )
+    budget: str = setting("", "stop when a cost is spent, such as bytes:1e9, seconds:3600")
+    early_stopping: int = setting(
+        0, "stop after so many records without an improvement of monitor; 0: never", at_least=0
+    )
+    monitor: str = setting("loss", "the column that early-stopping watches")
+    min_delta: float = setting(0.0, "the least change that counts as an improvement", at_least=0)
+    best: str = setting("", "save the model with the best value of this column as best.npz in out")
+    track: str = setting("", "trackers, such as tensorboard or mlflow:http://host:5000")
 
     objective: str = setting("logistic-l2", "objective, or module:function")
     alpha: float = setting(0.1, "weight of the regulariser")
@@ -87,7 +98,48 @@ class AppConfig:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """The metrics to record, in the order in which evaluation replies carry their values."""
-        return tuple(name.strip() for name in self.metrics.split(",") if name.strip())
+        config = ProblemConfig(metrics=self.metrics)
+        for column in (*self._targets, self.monitor, self.best):
+            config = build.record_target(config, Target(column, 1.0))
+        return tuple(name.strip() for name in config.metrics.split(",") if name.strip())
+
+    @property
+    def _targets(self) -> dict[str, float]:
+        """The target as a table of a column and its value; empty if there is none."""
+        if self.target in ("", 0):
+            return {}
+        try:
+            target = Target.from_text(str(self.target))
+        except InputError as error:
+            raise InputError(f"run config: target: {error}") from None
+        return {target.column: target.value}
+
+    @property
+    def stop(self) -> Stop | None:
+        """When the run ends before its last round."""
+        budgets: dict[str, float] = {}
+        for word in self.budget.split(","):
+            if word.strip():
+                cost, _, value = word.rpartition(":")
+                try:
+                    budgets[cost.strip()] = float(value)
+                except ValueError:
+                    raise InputError(
+                        "run config: budget must be words such as bytes:1e9, "
+                        f"not {short_repr(word)}"
+                    ) from None
+        if not (self._targets or budgets or self.early_stopping):
+            return None
+        try:
+            return Stop(
+                targets=self._targets,
+                budgets=budgets,
+                patience=self.early_stopping or None,
+                monitor=self.monitor,
+                min_delta=self.min_delta,
+            )
+        except InputError as error:
+            raise InputError(f"run config: {error}") from None
 
     @property
     def policy(self) -> Policy:

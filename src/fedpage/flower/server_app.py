@@ -17,9 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedpage.callbacks.base import Callback, Event, RunInfo, check_callbacks
+from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
-from fedpage.callbacks.progress import summarise_record
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
@@ -34,6 +33,7 @@ from fedpage.flower.exchange import Wait
 from fedpage.flower.metrics import refuse_reference, select_metrics
 from fedpage.flower.node_data import NodeProblem, load_own_problem, problem_digest
 from fedpage.flower.nodes import Node, check_nodes, describe_nodes
+from fedpage.flower.operator import make_observers, waiting_for_nodes
 from fedpage.flower.run_identity import finish_run, identify_server
 from fedpage.problems import OBJECTIVES
 from fedpage.runs.fingerprint import method_digest
@@ -42,26 +42,6 @@ from fedpage.runs.provenance import describe_run
 from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")
-
-
-class LogProgress(Callback):
-    """Write records and events to Flower's log."""
-
-    def __init__(self) -> None:
-        self._rounds = 0
-
-    def on_run_start(self, info: RunInfo) -> None:
-        """Note the number of rounds."""
-        self._rounds = info.rounds
-
-    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
-        """Log the round and what was measured."""
-        done = record["round"]
-        log.info("fedpage: round %s of %s: %s", done, self._rounds, summarise_record(record))
-
-    def on_event(self, event: Event) -> None:
-        """Log what happened to a client."""
-        log.warning("fedpage: round %s: %s: %s", event.round, event.kind, event.text)
 
 
 class FedpageStrategy(Strategy):
@@ -92,6 +72,7 @@ class FedpageStrategy(Strategy):
                 f"run config: checkpoint-every must be 1 for {self.method.name}, because nodes "
                 "keep the client state of the last rounds only"
             )
+        self.config.stop  # noqa: B018  # refuses what cannot be used before any node is asked
         if not self.config.has_own_problem:
             refuse_reference(resolve_metrics(self.config.metric_names, "run config"))
         self.history: History | None = None
@@ -130,7 +111,8 @@ class FedpageStrategy(Strategy):
             InputError: a node is missing, or nodes and server do not fit together.
         """
         config = self.config
-        nodes = self._wait_for_nodes(grid)
+        with waiting_for_nodes(self._out, config):
+            nodes = self._wait_for_nodes(grid)
         own = self._load_own_problem(nodes)
         d = own.d if own is not None else config.features or max(n.features for n in nodes.values())
         engine = FlowerEngine(
@@ -149,14 +131,15 @@ class FedpageStrategy(Strategy):
             minimum=OBJECTIVES[config.objective].minimum if own is None else -math.inf,
             rounds=config.rounds,
         )
-        stop = Stop(grad_norm=config.target) if config.target > 0 else None
+        stop = config.stop
         check_stop(config.evaluation, stop)
         history = History(self._describe_run(nodes, own, d, stop))
         name = [history.meta[key] for key in ("method", "problem", "seed", "federation")]
         engine.transport.run_name = hashlib.sha256(
             json.dumps(name, sort_keys=True).encode()
         ).hexdigest()
-        self.history = self._run(engine, history, stop, nodes)
+        observers = [*make_observers(config, self._out, own), *self._callbacks]
+        self.history = self._run(engine, history, stop, nodes, observers)
         log.info("fedpage: %s; %r", self.history.stop_text, self.history)
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
@@ -166,6 +149,7 @@ class FedpageStrategy(Strategy):
         history: History,
         stop: Stop | None,
         nodes: Mapping[int, Node],
+        observers: Sequence[Callback],
     ) -> History:
         """Run or resume the rounds, and write them to the run's directory."""
         config = self.config
@@ -186,7 +170,7 @@ class FedpageStrategy(Strategy):
                 raise InputError(
                     f"{store.path}: this run is finished; give another out for a new run"
                 )
-            finished = run.run([LogProgress(), *self._callbacks, Checkpointing(store)])
+            finished = run.run([*observers, Checkpointing(store)])
             finished.to_csv(store.path / "history.csv")
             finish_run(store.path, engine.transport, finished.stop_reason)
         return finished

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_COLOURS = {
+COLOURS = {
     RunState.RUNNING: "green", RunState.WAITING: "green", RunState.INTERRUPTED: "yellow",
+    RunState.STALE: "yellow", RunState.FAILED: "red",
     RunState.DIVERGED: "red", RunState.UNREADABLE: "red",
 }  # fmt: skip
 
@@ -87,7 +88,7 @@ def watch_table(follower: RunFollower, column: str = "", limit: int | None = Non
         left = (run.rounds - run.round) / run.rate if is_running and run.rate else 0.0
         table.add_row(
             Text(run.path.name if name == "." else name),
-            Text(state.value, style=_COLOURS.get(state, "")),
+            Text(state.value, style=COLOURS.get(state, "")),
             f"{run.round:,}/{run.rounds:,}" if run.rounds else f"{run.round:,}",
             f"{run.rate:,.0f}" if run.rate >= 10 else f"{run.rate:.2g}" if run.rate else "",
             format_duration(left) if left > 0 else "",

@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 from fedpage.core.errors import InputError
+from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.history import History
 from fedpage.runs.history_lines import HistoryReader
+from fedpage.runs.status import RunStatus, read_status
 from fedpage.runs.store import is_in_use
 
 _TAIL = 200
@@ -28,9 +30,19 @@ class RunState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+    STOPPED = "stopped"
     INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    STALE = "stale"
     DIVERGED = "diverged"
     UNREADABLE = "unreadable"
+
+
+_UNFINISHED = {
+    StopReason.INTERRUPTED.value: RunState.INTERRUPTED,
+    StopReason.ROUND_FAILED.value: RunState.FAILED,
+}
+"""Ends of a process after which the run can be resumed; its history has no end then."""
 
 
 class FollowedRun:
@@ -42,11 +54,13 @@ class FollowedRun:
     Attributes:
         history: What has been read. Its model is not loaded.
         error: Why the file cannot be read, or "".
+        status: What status.json says; its defaults if there is none.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.error = ""
+        self.status = RunStatus()
         self._observed: list[tuple[float, float]] = []
         self._written_at = 0.0
         self._restart()
@@ -63,6 +77,7 @@ class FollowedRun:
             Whether there were any, or the file was begun anew.
         """
         file = self.path / "history.jsonl"
+        self.status = read_status(self.path) or RunStatus()
         try:
             with open(file, "rb") as stream:
                 stream.seek(self._size - len(self._tail))
@@ -74,6 +89,8 @@ class FollowedRun:
                     stream.seek(0)
                     text = stream.read()
         except OSError as error:
+            if self.status.waiting and isinstance(error, FileNotFoundError):
+                return False  # the run waits for its nodes, and has no history yet
             changed, self.error = not self.error, f"{file}: {error.strerror or error}"
             return changed
         complete = text[len(self._tail) : text.rfind(b"\n") + 1]
@@ -103,23 +120,28 @@ class FollowedRun:
         if self.history.diverged:
             return RunState.DIVERGED
         if self.history.ended:
-            return RunState.FINISHED
+            is_whole = self.history.stop_reason is StopReason.FINISHED
+            return RunState.FINISHED if is_whole else RunState.STOPPED
         if self.history.stop_reason is not None:
             return RunState.INTERRUPTED
-        is_fresh = time.time() - self._written_at < _FRESH
-        if is_fresh or is_in_use(self.path):
-            return RunState.RUNNING if self.history.rows else RunState.WAITING
-        return RunState.INTERRUPTED
+        status = self.status
+        is_fresh = time.time() - max(self._written_at, status.written) < _FRESH
+        if is_in_use(self.path) or (is_fresh and status.end not in _UNFINISHED):
+            has_begun = self.history.rows or (status.rounds and not status.waiting)
+            return RunState.RUNNING if has_begun else RunState.WAITING
+        return _UNFINISHED.get(status.end, RunState.STALE)
 
     @property
     def round(self) -> int:
-        """The round of the last record."""
-        return int(self.history.rows[-1]["round"]) if self.history.rows else 0
+        """The number of rounds done, as far as the files say."""
+        recorded = int(self.history.rows[-1]["round"]) if self.history.rows else 0
+        is_newer = not self.status.end or self.status.end in _UNFINISHED
+        return max(recorded, self.status.round) if is_newer else recorded
 
     @property
     def rounds(self) -> int:
         """The number of rounds that the run is to have; 0 if it is not known."""
-        rounds = self.history.meta.get("rounds", 0)
+        rounds = self.history.meta.get("rounds", self.status.rounds)
         return rounds if isinstance(rounds, int) else 0
 
     @property
