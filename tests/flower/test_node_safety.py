@@ -98,7 +98,7 @@ ERRORS: dict[str, dict[str, Any]] = {
         "words": ["1234567"],
     },
 }  # fmt: skip
-SECRETS = [CELL, LABEL, PATIENT, HEADER, ".csv", "line ", "row ", "1234567", WEIGHT, "/"]
+SECRETS = [CELL, LABEL, PATIENT, HEADER, ".csv", "line ", "row ", "1234567", WEIGHT, "/data", "/tmp"]
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ def make_private(folder: Path, *, tighten: bool = True) -> None:
     # A name in a directory that others can write to may be taken by them first.
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        os.chmod(folder, 0o700)
     check_private(folder)
     if tighten and sys.platform != "win32" and folder.stat().st_mode & 0o077:
         os.chmod(folder, 0o700)
