@@ -52,7 +52,7 @@ def elsewhere(client, clients):
     return fp.TorchProblem(model, nn.CrossEntropyLoss(), [rows(client or 90)])
 
 def broken(client, clients):
-    return [][client]
+    return problem(client, clients) if client is None else [][client]
 """
 
 
@@ -125,7 +125,7 @@ def test_the_example_app(monkeypatch):
         ("app_module:nothing", "cannot be imported"),
         ("app_module:rows", "takes 1 positional"),
         ("app_module:two", "with the rows of one client, not of 2"),
-        ("app_module:wider", "on the server, but 18 on the node of client 0"),
+        ("app_module:wider", "its model has 18 parameters, that of the server 39"),
         (
             "app_module:elsewhere",
             "has another model than the server, or other initial parameters",

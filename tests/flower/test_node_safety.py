@@ -19,7 +19,7 @@ import fedpage as fp
 from fedpage.flower import client_app, messages
 from fedpage.flower.config import AppConfig
 from fedpage.flower.exchange import content_of
-from fedpage.flower.node_data import load_node_data, load_own_problem
+from fedpage.flower.node_data import _load_node_data, load_own_problem
 from fedpage.flower.node_errors import Code, NodeError, NodeRefused, refuse
 
 CELL, LABEL, PATIENT = "41250.5", "31337", "Ada-Lovelace"
@@ -43,7 +43,13 @@ def site(tmp_path):
 
 @pytest.fixture
 def settings(config):
-    return config | {"data": "", "clients": 1, "objective": "logistic-l2", "labels": "0,1"}
+    return config | {
+        "data": "",
+        "clients": 1,
+        "objective": "logistic-l2",
+        "label": "y",
+        "classes": "0,1",
+    }
 
 
 def ask(node_config, run_config, message_type=messages.DESCRIBE, header=None, arrays=None):
@@ -64,10 +70,10 @@ def refusal(reply):
     return messages.decode_header(reply.content, messages.Refusal)
 
 
-REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1)._asdict()
+REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1, "", "")._asdict()
 GOOD = ("50,1,1", "60,0,0")
 ERRORS: dict[str, dict[str, Any]] = {
-    "a bad cell": {"rows": ("50,1,1", f"{PATIENT},0,0"), "words": ["line 3"]},
+    "a bad cell": {"rows": ("50,1,1", f"{PATIENT},0,0"), "words": ["row 3"]},
     "an infinite cell": {"rows": ("50,1,1", "inf,0,0"), "words": ["site.csv"]},
     "a bad label": {"rows": (f"50,1,{LABEL}",), "words": [LABEL, "row 1"]},
     "no header": {"rows": (), "words": ["site.csv"]},
@@ -130,7 +136,8 @@ def test_no_error_sends_anything_of_the_node(name, settings, site, node_log, bro
         case.get("type", messages.DESCRIBE), case.get("header"), case.get("arrays"),
     )  # fmt: skip
     found = refusal(reply)
-    assert found.columns == ""
+    assert found.missing == ('["outcome"]' if "outcome" in case["words"] else "")
+    assert found.extra == ""
     # The reply's metadata repeats the type of the message, which the server chose.
     sent = wire_bytes(reply).decode("latin-1").replace(case.get("type", messages.DESCRIBE), "")
     for secret in SECRETS:
@@ -178,15 +185,19 @@ def test_the_server_shows_one_sentence_with_code_and_reference(federate, tmp_pat
 @pytest.mark.parametrize(
     "header",
     [
-        {"code": "wicked", "reference": "01234567", "columns": ""},
-        {"code": "bad-label", "reference": "rm -rf /", "columns": ""},
-        {"code": "bad-label", "reference": "01234567", "columns": "1,a"},
-        {"code": "bad-label", "reference": "01234567", "columns": 3},
+        {"code": "wicked"},
+        {"reference": "rm -rf /"},
+        {"missing": "rm,wicked"},
+        {"extra": "[3]"},
+        {"extra": 3},
+        {"client": "wicked"},
     ],
 )
 def test_a_refusal_that_is_none_is_not_believed(header):
+    valid = messages.Refusal("bad-label", "01234567", 0, "", "")._asdict()
+
     class Reply:
-        content = RecordDict({"header": ConfigRecord(header)})
+        content = RecordDict({"header": ConfigRecord(valid | header)})
 
         @staticmethod
         def has_error():
@@ -199,10 +210,20 @@ def test_a_refusal_that_is_none_is_not_believed(header):
     assert "rm" not in str(error.value)
 
 
-def test_positions_of_columns_reach_the_server():
-    found = refuse(NodeError(Code.MISSING_COLUMN, f"no {HEADER}", columns=[2, 7]))
-    assert found.columns == "2,7"
-    assert NodeRefused(found).columns == (2, 7)
+def test_names_of_missing_and_extra_columns_reach_the_server():
+    error = NodeError(Code.COLUMNS, f"no {HEADER}", missing=["bmi"], extra=["BMI", "\x1b[0m"])
+    found = refuse(error, 3)
+    assert HEADER not in str(found)
+    text = str(NodeRefused(found))
+    assert "; missing: 'bmi'; extra: 'BMI', '?[0m' (columns; details" in text
+    for wicked in (
+        "[1]",
+        "[" * 10**5,
+        "x" * 10**6,
+        '["a","b","c","d","e","f","g","h","i","j","k"]',
+    ):
+        with pytest.raises(messages.ProtocolError):
+            NodeRefused(found._replace(extra=wicked))
 
 
 def test_the_documentation_explains_every_code():
@@ -291,7 +312,7 @@ def test_what_the_owner_allows_is_executed(key, text, config, evil, tmp_path, mo
     ask(state | {"allow": f"other:problem, {value}"}, settings)
     assert mark.exists()
     mark.unlink()
-    load_node_data.cache_clear()
+    _load_node_data.cache_clear()
     load_own_problem.cache_clear()
     sys.modules.pop(path.stem, None)
     monkeypatch.setenv("FEDPAGE_ALLOW", value)

@@ -17,7 +17,7 @@ from fedpage.flower import client_app, messages
 from fedpage.flower.server_app import FedpageStrategy
 
 D = 123
-REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1)
+REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1, "", "")
 
 
 def send(config, message_type=messages.TRAIN, header=None, arrays=None, records=None):
@@ -73,7 +73,7 @@ def test_unknown_message_types_are_refused(config, message_type, node_log):
         ({"header": {"client": 1}}, "the message is for client 1, but this node holds client 0"),
         ({"header": {"d": 0}}, "d = 0 and scale = 1 are out of the accepted range"),
         ({"header": {"d": 10**12}}, "are out of the accepted range"),
-        ({"header": {"d": 7}}, "has 123 features, but 7 are expected"),
+        ({"header": {"d": 7}}, "has 123 parameters, but 7 are expected"),
         ({"header": {"scale": float("inf")}}, "scale = inf are out of the accepted range"),
         ({"header": {"round": "0"}}, "'round' must be of type int, not str"),
         ({"header": {"extra": 1}}, "the header has unknown fields"),

@@ -26,6 +26,10 @@ MISSING_CELL = (
 MISSING_IN_NEW_ROW = "the value is missing; correct the cell or leave the row out"
 
 
+class UnknownCategory(InputError):
+    """A cell holds a category that the encoding does not know."""
+
+
 @dataclass(frozen=True)
 class NumberColumn:
     """Encode a column of numbers as one feature, (value - mean) / scale.
@@ -77,6 +81,7 @@ def encode(
     *,
     unknown: Literal["error", "ignore"],
     advice: str,
+    sparse: bool | None = None,
 ) -> Sparse | Vector:
     """Encode columns of a table.
 
@@ -85,20 +90,23 @@ def encode(
         columns: how each column is encoded.
         unknown: whether an unknown category is an "error", or encoded by zeros ("ignore").
         advice: what the error about a missing value says.
+        sparse: whether the result is sparse; None chooses by the first rows.
 
     Returns:
-        `Sparse`, where less than a quarter of the features of the first 16,384 rows is non-zero,
-        or else a dense array (n, p). Beside the table and the result, only a block of rows is
-        held in memory.
+        `Sparse`, if so chosen, or where less than a quarter of the features of the first 16,384
+        rows is non-zero, or else a dense array (n, p). Beside the table and the result, only a
+        block of rows is held in memory.
 
     Raises:
         InputError: a cell cannot be encoded; the message names row and column.
     """
     parts = [_prepare(table, spec, unknown == "ignore", advice) for spec in columns]
     widths = [len(spec.features) for spec in columns]
-    sample = min(BLOCK, table.rows)
-    nonzeros = sum(part.count_nonzeros(sample) for part in parts)
-    if nonzeros < _SPARSE_BELOW * sum(widths) * sample:
+    if sparse is None:
+        sample = min(BLOCK, table.rows)
+        nonzeros = sum(part.count_nonzeros(sample) for part in parts)
+        sparse = nonzeros < _SPARSE_BELOW * sum(widths) * sample
+    if sparse:
         return _to_sparse(parts, widths, table.rows)
     return _to_dense(parts, widths, table.rows)
 
@@ -182,7 +190,7 @@ def _prepare(
     if not ignore and (feature_of[:-1] < 0).any():
         row = column.first_row(lambda value: value not in number)
         if row is not None:
-            raise InputError(
+            raise UnknownCategory(
                 f"{table.cell(row, spec.name)}: "
                 f"{short_repr(column.values[column.codes[row]])} is not one of the known values "
                 f"({short_list(spec.values)}); correct it, or encode the rows with "

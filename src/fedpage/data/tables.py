@@ -129,7 +129,7 @@ def load_table(path: Path, options: TableOptions, name: str | None = None) -> Da
                 "arrays named X, y and, if rows have owners, clients"
             )
         return _load_npz(path, name or path.name)
-    file = _open_table(path)
+    file = open_table(path)
     roles = Roles.choose(file.names, path.name, options)
     return _to_dataset(file.read(roles.used, roles.text), roles, options, name or path.name)
 
@@ -144,8 +144,13 @@ def from_frame(frame: Any, options: TableOptions, name: str) -> Dataset:
     return _to_dataset(read_columns(frame, roles.used, name, roles.text), roles, options, name)
 
 
-def _open_table(path: Path) -> Delimited | _ParquetFile:
-    return _ParquetFile(path) if _suffix(path) == ".parquet" else Delimited(path)
+def open_table(path: Path) -> Delimited | ParquetFile:
+    """Open a CSV, TSV or parquet file, which has `names` and reads columns.
+
+    Raises:
+        InputError: the file cannot be read, or is not a table.
+    """
+    return ParquetFile(path) if _suffix(path) == ".parquet" else Delimited(path)
 
 
 def encode_file(path: Path, encoding: Encoding) -> Any:
@@ -164,7 +169,7 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
     """
     if not is_table(path) or _suffix(path) == ".npz":
         raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
-    file = _open_table(path)
+    file = open_table(path)
     encoding.check_names(file.names, path.name)
     table = file.read([column.name for column in encoding.columns], encoding.text_columns)
     return encoding.transform(table)
@@ -425,7 +430,7 @@ def _to_ids(column: Numbers | Text) -> NDArray[Any]:
     return column.to_array()
 
 
-class _ParquetFile:
+class ParquetFile:
     """Read a parquet file by pyarrow or polars."""
 
     def __init__(self, path: Path) -> None:

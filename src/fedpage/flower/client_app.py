@@ -16,6 +16,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
 from fedpage.core.types import dtype_of
 from fedpage.flower import audit, messages
+from fedpage.flower.agreement import write_names
 from fedpage.flower.allowed import check_allowed
 from fedpage.flower.client_state import ClientStateStore, remove_state
 from fedpage.flower.config import (
@@ -25,7 +26,14 @@ from fedpage.flower.config import (
     parse_app_config,
     parse_node_config,
 )
-from fedpage.flower.node_data import NodeData, NodeProblem, load_node_data, problem_digest
+from fedpage.flower.node_data import (
+    NodeData,
+    NodeProblem,
+    check_client,
+    load_node_data,
+    load_statistics,
+    problem_digest,
+)
 from fedpage.flower.node_draws import NodeDraws
 from fedpage.flower.node_errors import Code, NodeError, refuse
 from fedpage.flower.node_evaluation import check_evaluation, evaluate_client
@@ -69,7 +77,8 @@ class FedpageClientApp(ClientApp):
         try:
             return _answer_audited(message, context)
         except Exception as error:
-            return Message(messages.encode_header(refuse(error)), reply_to=message)
+            refusal = refuse(error, _client_of(context))
+            return Message(messages.encode_header(refusal), reply_to=message)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(
@@ -88,7 +97,7 @@ def _answer_audited(message: Message, context: Context) -> Message:
     try:
         reply = _answer(message, context, node_config)
     except Exception as error:
-        refusal = refuse(error)
+        refusal = refuse(error, node_config.partition_id)
         reply = Message(messages.encode_header(refusal), reply_to=message)
     if node_config.audit_path is not None:
         try:
@@ -96,6 +105,12 @@ def _answer_audited(message: Message, context: Context) -> Message:
         except OSError as error:
             raise NodeError(Code.AUDIT, f"the audit log cannot be written ({error})") from None
     return reply
+
+
+def _client_of(context: Context) -> int:
+    """Return the number of this node's client, -1 where the configuration does not say it."""
+    number = dict(context.node_config).get("partition-id")
+    return number if type(number) is int and 0 <= number < 2**31 else -1
 
 
 def _answer(message: Message, context: Context, node_config: NodeConfig) -> Message:
@@ -153,14 +168,25 @@ def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> M
     description = messages.Description(
         client=node.client,
         rows=int(node.problem.sizes[0]),
-        features=node.problem.d,
+        features=node.features,
+        d=node.problem.d,
         digest=node.digest,
-        labels=node.labels,
+        columns="" if config.columns else write_names(node.columns),
         fedpage=__version__,
         code=method_digest(build_method(config)),
         problem=problem_digest(node.problem),
     )
     return Message(messages.encode_header(description), reply_to=message)
+
+
+def _send_statistics(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+    """Send the mean and the squares of each column of numbers, if the node's owner shares them."""
+    request = messages.decode_header(message.content, messages.StatisticsRequest)
+    client = check_client(node_config, config)
+    _check_recipient(request.client, client)
+    rows, statistics = load_statistics(node_config, config, request.agreement)
+    header = messages.StatisticsReply(client, rows)
+    return Message(messages.encode_message(statistics, header), reply_to=message)
 
 
 def _answer_train(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
@@ -171,7 +197,7 @@ def _answer_train(message: Message, config: AppConfig, node_config: NodeConfig) 
         try:
             answer = _evaluate(evaluation, config, node_config)
         except Exception as error:  # the reply to the training counts all the same
-            answer = messages.encode_header(refuse(error))
+            answer = messages.encode_header(refuse(error, node_config.partition_id))
         content = messages.join(content, answer)
     return Message(content, reply_to=message)
 
@@ -249,17 +275,24 @@ def _load_requested(
         raise messages.ProtocolError(
             f"d = {request.d} and scale = {request.scale:g} are out of the accepted range"
         )
-    node = load_node_data(node_config, config, request.d)
-    if request.client != node.client:
-        raise messages.ProtocolError(
-            f"the message is for client {request.client}, but this node holds client {node.client}"
-        )
+    node = load_node_data(node_config, config, request.agreement)
+    _check_recipient(request.client, node.client)
     if node.problem.d != request.d:
         raise NodeError(
             Code.BAD_SIZE,
-            f"client {node.client} has {node.problem.d} features, but {request.d} are expected",
+            f"client {node.client} has {node.problem.d} parameters, but {request.d} are expected",
         )
+    if request.digest not in ("", node.digest):
+        raise NodeError(Code.CHANGED, f"client {node.client}: its rows changed since the start")
     return node
+
+
+def _check_recipient(requested: int, client: int) -> None:
+    """Refuse a message for another client."""
+    if requested != client:
+        raise messages.ProtocolError(
+            f"the message is for client {requested}, but this node holds client {client}"
+        )
 
 
 def _rescale(problem: NodeProblem, scale: float) -> NodeProblem:
@@ -268,6 +301,7 @@ def _rescale(problem: NodeProblem, scale: float) -> NodeProblem:
 
 _HANDLERS: dict[str, Handler] = {
     messages.DESCRIBE: _describe,
+    messages.STATISTICS: _send_statistics,
     messages.TRAIN: _answer_train,
     messages.EVALUATE: _answer_evaluate,
     messages.FINISH: _finish,

@@ -71,12 +71,31 @@ class AppConfig:
     data: str = setting("", "data set that every node has; empty: each node's own file")
     partition: str = setting("blocks", "how the data set is divided among clients")
     partition_seed: int = setting(0, "seed of the partition")
-    label: str = setting("", "label column of .csv files; empty: the last")
-    labels: str = setting("", "negative and positive label, such as 0,1")
-    features: int = setting(0, "number of features; 0: the largest of any node", at_least=0)
+    label: str = setting("", "label column of the nodes' tables")
+    classes: str = setting("", "labels of a classification, the negative one first, such as 0,1")
+    columns: str = setting(
+        "", "feature columns in order, as age,bmi; empty: as the nodes have them"
+    )
+    categories: str = setting("", "columns that hold categories, as sex=f|m; ward=a|b")
+    extra_columns: Literal["refuse", "ignore"] = setting(
+        "refuse", "columns of a node's table that are not named: refuse the node, or ignore them"
+    )
+    features: int = setting(
+        0, "number of features of files without column names; 0: equal at all", at_least=0
+    )
+    intercept: bool = setting(False, "whether the linear model has an intercept")
+    standardise: bool = setting(
+        False, "give number columns of the nodes' tables mean 0 and deviation 1 over all nodes"
+    )
+    max_rows: int = setting(
+        10_000_000, "most rows that a node may claim to have", at_least=1, at_most=2**40
+    )
 
     deadline: float = setting(600.0, "seconds until a reply is late", above=0, at_most=_SECONDS)
     wait: float = setting(120.0, "seconds to wait for all nodes", above=0, at_most=_SECONDS)
+    min_clients: int = setting(
+        0, "clients that suffice to start when wait is over; 0: all", at_least=0
+    )
     poll: float = setting(0.2, "seconds between checks for replies", above=0, at_most=_SECONDS)
     retries: int = setting(2, "retries in a sampled round", at_least=0)
     full_retries: int = setting(6, "retries in a full round", at_least=0)
@@ -158,7 +177,11 @@ class NodeConfig:
 
     partition_id: int = setting(help="number of this node's client", at_least=0)
     num_partitions: int = setting(0, "number of clients; set by Flower's simulation, not used")
-    data: str = setting("", "this node's own file, LIBSVM or .csv")
+    data: str = setting("", "this node's own file: .csv, .tsv, .parquet, .npz or LIBSVM")
+    share_statistics: bool = setting(
+        False, "whether to send the mean and variance of each column, which standardise needs"
+    )
+    options: str = setting("", "words for the app's own objective, as folder=/images size=64")
     client_state_dir: str = setting("", "the node's state directory; empty: that of the user")
     state_days: int = setting(
         30, "days until the state of an unfinished run is removed", at_least=1

@@ -139,7 +139,9 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             transport.backoff.pause(("evaluation", now), nodes)
             if attempt:
                 transport.find_new_nodes(now)
-            requests = evaluator.make_requests(missing, self.x, now)
+            digests = {client: transport.nodes[client].digest for client in missing}
+            agreement = transport.agreement.to_text()
+            requests = evaluator.make_requests(digests, self.x, now, agreement)
             if attempt == 0 and self._is_followed():
                 draws = self.draws()
                 call = self.round.first_call(self.state, draws)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -77,16 +77,30 @@ class Evaluator:
         self._sent = row_metrics(self.metrics)
         self._d, self._dtype, self._scale, self._minimum = d, dtype, scale, minimum
 
-    def make_requests(self, clients: Iterable[int], x: Vector, round: int) -> dict[int, RecordDict]:
-        """Return the content of the message that asks each client to evaluate x."""
+    def make_requests(
+        self, digests: Mapping[int, str], x: Vector, round: int, agreement: str = ""
+    ) -> dict[int, RecordDict]:
+        """Return the content of the message that asks each client to evaluate x.
+
+        Args:
+            digests: The digest of each asked client's rows.
+            x: The model (d,).
+            round: The number of rounds after which the model is evaluated.
+            agreement: What the sites agreed on, as `Agreement.to_text` writes it.
+        """
         return {
             client: messages.encode_message(
                 messages.Model(x),
                 messages.EvaluateRequest(
-                    client=client, round=round, d=self._d, scale=float(self._scale[client])
+                    client=client,
+                    round=round,
+                    d=self._d,
+                    scale=float(self._scale[client]),
+                    agreement=agreement,
+                    digest=digest,
                 ),
             )
-            for client in clients
+            for client, digest in digests.items()
         }
 
     def decode(self, client: int, reply: Message, round: int) -> messages.Evaluation:

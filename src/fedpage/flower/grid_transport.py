@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 
 from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Ranks, Size, Wire
-from fedpage.core.errors import InputError
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -26,10 +25,10 @@ from fedpage.core.types import (
 )
 from fedpage.engine.transport import Chunk, Event, Rejection
 from fedpage.flower import messages
+from fedpage.flower.agreement import Agreement
 from fedpage.flower.backoff import Backoff
 from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_error, is_finite
-from fedpage.flower.nodes import Node, describe_nodes
-from fedpage.runs.fingerprint import method_digest
+from fedpage.flower.nodes import Node, Requirements, compare, describe_nodes, make_problem
 
 
 class _Ahead(NamedTuple):
@@ -79,6 +78,10 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """The version of each client's state that holds: that of its last reply that counted."""
         self.run_name = ""
         """The name under which nodes keep client states."""
+        self.agreement = Agreement()
+        """What the sites agreed on before round 0; requests carry it."""
+        self.requirements: Requirements | None = None
+        """What nodes that join later must have; None: none may."""
         self.events: list[Event] = []
         """Events of nodes since the last call of `pop_events`."""
         self.backoff = Backoff(grid, wait)
@@ -169,6 +172,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         cohort = call.clients if call.cohort is None else call.cohort
         places = np.searchsorted(cohort, call.clients)
         arrays = self._wire.encode_message(call.message)
+        agreement = self.agreement.to_text()
         requests = {}
         for client, place in zip(call.clients.tolist(), places.tolist(), strict=True):
             header = messages.TrainRequest(
@@ -182,6 +186,8 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 state_version=self.state_versions.get(client, ""),
                 rank=place,
                 called=len(cohort),
+                agreement=agreement,
+                digest=self.nodes[client].digest,
             )
             requests[client] = messages.encode_arrays(arrays, header)
         return requests
@@ -206,6 +212,8 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         training = self._make_requests(call, draws)
         sent = {}
         for client in sorted({*training, *evaluations}):
+            if not self.nodes[client].node_id:
+                continue
             message_type = messages.TRAIN if client in training else messages.EVALUATE
             parts = [part[client] for part in (training, evaluations) if client in part]
             content = messages.join(*parts) if len(parts) == 2 else parts[0]
@@ -251,10 +259,11 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         now: int,
         arrivals: dict[int, float] | None = None,
     ) -> dict[int, Message]:
-        """Send messages and wait for the replies, by client (see `fedpage.flower.exchange`)."""
+        """Send messages and wait for the replies, by client; some clients may have no node."""
         sent = {
             client: self.make_message(client, message_type, content, now)
             for client, content in contents.items()
+            if self.nodes[client].node_id
         }
         return exchange(self.grid, sent, self.wait, arrivals)
 
@@ -262,24 +271,25 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Find the clients of nodes without keys that reconnected under another id."""
         here = set(self.grid.get_node_ids())
         known = {node.node_id for node in self.nodes.values()}
-        if not here - known or known <= here:
+        strangers = sorted(here - known - self._refused)
+        if self.requirements is None or not strangers or known <= here:
             return
-        code = method_digest(self.method)
-        for number in sorted(here - known - self._refused):
-            try:
-                new = describe_nodes(self.grid, [number], code=code, wait=self.wait)
-            except InputError as error:
-                self._refused.add(number)
-                self.events.append(Event("refused", now, str(error)))
-                continue
-            for client, node in new.items():
-                if client in self.nodes and self.nodes[client]._replace(node_id=number) == node:
-                    if self.nodes[client].node_id not in here:
-                        self.nodes[client] = node
-                else:
-                    self._refused.add(number)
-                    text = f"node {number} is not a client of this run"
-                    self.events.append(Event("refused", now, text))
+        found, refused = describe_nodes(self.grid, strangers, self.requirements, self.wait)
+        for number, problem in refused.items():
+            self._refuse_node(number, now, problem.text)
+        for number, (client, node) in found.items():
+            held = self.nodes[client]
+            text = compare(node, self.agreement, is_named=not node.columns)
+            if held.digest and held.digest != node.digest:
+                text = "its rows are not those with which this run began"
+            if text:
+                self._refuse_node(number, now, make_problem(number, client, text).text)
+            elif held.node_id not in here:
+                self.nodes[client] = node if held.digest else node._replace(rows=held.rows)
+
+    def _refuse_node(self, number: int, now: int, text: str) -> None:
+        self._refused.add(number)
+        self.events.append(Event("refused", now, text))
 
 
 def _is_same(call: Call[Any], other: Call[Any]) -> bool:

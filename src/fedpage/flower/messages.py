@@ -25,6 +25,8 @@ from fedpage.core.types import AnyArray, DType, Fields, Vector
 
 DESCRIBE = "query.describe"
 """Message type: ask a node which client it is. No content; the reply is a `Description`."""
+STATISTICS = "query.statistics"
+"""Message type: ask a node for the statistics of its columns. `StatisticsRequest`."""
 TRAIN = "train.client"
 """Message type: run `Method.client` on a node. `TrainRequest` and a message of the method.
 
@@ -51,17 +53,34 @@ class Description(NamedTuple):
     client: int
     rows: int
     features: int
-    """Parameters d of the node's problem."""
+    """Features of a row; 0 for an objective of the app."""
+    d: int
+    """Parameters of the node's problem."""
     digest: str
     """SHA-256 of the client's rows."""
-    labels: str
-    """Distinct labels in the node's file, such as "0,1"; "many" for more than two; "" if known."""
+    columns: str
+    """Feature columns of its file, a list in JSON, if the run config does not name them; or ""."""
     fedpage: str
     """Version of fedpage."""
     code: str
     """Digest of the method's code."""
     problem: str
     """Digest of the problem's code and of a model's initial parameters."""
+
+
+class StatisticsRequest(NamedTuple):
+    """Header of a `STATISTICS` message."""
+
+    client: int
+    agreement: str
+    """The agreed columns, as `Agreement.to_text` writes them."""
+
+
+class StatisticsReply(NamedTuple):
+    """Header of the reply to a `STATISTICS` message, whose arrays are `Statistics`."""
+
+    client: int
+    rows: int
 
 
 class TrainRequest(NamedTuple):
@@ -83,6 +102,10 @@ class TrainRequest(NamedTuple):
     """The client's place among the called clients."""
     called: int
     """How many clients are called."""
+    agreement: str
+    """What the sites agreed on, as `Agreement.to_text` writes it."""
+    digest: str
+    """SHA-256 of the client's rows, as its description had it; "": they are not compared."""
 
 
 class TrainReply(NamedTuple):
@@ -101,6 +124,8 @@ class EvaluateRequest(NamedTuple):
     round: int
     d: int
     scale: float
+    agreement: str
+    digest: str
 
 
 class EvaluateReply(NamedTuple):
@@ -133,8 +158,12 @@ class Refusal(NamedTuple):
     """A word of `node_errors.Code`."""
     reference: str
     """Hexadecimal digits under which the node's own log has the details."""
-    columns: str
-    """Positions of the columns concerned in the agreed order, such as "3,7"; "" if none."""
+    client: int
+    """The client that the node holds, as its configuration says; -1 if it is not known."""
+    missing: str
+    """Names of agreed columns that its file lacks, a bounded list in JSON; "" if none."""
+    extra: str
+    """Names of columns of its file that are not agreed, likewise."""
 
 
 class Model(NamedTuple):

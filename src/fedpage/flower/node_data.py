@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib
-import math
+import inspect
+import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -15,16 +15,13 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import (
-    ClientEvaluator,
-    Problem,
-    Vector,
-)
-from fedpage.data import Dataset, libsvm
-from fedpage.data.dataset import Sparse, encode_labels
+from fedpage.core.types import ClientEvaluator, Problem
 from fedpage.data.partition import Partition, partition_from_text
+from fedpage.flower.agreement import Agreement, Statistics
 from fedpage.flower.config import AppConfig, NodeConfig
 from fedpage.flower.node_errors import Code, NodeError
+from fedpage.flower.schema import is_classification, parse_schema
+from fedpage.flower.site_files import read_site_file, read_statistics
 from fedpage.problems import OBJECTIVES
 from fedpage.runs import build
 from fedpage.runs.fingerprint import code_digest
@@ -54,6 +51,23 @@ class ModelProblem(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class NodeContext:
+    """What an objective of the app may know of the node on which it is called.
+
+    Attributes:
+        client: the number of the node's client; None on the server.
+        clients: the number of clients.
+        data: the file that the node's own configuration names; "" if it names none.
+        options: the words of the node's own configuration, as {"folder": "/images"}.
+    """
+
+    client: int | None
+    clients: int
+    data: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
 class NodeData(NamedTuple):
     """The client that a node holds."""
 
@@ -62,79 +76,149 @@ class NodeData(NamedTuple):
     """The client's objective over its own rows; a problem with one client."""
     digest: str
     """SHA-256 of the client's rows."""
-    labels: str
-    """Distinct labels in its file, "many" for more than two, or "" if the run config names them."""
+    features: int
+    """Features of a row; 0 for an objective of the app."""
+    columns: tuple[str, ...]
+    """The feature columns of its file; () for other data."""
 
 
-@lru_cache(maxsize=256)
-def load_node_data(node: NodeConfig, config: AppConfig, features: int = 0) -> NodeData:
+def load_node_data(node: NodeConfig, config: AppConfig, agreement: str = "") -> NodeData:
     """Load a node's client from the node's own file, or as its part of the run's data set.
 
     Args:
         node: the node's configuration.
         config: the run's configuration.
-        features: number of features d; 0 takes it from the configuration or from the data.
+        agreement: what the sites agreed on, as a request has it; "" before they did.
 
     Returns:
         The client, as a problem with one client.
 
     Raises:
-        InputError: the configuration or the data cannot be used.
+        NodeError: the configuration or the data cannot be used.
     """
-    client, clients = node.partition_id, config.clients
-    if client >= clients:
-        raise NodeError(
-            Code.BAD_CONFIG,
-            f"node config: partition-id must be the number of one of the {clients} clients, "
-            f"0 to {clients - 1}, not {client}",
-        )
+    return _load_node_data(node, config, agreement, _file_stamp(node.data))
+
+
+def _file_stamp(path: str) -> tuple[int, int]:
+    """Return what tells whether a file has changed since it was read."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=256)
+def _load_node_data(
+    node: NodeConfig, config: AppConfig, agreement: str, stamp: tuple[int, int]
+) -> NodeData:
+    client, clients = check_client(node, config), config.clients
+    agreed = Agreement.from_text(agreement) if agreement else None
     if config.has_own_problem:
-        problem = load_own_problem(config.objective, client, clients)
-        return NodeData(client, problem, str(problem.describe().get("data_digest", "")), "")
-    width = features or config.features or None
-    labels = ""
+        problem = load_own_problem(config.objective, client, clients, node.data, node.options)
+        rows = str(problem.describe().get("data_digest", ""))
+        digest = hashlib.sha256(rows.encode()).hexdigest()
+        return NodeData(client, problem, digest, 0, ())
+    schema = parse_schema(config)
+    columns: tuple[str, ...] = ()
     if node.data:
-        data, labels = read_file(Path(node.data), width, config.labels, config.label)
-        rows = np.arange(data.rows, dtype=np.int64)
+        if config.standardise and not node.share_statistics:
+            raise NodeError(
+                Code.NO_STATISTICS,
+                "node config: the run needs share-statistics=true, the mean and variance of "
+                "each column",
+            )
+        if is_classification(config) and not schema.classes:
+            raise NodeError(
+                Code.NO_CLASSES, "run config: classes must be named, such as classes = '0,1'"
+            )
+        data, digest, columns = read_site_file(Path(node.data), schema, agreed, config.features)
+        own = np.arange(data.rows, dtype=np.int64)
     elif config.data:
         data = build.load_dataset(config.data)
         partition = partition_from_text(config.partition, data.y, clients, config.partition_seed)
-        rows = partition.rows(client)
+        own, digest = partition.rows(client), data.digest
     else:
         raise NodeError(
             Code.NO_DATA,
             "node config: this node has no data; give --node-config 'data=\"/path/of/a/file\"'",
         )
-    own_rows = Partition(f"client {client}", rows, np.array([0, len(rows)]))
+    own_rows = Partition(f"client {client}", own, np.array([0, len(own)]))
     objective = OBJECTIVES[config.objective]
     alpha = None if objective.reg == "none" else config.alpha
-    linear_model = objective.problem(data, own_rows, alpha=alpha, metrics=config.metric_names)
-    digest = hashlib.sha256(f"{data.digest} {own_rows.digest}".encode()).hexdigest()
-    return NodeData(client, linear_model, digest, labels)
+    linear_model = objective.problem(
+        data, own_rows, alpha=alpha, intercept=config.intercept, metrics=config.metric_names
+    )
+    digest = hashlib.sha256(f"{digest} {own_rows.digest}".encode()).hexdigest()
+    return NodeData(client, linear_model, digest, data.features, columns)
+
+
+def check_client(node: NodeConfig, config: AppConfig) -> int:
+    """Return the number of a node's client.
+
+    Raises:
+        NodeError: it is not that of a client of the run.
+    """
+    if node.partition_id >= config.clients:
+        raise NodeError(
+            Code.BAD_CLIENT,
+            f"node config: partition-id must be the number of one of the {config.clients} clients, "
+            f"0 to {config.clients - 1}, not {node.partition_id}",
+        )
+    return node.partition_id
+
+
+def load_statistics(node: NodeConfig, config: AppConfig, agreement: str) -> tuple[int, Statistics]:
+    """Compute the statistics of a node's own file, if its owner allows that they are sent.
+
+    Args:
+        node: the node's configuration.
+        config: the run's configuration.
+        agreement: the agreed columns, as a request has them.
+
+    Returns:
+        The number of rows, and the statistics of the columns of numbers.
+
+    Raises:
+        NodeError: the owner does not share statistics, or the file cannot be used.
+    """
+    if not node.share_statistics or not node.data or not config.standardise:
+        raise NodeError(Code.NO_STATISTICS, "node config: share-statistics is not set")
+    columns = Agreement.from_text(agreement).columns
+    return read_statistics(Path(node.data), parse_schema(config), columns)
 
 
 def problem_digest(problem: Problem) -> str:
     """Return a digest of what must be equal everywhere: the problem's code and a model's start."""
-    classes: list[type] = [type(problem)]
-    start = ""
-    if isinstance(problem, ModelProblem):
-        start = problem.start_digest
-        classes += [cls for _, cls in sorted(problem.code.items())]
-    return hashlib.sha256(" ".join([start, *map(code_digest, classes)]).encode()).hexdigest()
+    if not isinstance(problem, ModelProblem):
+        return class_digest(type(problem))
+    classes = [type(problem), *(cls for _, cls in sorted(problem.code.items()))]
+    words = [problem.start_digest, *map(code_digest, classes)]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()
+
+
+def class_digest(model: type) -> str:
+    """Return the digest of the code of a linear model's class, as `problem_digest` does."""
+    return hashlib.sha256(f" {code_digest(model)}".encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)
-def load_own_problem(objective: str, client: int | None, clients: int) -> NodeProblem:
+def load_own_problem(
+    objective: str, client: int | None, clients: int, data: str = "", options: str = ""
+) -> NodeProblem:
     """Build the problem of one client by calling the app's `module:function`.
 
-    The function is called as function(client, clients). It returns a problem with one client: the
-    rows of this node or, for the server, the held-out rows. The initial parameters x0, d and dtype
-    must be the same on every node and on the server.
+    The function is called as function(client, clients, node), or without the last argument if it
+    takes two. It returns a problem with one client, the rows of this node. For the server, whose
+    client is None, it returns the held-out rows, or a problem without rows. The initial parameters
+    x0, d and dtype must be the same on every node and on the server.
 
     Args:
         objective: "module:function".
         client: the client's number, or None for the server.
         clients: the number of clients.
+        data: the file of the node's own configuration.
+        options: the words of the node's own configuration.
 
     Returns:
         The problem.
@@ -149,8 +233,11 @@ def load_own_problem(objective: str, client: int | None, clients: int) -> NodePr
         raise InputError(
             f"run config: objective {short_repr(objective)} cannot be imported ({error})"
         ) from None
+    arguments: list[object] = [client, clients]
+    if _takes_context(function):
+        arguments.append(NodeContext(client, clients, data, _parse_options(options)))
     try:
-        problem = function(client, clients)
+        problem = function(*arguments)
     except InputError:
         raise
     except Exception as error:
@@ -161,100 +248,33 @@ def load_own_problem(objective: str, client: int | None, clients: int) -> NodePr
         raise InputError(
             f"{objective}: must return a problem such as a TorchProblem, not {short_repr(problem)}"
         )
-    if problem.N != 1:
+    if problem.N != 1 and not (client is None and problem.N == 0):
         raise InputError(
             f"{objective}: must return a problem with the rows of one client, not of {problem.N}"
         )
     return problem
 
 
-def read_file(path: Path, features: int | None, labels: str, label: str) -> tuple[Dataset, str]:
-    """Read a node's own file: LIBSVM (plain or compressed), or .csv with a header.
-
-    Args:
-        path: the file.
-        features: the number of features; None takes it from the file.
-        labels: negative and positive label, such as "0,1"; "" takes them from the file.
-        label: the label column of a .csv file; "" takes the last.
-
-    Returns:
-        The data set with labels -1 and +1, and the distinct labels that the file has: "0,1",
-        "many" for more than two, or "" if `labels` is given.
-
-    Raises:
-        InputError: the file cannot be read, or its content cannot be used.
-    """
-    if path.suffix.lower() == ".csv":
-        X, y = _read_csv(path, label)
-        if features is not None and X.shape[1] != features:
-            raise InputError(f"{path}: {X.shape[1]} feature columns, but {features} are expected")
-        data = Dataset.from_arrays(X, np.zeros(len(y)), name=path.name)
-        return _with_signed_labels(data, y, labels, path)
-    parsed = libsvm.parse(libsvm.read_bytes(path), features=features, source=str(path))
-    matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
-    data = Dataset(path.name, matrix, parsed.y)
-    return _with_signed_labels(data, parsed.y, labels, path)
-
-
-def _with_signed_labels(data: Dataset, y: Vector, labels: str, path: Path) -> tuple[Dataset, str]:
-    """Map labels to -1 and +1.
-
-    A file with one label only does not tell which of the two it is, so the file's labels are
-    returned too: the server compares those of all nodes.
-    """
-    distinct = ""
-    if labels:
-        try:
-            low, high = (float(part) for part in labels.split(","))
-        except ValueError:
-            raise InputError(
-                f"run config: labels must be two numbers such as '0,1', not {labels!r}"
-            ) from None
-        strange = np.flatnonzero((y != low) & (y != high))
-        if len(strange):
-            row = strange[0]
-            raise NodeError(
-                Code.BAD_LABEL, f"{path}: row {row + 1} has label {y[row]:g}, not one of {labels}"
-            )
-        y = np.where(y == high, 1.0, -1.0)
-    else:
-        found = np.unique(y)
-        distinct = ",".join(f"{value:g}" for value in found) if len(found) <= 2 else "many"
-        y, _ = encode_labels(data.name, y)
-    return replace(data, y=y), distinct
-
-
-def _read_csv(path: Path, label: str) -> tuple[Vector, Vector]:
-    """Return (n, d) features and (n,) labels of a .csv file of numbers."""
+def _takes_context(function: object) -> bool:
+    """Say whether a function takes a third argument, the node's context."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
-    reader = csv.reader(text.splitlines())
-    header = next(reader, [])
-    if len(header) < 2:
-        raise InputError(
-            f"{path}: the first line must name at least two columns, a feature and the label"
-        )
-    if label and label not in header:
-        raise InputError(
-            f"{path}: there is no column {label!r}; the columns are {', '.join(header)[:100]}"
-        )
-    column = header.index(label) if label else len(header) - 1
-    rows: list[list[float]] = []
-    for number, cells in enumerate(reader, start=2):
-        if not cells:
-            continue
-        try:
-            values = [float(cell) for cell in cells]
-        except ValueError:
-            raise InputError(f"{path}, line {number}: every cell must be a number") from None
-        if len(values) != len(header) or not all(map(math.isfinite, values)):
-            raise InputError(f"{path}, line {number}: {len(header)} finite numbers are expected")
-        rows.append(values)
-    if not rows:
-        raise InputError(f"{path}: there is no row below the header")
-    table = np.array(rows)
-    return np.delete(table, column, axis=1), table[:, column]
+        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in kinds for parameter in parameters) >= 3
+
+
+def _parse_options(text: str) -> dict[str, str]:
+    """Read words such as "folder=/images size=64"; a value with spaces has quotes."""
+    try:
+        words = [word.partition("=") for word in shlex.split(text)]
+    except ValueError as error:
+        raise NodeError(Code.BAD_CONFIG, f"node config: options cannot be read ({error})") from None
+    for name, equals, _ in words:
+        if not name or not equals:
+            raise NodeError(
+                Code.BAD_CONFIG,
+                f"node config: options must be words as folder=/images, not {short_repr(name)}",
+            )
+    return {name: value for name, _, value in words}

@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from fedpage.core.errors import InputError
+from fedpage.flower.agreement import read_names, write_names
 from fedpage.flower.messages import ProtocolError, Refusal
 
 log = logging.getLogger("flwr")
 """Flower's log; in the process of a ClientApp it is the node's own."""
 _REFERENCE_BYTES = 4
 _REFERENCE = re.compile(rf"[0-9a-f]{{{2 * _REFERENCE_BYTES}}}")
-_COLUMNS = re.compile(r"([0-9]{1,9}(,[0-9]{1,9})*)?")
+_MAX_NAMES = 10
+"""Names of columns of each kind that a refusal carries; further ones are left out."""
+_MAX_NAME = 40
+"""Characters of a name that a refusal carries."""
 
 
 class Code(StrEnum):
@@ -39,8 +43,14 @@ class Code(StrEnum):
     NO_DATA = "no-data", "the node's configuration names no data"
     NO_FILE = "no-file", "its data file cannot be read"
     BAD_FILE = "bad-file", "its data file is not in a format that can be used"
-    MISSING_COLUMN = "missing-column", "its data lack agreed columns"
-    EXTRA_COLUMN = "extra-column", "its data have columns that are not agreed"
+    COLUMNS = "columns", "its columns are not those agreed"
+    NO_NAMES = "no-names", "its file has no column names, which this run needs"
+    NO_LABEL = "no-label", "its file is a table, and the run config names no label column"
+    NO_CLASSES = "no-classes", "its file has labels, and the run config names no classes"
+    BAD_CLIENT = "bad-client", "its partition-id is not the number of a client of this run"
+    NO_STATISTICS = "no-statistics", "its owner has not set share-statistics, which the run needs"
+    CHANGED = "changed", "its rows are not those that were agreed; restore its file"
+    BAD_CATEGORY = "bad-category", "a category in its data is not one of those agreed"
     BAD_CELL = "bad-cell", "a cell of its data is empty or not a finite number"
     BAD_LABEL = "bad-label", "a label is not one of the agreed classes"
     BAD_SIZE = "bad-size", "its data have another number of features than agreed"
@@ -63,26 +73,29 @@ class NodeError(InputError):
     Args:
         code: What went wrong.
         detail: One line for the node's own log; it may quote data and paths.
-        columns: Positions of the columns concerned, in the agreed order; the server learns them.
+        missing: Names of agreed columns that the node's file lacks; the server learns some.
+        extra: Names of columns of the file that are not agreed; the server learns some.
     """
 
-    def __init__(self, code: Code, detail: str, columns: Sequence[int] = ()) -> None:
+    def __init__(
+        self, code: Code, detail: str, *, missing: Sequence[str] = (), extra: Sequence[str] = ()
+    ) -> None:
         super().__init__(detail)
-        self.code, self.columns = code, tuple(columns)
+        self.code, self.missing, self.extra = code, tuple(missing), tuple(extra)
 
 
-def refuse(error: Exception) -> Refusal:
+def refuse(error: Exception, client: int = -1) -> Refusal:
     """Write an error to the node's log and return what the server may know of it.
 
     Args:
         error: Any exception. Errors that no input explains are logged with their traceback.
+        client: The number of the node's client; -1 if it is not known.
 
     Returns:
         The refusal, with no text of the error.
     """
     code = code_of(error)
     reference = secrets.token_hex(_REFERENCE_BYTES)
-    columns = error.columns if isinstance(error, NodeError) else ()
     # An exception of somebody else's code may fail to format, and memory may have run out.
     try:
         is_unexpected = code in (Code.INTERNAL, Code.MEMORY) or error.__cause__ is not None
@@ -90,7 +103,12 @@ def refuse(error: Exception) -> Refusal:
         log.error("fedpage: refused %s (%s): %s", reference, code.value, error, exc_info=trace)
     except Exception:
         log.error("fedpage: refused %s (%s): the error cannot be shown", reference, code.value)
-    return Refusal(code.value, reference, ",".join(str(int(column)) for column in columns))
+    names = (error.missing, error.extra) if isinstance(error, NodeError) else ((), ())
+    missing, extra = (
+        write_names(list(dict.fromkeys(name[:_MAX_NAME] for name in part))[:_MAX_NAMES])
+        for part in names
+    )
+    return Refusal(code.value, reference, client, missing, extra)
 
 
 def code_of(error: Exception) -> Code:
@@ -111,11 +129,32 @@ class NodeRefused(ProtocolError):
         codes = {code.value: code for code in Code}
         if refusal.code not in codes or not _REFERENCE.fullmatch(refusal.reference):
             raise ProtocolError("it refused with a code or a reference that is not one")
-        if not _COLUMNS.fullmatch(refusal.columns):
-            raise ProtocolError("it refused columns that cannot be read")
+        missing, extra = read_names(refusal.missing), read_names(refusal.extra)
+        if max(len(missing), len(extra)) > _MAX_NAMES:
+            raise ProtocolError("it refused more columns than a refusal may name")
         self.code, self.reference = codes[refusal.code], refusal.reference
-        self.columns = tuple(int(place) for place in refusal.columns.split(",") if place)
+        self.client = refusal.client
+        columns = describe_columns(missing, extra)
         super().__init__(
-            f"{self.code.sentence} ({self.code.value}; details in its node's log under "
+            f"{self.code.sentence}{columns} ({self.code.value}; details in its node's log under "
             f"{self.reference})"
         )
+
+
+def describe_columns(missing: Sequence[str], extra: Sequence[str]) -> str:
+    """Say which columns are missing or extra at a site, by names that are cleaned and bounded.
+
+    >>> describe_columns(["bmi"], [])
+    "; missing: 'bmi'"
+    """
+    parts = []
+    for what, names in (("missing", missing), ("extra", extra)):
+        if names:
+            shown = ", ".join(_clean(name) for name in names[:_MAX_NAMES])
+            more = " and more" if len(names) > _MAX_NAMES else ""
+            parts.append(f"; {what}: {shown}{more}")
+    return "".join(parts)
+
+
+def _clean(name: str) -> str:
+    return repr("".join(c if c.isprintable() else "?" for c in name[:_MAX_NAME]))

@@ -73,7 +73,8 @@ def finish_run(
     content = messages.encode_header(messages.FinishRequest(transport.run_name))
     sent = {
         client: transport.make_message(client, messages.FINISH, content, -1)
-        for client in transport.nodes
+        for client, node in transport.nodes.items()
+        if node.node_id
     }
     done = 0
     for client, reply in exchange(transport.grid, sent, wait).items():

@@ -26,15 +26,18 @@ from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.engine.loop import Run
 from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
+from fedpage.flower.agreement import Agreement
 from fedpage.flower.config import Value, build_method, parse_app_config
 from fedpage.flower.engine import FlowerEngine
 from fedpage.flower.evaluation import check_stop
 from fedpage.flower.exchange import Wait
+from fedpage.flower.gathering import Gathering
 from fedpage.flower.metrics import refuse_reference, select_metrics
-from fedpage.flower.node_data import NodeProblem, load_own_problem, problem_digest
-from fedpage.flower.nodes import Node, check_nodes, describe_nodes
+from fedpage.flower.node_data import NodeProblem, class_digest, load_own_problem, problem_digest
+from fedpage.flower.nodes import Node, Requirements
 from fedpage.flower.operator import make_observers, waiting_for_nodes
 from fedpage.flower.run_identity import finish_run, identify_server
+from fedpage.flower.schema import count_outputs, parse_schema
 from fedpage.problems import OBJECTIVES
 from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
@@ -42,6 +45,8 @@ from fedpage.runs.provenance import describe_run
 from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")
+_AGREEMENT = "agreement.json"
+"""The file in the run's directory that holds what the sites agreed on."""
 
 
 class FedpageStrategy(Strategy):
@@ -75,12 +80,22 @@ class FedpageStrategy(Strategy):
         self.config.stop  # noqa: B018  # refuses what cannot be used before any node is asked
         if not self.config.has_own_problem:
             refuse_reference(resolve_metrics(self.config.metric_names, "run config"))
+        self.schema = parse_schema(self.config)
+        if self.config.min_clients > self.config.clients:
+            raise InputError("run config: min-clients is larger than clients")
+        if self.config.min_clients and self.config.weights == "size":
+            raise InputError(
+                "run config: min-clients needs weights = 'uniform', because the rows of a missing "
+                "client are not known"
+            )
         self.history: History | None = None
         """The run's history once `start` has returned."""
         self._wait = Wait(
             self.config.deadline, self.config.poll, sleep, clock, self.config.retry_pause
         )
         self._callbacks = check_callbacks(callbacks)
+        self._begun: Mapping[int, Node] = {}
+        """The nodes with which the run began, by client; a missing one has no digest."""
         self._out = Path(self.config.out or "fedpage-run")
 
     def start(
@@ -111,10 +126,11 @@ class FedpageStrategy(Strategy):
             InputError: a node is missing, or nodes and server do not fit together.
         """
         config = self.config
+        own = self._load_own_problem()
+        requirements = self._require(own)
         with waiting_for_nodes(self._out, config):
-            nodes = self._wait_for_nodes(grid)
-        own = self._load_own_problem(nodes)
-        d = own.d if own is not None else config.features or max(n.features for n in nodes.values())
+            nodes, agreement = self._gather(grid, requirements)
+        d = agreement.d
         engine = FlowerEngine(
             grid,
             nodes,
@@ -126,20 +142,21 @@ class FedpageStrategy(Strategy):
             weights=config.weights,
             metrics=self._find_metrics(own),
             x0=None if own is None else start_of(own),
-            held_out=None if own is None else partial(_evaluate_held_out, own),
+            held_out=partial(_evaluate_held_out, own) if own is not None and own.N else None,
             level=config.evaluation,
             minimum=OBJECTIVES[config.objective].minimum if own is None else -math.inf,
             rounds=config.rounds,
         )
+        engine.transport.agreement, engine.transport.requirements = agreement, requirements
         stop = config.stop
         check_stop(config.evaluation, stop)
-        history = History(self._describe_run(nodes, own, d, stop))
+        history = History(self._describe_run(own, agreement, requirements, stop))
         name = [history.meta[key] for key in ("method", "problem", "seed", "federation")]
         engine.transport.run_name = hashlib.sha256(
             json.dumps(name, sort_keys=True).encode()
         ).hexdigest()
         observers = [*make_observers(config, self._out, own), *self._callbacks]
-        self.history = self._run(engine, history, stop, nodes, observers)
+        self.history = self._run(engine, history, stop, nodes, agreement, observers)
         log.info("fedpage: %s; %r", self.history.stop_text, self.history)
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
@@ -149,6 +166,7 @@ class FedpageStrategy(Strategy):
         history: History,
         stop: Stop | None,
         nodes: Mapping[int, Node],
+        agreement: Agreement,
         observers: Sequence[Callback],
     ) -> History:
         """Run or resume the rounds, and write them to the run's directory."""
@@ -166,6 +184,7 @@ class FedpageStrategy(Strategy):
             if not store.has_run():
                 table = json.dumps([list(node) for node in nodes.values()])
                 put(store.path / "nodes.json", table.encode("utf-8"))
+                put(store.path / _AGREEMENT, agreement.to_text().encode("utf-8"))
             if store.open_run(run, resume=True) is not None:
                 raise InputError(
                     f"{store.path}: this run is finished; give another out for a new run"
@@ -175,84 +194,90 @@ class FedpageStrategy(Strategy):
             finish_run(store.path, engine.transport, finished.stop_reason)
         return finished
 
-    def _wait_for_nodes(self, grid: Grid) -> dict[int, Node]:
-        """Return the node of every client; a resumed run may start without some of them."""
-        config, N = self.config, self.config.clients
-        end = self._wait.clock() + config.wait
-        code = method_digest(self.method)
-        earlier = self._read_earlier_nodes()
-        found: dict[int, Node] = {}
-        while set(found) != set(range(N)):
-            late = self._wait.clock() > end
-            new = set(grid.get_node_ids()) - {node.node_id for node in found.values()}
-            if new and (len(new) + len(found) >= N or late):
-                more = describe_nodes(grid, new, code=code, wait=self._wait)
-                twice = sorted(set(found) & set(more))
-                if twice:
-                    raise InputError(f"two nodes say they hold client {twice[0]}")
-                found |= more
-            missing = [client for client in range(N) if client not in found]
-            if missing and late:
-                names = f"{', '.join(map(str, missing[:10]))}{' ...' if len(missing) > 10 else ''}"
-                if not found or not set(missing) <= set(earlier):
-                    raise InputError(
-                        f"waited {config.wait:g} s for {N} clients; no node for clients {names}"
-                    )
-                log.warning("fedpage: resuming without a node for clients %s", names)
-                found |= {client: earlier[client] for client in missing}
-            elif missing:
-                self._wait.sleep(config.poll)
-        check_nodes(found)
-        log.info("fedpage: %s clients with %s rows", N, sum(node.rows for node in found.values()))
-        return {client: found[client] for client in range(N)}
+    def _require(self, own: NodeProblem | None) -> Requirements:
+        """Return what every node's description must have."""
+        config = self.config
+        model = OBJECTIVES[config.objective].model if own is None else None
+        return Requirements(
+            clients=config.clients,
+            code=method_digest(self.method),
+            problem=problem_digest(own) if model is None else class_digest(model),  # type: ignore[arg-type]
+            max_rows=config.max_rows,
+            features=self._known_features(),
+            outputs=0 if model is None or config.data else count_outputs(config, self.schema),
+            intercept=config.intercept,
+            d=0 if own is None else own.d,
+        )
 
-    def _read_earlier_nodes(self) -> dict[int, Node]:
-        """Return the nodes of the run that the directory `out` holds, if there is one."""
+    def _known_features(self) -> int:
+        """Return the number of features that the configuration says; 0 if it says none."""
+        if self.schema.columns:
+            return self.schema.count_features(self.schema.columns)
+        return self.config.features
+
+    def _gather(self, grid: Grid, requirements: Requirements) -> tuple[dict[int, Node], Agreement]:
+        """Return the node of every client and what they agree on; a resumed run has agreed."""
+        config = self.config
+        earlier, agreement = self._read_earlier_nodes()
+        nodes, agreement = Gathering(
+            grid,
+            requirements,
+            self.schema,
+            self._wait,
+            config.wait,
+            config.min_clients,
+            earlier,
+            agreement,
+        ).run()
+        rows = sum(node.rows for node in nodes.values() if node.digest)
+        log.info("fedpage: %s clients with %s rows", len(nodes), rows)
+        self._begun = earlier or nodes
+        return nodes, agreement
+
+    def _read_earlier_nodes(self) -> tuple[dict[int, Node], Agreement | None]:
+        """Return the nodes and the agreement of the run that `out` holds, if there is one."""
         path = self._out / "nodes.json"
         if not path.is_file() or not (self._out / "run.toml").is_file():
-            return {}
+            return {}, None
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
-            return {client: Node(*entry) for client, entry in enumerate(table)}
+            nodes = {client: _read_node(entry) for client, entry in enumerate(table)}
         except (ValueError, TypeError):
             raise InputError(f"{path}: not the list of a run's nodes; remove it") from None
+        path = self._out / _AGREEMENT
+        try:
+            return nodes, Agreement.from_text(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise InputError(f"{path}: not what the sites of a run agreed on") from None
 
-    def _load_own_problem(self, nodes: Mapping[int, Node]) -> NodeProblem | None:
+    def _load_own_problem(self) -> NodeProblem | None:
         """Load the server's problem of an app with an objective of its own."""
-        objective = self.config.objective
         if not self.config.has_own_problem:
             return None
-        own = load_own_problem(objective, None, len(nodes))
-        for client, node in nodes.items():
-            if node.features != own.d:
-                raise InputError(
-                    f"{objective} has {own.d} parameters on the server, but {node.features} on the "
-                    f"node of client {client}"
-                )
-            if not node.code.endswith(f" {problem_digest(own)}"):
-                raise InputError(
-                    f"{objective}: the node of client {client} has another model than the server, "
-                    "or other initial parameters"
-                )
-        return own
+        return load_own_problem(self.config.objective, None, self.config.clients)
 
     def _describe_run(
-        self, nodes: Mapping[int, Node], own: NodeProblem | None, d: int, stop: Stop | None
+        self,
+        own: NodeProblem | None,
+        agreement: Agreement,
+        requirements: Requirements,
+        stop: Stop | None,
     ) -> dict[str, object]:
         """Return the plain values that identify the run, with the keys that `fedpage run` uses."""
-        config = self.config
+        config, nodes = self.config, self._begun
         digests = " ".join(node.digest for node in nodes.values())
         problem = {
             "objective": config.objective,
             "data": config.data or "the nodes' own files",
             "data_digest": hashlib.sha256(digests.encode()).hexdigest(),
             "N": len(nodes),
-            "d": d,
-            "rows": sum(node.rows for node in nodes.values()),
+            "d": agreement.d,
+            "agreement": agreement.digest,
+            "rows": sum(node.rows for node in nodes.values() if node.digest),
             "weights": config.weights,
             "partition": config.partition,
             "alpha": config.alpha,
-            "code": nodes[0].code,
+            "code": f"{requirements.code} {requirements.problem}",
             "metrics": self._describe_metrics(own),
         }
         policy = config.policy
@@ -300,6 +325,12 @@ class FedpageStrategy(Strategy):
     def summary(self) -> None:
         """Log the method and its hyper-parameters."""
         log.info("fedpage: %s", self.method)
+
+
+def _read_node(entry: list[Any]) -> Node:
+    """Return a node as nodes.json has it."""
+    node = Node(*entry)
+    return node._replace(columns=tuple(node.columns))
 
 
 def _evaluate_held_out(problem: Problem, x: Vector) -> dict[str, float]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.flower import node_data
+from fedpage.flower import site_files
 from fedpage.flower.config import build_method, parse_app_config
 from fedpage.runs import toml
 
@@ -138,7 +138,7 @@ def _check_programs() -> str:
 def _check_numba_cache() -> str:
     """Check that numba can write its cache, which a service's user may not be allowed to."""
     given = os.environ.get("NUMBA_CACHE_DIR")
-    package = Path(node_data.__file__).parents[1]
+    package = Path(site_files.__file__).parents[1]
     folders = [Path(given)] if given else [package / "__pycache__", Path.home() / ".cache"]
     for folder in folders:
         try:
@@ -372,5 +372,4 @@ def _check_address(address: str, ca: Path | None) -> str:
 
 
 def _check_data(path: Path) -> str:
-    data, labels = node_data.read_file(path, None, "", "")
-    return f"{path}: {data.rows:,} rows, {data.features:,} features, labels {labels}"
+    return site_files.describe_file(path)

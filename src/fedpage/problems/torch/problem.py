@@ -70,7 +70,8 @@ class TorchProblem(ClientScoring):
         loss_fn: loss_fn(outputs, targets), the mean loss over the rows of a batch.
         client_datasets: For each client (inputs, targets), tensors or arrays with a row per
             example, or a `torch.utils.data.Dataset` of such pairs. If inputs is a tuple, the model
-            is called with all of its entries.
+            is called with all of its entries. An empty list makes a model without rows, which the
+            server of a federation needs.
         metrics: Names of registered metrics such as "accuracy", or a table of name ->
             function(outputs, targets). Records have them over all clients' rows.
         held_out: Rows that no client has; records have `held_out_loss` and `held_out_METRIC`.
@@ -132,7 +133,7 @@ class TorchProblem(ClientScoring):
                     "network does not have; record 'loss', which is always there, instead"
                 )
 
-        data = list_datasets(client_datasets, "client_datasets")
+        data = list_datasets(client_datasets, "client_datasets", minimum=0)
         tables = [self._read(own, f"client {i}") for i, own in enumerate(data)]
         others = list_datasets(held_out_clients, "held_out_clients", minimum=0)
         self._held_out = None if held_out is None else self._read(held_out, "held_out")
@@ -140,21 +141,24 @@ class TorchProblem(ClientScoring):
             self._read(own, f"held-out client {i}") for i, own in enumerate(others)
         ]
         sizes = np.array([len(table.targets) for table in tables], dtype=np.int64)
-        scale = client_scale(weights, sizes)
+        scale = client_scale(weights, sizes) if tables else np.empty(0)
         self.weights = weights if isinstance(weights, str) else "given"
 
-        rows = concatenate(tables)
-        mode = self._check(rows, batched)
-        self._objective = Objective(
-            self._flat, rows, sizes, scale, self.dtype, self.device, self.deterministic, mode
-        )
+        self._sizes = sizes
+        self._of_rows: Objective | None = None
+        if tables:
+            rows = concatenate(tables)
+            mode = self._check(rows, batched)
+            self._of_rows = Objective(
+                self._flat, rows, sizes, scale, self.dtype, self.device, self.deterministic, mode
+            )
 
     # The problem
 
     @property
     def N(self) -> int:
-        """Number of clients."""
-        return self._objective.N
+        """Number of clients; 0 for a model without rows."""
+        return len(self._sizes)
 
     @property
     def d(self) -> int:
@@ -164,7 +168,16 @@ class TorchProblem(ClientScoring):
     @property
     def sizes(self) -> Ints:
         """(N,) rows of each client."""
-        return self._objective.sizes
+        return self._sizes
+
+    @property
+    def _objective(self) -> Objective:
+        if self._of_rows is None:
+            raise InputError(
+                "TorchProblem: client_datasets is empty, so that there is a model but no rows; "
+                "give (inputs, targets) for each client"
+            )
+        return self._of_rows
 
     @property
     def mode(self) -> Mode:
@@ -303,7 +316,7 @@ class TorchProblem(ClientScoring):
     def rescale(self, factor: float) -> TorchProblem:
         """Return the same problem with every client's objective times a factor."""
         twin = copy.copy(self)
-        twin._objective = self._objective.rescale(factor)
+        twin._of_rows = self._objective.rescale(factor)
         return twin
 
     def mean_labels(self) -> Vector:
@@ -391,16 +404,16 @@ class TorchProblem(ClientScoring):
     def describe(self) -> dict[str, object]:
         """Describe the model, the rows and the options, with digests."""
         loss = self._flat.loss_fn
-        rows = self._objective.table
+        rows = () if self._of_rows is None else (self._of_rows.table,)
         about: dict[str, object] = {
             "objective": f"{self.name} {self.model_name}",
             "loss": getattr(loss, "__name__", type(loss).__name__),
-            "data_digest": table_digest(self.sizes, rows),
+            "data_digest": table_digest(self.sizes, *rows),
             "model_digest": module_digest(self._flat.module, self._flat.names),
             "loss_digest": function_digest(loss),
             "N": self.N,
             "d": self.d,
-            "rows": len(rows.targets),
+            "rows": int(self.sizes.sum()),
             "dtype": str(self.dtype),
             "device": self.device.type,
             "deterministic": self.deterministic,
@@ -412,7 +425,8 @@ class TorchProblem(ClientScoring):
             about["held_out"] = table_digest(self.sizes, self._held_out)
         if self._held_out_clients:
             about["held_out_clients"] = table_digest(self.sizes, *self._held_out_clients)
-        return about | describe_weights(self.weights, self._objective.scale)
+        scale = np.empty(0) if self._of_rows is None else self._of_rows.scale
+        return about | describe_weights(self.weights, scale)
 
     # Construction
 

@@ -1,0 +1,272 @@
+"""Read a site's own file by the run's schema: columns by name, labels by the agreed classes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import Vector
+from fedpage.data import Dataset, libsvm, tables
+from fedpage.data.columns import Column, Numbers, Table, Text, short_list
+from fedpage.data.dataset import Label, Sparse, class_targets
+from fedpage.data.encoding import Encoding
+from fedpage.data.features import (
+    MISSING_IN_NEW_ROW,
+    CategoryColumn,
+    NumberColumn,
+    UnknownCategory,
+    encode,
+)
+from fedpage.flower.agreement import Agreement, Statistics, compute_statistics
+from fedpage.flower.node_errors import Code, NodeError
+from fedpage.flower.schema import Schema
+
+_NAME = "this node's rows"
+
+
+class SiteRows(NamedTuple):
+    """The rows of a site's file."""
+
+    data: Dataset
+    digest: str
+    """SHA-256 of the columns that are used, before they are standardised."""
+    columns: tuple[str, ...]
+    """The feature columns, in the order of the features; () for a file without names."""
+
+
+def read_site_file(
+    path: Path, schema: Schema, agreement: Agreement | None = None, features: int = 0
+) -> SiteRows:
+    """Read a site's own file: CSV, TSV or parquet with column names, or LIBSVM or .npz without.
+
+    Args:
+        path: the file.
+        schema: what the run's configuration says of the columns.
+        agreement: what the sites agreed on; None before they did.
+        features: the number of features of files without names; 0 takes that of the file.
+
+    Returns:
+        The rows. Columns of tables are selected by name, in the agreed order.
+
+    Raises:
+        NodeError: the file cannot be read, or does not fit the schema.
+    """
+    if not path.is_file():
+        raise NodeError(Code.NO_FILE, f"{path}: there is no such file")
+    is_named = tables.is_table(path) and ".npz" not in path.suffixes
+    if is_named:
+        return _read_table(path, schema, agreement)
+    if schema.columns or (agreement is not None and agreement.columns):
+        raise NodeError(
+            Code.NO_NAMES, f"{path}: it has no column names, and the run selects columns by name"
+        )
+    if schema.standardises:
+        raise NodeError(Code.NO_NAMES, f"{path}: only tables with column names can be standardised")
+    features = agreement.features if agreement is not None else features
+    if tables.is_table(path):
+        data, labels = _read_npz(path)
+    else:
+        data, labels = _read_libsvm(path, features)
+    if features and data.features != features:
+        raise NodeError(
+            Code.BAD_SIZE, f"{path}: {data.features} features, but {features} are agreed"
+        )
+    y, classes = _encode_labels(str(path), labels, schema)
+    data = Dataset(_NAME, data.matrix, y, classes=classes)
+    return SiteRows(data, data.digest, ())
+
+
+def describe_file(path: Path) -> str:
+    """Read a site's own file and describe it in a line, for its owner.
+
+    Raises:
+        InputError: the file cannot be read, or a cell is missing.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file")
+    if not tables.is_table(path) or ".npz" in path.suffixes:
+        data, labels = _read_npz(path) if tables.is_table(path) else _read_libsvm(path, 0)
+        found = np.unique(labels)
+        shown = ",".join(f"{v:g}" if found.dtype.kind == "f" else str(v) for v in found[:10])
+        return (
+            f"{path}: {data.rows:,} rows, {data.features:,} features, "
+            f"labels {shown}{' ...' if len(found) > 10 else ''}"
+        )
+    file = tables.open_table(path)
+    table = file.read(file.names)
+    for name, column in table.columns.items():
+        absent = column.is_missing()
+        if absent.any():
+            raise InputError(f"{table.cell(int(absent.argmax()), name)}: {MISSING_IN_NEW_ROW}")
+    return f"{path}: {table.rows:,} rows, {len(file.names):,} columns: {short_list(file.names)}"
+
+
+def read_statistics(path: Path, schema: Schema, columns: Sequence[str]) -> tuple[int, Statistics]:
+    """Compute the statistics of the agreed columns of numbers in a site's own file.
+
+    Args:
+        path: the file, a table.
+        schema: what the run's configuration says of the columns.
+        columns: the agreed feature columns, in order.
+
+    Returns:
+        The number of rows, and the statistics of the columns that hold no categories.
+
+    Raises:
+        NodeError: the file cannot be read, does not fit, or has numbers too large to square.
+    """
+    agreement = Agreement(tuple(columns), schema.count_features(columns))
+    table = _open_columns(path, schema, agreement)[0]
+    numbers = [name for name in columns if name not in dict(schema.categories)]
+    encoded = schema.encode(numbers)
+    X = _encode_features(table, encoded, sparse=False)
+    assert not isinstance(X, Sparse)
+    found = compute_statistics(X)
+    if not all(bool(np.isfinite(array).all()) for array in found):
+        raise NodeError(Code.NOT_FINITE, f"{path}: numbers are too large to be standardised")
+    return table.rows, found
+
+
+def _read_table(path: Path, schema: Schema, agreement: Agreement | None) -> SiteRows:
+    table, columns = _open_columns(path, schema, agreement)
+    encoded = schema.encode(columns, agreement)
+    matrix = _encode_features(table, encoded, sparse=schema.is_sparse(columns))
+    label = table.columns[schema.label]
+    y, classes = _encode_labels(table.source, label, schema)
+    encoding = Encoding(encoded, label=schema.label, standardised=schema.standardises)
+    data = Dataset(
+        _NAME, matrix, y, classes=classes, columns=encoding.feature_names, encoding=encoding
+    )
+    return SiteRows(data, _digest(table, (*sorted(columns), schema.label)), columns)
+
+
+def _open_columns(
+    path: Path, schema: Schema, agreement: Agreement | None
+) -> tuple[Table, tuple[str, ...]]:
+    """Read the columns that are used, whose names are compared first, and refuse empty cells."""
+    try:
+        file = tables.open_table(path)
+    except InputError as error:
+        raise NodeError(Code.BAD_FILE, str(error)) from None
+    label = schema.label
+    if not label:
+        raise NodeError(Code.NO_LABEL, f"{path}: the run config does not name the label column")
+    if agreement is not None:
+        columns = agreement.columns
+    else:
+        columns = schema.columns or tuple(name for name in file.names if name != label)
+    used = (*columns, label)
+    missing = [name for name in used if name not in file.names]
+    extra = [] if schema.ignores_extra else [name for name in file.names if name not in used]
+    if missing or extra:
+        raise NodeError(
+            Code.COLUMNS,
+            f"{path}: missing columns {missing}, extra columns {extra}",
+            missing=missing,
+            extra=extra,
+        )
+    if not columns:
+        raise NodeError(Code.BAD_FILE, f"{path}: it has no column beside the label")
+    text = {name for name, _ in schema.categories}
+    text |= {label} if schema.classes and not schema.has_numeric_classes else set()
+    try:
+        table = file.read(used, text)
+    except InputError as error:
+        raise NodeError(Code.BAD_FILE, str(error)) from None
+    if table.rows == 0:
+        raise NodeError(Code.BAD_FILE, f"{path}: there are column names but no rows")
+    for name in used:
+        absent = table.columns[name].is_missing()
+        if absent.any():
+            where = table.cell(int(absent.argmax()), name)
+            raise NodeError(Code.BAD_CELL, f"{where}: {MISSING_IN_NEW_ROW}")
+    return table, columns
+
+
+def _encode_features(
+    table: Table, encoded: Sequence[NumberColumn | CategoryColumn], *, sparse: bool
+) -> Sparse | Vector:
+    try:
+        return encode(table, encoded, unknown="error", advice=MISSING_IN_NEW_ROW, sparse=sparse)
+    except UnknownCategory as error:
+        raise NodeError(Code.BAD_CATEGORY, str(error)) from None
+    except InputError as error:
+        raise NodeError(Code.BAD_CELL, str(error)) from None
+
+
+def _digest(table: Table, names: Sequence[str]) -> str:
+    """Return the SHA-256 of columns, in the order of the names."""
+    state = hashlib.sha256(f"fedpage-columns-1 {table.rows}".encode())
+    for name in names:
+        state.update(f"{len(name.encode())} {name}".encode())
+        column = table.columns[name]
+        if isinstance(column, Text):
+            state.update(repr(column.values).encode())
+            state.update(column.codes.astype("<i4").tobytes())
+        else:
+            for _, block in column.blocks():
+                state.update(block.astype("<f8").tobytes())
+    return state.hexdigest()
+
+
+def _encode_labels(
+    source: str, labels: Column | Vector, schema: Schema
+) -> tuple[Vector, tuple[Label, ...] | None]:
+    """Return labels as targets: the agreed classes, or the numbers of a regression."""
+    if isinstance(labels, Numbers):
+        labels = labels.to_array()
+    if not schema.classes:
+        if isinstance(labels, Text) or not np.issubdtype(labels.dtype, np.number):
+            raise NodeError(
+                Code.BAD_LABEL, f"{source}: a label is text; a regression takes numbers"
+            )
+        if not bool(np.isfinite(labels).all()):
+            raise NodeError(Code.BAD_LABEL, f"{source}: a label is not a finite number")
+        return labels, None
+    if isinstance(labels, Text):
+        labels = labels.to_array()
+    is_text = labels.dtype.kind not in "biuf"
+    known: tuple[Label, ...] = schema.classes
+    if not is_text:
+        if not schema.has_numeric_classes:
+            raise NodeError(Code.BAD_LABEL, f"{source}: labels are numbers, the classes are text")
+        numbers = [float(label) for label in schema.classes]
+        known = tuple(int(value) if value == int(value) else value for value in numbers)
+    place = {label: number for number, label in enumerate(known)}
+    found, inverse = np.unique(labels, return_inverse=True)
+    codes = np.array([place.get(label, -1) for label in found.tolist()], dtype=np.int64)
+    if (codes < 0).any():
+        row = int(np.flatnonzero(codes[inverse] < 0)[0])
+        raise NodeError(
+            Code.BAD_LABEL,
+            f"{source}: row {row + 1} of the data has the label {short_repr(labels[row].item())}, "
+            f"which is not one of {', '.join(map(str, known))}",
+        )
+    return class_targets(codes[inverse], len(known)), known
+
+
+def _read_npz(path: Path) -> tuple[Dataset, Vector]:
+    """Return the rows of an .npz file, and the labels as they are in it."""
+    try:
+        data = tables.load_table(path, tables.TableOptions())
+    except InputError as error:
+        raise NodeError(Code.BAD_FILE, str(error)) from None
+    if data.classes is None:
+        return data, data.y
+    numbers = data.y > 0 if len(data.classes) == 2 else data.y
+    return data, np.array(data.classes)[numbers.astype(np.int64)]
+
+
+def _read_libsvm(path: Path, features: int) -> tuple[Dataset, Vector]:
+    """Return the rows of a LIBSVM file, and the labels as they are in it."""
+    try:
+        parsed = libsvm.parse(libsvm.read_bytes(path), features=features or None, source=str(path))
+        matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
+        return Dataset(_NAME, matrix, np.ones(len(parsed.y))), parsed.y
+    except InputError as error:
+        raise NodeError(Code.BAD_FILE, str(error)) from None
