@@ -104,7 +104,8 @@ ERRORS: dict[str, dict[str, Any]] = {
         "words": ["1234567"],
     },
 }  # fmt: skip
-SECRETS = [CELL, LABEL, PATIENT, HEADER, ".csv", "line ", "row ", "1234567", WEIGHT, "/data", "/tmp"]
+SECRETS = [CELL, LABEL, PATIENT, HEADER, WEIGHT, ".csv", "line ", "row ", "1234567", "/data"]
+SECRETS += ["/tmp"]
 
 
 @pytest.fixture
