@@ -150,7 +150,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """The privacy budget spent, if the aggregation is private."""
         if isinstance(self.aggregation, PrivateMean):
             self.ledger = self.aggregation.make_ledger(method, N)
-        self._is_mean, self._noise_key = isinstance(self.aggregation, Mean), noise_key
+        self._is_mean = isinstance(self.aggregation, Mean)
+        self.noise_key = noise_key
+        """Where the random numbers of an aggregation come from."""
         self.costs = Costs() if costs is None else costs
         self.health = ClientHealth(policy.lost_after)
         wire = Wire(method, d, dtype)
@@ -244,7 +246,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         replies: Any = chunk.replies
         if self._is_mean:
             return Replies(type(replies)(*map(mean_rows, replies)), chunk.clients)
-        accumulator = self.aggregation.begin(round, self._noise_key, self.N)
+        accumulator = self.aggregation.begin(round, self.noise_key, self.N)
         accumulator.add(replies)
         return Replies(replies._make(accumulator.finish(len(chunk.clients))), chunk.clients)
 
@@ -309,7 +311,7 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if opened is None:
                 opened = self._send(call, draws, attempt)
             gathered = _Gathered[ReplyT, ClientStateT](
-                self.aggregation.begin(draws.round, self._noise_key, self.N)
+                self.aggregation.begin(draws.round, self.noise_key, self.N)
             )
             self._gather_chunks(gathered, call, draws, attempt, retries, opened, outcome)
             opened = None

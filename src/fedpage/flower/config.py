@@ -106,6 +106,13 @@ class AppConfig:
     )  # fmt: skip
     lost_after: int = setting(3, "missed rounds until a client counts as lost", at_least=1)
 
+    outlier_factor: float = setting(
+        1000.0, "how many times the median norm a reply may have; 0: any", at_least=0
+    )
+    aggregation: str = setting(
+        "mean", "mean, trimmed:share=0.1, clipped:bound=1 or private:clip=1,noise=1"
+    )
+
     out: str = setting("fedpage-run", "directory of the run on the server")
     checkpoint_every: int | str = setting(1, "rounds (10) or seconds ('10s') between checkpoints")
 
@@ -168,6 +175,7 @@ class AppConfig:
             full_retries=self.full_retries,
             patience=self.patience,
             lost_after=self.lost_after,
+            outlier_factor=self.outlier_factor,
         )
 
 

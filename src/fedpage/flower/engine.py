@@ -46,7 +46,6 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             them, in their order; the server computes quantiles over the clients.
         held_out: What else the server records of a model, such as its accuracy on rows of its own.
         aggregation: How replies are combined; None: by their mean.
-        noise_key: The secret from which a private mean draws its noise.
         level: What clients send when they evaluate a model: "gradients", "values" or "none".
         minimum: The least loss that rows can have; -inf: unknown.
         rounds: The number of rounds of the run. An evaluation before the last one is sent together
@@ -68,7 +67,6 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         metrics: Mapping[str, Metric] | None = None,
         held_out: Callable[[Vector], Mapping[str, float]] | None = None,
         aggregation: Aggregation | None = None,
-        noise_key: bytes | None = None,
         level: EvaluationLevel = "gradients",
         minimum: float = -math.inf,
         rounds: int = 0,
@@ -88,7 +86,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         )  # fmt: skip
         super().__init__(
             method, len(nodes), start, self.transport,
-            seed=seed, policy=policy, aggregation=aggregation, noise_key=noise_key,
+            seed=seed, policy=policy, aggregation=aggregation,
             compared=self.transport.scale,
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +24,12 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
 from fedpage.core.types import Problem, StopReason, Vector
+from fedpage.engine import transport
+from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.loop import Run
+from fedpage.engine.privacy import PrivateMean
+from fedpage.engine.releases import ReleaseJournal, read_noise_key
+from fedpage.engine.round import Round
 from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
 from fedpage.flower.agreement import Agreement
@@ -78,6 +84,13 @@ class FedpageStrategy(Strategy):
                 "keep the client state of the last rounds only"
             )
         self.config.stop  # noqa: B018  # refuses what cannot be used before any node is asked
+        self.aggregation = Aggregation.from_text(self.config.aggregation)
+        self.aggregation.check(self.method, self.config.clients)
+        if isinstance(self.aggregation, PrivateMean) and self.aggregation.cohort == "secret":
+            raise InputError(
+                "run config: aggregation: nodes receive the seed, so they know the cohort; use "
+                "cohort=public"
+            )
         if not self.config.has_own_problem:
             refuse_reference(resolve_metrics(self.config.metric_names, "run config"))
         self.schema = parse_schema(self.config)
@@ -143,6 +156,7 @@ class FedpageStrategy(Strategy):
             metrics=self._find_metrics(own),
             x0=None if own is None else start_of(own),
             held_out=partial(_evaluate_held_out, own) if own is not None and own.N else None,
+            aggregation=self.aggregation,
             level=config.evaluation,
             minimum=OBJECTIVES[config.objective].minimum if own is None else -math.inf,
             rounds=config.rounds,
@@ -174,13 +188,22 @@ class FedpageStrategy(Strategy):
         run = Run(
             engine, history, rounds=config.rounds, record_every=config.record_every, stop=stop
         )
-        with RunStore(
-            self._out, checkpoint_every=config.checkpoint_every, notify=log.warning
-        ) as store:
+        with (
+            RunStore(
+                self._out,
+                checkpoint_every=config.checkpoint_every,
+                resume_diverged=True,
+                changeable=["policy"],
+                notify=log.warning,
+            ) as store,
+            ExitStack() as stack,
+        ):
             # Before the run is opened, which would begin to extend one that is finished.
             needs_state = store.has_run() and self.method.client_state is not None
             server = identify_server(store.path, needs_state=needs_state)
             engine.transport.run_name = f"{server}-{engine.transport.run_name}"
+            if engine.round.ledger is not None:
+                stack.callback(keep_private(store, engine.round).close)
             if not store.has_run():
                 table = json.dumps([list(node) for node in nodes.values()])
                 put(store.path / "nodes.json", table.encode("utf-8"))
@@ -189,6 +212,8 @@ class FedpageStrategy(Strategy):
                 raise InputError(
                     f"{store.path}: this run is finished; give another out for a new run"
                 )
+            for text in store.changes:
+                engine.transport.events.append(transport.Event("resumed", run.rounds_done, text))
             finished = run.run([*observers, Checkpointing(store)])
             finished.to_csv(store.path / "history.csv")
             finish_run(store.path, engine.transport, finished.stop_reason)
@@ -298,7 +323,9 @@ class FedpageStrategy(Strategy):
                 "full_retries": policy.full_retries,
                 "patience": policy.patience,
                 "lost_after": policy.lost_after,
+                "outlier_factor": float(policy.outlier_factor),
             },
+            **({} if self.aggregation == Mean() else {"aggregation": self.aggregation.describe()}),
         }
 
     def _find_metrics(self, own: NodeProblem | None) -> dict[str, Metric]:
@@ -333,6 +360,32 @@ def _read_node(entry: list[Any]) -> Node:
     return node._replace(columns=tuple(node.columns))
 
 
+def keep_private(store: RunStore, round: Round[Any, Any, Any, Any]) -> ReleaseJournal:
+    """Give a private mean the secret key of its noise, and a journal of what it has released.
+
+    Args:
+        store: The run directory, opened, before the run is begun or resumed.
+        round: The engine's rounds, whose aggregation is private.
+
+    Returns:
+        The journal, to be closed after the run.
+
+    Raises:
+        InputError: The journal of an earlier part of the run is missing or damaged.
+    """
+    key, journal = store.path / "noise.key", store.path / "releases.jsonl"
+    if not store.has_run():
+        key.unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
+    elif not journal.is_file():
+        raise InputError(f"{journal}: missing, so the privacy budget is not known; begin a new run")
+    assert round.ledger is not None
+    round.noise_key = read_noise_key(key)
+    releases = ReleaseJournal(journal, round.N)
+    round.ledger.keep(releases)
+    return releases
+
+
 def _evaluate_held_out(problem: Problem, x: Vector) -> dict[str, float]:
     """Return the loss and the metrics of a model on the server's held-out rows."""
     return {
@@ -354,7 +407,7 @@ def main(grid: Grid, context: Context) -> None:
         context: it holds the run config.
 
     Raises:
-        RuntimeError: too few clients answered for too long; the run can be resumed.
+        RuntimeError: too few clients answered for too long, or the run diverged; it can be resumed.
     """
     strategy = FedpageStrategy(context.run_config)
     strategy.summary()
@@ -362,3 +415,8 @@ def main(grid: Grid, context: Context) -> None:
     history = strategy.history
     if history is not None and history.stop_reason is StopReason.ROUND_FAILED:
         raise RuntimeError(f"{history.stop_detail}; start the same run again to resume it")
+    if history is not None and history.diverged:
+        raise RuntimeError(
+            f"{history.stop_text}; start the same run again to resume it from the last record "
+            "before, after you have excluded what was wrong"
+        )

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +73,9 @@ class RunStore:
         path: The directory; it is created.
         checkpoint_every: Rounds (100) or seconds ("10s", "5m") between checkpoints.
         command: The settings of a command line, for `fedpage resume`.
+        resume_diverged: Whether a run that diverged can be resumed, from the last checkpoint at
+            which the loss was no higher than at the start.
+        changeable: Settings that may be others when the run is resumed.
         notify: Called with a sentence about every damaged file and about where the run resumes; by
             default the log "fedpage".
 
@@ -86,6 +89,8 @@ class RunStore:
         *,
         checkpoint_every: str | int = "10s",
         command: Mapping[str, object] | None = None,
+        resume_diverged: bool = False,
+        changeable: Sequence[str] = (),
         notify: Callable[[str], None] | None = None,
     ) -> None:
         self.path = Path(path)
@@ -97,6 +102,11 @@ class RunStore:
         self._inform = _LOG.info if notify is None else notify
         self._file = HistoryFile(self.path / "history.jsonl")
         self._lock: IO[str] | None = None
+        self._resume_diverged, self._changeable = resume_diverged, tuple(changeable)
+        self.changes: list[str] = []
+        """A sentence about each setting that is another than when the run began."""
+        self._first_loss: float | None = None
+        self._good_round = 0
         self._fingerprint = ""
 
     def __enter__(self) -> Self:
@@ -185,7 +195,7 @@ class RunStore:
         text, is_torn = self._file.read()
         if is_torn:
             self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")
-        done = max((int(path.name.partition("-")[0]) for path in self._checkpoints()), default=0)
+        done = max((_round_of(path) for path in self._checkpoints()), default=0)
         finished: History | None = None
         try:
             history = History.parse(text.decode("utf-8", "replace"), self.history_path)
@@ -193,7 +203,8 @@ class RunStore:
             finished = history if history.ended else None
         except InputError as error:
             self._warn(f"{error}; returning to an earlier checkpoint")
-        if finished is not None and finished.stop_reason is not StopReason.FINISHED:
+        reopened = (StopReason.FINISHED, *[StopReason.DIVERGED] * self._resume_diverged)
+        if finished is not None and finished.stop_reason not in reopened:
             return finished
         if run.rounds < done:
             raise InputError(
@@ -203,8 +214,14 @@ class RunStore:
         if run.rounds != rounds:
             with self._explain_os_errors():
                 run_file.change_rounds(self.path / "run.toml", run.rounds)
-        if finished is not None and run.rounds == done:
+        has_diverged = finished is not None and finished.diverged
+        if finished is not None and run.rounds == done and not has_diverged:
             return finished
+        if finished is not None and has_diverged:
+            self._note_records(finished.rows)
+            for path in self._checkpoints():
+                if _round_of(path) > self._good_round:
+                    path.unlink()
         self._return_to_checkpoint(run, text)
         return None
 
@@ -242,7 +259,12 @@ class RunStore:
         if not isinstance(about, dict):
             raise InputError(f"{self.path / 'run.toml'}: not the settings of a run")
         now = fingerprint(run.history.meta, run.code)
-        check_same_run({**about, "rounds": now["rounds"]}, now, str(self.path))
+        changed = {key: now.get(key) for key in self._changeable if now.get(key) != about.get(key)}
+        check_same_run({**about, **changed, "rounds": now["rounds"]}, now, str(self.path))
+        for key, value in changed.items():
+            text = f"{key} is {_list_settings(value)} now and was {_list_settings(about.get(key))}"
+            self.changes.append(text)
+            self._warn(f"{self.path}: {text}")
         # As it was written: 1 equals 1.0, with another digest.
         self._fingerprint = _digest_any_rounds(about)
         versions, before = run.history.meta.get("versions", {}), table.get("versions", {})
@@ -259,6 +281,19 @@ class RunStore:
         with self._explain_os_errors():
             past = self._file.cut(text, run.history.meta)
         run.history.rows, run.history.events = past.rows, past.events
+        self._note_records(past.rows)
+
+    def _note_records(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Note at which round the loss was last no higher than in the first record."""
+        self._first_loss, self._good_round = None, 0
+        for row in rows:
+            self._note_record(row)
+
+    def _note_record(self, row: Mapping[str, float]) -> None:
+        if self._first_loss is None:
+            self._first_loss = row["loss"]
+        if row["loss"] <= self._first_loss:
+            self._good_round = int(row["round"])
 
     def _load(self, path: Path) -> Snapshot:
         """Read a checkpoint of this run whose checksum is that of its name."""
@@ -283,6 +318,7 @@ class RunStore:
     def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
         self._append(encode_row(record))
+        self._note_record(record)
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
@@ -331,7 +367,14 @@ class RunStore:
         with self._explain_os_errors():
             self._file.sync()  # the checkpoint counts on these records
             put(path, data)
-        for old in self._checkpoints()[_CHECKPOINTS_KEPT:]:
+        older = self._checkpoints()[_CHECKPOINTS_KEPT:]
+        if self._resume_diverged and not any(
+            _round_of(path) <= self._good_round for path in self._checkpoints()[:_CHECKPOINTS_KEPT]
+        ):
+            older = [path for path in older if _round_of(path) > self._good_round] + [
+                path for path in older if _round_of(path) <= self._good_round
+            ][1:]
+        for old in older:
             old.unlink(missing_ok=True)
         for scratch in path.parent.glob(".*.tmp"):  # of a process that was killed
             scratch.unlink(missing_ok=True)
@@ -350,6 +393,18 @@ class RunStore:
             )
             text = f"{error.strerror or error}; {hint}"
             raise OSError(error.errno, text, str(self.path)) from None
+
+
+def _list_settings(value: object) -> str:
+    """Write a table of settings in words."""
+    if not isinstance(value, Mapping):
+        return short_repr(value)
+    return ", ".join(f"{name}={number}" for name, number in value.items())
+
+
+def _round_of(path: Path) -> int:
+    """Return the round of a checkpoint."""
+    return int(path.name.partition("-")[0])
 
 
 def is_in_use(path: str | os.PathLike[str]) -> bool:
