@@ -25,6 +25,7 @@ except ImportError:
         "test_processes.py",
         "test_networks.py",
         "test_operator.py",
+        "test_deploy_page.py",
         "test_wrong_clients.py",
     ]
 

@@ -198,8 +198,8 @@ def test_wrong_apps_and_data(key_dir, tmp_path, run):
     assert "the clientapp is not fedpage's" in failures(app=path.parent)[0]
     path.write_text(text + "[")
     assert "not TOML" in failures(app=path.parent)[0]
-    (tmp_path / "x.csv").write_text("a,b\n1,x\n")
-    assert "line 2: every cell must be a number" in failures(data=tmp_path / "x.csv")[0]
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n1\n")
+    assert "row 3: it has 1 cells" in failures(data=tmp_path / "x.csv")[0]
     code, _, err = run("deploy", "init", "app")
     assert (code, err) == (
         2,
@@ -252,3 +252,30 @@ def test_init_writes_an_app_with_settings(key_dir, tmp_path, run):
         assert code == 2
         assert message in err
         assert not (tmp_path / "other").exists()
+
+
+def test_node_configs_are_checked(key_dir, tmp_path):
+    (tmp_path / "node.svm").write_text("1 1:2\n-1 3:1\n")
+    state = tmp_path / "state"
+    text = f'partition-id=1 data="{tmp_path / "node.svm"}" client-state-dir="{state}"'
+    allowed = ' allow="digits:problem" evaluation="values"'
+    findings = list(preflight.run_checks(node_config=text + allowed))
+    assert [finding for finding in findings if not finding.ok] == []
+    words = "\n".join(finding.text for finding in findings)
+    assert "client 1; runs may name digits:problem beside fedpage's own" in words
+    assert "send at most values" in words
+    assert "2 rows, 3 features" in words
+    assert f"{state}: will be created" in words
+    assert f"{state / 'audit.jsonl'}: the audit log" in words
+    state.mkdir(mode=0o755)
+    state.chmod(0o755)
+    assert f"other users can enter it; chmod 700 {state}" in failures(node_config=text)[0]
+    state.chmod(0o700)
+    assert failures(node_config=text) == []
+    assert "the audit log is off" in failures(node_config=f'{text} audit="off"')[0]
+    assert "did you mean 'data'" in failures(node_config='partition-id=0 dta="x"')[0]
+    assert "'partition_id' is missing" in failures(node_config='data="x"')[0]
+    assert "--node-config: cannot be read" in failures(node_config='partition-id="')[0]
+    (tmp_path / "file").write_text("")
+    bad = text.replace(str(state), str(tmp_path / "file"))
+    assert "not a directory that this user can write" in failures(node_config=bad)[0]

@@ -130,7 +130,14 @@ def test_the_command_prints_the_status(run, tmp_path):
     small_run(tmp_path / "run")
     code, out, err = run("deploy", "status", "run")
     assert (code, err) == (0, "")
-    for words in ("run: finished", "30 of 30", "accuracy 0.", "gradient norm", "down", "a round"):
+    for words in (
+        "state    finished",
+        "30 of 30",
+        "accuracy 0.",
+        "gradient norm",
+        "down",
+        "a round",
+    ):
         assert words in out
     assert run("deploy", "status", "run", "--once")[1].split("a round")[0] in out
     code, out, _ = run("deploy", "status", "run", "--json")
@@ -161,6 +168,17 @@ def test_the_command_follows_a_run_until_its_end(run, tmp_path, monkeypatch):
     worker.join()
     assert code == 0
     assert "finished" in out
+
+
+def test_the_command_can_wait_for_a_run_to_begin(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpage.cli.deploy_status._INTERVAL", 0.05)
+    worker = threading.Timer(0.5, small_run, args=(tmp_path / "later",))
+    worker.start()
+    code, out, _ = run("deploy", "status", "later", "--wait", "60")
+    worker.join()
+    assert code == 0
+    assert "finished" in out
+    assert run("deploy", "status", "never", "--wait", "0.2")[0] == 2
 
 
 def test_directories_without_a_run_are_refused(run, tmp_path):

@@ -118,10 +118,14 @@ def check(
         str | None, typer.Option("--superlink", help="A name in Flower's config.toml.")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Data file of a node.")] = None,
+    node_config: Annotated[
+        str | None, typer.Option("--node-config", help="What flower-supernode will be given.")
+    ] = None,
 ) -> Document:
     """Check a deployment before a run.
 
-    Versions, certificates, keys, an address and data are checked, as far as they are given.
+    Versions, certificates, keys, an address, data and a node's configuration are checked, as far as
+    they are given.
     """
     _needs_flower()
     from fedpage.flower.deploy.preflight import run_checks
@@ -133,6 +137,7 @@ def check(
         "node_key": node_key,
         "address": address,
         "superlink": superlink,
+        "node_config": node_config,
     }
     found = []
     for finding in run_checks(app=app_folder, data=data, **given):  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _INTERVAL = 1.0
 """Seconds between two looks at the files."""
+_LIVE = ("running", "waiting")
+"""States of a run that a process is writing."""
 
 
 @with_json
@@ -25,6 +27,10 @@ def status(
     once: Annotated[
         bool, typer.Option("--once", help="Print one table and end, as --json always does.")
     ] = False,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", help="Seconds to wait for a run that is about to begin.", min=0),
+    ] = 0.0,
 ) -> Document:
     """Show what a run is doing.
 
@@ -34,9 +40,17 @@ def status(
     import time
 
     from fedpage.report.status import describe_status, status_table
-    from fedpage.runs.follow import RunState
 
-    run = _open(directory)
+    end = time.monotonic() + wait
+    while True:
+        try:
+            run = _open(directory)
+            if run.state in _LIVE or run.history.ended or time.monotonic() >= end:
+                break
+        except InputError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_INTERVAL)
     screen = console()
     if once or sys.stdout is sys.stderr:  # with --json
         screen.print(status_table(run))
@@ -47,7 +61,7 @@ def status(
         with Live(console=screen, auto_refresh=False) as live:
             while True:
                 live.update(status_table(run), refresh=True)
-                if run.state not in (RunState.RUNNING, RunState.WAITING):
+                if run.state not in _LIVE:
                     break
                 time.sleep(_INTERVAL)
                 run.poll()

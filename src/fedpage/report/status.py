@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _EVENTS_SHOWN = 5
 _QUIET = 5.0
-"""Seconds after which a status says how long ago it was written."""
+"""Seconds after which a status says how long ago the last round ended."""
 
 
 def describe_status(run: FollowedRun) -> dict[str, object]:
@@ -54,10 +54,11 @@ def status_table(run: FollowedRun) -> Table:
     from rich.text import Text
 
     state, status, history = run.state, run.status, run.history
-    heading = Text(f"{run.path}: ").append(state.value, style=COLOURS.get(state, "bold"))
-    table = Table(title=heading, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    table.add_row("run", Text(str(run.path)))
+    table.add_row("state", Text(state.value, style=COLOURS.get(state, "bold")))
     lines = {
         "": _explain(run, state),
         "method": str(history.meta.get("method", {}).get("name", "")),
@@ -129,6 +130,6 @@ def _describe_time(run: FollowedRun, state: RunState) -> str:
     if state is RunState.RUNNING and math.isfinite(status.seconds_left):
         words.append(f"about {format_duration(status.seconds_left)} left")
     age = time.time() - status.written if status.written else 0.0
-    if age > _QUIET:
-        words.append(f"written {format_duration(age)} ago")
+    if state is RunState.RUNNING and age > _QUIET:
+        words.append(f"the last round ended {format_duration(age)} ago")
     return "; ".join(words)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.flower import site_files
-from fedpage.flower.config import build_method, parse_app_config
+from fedpage.flower.config import build_method, parse_app_config, parse_node_config
 from fedpage.runs import toml
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def run_checks(
     address: str | None = None,
     superlink: str | None = None,
     data: Path | None = None,
+    node_config: str | None = None,
 ) -> Iterator[Finding]:
     """Run every check for which something is given; the environment is always checked.
 
@@ -72,6 +73,7 @@ def run_checks(
         address: host:port of the SuperLink.
         superlink: name of a connection in Flower's config.toml.
         data: a node's own data file.
+        node_config: what `flower-supernode --node-config` will be given.
 
     Yields:
         The result of each check.
@@ -94,6 +96,8 @@ def run_checks(
         yield _run_check(lambda: _check_address(address, ca))
     if data is not None:
         yield _run_check(lambda: _check_data(data))
+    if node_config is not None:
+        yield from _check_node_config(node_config)
 
 
 def _run_check(check: Callable[[], str]) -> Finding:
@@ -373,3 +377,54 @@ def _check_address(address: str, ca: Path | None) -> str:
 
 def _check_data(path: Path) -> str:
     return site_files.describe_file(path)
+
+
+def _check_node_config(text: str) -> Iterator[Finding]:
+    """Check a node's configuration: its keys, its data, its state directory and its audit log."""
+    from flwr.common.config import parse_config_args
+
+    try:
+        config = parse_node_config(parse_config_args([text]))
+    except InputError as error:
+        yield Finding(False, str(error), "see `fedpage deploy` in docs/deploy.md")
+        return
+    except Exception:  # flwr raises errors of typer and of its TOML reader
+        yield Finding(False, "--node-config: cannot be read", "write words such as partition-id=0")
+        return
+    allowed = ", ".join(sorted(config.allowed)) or "nothing"
+    yield Finding(
+        True,
+        f"node config: client {config.partition_id}; runs may name {allowed} beside fedpage's own; "
+        f"evaluations send at most {config.evaluation}"
+        + "; statistics of columns are shared"
+        * config.share_statistics,
+    )
+    if config.data:
+        yield _run_check(lambda: _check_data(Path(config.data)))
+    yield _run_check(lambda: _check_state_dir(config.state_dir))
+    yield _run_check(lambda: _check_audit(config.audit_path))
+
+
+def _check_state_dir(folder: Path) -> str:
+    """Check that the node's state directory is private, and can be written or created."""
+    if not folder.exists():
+        parent = next(path for path in folder.absolute().parents if path.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise CheckFailed(f"{folder}: cannot be created in {parent}", "create it for this user")
+        return f"{folder}: will be created for client states"
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise CheckFailed(f"{folder}: not a directory that this user can write", "choose another")
+    if sys.platform != "win32" and stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        raise CheckFailed(f"{folder}: other users can enter it", f"chmod 700 {folder}")
+    return f"{folder}: private, for client states"
+
+
+def _check_audit(path: Path | None) -> str:
+    """Check that the audit log can be written."""
+    if path is None:
+        raise CheckFailed("the audit log is off", 'remove audit="off" unless that is meant')
+    folder = path if path.is_file() else path.parent
+    folder = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(folder, os.W_OK):
+        raise CheckFailed(f"{path}: cannot be written", "name another file with audit=")
+    return f"{path}: the audit log; `fedpage deploy audit` reads it"
