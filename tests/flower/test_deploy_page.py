@@ -117,7 +117,7 @@ class Machines:
         return done.stdout
 
     def wait_for_service(self, machine):
-        log, end = self.folder / f"{machine}.log", time.monotonic() + 120
+        log, end = self.folder / f"{machine}.log", time.monotonic() + 300
         words = "SuperNode ID" if machine != "server" else "uvicorn"
         start = log.stat().st_size if machine == "server" and self.restarted else 0
         while words not in log.read_text(errors="replace")[start:]:
