@@ -101,6 +101,7 @@ def federate(config, tmp_path):
 def simulated(config):
     """Return a function that runs the same config in the simulator."""
     import fedpage as fp
+    from fedpage.engine.aggregation import Aggregation
     from fedpage.flower.config import build_method, parse_app_config
     from fedpage.runs import build
     from fedpage.runs.config import ProblemConfig, structure
@@ -124,7 +125,9 @@ def simulated(config):
             seed=settings.seed,
             record_every=settings.record_every,
             stop=stop,
-            options=fp.RunOptions(evaluate="per_client"),
+            options=fp.RunOptions(
+                evaluate="per_client", aggregation=Aggregation.from_text(settings.aggregation)
+            ),
         )
 
     return run

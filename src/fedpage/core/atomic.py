@@ -16,12 +16,18 @@ def put(path: Path, data: bytes, *, private: bool = False) -> None:
         private: Whether only its owner can read it, whatever the umask.
     """
     replace_file(path, data, private=private, is_durable=True)
-    if sys.platform != "win32":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # a rename lasts only once its directory is on the disk
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of a directory's files are on the disk."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # a rename lasts only once its directory is on the disk
+    finally:
+        os.close(handle)
 
 
 def replace_file(

@@ -9,7 +9,7 @@ simulator, which adds up the numbers themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, TypeAlias
@@ -102,6 +102,31 @@ class FixedPointMean(Aggregation):
             )
         scale_exponent(self.bound, N)
 
+    def mean_values(
+        self, losses: Vector, metrics: Mapping[str, Vector], factors: Vector | None, N: int
+    ) -> dict[str, float]:
+        """Return the mean loss and metrics of clients, as a federation adds them up.
+
+        Args:
+            losses: The loss of each client, (n,).
+            metrics: The metrics of each client, (n,) each.
+            factors: The factors N w_i of these clients, (n,); None: equal weights.
+            N: The number of clients of the federation.
+
+        Raises:
+            RoundFailed: A value is not finite or beyond the bound.
+        """
+        weights = np.ones(len(losses)) if factors is None else factors
+        columns = [np.asarray(column, dtype=np.float64) for column in metrics.values()]
+        table = np.stack(columns, axis=1) if columns else np.empty((len(losses), 0))
+        exponent = scale_exponent(self.bound, N)
+        try:
+            rows = encode(stack_values(losses, table, weights), self.bound, exponent)
+        except OutOfRange as error:
+            raise RoundFailed(f"evaluation failed: {error}") from None
+        means = decode(rows.sum(axis=0), len(losses), exponent, np.dtype(np.float64))
+        return read_values(means, metrics)
+
     @staticmethod
     def measure(layout: Layout[Any]) -> Size:
         """Return the size of a reply as it is sent: 8 bytes for every number."""
@@ -166,6 +191,39 @@ def decode(total: Whole, count: int, exponent: int, dtype: DType) -> Vector:
     """
     mean: Vector = np.ldexp(total.astype(np.float64) / count, -exponent).astype(dtype)
     return mean
+
+
+def stack_values(losses: Vector, metrics: Vector, factors: Vector) -> Vector:
+    """Return what clients add up when they evaluate a model, (n, 1 + 2 m).
+
+    A metric may be undefined on a client's rows. So each is followed by the weight of the clients
+    where it is defined.
+
+    Args:
+        losses: The loss of each client, (n,), with its weight.
+        metrics: The metrics of each client, (n, m); NaN: undefined.
+        factors: The factors N w_i of these clients, (n,).
+    """
+    is_defined = ~np.isnan(metrics)
+    values = np.where(is_defined, metrics, 0.0) * factors[:, None]
+    pairs = np.stack([values, is_defined * factors[:, None]], axis=2)
+    return np.concatenate([losses[:, None], pairs.reshape(len(losses), -1)], axis=1)
+
+
+def read_values(means: Vector, names: Iterable[str], share: float = 1.0) -> dict[str, float]:
+    """Return the loss and the metrics of the mean of rows of `stack_values`.
+
+    Args:
+        means: The mean, (1 + 2 m,).
+        names: The names of the m metrics.
+        share: The mean of the factors of the clients in it.
+    """
+    pairs = means[1:].reshape(-1, 2).tolist()
+    values = {
+        name: total / weight if weight > 0 else math.nan
+        for name, (total, weight) in zip(names, pairs, strict=True)
+    }
+    return {"loss": float(means[0]) / share, **values}
 
 
 class _WholeSum:

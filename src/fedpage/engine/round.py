@@ -244,6 +244,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self._count_received(chunk, message)
         self.transport.commit(chunk.clients, chunk.client_states)
         replies: Any = chunk.replies
+        if chunk.mean is not None:
+            return Replies(chunk.mean, chunk.clients)
         if self._is_mean:
             return Replies(type(replies)(*map(mean_rows, replies)), chunk.clients)
         accumulator = self.aggregation.begin(round, self.noise_key, self.N)
@@ -276,7 +278,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if outcome.absent or self.health.misses:
             self._update_health(outcome)
         if replies is None:
-            text = f"round {draws.round} failed: no valid reply from {name_clients(missing)}"
+            who = name_clients(missing or call.clients.tolist())
+            text = f"round {draws.round} failed: no valid reply from {who}"
             if type(call.message) in self._needs_all:
                 text += f"; up={self._up} needs all called clients"
             raise RoundFailed(text, outcome.events)
@@ -358,6 +361,9 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 chunk = None  # frees it before the next chunk is computed
                 chunk = next(chunks, None)
                 continue
+            if chunk.responsive is not None:
+                self._gather_mean(gathered, chunk, call, draws, attempt, retries, outcome)
+                return
             parts, rejected = [chunk], list(chunk.rejected)
             missing = difference(chunk.requested, chunk.clients)
             reachable = _without_expired(missing, chunk, outcome)
@@ -378,6 +384,29 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             gathered.add(merge(parts), missing.tolist(), rejected)
             del parts, chunk
             chunk = next(chunks, None)
+
+    def _gather_mean(
+        self,
+        gathered: _Gathered[ReplyT, ClientStateT],
+        chunk: Chunk[ReplyT, ClientStateT],
+        call: Call[MessageT],
+        draws: Draws,
+        attempt: int,
+        retries: int,
+        outcome: _Outcome,
+    ) -> None:
+        """Take a mean that the transport computes, and retry the whole call where it cannot."""
+        for retry in range(retries + 1):
+            if retry:
+                chunk = self._send(call, draws, attempt + retry)[0]
+                self._count_received(chunk, call.message, outcome)
+            assert chunk.responsive is not None
+            missing = difference(chunk.requested, chunk.responsive)
+            self.costs.missing += len(missing)
+            outcome.present.update(chunk.responsive.tolist())
+            if chunk.mean is not None:
+                break
+        gathered.add(chunk, missing.tolist(), [])
 
     def _count_received(
         self,
@@ -426,6 +455,7 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         self.client_states: list[tuple[Ints, ClientStateT | None]] = []
         self._type: Any = None
         self._accumulator = accumulator
+        self._mean: ReplyT | None = None
 
     def add(
         self,
@@ -444,8 +474,11 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
 
     def add_replies(self, chunk: Chunk[ReplyT, ClientStateT]) -> None:
         """Add a chunk's replies to the aggregate."""
-        assert chunk.replies is not None
         self.clients.append(chunk.clients)
+        if chunk.mean is not None:
+            self._mean = chunk.mean
+            return
+        assert chunk.replies is not None
         self._type = type(chunk.replies)
         self._accumulator.add(chunk.replies)
 
@@ -454,6 +487,8 @@ class _Gathered(Generic[ReplyT, ClientStateT]):
         if not self.clients:
             return None
         clients = np.concatenate(self.clients)
+        if self._mean is not None:
+            return Replies(self._mean, clients)
         return Replies(self._type._make(self._accumulator.finish(len(clients))), clients)
 
 

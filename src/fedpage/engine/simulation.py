@@ -32,6 +32,7 @@ from fedpage.engine.clock import Clock
 from fedpage.engine.delivery import LateReply
 from fedpage.engine.devices import Devices
 from fedpage.engine.faults import Faults, FaultSampler
+from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.local_transport import LocalTransport
 from fedpage.engine.policy import Policy
 from fedpage.engine.round import RoundInfo, TimedCosts
@@ -179,6 +180,13 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         )
         factors = problem.client_factors if isinstance(problem, ClientScoring) else None
         record |= mean_metrics((part.metrics for part in parts), factors)
+        if isinstance(self.round.aggregation, FixedPointMean):
+            losses = np.concatenate([part.losses for part in parts])
+            metrics = {
+                name: np.concatenate([part.metrics[name] for part in parts])
+                for name in parts[0].metrics
+            }
+            record |= self.round.aggregation.mean_values(losses, metrics, factors, self.N)
         if isinstance(problem, ClientScoring):
             record |= problem.combine_clients(parts)
             record |= problem.compare_with_reference(self.x, record["loss"])

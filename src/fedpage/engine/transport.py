@@ -43,6 +43,11 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
     """The client whose reply took longest; None: time is not measured."""
     expired: Ints | None = None
     """The clients that answer after the deadline and are not asked again in this round."""
+    mean: ReplyT | None = None
+    """The mean of the valid replies, fields (d,), where the transport does not know the replies."""
+    responsive: Ints | None = None
+    """The clients that answered, whether their replies count or not, where `mean` takes the place
+    of replies; None: those with valid replies."""
 
 
 class Transport(Protocol[MessageT, ReplyT, ClientStateT]):

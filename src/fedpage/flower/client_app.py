@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -37,6 +38,9 @@ from fedpage.flower.node_data import (
 from fedpage.flower.node_draws import NodeDraws
 from fedpage.flower.node_errors import Code, NodeError, refuse
 from fedpage.flower.node_evaluation import check_evaluation, evaluate_client
+from fedpage.flower.secure_aggregation import node as secure_node
+from fedpage.flower.secure_aggregation import protocol
+from fedpage.flower.secure_aggregation.node_state import NodeState
 from fedpage.runs.fingerprint import method_digest
 
 Handler = Callable[[Message, AppConfig, NodeConfig], Message]
@@ -140,7 +144,8 @@ def _audit_entry(
     """Return what the audit log says of a reply."""
     header: Mapping[str, object] = {}
     if message.has_content():
-        record = dict(message.content).get(messages.HEADER)
+        records = dict(message.content)
+        record = records.get(messages.HEADER, records.get(protocol.SECURE))
         header = dict(record) if isinstance(record, ConfigRecord) else {}
     now = header.get("round")
     size, digest = messages.digest_content(reply.content)
@@ -261,6 +266,7 @@ def _finish(message: Message, config: AppConfig, node_config: NodeConfig) -> Mes
     """Remove what this node keeps of a run that has ended."""
     request = messages.decode_header(message.content, messages.FinishRequest)
     remove_state(node_config.state_dir, request.run, node_config.partition_id)
+    NodeState(node_config.state_dir, request.run, node_config.partition_id).forget_keys()
     reply = messages.FinishReply(node_config.partition_id)
     return Message(messages.encode_header(reply), reply_to=message)
 
@@ -299,11 +305,27 @@ def _rescale(problem: NodeProblem, scale: float) -> NodeProblem:
     return problem if scale == 1.0 else problem.rescale(scale)
 
 
+def _refuse_in_clear(handler: Handler) -> Handler:
+    """Return a handler that refuses runs with secure aggregation."""
+
+    def answer(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+        if protocol.find_settings(config.aggregation) is not None:
+            raise messages.ProtocolError("a run with secure aggregation has no replies in clear")
+        return handler(message, config, node_config)
+
+    return answer
+
+
 _HANDLERS: dict[str, Handler] = {
     messages.DESCRIBE: _describe,
     messages.STATISTICS: _send_statistics,
-    messages.TRAIN: _answer_train,
-    messages.EVALUATE: _answer_evaluate,
+    messages.TRAIN: _refuse_in_clear(_answer_train),
+    messages.EVALUATE: _refuse_in_clear(_answer_evaluate),
     messages.FINISH: _finish,
+    protocol.KEYS: secure_node.send_keys,
+    protocol.SHARES: secure_node.send_shares,
+    protocol.TRAIN: partial(secure_node.mask_reply, _train),
+    protocol.EVALUATE: partial(secure_node.mask_reply, _evaluate),
+    protocol.UNMASK: secure_node.unmask,
 }
 app = FedpageClientApp()

@@ -46,6 +46,7 @@ class AppConfig:
     clients: int = setting(help="number of clients", at_least=1)
     rounds: int = setting(help="communication rounds", at_least=1)
     seed: int = setting(0, "seed of all random numbers")
+    aggregation: str = setting("mean", "how replies are combined, such as secure:bound=100")
     record_every: Literal["log"] | int = setting(
         10, "rounds between evaluations; 0: only at the end; log: ever fewer", at_least=0
     )

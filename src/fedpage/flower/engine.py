@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,10 +12,11 @@ from flwr.serverapp import Grid
 
 from fedpage.core.columns import MEASURED
 from fedpage.core.errors import InputError
-from fedpage.core.metrics import Metric
+from fedpage.core.metrics import Metric, row_metrics
 from fedpage.core.types import ClientStateT, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.base import Engine
+from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.policy import Policy
 from fedpage.engine.rejections import Rejections
 from fedpage.engine.round import RoundInfo
@@ -25,6 +27,7 @@ from fedpage.flower.evaluation import Evaluator, NotFinite, OutOfRange
 from fedpage.flower.exchange import Wait
 from fedpage.flower.grid_transport import GridTransport
 from fedpage.flower.nodes import Node
+from fedpage.flower.secure_aggregation.transport import SecureTransport, check_evaluation
 from fedpage.problems.base import client_scale
 from fedpage.runs.checkpoint import Snapshot
 
@@ -45,7 +48,8 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         metrics: What to record, by name. Replies have the values of the metrics of rows among
             them, in their order; the server computes quantiles over the clients.
         held_out: What else the server records of a model, such as its accuracy on rows of its own.
-        aggregation: How replies are combined; None: by their mean.
+        aggregation: How replies are combined; None: by their mean. With `FixedPointMean`, nodes
+            mask their replies.
         level: What clients send when they evaluate a model: "gradients", "values" or "none".
         minimum: The least loss that rows can have; -inf: unknown.
         rounds: The number of rounds of the run. An evaluation before the last one is sent together
@@ -76,7 +80,11 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         sizes = np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
         scale = client_scale(weights, sizes)
         self._held_out, self._rounds, self._begun = held_out, rounds, -1
-        self.transport = GridTransport(
+        make: Callable[..., GridTransport[StateT, MessageT, ReplyT, ClientStateT]] = GridTransport
+        if isinstance(aggregation, FixedPointMean):
+            check_evaluation(level, metrics or {})
+            make = partial(SecureTransport, aggregation, policy.retries)
+        self.transport = make(
             grid, nodes, method, d=d, dtype=start.dtype, seed=seed,
             scale=scale, wait=Wait() if wait is None else wait,
         )  # fmt: skip
@@ -87,7 +95,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         super().__init__(
             method, len(nodes), start, self.transport,
             seed=seed, policy=policy, aggregation=aggregation,
-            compared=self.transport.scale,
+            compared=None if isinstance(aggregation, FixedPointMean) else self.transport.scale,
         )  # fmt: skip
 
     def pop_events(self) -> list[Event]:
@@ -116,13 +124,29 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         """
         record: dict[str, float] = {}
         if self.evaluator.level != "none":
-            found = self._measure()
-            record = self.evaluator.combine(found)
-            if len(found) < self.N:
-                text = f"{len(found)} of {self.N} clients evaluated the model"
+            if isinstance(self.transport, SecureTransport):
+                record, count = self._measure_sum(self.transport)
+            else:
+                found = self._measure()
+                record, count = self.evaluator.combine(found), len(found)
+            if count < self.N:
+                text = f"{count} of {self.N} clients evaluated the model"
                 self.transport.events.append(Event("measured", self.costs.round, text))
-                record[MEASURED] = len(found)
+                record[MEASURED] = count
         return record if self._held_out is None else {**record, **self._held_out(self.x)}
+
+    def _measure_sum(
+        self, transport: SecureTransport[StateT, MessageT, ReplyT, ClientStateT]
+    ) -> tuple[dict[str, float], int]:
+        """Return the means of the clients' values at x, and of how many clients they are."""
+        now = self.costs.round
+        requests = self.evaluator.make_requests(range(self.N), self.x, now)
+        record, clients = transport.evaluate(
+            requests, list(row_metrics(self.evaluator.metrics)), now
+        )
+        if not clients:
+            raise RoundFailed(f"evaluation after round {now} failed: too few clients answered")
+        return record, len(clients)
 
     def _measure(self) -> dict[int, messages.Evaluation]:
         """Return the valid values of the clients at x, by client."""

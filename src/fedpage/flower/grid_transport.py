@@ -118,7 +118,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 self.find_new_nodes(now)
             if self._began[0] != now:
                 self._began = (now, self.wait.clock())
-            requests = self._make_requests(call, draws)
+            requests = self.make_requests(call, draws)
             answers = self.exchange(messages.TRAIN, requests, now, arrivals)
         layout = self._wire.replies[message_type]
         valid: dict[int, ReplyT] = {}
@@ -132,8 +132,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 content, _ = messages.split(content_of(answered))
                 answer = messages.decode_header(content, messages.TrainReply)
                 check_sender(client, answer.client)
-                if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
-                    raise messages.ProtocolError("impossible counts of gradients")
+                self.check_counts(answer)
                 shapes = self._wire.reply_shapes(message_type, own, draws, rank)
                 parts = list(messages.decode_arrays(content, shapes).values())
                 reply = messages.decode(self._wire.decode_reply, message, parts, own, draws, rank)
@@ -167,7 +166,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         )  # fmt: skip
         return (chunk,)
 
-    def _make_requests(self, call: Call[MessageT], draws: Draws) -> dict[int, RecordDict]:
+    def make_requests(self, call: Call[MessageT], draws: Draws) -> dict[int, RecordDict]:
         """Return the content of the message to each called client."""
         cohort = call.clients if call.cohort is None else call.cohort
         places = np.searchsorted(cohort, call.clients)
@@ -192,6 +191,16 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             requests[client] = messages.encode_arrays(arrays, header)
         return requests
 
+    @staticmethod
+    def check_counts(answer: messages.TrainReply) -> None:
+        """Refuse impossible counts of gradients.
+
+        Raises:
+            ProtocolError: They are.
+        """
+        if not (0 <= answer.gradients < 2**53 and 0 <= answer.evaluations < 2**53):
+            raise messages.ProtocolError("impossible counts of gradients")
+
     def request_ahead(
         self, call: Call[MessageT], draws: Draws, evaluations: Mapping[int, RecordDict]
     ) -> dict[int, Message]:
@@ -209,7 +218,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             The replies to the requests to evaluate, by client. Where a message for both failed,
             there is none: the round will report it.
         """
-        training = self._make_requests(call, draws)
+        training = self.make_requests(call, draws)
         sent = {}
         for client in sorted({*training, *evaluations}):
             if not self.nodes[client].node_id:

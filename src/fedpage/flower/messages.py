@@ -215,8 +215,8 @@ def encode_header(header: NamedTuple) -> RecordDict:
 def digest_content(content: RecordDict) -> tuple[int, str]:
     """Return the number of bytes of a message's header and arrays, and their SHA-256.
 
-    Flower's own envelope is not counted. A header is hashed as JSON with sorted keys, an array as
-    its .npy bytes after its name.
+    Flower's own envelope is not counted. A header is hashed as JSON with sorted keys (bytes in
+    hexadecimal), an array as its .npy bytes after its name.
 
     Args:
         content: The content of a message of this module.
@@ -228,7 +228,8 @@ def digest_content(content: RecordDict) -> tuple[int, str]:
     for name, record in sorted(dict(content).items()):
         part = name.removeprefix(_EVALUATION)
         if part == HEADER and isinstance(record, ConfigRecord):
-            parts = [(name, json.dumps(dict(record), sort_keys=True).encode())]
+            text = json.dumps(dict(record), sort_keys=True, default=bytes.hex)
+            parts = [(name, text.encode())]
         elif part == ARRAYS and isinstance(record, ArrayRecord):
             prefix = name.removesuffix(ARRAYS)
             parts = [(prefix + key, bytes(array.data)) for key, array in sorted(record.items())]
