@@ -54,7 +54,8 @@ def assert_equal_bits(federated, simulated):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_history_equals_the_simulator(federate, simulated, method):
-    changes = SECURE | {"method": method, "hyper": METHODS[method], "rounds": 6}
+    changes = {"method": method, "hyper": METHODS[method], "rounds": 6}
+    changes = SECURE | changes | {"aggregation": "secure:bound=10000"}
     assert_equal_bits(federate(**changes).history, simulated(**changes))
 
 
@@ -70,7 +71,7 @@ def test_weights_and_metrics_equal_the_simulator(federate, simulated):
     )
     assert_equal_bits(history, simulated(problem, **changes))
     plain = fp.simulate(
-        problem, fp.FedAvg(S=5, K=2, eta_l=0.1), rounds=4, seed=3, record_every=4,
+        problem, fp.FedAvg(S=5, K=2, eta_l=0.1), rounds=4, seed=3, record_every=0,
         options=fp.RunOptions(evaluate="per_client"),
     )  # fmt: skip
     for name in ("loss", "auc", "accuracy"):

@@ -165,8 +165,8 @@ def check_evaluation(level: EvaluationLevel, metrics: Mapping[str, Metric]) -> N
     """
     if level == "gradients":
         raise InputError(
-            "aggregation=secure: sites send no gradients when they evaluate a model; set evaluation "
-            '= "values" (loss and metrics) or "none" in the run config'
+            "aggregation=secure: sites send no gradients when they evaluate a model; set "
+            'evaluation = "values" (loss and metrics) or "none" in the run config'
         )
     for name in metrics:
         if name not in row_metrics(metrics):
