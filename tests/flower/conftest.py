@@ -18,6 +18,7 @@ except ImportError:
         "test_agreement.py",
         "test_codecs.py",
         "test_grid.py",
+        "test_secure_aggregation.py",
         "test_security.py",
         "test_node_safety.py",
         "test_node_state.py",
