@@ -46,7 +46,6 @@ class AppConfig:
     clients: int = setting(help="number of clients", at_least=1)
     rounds: int = setting(help="communication rounds", at_least=1)
     seed: int = setting(0, "seed of all random numbers")
-    aggregation: str = setting("mean", "how replies are combined, such as secure:bound=100")
     record_every: Literal["log"] | int = setting(
         10, "rounds between evaluations; 0: only at the end; log: ever fewer", at_least=0
     )
@@ -111,7 +110,7 @@ class AppConfig:
         1000.0, "how many times the median norm a reply may have; 0: any", at_least=0
     )
     aggregation: str = setting(
-        "mean", "mean, trimmed:share=0.1, clipped:bound=1 or private:clip=1,noise=1"
+        "mean", "mean, trimmed:share=0.1, clipped:bound=1, private:clip=1,noise=1 or secure:bound=9"
     )
 
     out: str = setting("fedpage-run", "directory of the run on the server")

@@ -140,7 +140,9 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> tuple[dict[str, float], int]:
         """Return the means of the clients' values at x, and of how many clients they are."""
         now = self.costs.round
-        requests = self.evaluator.make_requests(range(self.N), self.x, now)
+        digests = {client: transport.nodes[client].digest for client in range(self.N)}
+        agreement = transport.agreement.to_text()
+        requests = self.evaluator.make_requests(digests, self.x, now, agreement)
         record, clients = transport.evaluate(
             requests, list(row_metrics(self.evaluator.metrics)), now
         )

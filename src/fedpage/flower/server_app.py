@@ -78,8 +78,6 @@ class FedpageStrategy(Strategy):
     ) -> None:
         self.config = parse_app_config(config)
         self.method = build_method(self.config)
-        self.aggregation = Aggregation.from_text(self.config.aggregation)
-        self.aggregation.check(self.method, self.config.clients)
         if self.method.client_state is not None and str(self.config.checkpoint_every) != "1":
             raise InputError(
                 f"run config: checkpoint-every must be 1 for {self.method.name}, because nodes "
