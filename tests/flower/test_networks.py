@@ -118,6 +118,69 @@ def test_the_example_app(monkeypatch):
     sys.modules.pop("digits")
 
 
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_a_network_reads_its_own_sites_file_and_the_server_has_no_rows(
+    federate, simulated, monkeypatch, tmp_path, weights
+):
+    """Columns have another order at each site; metrics come from the sites, with their weights."""
+    monkeypatch.syspath_prepend(APP)
+    load_own_problem.cache_clear()
+    app = __import__("own_site")
+
+    rng = np.random.default_rng(0)
+    configs, rows = [], []
+    for client, size in enumerate((12, 30, 21)):
+        X = np.round(app.CENTRE + app.SPREAD * rng.normal(size=(size, 4)), 3)
+        y = np.arange(size) % 2
+        order = rng.permutation(5)
+        names = np.array([*app.COLUMNS, "sick"])[order]
+        cells = [
+            np.array([*row, label], dtype=object)[order] for row, label in zip(X, y, strict=True)
+        ]
+        path = tmp_path / f"site{client}.csv"
+        path.write_text(
+            "\n".join([",".join(names), *(",".join(map(str, c)) for c in cells)]) + "\n"
+        )
+        configs.append(
+            {"partition-id": client, "data": str(path), "options": "label=sick"}
+            | {"allow": "own_site:problem", "client-state-dir": str(tmp_path / "state")}
+        )
+        rows.append(((X - app.CENTRE) / app.SPREAD, y))
+    settings = {
+        "objective": "own_site:problem", "data": "", "clients": 3, "method": "scaffold",
+        "hyper": "S=2 K=3 b=4", "rounds": 4, "metrics": "accuracy", "weights": weights,
+    }  # fmt: skip
+    history = federate(nodes=configs, **settings).history
+    whole = fp.TorchProblem(
+        app.network(), torch.nn.CrossEntropyLoss(), rows,
+        metrics=["accuracy"], dtype="float64", weights=weights,
+    )  # fmt: skip
+    assert history.same(simulated(problem=whole, **settings))
+    assert not [name for name in history.columns if name.startswith("held_out")]
+    if weights == "size":
+        pooled = whole.evaluate(history.x)["accuracy"]
+        assert history.last("accuracy") == pytest.approx(pooled, rel=1e-12)
+    configs[1]["options"] = ""
+    with pytest.raises(fp.InputError, match=r"client 1: .*details in its node's log"):
+        federate(nodes=configs, **settings, out=str(tmp_path / "other"))
+    load_own_problem.cache_clear()
+    sys.modules.pop("own_site")
+
+
+def test_a_model_without_rows(nodes):
+    model = fp.TorchProblem(nodes.network(), torch.nn.CrossEntropyLoss(), [], metrics=["accuracy"])
+    own = nodes.problem(1, 4)
+    assert (model.N, model.d, model.sizes.tolist()) == (0, own.d, [])
+    assert start_of(model).tobytes() == start_of(own).tobytes()
+    assert model.start_digest == own.start_digest
+    assert model.describe()["rows"] == 0
+    for use in (model.loss, model.grad, model.evaluate):
+        with pytest.raises(fp.InputError, match="there is a model but no rows"):
+            use(model.x0)
+    with pytest.raises(fp.InputError):
+        fp.simulate(model, fp.FedAvg(S=1), rounds=1, seed=0)
+
+
 @pytest.mark.parametrize(
     ("objective", "words"),
     [

@@ -141,7 +141,6 @@ X, Y = DATA[0]
 ROWS = {
     "not a list": ((X, Y), "client 0 must be"),
     "an array": (X, "list with"),
-    "no clients": ([], "empty"),
     "no rows": ([(X, Y), (X[:0], Y[:0])], "client 1 has no rows"),
     "unequal lengths": ([(X, Y[:-1])], "same number of rows"),
     "a NaN": ([(X, Y), (X * np.nan, Y)], "client 1 has a NaN"),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -407,11 +408,17 @@ def main(grid: Grid, context: Context) -> None:
         context: it holds the run config.
 
     Raises:
+        InputError: the run cannot start; the log says why, in a line for each site.
         RuntimeError: too few clients answered for too long, or the run diverged; it can be resumed.
     """
-    strategy = FedpageStrategy(context.run_config)
-    strategy.summary()
-    strategy.start(grid)
+    try:
+        strategy = FedpageStrategy(context.run_config)
+        strategy.summary()
+        strategy.start(grid)
+    except InputError:
+        # Flower logs every exception with its traceback, which says nothing about input.
+        sys.tracebacklimit = 0
+        raise
     history = strategy.history
     if history is not None and history.stop_reason is StopReason.ROUND_FAILED:
         raise RuntimeError(f"{history.stop_detail}; start the same run again to resume it")
