@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -140,7 +141,8 @@ class Machines:
     def stop(self, name):
         process = self.services.pop(name)
         for pid in find_descendants(process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait(10)
 
 

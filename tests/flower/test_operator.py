@@ -280,7 +280,7 @@ def test_the_status_says_what_the_run_waits_for_and_why_it_failed(federate, tmp_
         grid.get_node_ids = look
         grid.online.discard(grid.node(6))
 
-    with pytest.raises(fp.InputError, match="no node for client"):
+    with pytest.raises(fp.InputError, match="client 6: no node"):
         federate(prepare=prepare)
     assert set(states) == {(RunState.WAITING, "waiting for the nodes of 8 clients")}
     run.poll()
