@@ -17,6 +17,7 @@ except ImportError:
         "localgrid.py",
         "test_agreement.py",
         "test_codecs.py",
+        "test_evaluation.py",
         "test_grid.py",
         "test_secure_aggregation.py",
         "test_security.py",
