@@ -94,19 +94,25 @@ def mean_band(
 
 
 def _align(runs: Sequence[History], x: str, y: str) -> tuple[Vector, Vector]:
-    """Return a grid of costs (m,) and each run's values at them (runs, m)."""
+    """Return a grid of costs (m,) and each run's values at them (runs, m).
+
+    A value is NaN, which makes a gap, where the newest record is of some of the clients only.
+    """
     worst = -np.inf if find_direction(runs, y) else np.inf
     costs = [run.cost(x) for run in runs]
     values = [run[y] for run in runs]
+    gaps = [run.measured_by_all(y) for run in runs]
     if x in ("round", "rounds"):
         grid = np.unique(np.concatenate(costs))
     else:
         low, high = max(c[0] for c in costs), float(np.median([c[-1] for c in costs]))
         grid = np.unique(np.concatenate([[low], np.linspace(low, high, 300)]))
     table = np.empty((len(runs), len(grid)))
-    for row, run, cost, value in zip(table, runs, costs, values, strict=True):
-        row[:] = value[np.searchsorted(cost, grid, side="right").clip(min=1) - 1]
+    for row, run, cost, value, whole in zip(table, runs, costs, values, gaps, strict=True):
+        newest = np.searchsorted(cost, grid, side="right").clip(min=1) - 1
+        row[:] = value[newest]
         row[~np.isfinite(row)] = worst
+        row[np.isnan(whole[newest]) & ~np.isnan(value[newest])] = np.nan
         if run.diverged:  # nothing is known of it after its last finite record
             row[grid > cost[np.isfinite(value)].max(initial=-1.0)] = worst
     return grid, table
@@ -126,6 +132,7 @@ def use_log_axis(direction: bool | None, drawn: Iterable[Vector]) -> bool:
         True for a logarithmic axis.
     """
     values = np.concatenate([*drawn, []])
+    values = values[~np.isnan(values)]
     if direction is not False or not (values > 0).any() or (values < 0).any():
         return False
     return bool(values.max() >= 10 * values.min())
@@ -165,8 +172,13 @@ def describe_band(
 
 
 def diverged_note(group: Sequence[History]) -> str:
-    """Return " (1 of 3 diverged)", or "" if no run of a group diverged."""
+    """Return notes such as " (1 of 3 diverged)" on the runs of a group; "" if there are none.
+
+    Another note says that records of some of the clients are left out, as gaps.
+    """
     count = sum(run.diverged for run in group)
-    if count == 0:
-        return ""
-    return f" ({count} of {len(group)} diverged)" if len(group) > 1 else " (diverged)"
+    notes = [f"{count} of {len(group)} diverged" if len(group) > 1 else "diverged"] if count else []
+    partial = sum(int((~run.complete()).sum()) for run in group)
+    if partial:
+        notes.append(f"gaps: {partial} record{'s' * (partial > 1)} of some clients")
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -493,7 +493,7 @@ def _run_data(run: History, columns: Sequence[str], axes: Sequence[str]) -> Json
     keep = np.unique(np.linspace(0, len(run.rows) - 1, count).round().astype(int))
     return {
         "costs": {x: _numbers(run.cost(x)[keep]) for x in axes},
-        "values": {y: _numbers(run[y][keep]) for y in columns},
+        "values": {y: _numbers(run.measured_by_all(y)[keep]) for y in columns},
     }
 
 

@@ -132,8 +132,8 @@ def summarise(
             SummaryRow(
                 method=label,
                 step=_step_of(runs[0]),
-                value=median(lambda run: run.last(column)),
-                loss=median(lambda run: run.last("loss")),
+                value=median(lambda run: _last(run, column)),
+                loss=median(lambda run: _last(run, "loss") if "loss" in run.columns else math.nan),
                 rounds=median(lambda run: run.cost_to(column, target, "round")),
                 cost=median(lambda run: run.cost_to(column, target, cost)),
                 total_bytes=median(lambda run: run.cost_to(column, target, "bytes")),
@@ -149,6 +149,12 @@ def summarise(
             )
         )
     return rows
+
+
+def _last(run: History, column: str) -> float:
+    """Return the value of the newest record of all clients; NaN if there is none."""
+    values = run[column][run.complete()]
+    return float(values[-1]) if len(values) else math.nan
 
 
 def _step_of(run: History) -> float:

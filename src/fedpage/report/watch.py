@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedpage.core.columns import describe_column
+from fedpage.core.columns import MEASURED, describe_column, read_column
 from fedpage.core.display import format_number
 from fedpage.report.summary import format_duration
 from fedpage.runs.follow import FollowedRun, RunFollower, RunState
+from fedpage.runs.history import is_complete
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,11 +94,13 @@ def watch_table(follower: RunFollower, column: str = "", limit: int | None = Non
             f"{run.rate:,.0f}" if run.rate >= 10 else f"{run.rate:.2g}" if run.rate else "",
             format_duration(left) if left > 0 else "",
             sparkline(values) if values else "",
-            Text(run.error or (_describe_value(chosen, values[-1]) if values else "")),
+            Text(run.error or (_describe_value(chosen, run.history.rows[-1]) if values else "")),
         )
     return table
 
 
-def _describe_value(column: str, value: float) -> str:
+def _describe_value(column: str, record: Mapping[str, float]) -> str:
+    value = read_column(record, column)
     number = format_number(value) or str(value)
-    return f"{describe_column(column).label} {number}"
+    part = "" if is_complete(record) else f" of {record[MEASURED]:.0f} clients only"
+    return f"{describe_column(column).label} {number}{part}"

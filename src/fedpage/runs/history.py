@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.atomic import put
-from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, read_column
+from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_column, read_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
@@ -183,6 +183,19 @@ class History:
     def complete(self) -> NDArray[np.bool_]:
         """Say of each record (records,) whether all clients measured it; see `is_complete`."""
         return np.array([is_complete(row) for row in self.rows], dtype=np.bool_)
+
+    def measured_by_all(self, column: str) -> NDArray[np.float64]:
+        """Return a column (records,), with NaN where its value is that of some clients only.
+
+        Costs, and what the server measures on rows of its own, are known without the clients.
+
+        Raises:
+            InputError: no record has the column.
+        """
+        values = self[column]
+        if not column.startswith("held_out_") and not describe_column(column).is_cost:
+            values[~self.complete()] = math.nan
+        return values
 
     def progress(self) -> NDArray[np.bool_]:
         """Say of each record (records,) whether it is complete and f(x) <= f(x0) there.

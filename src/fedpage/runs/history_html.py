@@ -33,7 +33,9 @@ def history_html(history: History) -> str:
     plot = ""
     if drawn:
         label = describe_column(drawn).label
-        plot = html_curve(history["round"], history[drawn], "communication rounds", label)
+        plot = html_curve(
+            history["round"], history.measured_by_all(drawn), "communication rounds", label
+        )
     return html_card(repr(history), values, html_facts(facts), plot)
 
 
