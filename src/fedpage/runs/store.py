@@ -290,9 +290,10 @@ class RunStore:
             self._note_record(row)
 
     def _note_record(self, row: Mapping[str, float]) -> None:
+        loss = row.get("loss", 0.0)  # a run without evaluations shows no divergence
         if self._first_loss is None:
-            self._first_loss = row["loss"]
-        if row["loss"] <= self._first_loss:
+            self._first_loss = loss
+        if loss <= self._first_loss:
             self._good_round = int(row["round"])
 
     def _load(self, path: Path) -> Snapshot:
