@@ -17,7 +17,8 @@ from fedpage.core.errors import InputError
 from fedpage.report.live import LiveReport, LiveServer
 from fedpage.report.watch import sparkline
 from fedpage.runs.follow import FollowedRun, RunFollower, RunState
-from fedpage.runs.store import RunStore, is_in_use
+from fedpage.runs.lock import is_in_use
+from fedpage.runs.store import RunStore
 
 
 @pytest.fixture

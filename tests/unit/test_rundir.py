@@ -419,7 +419,7 @@ def test_only_one_process_writes_at_a_time(tmp_path):
     problem, method = quadratic(), fp.FedAvg(S=3, K=2)
     with (
         RunStore(tmp_path),
-        pytest.raises(fp.InputError, match="another process is writing this run"),
+        pytest.raises(fp.InputError, match="another process is writing to it"),
     ):
         fp.simulate(problem, method, rounds=2, seed=0, out=tmp_path)
     fp.simulate(problem, method, rounds=2, seed=0, out=tmp_path)
@@ -441,7 +441,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_run_resumes(tmp_path, monk
 
     monkeypatch.setattr(os, "fsync", fill)
     with pytest.raises(
-        OSError, match="No space left on device; the run is safe up to round 14: `fedpage resume"
+        OSError, match="No space left on device; the run is safe up to round 14: RunOptions"
     ):
         fp.simulate(problem, method, options=options, **arguments)
     assert not list((tmp_path / "checkpoints").glob(".*"))
@@ -461,7 +461,7 @@ def test_an_interrupted_run_writes_a_checkpoint_first(tmp_path):
 
     observer = fp.FunctionCallback(on_round_end=interrupt, on_run_end=histories.append)
     try:
-        with pytest.raises(Interrupted, match="interrupted after round 13; `fedpage resume"):
+        with pytest.raises(Interrupted, match="interrupted after round 13; RunOptions"):
             fp.simulate(problem, method, callbacks=[observer], out=tmp_path, **arguments)
     finally:
         request_interrupt(False)

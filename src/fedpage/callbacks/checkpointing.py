@@ -76,7 +76,7 @@ class Checkpointing(Callback):
             self.store.write_checkpoint(info.round, self._info.snapshot())
             self._saved_at = time.monotonic()
         if _is_interrupt_requested:
-            detail = f"after round {info.round}; `fedpage resume {self.store.path}` continues it"
+            detail = f"after round {info.round}; {self.store.advice}"
             return Stopped(StopReason.INTERRUPTED, detail)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -95,6 +96,7 @@ def choose(
 
     from fedpage.engine.devices import check_time
     from fedpage.runs import build
+    from fedpage.runs.lock import DirectoryLock
     from fedpage.studies.choose import choose as race
     from fedpage.studies.question import parse_budget, resolve_target
 
@@ -120,7 +122,8 @@ def choose(
     from fedpage.callbacks.progress import progress_bars
 
     print_problem(problem, objective)
-    with continues(out), progress_bars() as bars:
+    lock = nullcontext() if out is None else DirectoryLock(out)
+    with lock, continues(out), progress_bars() as bars:
         task = bars.add_task("race", total=None)
 
         def progress(done: int, total: int, note: str) -> None:

@@ -43,11 +43,22 @@ def prepare_out(out: Path | None, force: bool, report: Path | None = None) -> No
             f"--out {out}: there is a run in it; continue it with `fedpage resume {out}`, "
             "or start again with --force"
         )
-    if out.is_dir() and any(out.iterdir()) and not force:
+    if not force and _has_files(out):
         raise InputError(
             f"--out {out}: is not empty; choose another directory, or --force to write into it"
         )
     _probe(out, f"--out {out}")
+
+
+def _has_files(out: Path) -> bool:
+    """Say whether a directory has more than what is left of a command that wrote nothing."""
+    from fedpage.runs.lock import LOCK
+
+    found = list(out.iterdir()) if out.is_dir() else []
+    return any(
+        path.name != LOCK and not (path.name == "checkpoints" and not any(path.iterdir()))
+        for path in found
+    )
 
 
 def check_table(path: Path) -> None:
@@ -328,10 +339,30 @@ def handle_signals(out: Path | None, jobs: int = 1) -> Iterator[None]:
 
 
 @contextmanager
-def continues(out: Path | None) -> Iterator[None]:
-    """Say after Ctrl-C that the same command continues with the trials of a directory."""
+def explain_os_errors(out: Path | None, advice: str) -> Iterator[None]:
+    """Say after an error of the file system, such as a full disk, how a command continues.
+
+    What the store of a single run says about it is left out: that run belongs to the command.
+
+    Args:
+        out: The directory of the command; None: it writes none, and cannot continue.
+        advice: How it continues.
+    """
     try:
         yield
+    except OSError as error:
+        if out is None or isinstance(error, BrokenPipeError) or not error.errno:
+            raise
+        text = f"{os.strerror(error.errno)}; finished runs are safe: with that mended, {advice}"
+        raise OSError(error.errno, text, str(out)) from None
+
+
+@contextmanager
+def continues(out: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C, or on a full disk, that the same command continues from a directory."""
+    try:
+        with explain_os_errors(out, "the same command continues"):
+            yield
     except KeyboardInterrupt:
         if out is None:
             raise

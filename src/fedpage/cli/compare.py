@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from fedpage.cli.common import (
     check_table,
     check_target,
     config_options,
+    explain_os_errors,
     handle_signals,
     parse_cost,
     prepare_out,
@@ -54,7 +54,9 @@ from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod
+    from fedpage.engine.simulate import RunOptions
     from fedpage.problems import LinearModel
+    from fedpage.runs.history import History
 
 
 @with_json
@@ -139,10 +141,8 @@ def execute(
     from fedpage.engine import faults
     from fedpage.engine.devices import check_time
     from fedpage.engine.simulate import RunOptions
-    from fedpage.report.titles import describe_problem
     from fedpage.runs import build, run_file
-    from fedpage.studies.comparison import compare_costs
-    from fedpage.studies.sweep import run_names
+    from fedpage.runs.lock import DirectoryLock
 
     config = command.compare
     if table is not None:
@@ -164,12 +164,29 @@ def execute(
         options = replace(options, faults=failing, policy=policy)
     if not resume:
         prepare_out(out, force, report)
-        shutil.rmtree(out / "runs", ignore_errors=True)  # of an older comparison, with --force
-        run_file.write(out / "compare.toml", {"command": to_table(command)})
-    print_problem(settled, problem)
+    with DirectoryLock(out) as lock:
+        if not resume:
+            lock.clear("runs")  # of an older comparison, with --force
+            run_file.write(out / "compare.toml", {"command": to_table(command)})
+        print_problem(settled, problem)
+        with explain_os_errors(out, f"`fedpage resume {out}` continues"):
+            runs = _run_all(command, problem, methods, options, out, jobs)
+            return _report(command, problem, methods, runs, out, report, table, figure)
+
+
+def _run_all(
+    command: CompareCommand,
+    problem: LinearModel,
+    methods: list[AnyMethod],
+    options: RunOptions,
+    out: Path,
+    jobs: int,
+) -> list[History]:
+    """Run every method with every seed, or continue where a process was killed."""
+    config = command.compare
     seeds = range(config.seed, config.seed + config.seeds)
     with handle_signals(out, jobs):
-        runs = sweep(
+        return sweep(
             problem,
             methods,
             rounds=config.rounds,
@@ -179,6 +196,25 @@ def execute(
             out=out / "runs",
             options=options,
         )
+
+
+def _report(
+    command: CompareCommand,
+    problem: LinearModel,
+    methods: list[AnyMethod],
+    runs: list[History],
+    out: Path,
+    report: Path | None,
+    table: Path | None,
+    figure: FigureFile | None,
+) -> Document:
+    """Print and write the results of a comparison."""
+    from fedpage.report.titles import describe_problem
+    from fedpage.studies.comparison import compare_costs
+    from fedpage.studies.sweep import run_names
+
+    settled, config, cost = command.problem, command.compare, parse_cost(command.compare.cost)
+    seeds = range(config.seed, config.seed + config.seeds)
     comparison = compare_costs(
         runs, target=config.target.value, column=config.target.column, cost=cost
     )

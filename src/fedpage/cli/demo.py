@@ -37,6 +37,7 @@ def demo(
     SecantPAGE, FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
     """
     from fedpage.runs import build
+    from fedpage.runs.lock import DirectoryLock
     from fedpage.studies.sweep import run_names
 
     check_count("--seeds", seeds)
@@ -51,10 +52,11 @@ def demo(
         for name in ("secantpage", "fedpage", "scaffold", "fedavg")
     ]
     prepare_out(out, force or out == _OUT)  # its own directory is written again
-    shutil.rmtree(out / "runs", ignore_errors=True)
-    runs = sweep(
-        problem, methods, rounds=rounds, seeds=range(seeds), record_every=10, out=out / "runs"
-    )
+    with DirectoryLock(out) as lock:
+        lock.clear("runs")
+        runs = sweep(
+            problem, methods, rounds=rounds, seeds=range(seeds), record_every=10, out=out / "runs"
+        )
     print_summary(runs, _TARGET)
     title = "SecantPAGE, FedPAGE, SCAFFOLD and FedAvg on synthetic census data"
     names = run_names(methods, range(seeds))

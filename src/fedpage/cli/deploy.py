@@ -203,18 +203,16 @@ def demo(
     A SuperLink and SuperNodes with TLS are started, and stopped after the run.
     """
     _needs_flower()
-    import shutil
     import signal
     import tempfile
 
     from fedpage.flower.deploy.local_federation import LocalFederation
     from fedpage.runs.history import History
+    from fedpage.runs.lock import DirectoryLock
 
     check_count("--nodes", nodes)
     check_count("--rounds", rounds, high=10_000_000)
-    if out == Path("flower-demo"):
-        shutil.rmtree(out, ignore_errors=True)  # its own directory is written again
-    prepare_out(out, force=False)
+    prepare_out(out, force=out == Path("flower-demo"))  # its own directory is written again
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -225,7 +223,8 @@ def demo(
         {"partition-id": i, "client-state-dir": str(home / "client-state"), "allow": method}
         for i in range(nodes)
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with DirectoryLock(out) as lock, tempfile.TemporaryDirectory() as folder:
+        lock.clear()
         source = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
         (Path(folder) / "pyproject.toml").write_text(source, encoding="utf-8")
         with LocalFederation(home, own) as federation:

@@ -70,7 +70,7 @@ def reproduce(
         return {"searched": _tune(studies, names, out, jobs)}
     command = _command(name, seeds, data, quick, out)
     for study in studies:
-        with show_progress(command) as progress:
+        with show_progress(command, out) as progress:
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
     if name == "all" and not quick and data is None:

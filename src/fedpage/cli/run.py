@@ -219,7 +219,7 @@ def execute(
             out, checkpoint_every=checkpoint_every, command=to_table(command), notify=log
         )
         with handle_signals(out), store:
-            finished = store.open_run(run, resume=resume)
+            finished = store.open_run(run, resume=resume, overwrite=not resume)
             history = run.run([*observers, Checkpointing(store)]) if finished is None else finished
     print_summary([history], command.run.target)
     print_metrics([history])

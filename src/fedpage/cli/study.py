@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.common import check_count
+from fedpage.cli.common import check_count, explain_os_errors
 from fedpage.cli.options import Command, JobsOption
 from fedpage.cli.output import Document, console, print_table, with_json
 from fedpage.core.errors import InputError
@@ -179,20 +179,25 @@ def _command(
 
 
 def _execute(study: Study, jobs: int, out: Path | None, command: str) -> Document:
-    with show_progress(command) as progress:
+    with show_progress(command, study.store) as progress:
         study.run(jobs=min(jobs, os.cpu_count() or 1), progress=progress)
     print(f"{study.new_runs} new runs; all runs are in {study.store}")
     return {"new_runs": study.new_runs, **_finish(study, out, command)}
 
 
 @contextmanager
-def show_progress(command: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar over runs; after Ctrl-C, say that the same command continues."""
+def show_progress(command: str, place: Path) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar over runs; after Ctrl-C or on a full disk, say that the command continues.
+
+    Args:
+        command: The command.
+        place: The directory that it writes to.
+    """
     from fedpage.callbacks.progress import progress_bars
     from fedpage.engine.loop import Interrupted
 
     try:
-        with progress_bars() as bars:
+        with explain_os_errors(place, f"`{command}` continues"), progress_bars() as bars:
             task = bars.add_task("runs", total=None)
             yield lambda done, total: bars.update(task, completed=done, total=total)
     except KeyboardInterrupt:

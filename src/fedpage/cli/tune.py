@@ -88,6 +88,7 @@ def tune(
     """
     from fedpage.callbacks.progress import progress_bars
     from fedpage.runs import build
+    from fedpage.runs.lock import DirectoryLock
     from fedpage.studies import tune as tuning
     from fedpage.studies.question import parse_budget
 
@@ -115,7 +116,7 @@ def tune(
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     print_problem(problem, objective)
-    with continues(out), progress_bars() as bars:
+    with DirectoryLock(out), continues(out), progress_bars() as bars:
         task = bars.add_task("runs", total=None)
 
         def progress(done: int, total: int | None, note: str) -> None:

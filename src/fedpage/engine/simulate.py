@@ -54,6 +54,8 @@ class RunOptions:
     """Resume the run in the directory `out`, begin it if there is none, or read it if it ended.
 
     A run that has done all its rounds continues if `rounds` is larger now."""
+    overwrite: bool = False
+    """Delete a run that is already in the directory `out`, and begin anew."""
     checkpoint_every: str | int = "10s"
     """Rounds (100) or seconds ("10s", "5m") between checkpoints in `out`."""
 
@@ -91,7 +93,8 @@ def simulate(
         progress: Whether to show a progress bar.
         out: A directory to write the run to while it runs. If the process dies,
             `RunOptions(resume=True)` continues from the newest checkpoint, with the same bits.
-            Without it, a run that is already in the directory is deleted.
+            A run that is already there is refused unless `RunOptions` says to resume it or to
+            overwrite it.
         options: Rarely used options: first model, threads, faults, devices, resuming.
 
     Returns:
@@ -128,7 +131,7 @@ def simulate(
             raise InputError("resume=True needs out=, the directory of the run")
         return run.run(observers)
     with RunStore(out, checkpoint_every=options.checkpoint_every) as store:
-        finished = store.open_run(run, resume=options.resume)
+        finished = store.open_run(run, resume=options.resume, overwrite=options.overwrite)
         # The store comes last: a checkpoint says that every other callback has seen the round.
         return run.run([*observers, Checkpointing(store)]) if finished is None else finished
 

@@ -196,6 +196,7 @@ class FedpageStrategy(Strategy):
                 resume_diverged=True,
                 changeable=["policy"],
                 notify=log.warning,
+                advice="the same `flwr run` continues it",
             ) as store,
             ExitStack() as stack,
         ):

@@ -13,8 +13,8 @@ from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.history import History
 from fedpage.runs.history_lines import HistoryReader
+from fedpage.runs.lock import is_in_use
 from fedpage.runs.status import RunStatus, read_status
-from fedpage.runs.store import is_in_use
 
 _TAIL = 200
 """The bytes before the end of what was read that must be unchanged, or the file is read anew."""

@@ -6,13 +6,11 @@ import hashlib
 import logging
 import os
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
@@ -23,14 +21,11 @@ from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import HistoryFile, HistoryMark
 from fedpage.runs.history_lines import encode_row, model_path
+from fedpage.runs.lock import DirectoryLock
 
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
 _LOG = logging.getLogger("fedpage")
-
-
-class RunInUse(InputError):
-    """Another process is writing the run."""
 
 
 class StorableRun(Protocol):
@@ -78,6 +73,8 @@ class RunStore:
         changeable: Settings that may be others when the run is resumed.
         notify: Called with a sentence about every damaged file and about where the run resumes; by
             default the log "fedpage".
+        advice: How to continue the run after an interruption; by default with `fedpage resume`, or
+            in Python if there is no command.
 
     Raises:
         InputError: If the directory cannot be written, or another process has it open.
@@ -92,8 +89,9 @@ class RunStore:
         resume_diverged: bool = False,
         changeable: Sequence[str] = (),
         notify: Callable[[str], None] | None = None,
+        advice: str | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path, self._advice = Path(path), advice
         self.rounds_between, self.seconds_between = parse_interval(checkpoint_every)
         self.checkpoint_every, self.command = str(checkpoint_every), command
         self.checkpoint_round = 0
@@ -101,7 +99,7 @@ class RunStore:
         self._warn = _LOG.warning if notify is None else notify
         self._inform = _LOG.info if notify is None else notify
         self._file = HistoryFile(self.path / "history.jsonl")
-        self._lock: IO[str] | None = None
+        self._lock = DirectoryLock(self.path)
         self._resume_diverged, self._changeable = resume_diverged, tuple(changeable)
         self.changes: list[str] = []
         """A sentence about each setting that is another than when the run began."""
@@ -110,28 +108,19 @@ class RunStore:
         self._fingerprint = ""
 
     def __enter__(self) -> Self:
+        self._lock.__enter__()
         try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "a", encoding="utf-8")
+            (self.path / "checkpoints").mkdir(exist_ok=True)
         except OSError as error:
+            self._lock.__exit__()
             raise InputError(
                 f"{self.path}: cannot be written ({error.strerror or error})"
             ) from None
-        locked = _try_lock(self._lock)
-        if not locked:
-            time.sleep(0.1)  # `is_in_use` of another process takes the lock for a moment
-            locked = _try_lock(self._lock)
-        if not locked:
-            self._lock.close()
-            raise RunInUse(
-                f"{self.path}: another process is writing this run; wait for it, or stop it"
-            )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._lock is not None:
-            self._lock.close()  # which unlocks it
+        self._lock.__exit__()
 
     @property
     def history_path(self) -> Path:
@@ -142,21 +131,29 @@ class RunStore:
         """Return whether there is a run in the directory."""
         return (self.path / "run.toml").is_file()
 
-    def open_run(self, run: StorableRun, *, resume: bool) -> History | None:
+    def open_run(
+        self, run: StorableRun, *, resume: bool, overwrite: bool = False
+    ) -> History | None:
         """Begin a run, or resume the one in the directory.
 
         Args:
             run: The run; when it resumes, its state and history become those of the checkpoint.
                 It may have more rounds than the run that is there, which is then extended.
-            resume: Whether to resume a run that is there; otherwise it is deleted.
+            resume: Whether to resume a run that is there.
+            overwrite: Whether to delete a run that is there, if it is not resumed.
 
         Returns:
             The history of a run that has already ended, or None: then run it.
 
         Raises:
-            InputError: If the run in the directory has other settings, data or code, or has done
-                more rounds.
+            InputError: If there is a run in the directory that is neither to be resumed nor to be
+                deleted, or that has other settings, data or code, or has done more rounds.
         """
+        if self.has_run() and not resume and not overwrite:
+            raise InputError(
+                f"{self.path}: there is a run in it; choose another directory, resume it with "
+                "RunOptions(resume=True), or delete it with RunOptions(overwrite=True)"
+            )
         if not resume or not self.has_run():
             self._begin(run)
             return None
@@ -182,9 +179,13 @@ class RunStore:
             "fingerprint": about,
             "versions": meta.get("versions", {}),
         }
-        with self._explain_os_errors():
-            self._file.create(meta)
-            run_file.write(self.path / "run.toml", table)
+        try:
+            with self._explain_os_errors():
+                self._file.create(meta)
+                run_file.write(self.path / "run.toml", table)
+        except OSError:
+            self.history_path.unlink(missing_ok=True)  # so that the directory can be used again
+            raise
 
     def _resume(self, run: StorableRun) -> History | None:
         """Restore the newest valid checkpoint, or return the history of a run that has ended.
@@ -388,12 +389,20 @@ class RunStore:
         try:
             yield
         except OSError as error:
-            hint = (
-                f"the run is safe up to round {self.checkpoint_round}: "
-                f"`fedpage resume {self.path}` continues it"
-            )
+            hint = "nothing was run yet: start it again"
+            if self.has_run():
+                hint = f"the run is safe up to round {self.checkpoint_round}: {self.advice}"
             text = f"{error.strerror or error}; {hint}"
             raise OSError(error.errno, text, str(self.path)) from None
+
+    @property
+    def advice(self) -> str:
+        """How to continue the run after an interruption."""
+        if self._advice is not None:
+            return self._advice
+        if self.command is None:
+            return "RunOptions(resume=True) continues it"
+        return f"`fedpage resume {self.path}` continues it"
 
 
 def _list_settings(value: object) -> str:
@@ -408,15 +417,6 @@ def _round_of(path: Path) -> int:
     return int(path.name.partition("-")[0])
 
 
-def is_in_use(path: str | os.PathLike[str]) -> bool:
-    """Say whether a process is writing the run in a directory."""
-    try:
-        with open(Path(path) / ".lock", encoding="utf-8") as stream:
-            return not _try_lock(stream)
-    except OSError:
-        return False
-
-
 def _digest_any_rounds(about: Mapping[str, object]) -> str:
     """Return the digest of a fingerprint without its rounds, of which a run may get more."""
     return digest({key: value for key, value in about.items() if key != "rounds"})
@@ -427,22 +427,6 @@ def _explain_end(finished: History, run: StorableRun) -> str:
     if finished.meta.get("rounds") == run.rounds or finished.stop_reason is StopReason.FINISHED:
         return ""
     return f" ({finished.stop_text}); it stays so with any number of rounds"
-
-
-def _try_lock(stream: IO[str]) -> bool:
-    """Lock a file until it is closed or the process ends; return False if another has it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:

@@ -21,7 +21,7 @@ from fedpage.runs.build_problem import build_problem
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.fingerprint import digest, fingerprint
 from fedpage.runs.history import History
-from fedpage.runs.store import RunInUse, is_in_use
+from fedpage.runs.lock import RunInUse, is_in_use
 
 _LOG = logging.getLogger("fedpage")
 _SECONDS_BETWEEN_LOOKS = 0.5
