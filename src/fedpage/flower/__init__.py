@@ -2,7 +2,9 @@
 
     config.py       configuration of the run and of a node
     messages.py     messages and replies as Flower records
-    node.py         a node's client: its rows, random numbers and client state
+    schema.py, agreement.py   what sites agree on: columns, classes, statistics
+    gathering.py, nodes.py    find the nodes before round 0, and refuse those that do not fit
+    node_data.py, site_files.py   a node's client: its rows, read by the agreement
     client_app.py   the ClientApp
     engine.py       rounds over Flower's Grid
     server_app.py   the Strategy and the ServerApp
