@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from rows import ROWS
 from support import make_method, quadratic, softmax, uneven
 
 import fedpage as fp
+from fedpage.core.types import Call
+from fedpage.engine.outliers import OutlierCheck
 from fedpage.engine.simulation import Simulation
-from fedpage.engine.transport import RoundFailed
+from fedpage.engine.transport import Chunk, RoundFailed
 
 COMPARED = fp.Faults(huge=1e-300)
 """Faults that never happen, and for which replies are compared."""
@@ -148,3 +151,91 @@ def test_a_wrong_field_is_found_and_its_client_named(name):
 def test_most_methods_are_compared():
     assert len(ATTACKED) > 0.8 * len(ROWS)
     assert {"FedPAGE", "SCAFFOLD-I", "SCAFFOLD-II", "FedAvg", "FedAvg+natural"} <= {*ATTACKED}
+
+
+def test_huge_replies_of_a_simulation_are_found_for_any_chunks_and_after_a_resume(tmp_path):
+    problem, method = uneven(), fp.SCAFFOLD(S=5, K=3)
+
+    def run(rounds=30, out=None, **options):
+        faults = fp.Faults(huge=0.2, dropout=0.1, late=0.1)
+        options = fp.RunOptions(faults=faults, **options)
+        return fp.simulate(problem, method, rounds=rounds, seed=2, out=out, options=options)
+
+    whole = run()
+    assert whole.last("rejected") > 10
+    assert any("outlier" in event["text"] for event in whole.events)
+    assert np.abs(whole.x).max() < 10.0
+    assert whole.same(run(chunk=2, threads=2))
+    run(rounds=14, out=tmp_path / "run")
+    assert run(out=tmp_path / "run", resume=True).same(whole)
+    unchecked = run(policy=fp.Policy(outlier_factor=0.0))
+    assert unchecked.diverged
+
+
+class Parts:
+    """Replies of one field, as the check sees them."""
+
+    def __init__(self, N, factor=1000.0, scale=None, method=None):
+        self.method = method or fp.FedAvg(S=1)
+        wire = fp.codecs.wire.Wire(self.method, 3, np.dtype(np.float64))
+        self.check = OutlierCheck(wire, N, factor, np.ones(N) if scale is None else scale)
+        self.message: Any
+        self.reply: Any
+        self.message, self.reply = next(iter(self.method.messages.items()))
+
+    def rejects(self, norms, round=0, x=(0.0, 0.0, 0.0)):
+        """Return the clients that are rejected if clients send vectors of these norms."""
+        clients = np.array(sorted(norms))
+        rows = np.zeros((len(clients), 3))
+        rows[:, 1] = [norms[client] for client in clients]
+        call = Call(clients, self.message(np.array(x)))
+        chunk: Any = self.check.screen(Chunk(clients, clients, self.reply(rows)), call, round)
+        assert sorted([*chunk.clients, *(r.client for r in chunk.rejected)]) == [*clients]
+        return [rejection.client for rejection in chunk.rejected]
+
+
+def test_the_median_decides_where_three_clients_are_known():
+    assert Parts(8).rejects({0: 1.0, 1: 2.0, 2: 3e3}) == [2]
+    assert Parts(8).rejects({0: 1.0, 1: 2.0, 2: 1e3}) == []
+    assert Parts(2).rejects({0: 1.0, 1: 1e100}) == []
+    assert Parts(2).rejects({0: 1.0, 1: 1e200}) == [1]  # its square overflows
+    assert Parts(1).rejects({0: 1e308}) == [0]
+
+
+def test_earlier_rounds_count_where_few_clients_are_called():
+    parts = Parts(8)
+    for client in range(3):
+        assert parts.rejects({client: 1.0}, round=client) == []
+    assert parts.rejects({3: 1e4}, round=3) == [3]
+    assert parts.rejects({3: 1e4, 4: 1e5}, round=4) == [3, 4]
+    again = Parts(8)
+    again.check.restore(parts.check.snapshot())
+    assert again.rejects({5: 1e4}, round=5) == [5]
+
+
+def test_two_wrong_clients_of_three_called_ones_are_a_minority_of_those_known():
+    parts = Parts(8)
+    parts.rejects(dict.fromkeys(range(8), 1.0))
+    assert parts.rejects({0: 1.0, 1: 1e6, 2: 1e6}, round=1) == [1, 2]
+
+
+def test_replies_that_vanish_and_replies_that_grow_together_are_honest():
+    parts = Parts(8)
+    parts.rejects(dict.fromkeys(range(8), 1.0))
+    assert parts.rejects({0: 1e-9, 1: 1e-9, 2: 1e-9, 3: 1.0}, round=1) == []
+    parts = Parts(3)
+    for round in range(20):
+        assert parts.rejects(dict.fromkeys(range(3), 1e5**round), round) == []
+
+
+def test_a_weight_and_a_long_message_give_leeway():
+    assert Parts(8, scale=np.full(8, 10.0)).rejects({0: 1.0, 1: 1.0, 2: 9e3}) == []
+    assert Parts(8, scale=np.full(8, 0.1)).rejects({0: 1.0, 1: 1.0, 2: 900.0}) == []
+    assert Parts(8).rejects({0: 1.0, 1: 1.0, 2: 9e3}, x=(9e3, 0.0, 0.0)) == []
+    assert Parts(8).rejects({0: 1.0, 1: 1.0, 2: 9e3}, x=(8e3, 0.0, 0.0)) == [2]
+
+
+def test_norms_after_a_sparsifier_are_not_compared():
+    coded = fp.FedAvg(S=1, up="randk:1")
+    assert Parts(8, method=coded).rejects({0: 1.0, 1: 2.0, 2: 1e6}) == []
+    assert Parts(8, method=coded).rejects({0: 1.0, 1: 2.0, 2: 1e200}) == [2]

@@ -229,3 +229,35 @@ def test_later_changes_of_the_users_tensors_have_no_effect():
     before = problem.evaluate(problem.x0)["held_out_loss"]
     X += 100
     assert problem.evaluate(problem.x0)["held_out_loss"] == before
+
+
+@pytest.mark.parametrize(
+    "text", ["trimmed:share=0.3", "clipped:bound=0.05", "private:clip=0.05,noise=0.1"]
+)
+def test_networks_train_with_other_means(text):
+    if text.startswith("private"):
+        pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    from fedpage.engine.aggregation import Aggregation
+
+    def run(aggregation, **options):
+        return fp.simulate(
+            mlp_problem("float32"), FEDAVG, rounds=6, seed=1,
+            options=fp.RunOptions(aggregation=aggregation, **options),
+        )  # fmt: skip
+
+    history = run(Aggregation.from_text(text))
+    assert history.x.dtype == np.float32
+    assert history.last("loss") < 1.1 * history["loss"][0]
+    assert history.same(run(Aggregation.from_text(text), chunk=2))
+    assert not history.same(run(None))
+
+
+def test_wrong_replies_of_networks_are_found():
+    def run(faults):
+        return fp.simulate(
+            mlp_problem("float32"), FEDAVG, rounds=10, seed=1, options=fp.RunOptions(faults=faults)
+        )
+
+    attacked, honest = run(fp.Faults(huge=0.1)), run(None)
+    assert attacked.last("rejected") > 0
+    assert attacked.x.tobytes() == honest.x.tobytes()

@@ -99,7 +99,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "faults": (
         "Faults", "Clients that fail, the policy for them, and devices for simulated time.",
         ["engine.faults.Faults", "engine.policy.Policy", "engine.devices",
-         "engine.aggregation", "engine.privacy"],
+         "engine.aggregation", "engine.outliers", "engine.privacy", "engine.releases"],
     ),
     "types": ("Types", "Protocols, types and errors.", ["core.types", "core.errors"]),
     "engines": (
