@@ -158,8 +158,8 @@ def test_huge_replies_of_a_simulation_are_found_for_any_chunks_and_after_a_resum
 
     def run(rounds=30, out=None, **options):
         faults = fp.Faults(huge=0.2, dropout=0.1, late=0.1)
-        options = fp.RunOptions(faults=faults, **options)
-        return fp.simulate(problem, method, rounds=rounds, seed=2, out=out, options=options)
+        settings = fp.RunOptions(faults=faults, **options)
+        return fp.simulate(problem, method, rounds=rounds, seed=2, out=out, options=settings)
 
     whole = run()
     assert whole.last("rejected") > 10
