@@ -483,3 +483,21 @@ def test_counted_bytes_are_the_bytes_sent(federate):
     tap = Tap()
     history = federate(tap, **SECURE).history
     assert history.last("bytes_up") == sum(values.nbytes for values in masked(tap).values())
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "least", "answers"),
+    [("mean", 3, False), ("secure:bound=100", 4, False), ("secure:bound=100,least=4", 4, True)],
+)
+def test_a_nodes_owner_may_require_secure_aggregation(
+    federate, tmp_path, aggregation, least, answers
+):
+    nodes = [
+        {"partition-id": i, "client-state-dir": str(tmp_path / str(i)), "require-secure": least}
+        for i in range(8)
+    ]
+    changes = {"aggregation": aggregation, "rounds": 1, "patience": 1, "full-retries": 0}
+    history = federate(nodes=nodes, **SECURE | changes).history
+    assert (history.stop_reason is StopReason.FINISHED) == answers
+    if not answers:
+        assert any("not-allowed" in event["text"] for event in history.events)

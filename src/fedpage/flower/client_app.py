@@ -306,11 +306,13 @@ def _rescale(problem: NodeProblem, scale: float) -> NodeProblem:
 
 
 def _refuse_in_clear(handler: Handler) -> Handler:
-    """Return a handler that refuses runs with secure aggregation."""
+    """Return a handler that refuses replies in clear where the run or the node forbids them."""
 
     def answer(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
         if protocol.find_settings(config.aggregation) is not None:
             raise messages.ProtocolError("a run with secure aggregation has no replies in clear")
+        if node_config.require_secure:
+            raise NodeError(Code.NOT_ALLOWED, "the run has no secure aggregation (require-secure)")
         return handler(message, config, node_config)
 
     return answer

@@ -196,6 +196,9 @@ class NodeConfig:
     )
     audit: str = setting("", "the audit log; empty: audit.jsonl in the state directory; off: none")
     allow: str = setting("", "what runs may name beside fedpage's own, separated by commas")
+    require_secure: int = setting(
+        0, "answer only sums of so many clients by secure aggregation; 0: any run", at_least=0
+    )
     evaluation: Literal["gradients", "values", "none"] = setting(
         "gradients", "the most that this site sends when it evaluates a model"
     )

@@ -73,6 +73,8 @@ class _Request:
     content: RecordDict
     settings: FixedPointMean
     N: int
+    required: int
+    """The fewest clients of a sum that the node's owner allows."""
     state: NodeState
     secrets: _Secrets
 
@@ -234,7 +236,10 @@ def _open(
         derive(secret, "mask seed", session.context, SEED_BYTES),
         derive(secret, "self seed", session.context, SEED_BYTES),
     )
-    request = _Request(session, roster, fields, content, settings, config.clients, state, own)
+    request = _Request(
+        session, roster, fields, content, settings, config.clients, node_config.require_secure,
+        state, own,
+    )  # fmt: skip
     if has_roster:
         _check_roster(request)
     return request
@@ -243,6 +248,12 @@ def _open(
 def _check_roster(request: _Request) -> None:
     """Refuse a roster that is too small, without this node, or with keys that have changed."""
     session, roster, own = request.session, request.roster, request.secrets
+    if request.settings.least < request.required:
+        raise NodeError(
+            Code.NOT_ALLOWED,
+            f"the run adds up {request.settings.least} clients or more, but this node requires "
+            f"{request.required} (require-secure)",
+        )
     if len(roster.clients) < request.settings.least:
         raise ProtocolError(
             f"a sum over {len(roster.clients)} clients, but {request.settings.least} are required"
