@@ -95,7 +95,7 @@ MODELS = {
     "changed buffer": (lambda: CountsCalls(6, 3), "CountsCalls changes its buffer 'calls'"),
     "max_norm": (lambda: nn.Embedding(5, 3, max_norm=1.0), "max_norm"),
     "lazy": (lambda: nn.LazyLinear(3), "has no shape yet"),
-    "input width": (lambda: nn.Linear(7, 3), r"cannot be computed .* shape \(32, 6\)"),
+    "input width": (lambda: nn.Linear(7, 3), r"cannot be computed .* inputs \(32, 6\)"),
     "too few classes": (lambda: nn.Linear(6, 2), "cannot be computed on rows of the clients"),
     "nothing to train": (lambda: linear().requires_grad_(False), "nothing to train"),
     "not finite": (not_finite, "bias has a NaN"),

@@ -219,7 +219,7 @@ def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkey
     with pytest.raises(InputError) as error:
         fp.load("ijcnn1")
     assert item.address in str(error.value)
-    assert str(given) in str(error.value)
+    assert len(str(error.value)) <= 200
     assert "\n" not in str(error.value)
     (cache / "ijcnn1.bz2").touch()
     assert registry.find(item) == cache / "ijcnn1.bz2"

@@ -276,8 +276,8 @@ NUMBERS = "age,x,outcome\n" + "".join(f"{30 + i},{i},{i % 2}\n" for i in range(4
         (
             NUMBERS.replace("45,15", "abc,15"),
             "patients.csv, row 17, column 'age': 'abc' is not a number, as 97.5 % of the column "
-            "are; correct the cell, give categorical=('age',) (--categorical) if these are "
-            "categories, or leave the column out with drop=('age',) (--drop)",
+            "are; correct the cell, give categorical=('age',) (--categorical), or leave the column "
+            "out with drop=('age',) (--drop)",
         ),
         (
             NUMBERS.replace("45,15", '"1,234",15'),
@@ -311,9 +311,8 @@ NUMBERS = "age,x,outcome\n" + "".join(f"{30 + i},{i},{i % 2}\n" for i in range(4
         ),
         (
             NUMBERS.replace("45,15", "NA,15"),
-            "patients.csv, row 17, column 'age': the value is missing; give missing=\"drop\" "
-            '(--missing drop) to leave out such rows, "mean" to fill in (numbers: the mean; '
-            "categories: one of their own), or correct the cell",
+            "patients.csv, row 17, column 'age': the value is missing; correct the cell, or give "
+            'missing="drop" (--missing drop) to leave such rows out, or "mean" to fill them in',
         ),
         (
             NUMBERS.replace("45,15", "45").replace("\n30", "\n\n\n30"),

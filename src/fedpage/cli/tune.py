@@ -30,7 +30,7 @@ from fedpage.cli.options import (
 )
 from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.runs.config import ProblemConfig, RoundsConfig
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def tune(
     every = run.record_every
     if isinstance(every, str):
         raise InputError(
-            f"--record-every must be a whole number of at least 1, not {every!r}, "
+            f"--record-every must be a whole number of at least 1, not {short_repr(every)}, "
             "so that the costs of candidates are equally exact"
         )
     counts = {"--rounds": run.rounds, "--record-every": every}

@@ -508,7 +508,7 @@ def check_count(codec: Codec, name: str, value: object) -> None:
         if not 0.0 < value < 1.0:
             raise InputError(
                 f"{codec.label}: {name} must be a whole number, or a share of d between 0 and 1, "
-                f"not {value!r}"
+                f"not {short_repr(value)}"
             )
     else:
         validate.whole(codec.label, name, value)

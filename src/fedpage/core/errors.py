@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import NoReturn
+
+LONGEST_MESSAGE = 200
+"""The most characters of a message."""
 
 
 class InputError(ValueError):
     """Report input that cannot be used, in one line: what is wrong, where, and what to do."""
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(one_line(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def one_line(text: str, most: int = LONGEST_MESSAGE) -> str:
+    r"""Return a message in one line that a terminal can show, at most `most` characters long.
+
+    The longest words are shortened first, so that the sentence around a quoted value stays. A path
+    of up to 120 characters stays whole, so that it can be copied, and counts as 24.
+
+    >>> one_line("no file " + "x" * 1000 + "; choose\nanother", 50)
+    'no file xxxxxxxxxxxx...xxxxxxxxxxx; choose another'
+    """
+    text = " ".join(text.splitlines())
+    if not text.isprintable():  # control characters, and surrogates, which cannot be printed
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    words = text.split(" ")
+    is_path = [("/" in word or os.sep in word) and len(word) <= 120 for word in words]
+    if most == LONGEST_MESSAGE:
+        most += sum(
+            max(0, len(word) - 24) for word, path in zip(words, is_path, strict=True) if path
+        )
+    for place in sorted(range(len(words)), key=lambda i: -len(words[i])):
+        beyond = len(text) - most
+        if beyond <= 0 or len(words[place]) <= 24:
+            break
+        if not is_path[place]:
+            words[place] = _shorten(words[place], max(24, len(words[place]) - beyond))
+            text = " ".join(words)
+    return _shorten(text, most)
+
 
 def short_repr(value: object) -> str:
     """Quote a value in an error message, in one line of at most 60 characters."""
     try:
+        if isinstance(value, int) and value.bit_length() > 1000:
+            return f"a number of about {int(value.bit_length() * 0.30103) + 1:,} digits"
         text = " ".join(repr(value).split())
-    except (RecursionError, ValueError):  # too deep, or an integer of thousands of digits
+    except Exception:  # too deep, or its own representation fails
         return f"this {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return one_line(text, 60)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def _shorten(text: str, most: int) -> str:
+    """Cut the middle out of a text that is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 2
+    return f"{text[: most - 3 - end]}...{text[-end:]}"
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Suggest the known word that is closest to a misspelt one.
 
     Args:
@@ -33,6 +78,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("scafold", ["fedavg", "scaffold"])
     " did you mean 'scaffold'?"
     """
+    if not isinstance(word, str):
+        return ""
     names = {name.lstrip("-").lower(): name for name in known}  # options begin with dashes
     near = get_close_matches(word.lstrip("-").lower(), names, n=1)
     return f" did you mean {names[near[0]]!r}?" if near else ""

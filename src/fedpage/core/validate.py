@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 
@@ -29,7 +30,8 @@ def whole(method: str, name: str, value: object, least: int = 1) -> None:
     """Check a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
         raise InputError(
-            f"{method}: {name} must be a whole number from {least} to {_LARGEST:,}, not {value!r}"
+            f"{method}: {name} must be a whole number from {least} to {_LARGEST:,}, not "
+            f"{short_repr(value)}"
         )
 
 
@@ -42,32 +44,36 @@ def batch(method: str, name: str, value: object) -> None:
 def positive(method: str, name: str, value: object) -> None:
     """Check a step size: a finite number above 0."""
     if not _number(value) or not float(value) > 0.0:  # type: ignore[arg-type]
-        raise InputError(f"{method}: {name} must be a finite number above 0, not {value!r}")
+        raise InputError(
+            f"{method}: {name} must be a finite number above 0, not {short_repr(value)}"
+        )
 
 
 def at_least_zero(method: str, name: str, value: object) -> None:
     """Check a weight: a finite number of at least 0."""
     if not _number(value) or not float(value) >= 0.0:  # type: ignore[arg-type]
-        raise InputError(f"{method}: {name} must be a finite number of at least 0, not {value!r}")
+        raise InputError(
+            f"{method}: {name} must be a finite number of at least 0, not {short_repr(value)}"
+        )
 
 
 def flag(method: str, name: str, value: object) -> None:
     """Check a boolean."""
     if not isinstance(value, bool):
-        raise InputError(f"{method}: {name} must be True or False, not {value!r}")
+        raise InputError(f"{method}: {name} must be True or False, not {short_repr(value)}")
 
 
 def probability(method: str, name: str, value: object) -> None:
     """Check a number in (0, 1]."""
     if not _number(value) or not 0.0 < float(value) <= 1.0:  # type: ignore[arg-type]
-        raise InputError(f"{method}: {name} must be in (0, 1], not {value!r}")
+        raise InputError(f"{method}: {name} must be in (0, 1], not {short_repr(value)}")
 
 
 def geometric(method: str, p: float) -> None:
     """Check the parameter of a geometric number of local steps: in [1e-6, 1]."""
     probability(method, "p", p)
     if p < 1e-6:  # a round may have 37/p steps
-        raise InputError(f"{method}: p must be at least 1e-6, not {p!r}")
+        raise InputError(f"{method}: p must be at least 1e-6, not {short_repr(p)}")
 
 
 def geometric_steps(method: str, p: float, K: float) -> int:
@@ -79,14 +85,16 @@ def geometric_steps(method: str, p: float, K: float) -> int:
 
 def choice(method: str, name: str, value: object, words: Sequence[str]) -> None:
     """Check a word that must be one of several."""
-    if value not in words:
-        raise InputError(f"{method}: {name} must be one of {', '.join(words)}, not {value!r}")
+    if not is_word(value, words):
+        raise InputError(
+            f"{method}: {name} must be one of {', '.join(words)}, not {short_repr(value)}"
+        )
 
 
 def decay(method: str, name: str, value: object) -> None:
     """Check the weight of the past in a running mean: a number in [0, 1)."""
     if not _number(value) or not 0.0 <= float(value) < 1.0:  # type: ignore[arg-type]
-        raise InputError(f"{method}: {name} must be in [0, 1), not {value!r}")
+        raise InputError(f"{method}: {name} must be in [0, 1), not {short_repr(value)}")
 
 
 def check_sample(method: str, S: int, N: int) -> None:
@@ -96,22 +104,45 @@ def check_sample(method: str, S: int, N: int) -> None:
 
 
 def _number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
+    return isinstance(value, (int, float)) and math.isfinite(as_number(value))
+
+
+def as_number(value: object) -> float:
+    """Return a real number as a float; NaN for what is none, and for one beyond all floats."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return math.nan
     try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
-def check_whole(name: str, value: object, least: int) -> None:
+def is_word(value: object, words: Container[str]) -> bool:
+    """Say whether a value is one of several words; arrays and lists are not."""
+    return isinstance(value, str) and value in words
+
+
+def as_array(name: str, value: object, dtype: type[np.float64 | np.int64]) -> NDArray[Any]:
+    """Return numbers as a contiguous array.
+
+    Raises:
+        InputError: They are no array of numbers.
+    """
+    try:
+        with np.errstate(invalid="raise"):  # NaN is no whole number
+            return np.ascontiguousarray(value, dtype=dtype)
+    except (TypeError, ValueError, OverflowError, RecursionError, FloatingPointError):
+        raise InputError(f"{name} must be an array of numbers, not {short_repr(value)}") from None
+
+
+def check_whole(name: str, value: object, least: int, most: int = 2**62) -> None:
     """Refuse what is not a whole number of at least `least`.
 
     Raises:
         InputError: It is not.
     """
     whole_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole_number or value < least:  # type: ignore[operator]
+    if not whole_number or not least <= value <= most:  # type: ignore[operator]
         raise InputError(
             f"{name} must be a whole number of at least {least}, not {short_repr(value)}"
         )

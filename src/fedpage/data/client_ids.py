@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.validate import is_word
 from fedpage.data.partition import PARTITIONS, Partition, check_min_rows, from_owners
 
 
@@ -36,7 +37,7 @@ def by_id(
     """
     names, owner = np.unique(clean_ids("by_id", ids), return_inverse=True)
     check_min_rows("by_id", len(owner), 0, min_rows)
-    if small not in ("error", "drop", "merge"):
+    if not is_word(small, ("error", "drop", "merge")):
         raise InputError(f"by_id: small must be error, drop or merge, not {short_repr(small)}")
     sizes = np.bincount(owner)
     is_small = sizes < min_rows

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import Ints, Vector
+from fedpage.core.validate import as_number, is_word
 from fedpage.data.client_ids import clean_ids
 
 if TYPE_CHECKING:
@@ -92,11 +93,21 @@ class Dataset:
     note: str = ""
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.matrix, Sparse) or getattr(self.matrix, "ndim", 0) == 2):
+            raise InputError(
+                f"data set {short_repr(self.name)}: matrix must be an (n, p) array or Sparse, not "
+                f"{short_repr(self.matrix)}"
+            )
+        if getattr(self.y, "ndim", 0) != 1:
+            raise InputError(
+                f"data set {short_repr(self.name)}: y must be a vector, not {short_repr(self.y)}"
+            )
         if self.rows == 0:
-            raise InputError(f"data set {self.name!r} has no rows")
+            raise InputError(f"data set {short_repr(self.name)} has no rows")
         if self.features < 1:
             raise InputError(
-                f"data set {self.name!r} must have at least one feature, not {self.features}"
+                f"data set {short_repr(self.name)} must have at least one feature, not "
+                f"{self.features}"
             )
         if isinstance(self.matrix, Sparse):
             _check_sparse(self.name, self.matrix, self.rows)
@@ -105,20 +116,26 @@ class Dataset:
             values = self.matrix
             if values.shape != (self.rows, self.features):
                 raise InputError(
-                    f"data set {self.name!r}: X has {len(values)} rows but y has {self.rows} labels"
+                    f"data set {short_repr(self.name)}: X has {len(values)} rows but y has "
+                    f"{self.rows} labels"
                 )
-        if self.clients is not None and self.clients.shape != (self.rows,):
+        if self.clients is not None and getattr(self.clients, "shape", None) != (self.rows,):
             raise InputError(
-                f"data set {self.name!r}: there are {self.rows} rows but "
-                f"{len(self.clients)} client ids"
+                f"data set {short_repr(self.name)}: there are {self.rows} rows but "
+                f"{getattr(self.clients, 'size', 'no')} client ids"
+            )
+        if not isinstance(self.columns, (tuple, list)):
+            raise InputError(
+                f"data set {short_repr(self.name)}: columns must be names, not "
+                f"{short_repr(self.columns)}"
             )
         if self.columns and len(self.columns) != self.features:
             raise InputError(
-                f"data set {self.name!r}: there are {self.features} features but "
+                f"data set {short_repr(self.name)}: there are {self.features} features but "
                 f"{len(self.columns)} column names"
             )
         if not (is_finite(values) and is_finite(self.y)):
-            raise InputError(f"data set {self.name!r}: it contains a NaN or an infinity")
+            raise InputError(f"data set {short_repr(self.name)}: it contains a NaN or an infinity")
 
     @classmethod
     def from_arrays(
@@ -149,19 +166,32 @@ class Dataset:
         >>> Dataset.from_arrays([[1.0, 0.0], [0.0, 2.0]], ["no", "yes"]).classes
         ('no', 'yes')
         """
-        labels = np.asarray(y)
+        try:
+            labels = np.asarray(y)
+        except (ValueError, RecursionError):
+            raise InputError(
+                f"data set {short_repr(name)}: y must be a vector, not {short_repr(y)}"
+            ) from None
         matrix = _features(name, X)
         rows = len(matrix.indptr) - 1 if isinstance(matrix, Sparse) else len(matrix)
         if labels.ndim != 1 and labels.shape != (labels.size, 1):
-            raise InputError(f"data set {name!r}: y must be a vector, not of shape {labels.shape}")
+            raise InputError(
+                f"data set {short_repr(name)}: y must be a vector, not of shape {labels.shape}"
+            )
         if rows != labels.size:
-            raise InputError(f"data set {name!r}: X has {rows} rows but y has {labels.size} labels")
+            raise InputError(
+                f"data set {short_repr(name)}: X has {rows} rows but y has {labels.size} labels"
+            )
         target, classes = encode_labels(name, labels.ravel())
         if not is_finite(target):
-            raise InputError(f"data set {name!r}: y must be finite, without NaN or infinity")
+            raise InputError(
+                f"data set {short_repr(name)}: y must be finite, without NaN or infinity"
+            )
         if not is_finite(matrix.values if isinstance(matrix, Sparse) else matrix):
-            raise InputError(f"data set {name!r}: X must be finite, without NaN or infinity")
-        ids = None if clients is None else clean_ids(f"data set {name!r}", clients)
+            raise InputError(
+                f"data set {short_repr(name)}: X must be finite, without NaN or infinity"
+            )
+        ids = None if clients is None else clean_ids(f"data set {short_repr(name)}", clients)
         return cls(name, matrix, target, classes=classes, clients=ids, note=note)
 
     @classmethod
@@ -190,10 +220,18 @@ class Dataset:
         """
         from scipy.sparse import issparse, vstack
 
+        for what, given in (("clients", clients), ("ids", ids)):
+            if isinstance(given, str) or not isinstance(given, (Sequence, type(None))):
+                raise InputError(
+                    f"data set {short_repr(name)}: {what} must be a list, not {short_repr(given)}"
+                )
+        if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in clients):
+            raise InputError(f"data set {short_repr(name)}: give a pair (X, y) for each client")
         names: Sequence[Label] = range(len(clients)) if ids is None else ids
         if not clients or not len(names) == len(set(names)) == len(clients):
             raise InputError(
-                f"data set {name!r}: there are {len(clients)} clients and {len(set(names))} "
+                f"data set {short_repr(name)}: there are {len(clients)} clients and "
+                f"{len(set(names))} "
                 "different ids; give (X, y) for each client, and as many ids"
             )
         matrices = [X if issparse(X) else np.asarray(X) for X, _ in clients]
@@ -203,7 +241,8 @@ class Dataset:
         for client, X, size in zip(names, matrices, sizes, strict=True):
             if X.shape != (size, width) or not size:
                 raise InputError(
-                    f"data set {name!r}: client {client} has X of shape {X.shape} and {size} "
+                    f"data set {short_repr(name)}: client {client} has X of shape {X.shape} "
+                    f"and {size} "
                     f"labels; X must have a row per label, at least one, and {width} columns as "
                     "that of the first client"
                 )
@@ -321,7 +360,8 @@ class Dataset:
             numbers = np.arange(self.rows)[rows]
         except (IndexError, TypeError, ValueError):
             raise InputError(
-                f"data set {self.name!r}: rows are chosen by a slice, a mask of {self.rows} "
+                f"data set {short_repr(self.name)}: rows are chosen by a slice, a mask of "
+                f"{self.rows} "
                 f"booleans or row numbers, not {short_repr(rows)}"
             ) from None
         if numbers.ndim != 1:
@@ -359,11 +399,11 @@ class Dataset:
         Raises:
             InputError: a part would have no rows, or `by="clients"` without client ids.
         """
-        if not 0.0 < test < 1.0:
+        if not 0.0 < as_number(test) < 1.0:
             raise InputError(
                 f"split: test must be between 0 and 1, such as 0.2, not {short_repr(test)}"
             )
-        if by not in ("rows", "clients"):
+        if not is_word(by, ("rows", "clients")):
             raise InputError(f"split: by must be 'rows' or 'clients', not {short_repr(by)}")
         if by == "clients" and self.clients is None:
             raise InputError(
@@ -448,7 +488,7 @@ def _features(name: str, X: Any) -> Sparse | Vector:
         _check_real(given.dtype)
         if given.ndim != 2 or given.shape[1] == 0:
             raise InputError(
-                f"data set {name!r}: X must be a matrix with at least one column, "
+                f"data set {short_repr(name)}: X must be a matrix with at least one column, "
                 f"not of shape {given.shape}"
             )
         if not issparse(X):
@@ -458,7 +498,7 @@ def _features(name: str, X: Any) -> Sparse | Vector:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"data set {name!r}: X must be a matrix of real numbers ({error})"
+            f"data set {short_repr(name)}: X must be a matrix of real numbers ({error})"
         ) from None
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # it may share the memory of X, which is the user's
@@ -480,11 +520,15 @@ def _check_real(kind: np.dtype[Any]) -> None:
 def _check_sparse(name: str, matrix: Sparse, rows: int) -> None:
     indptr, indices, values, features = matrix
     if len(indptr) != rows + 1 or len(indices) != len(values):
-        raise InputError(f"data set {name!r}: the lengths of rows, indices and values do not agree")
+        raise InputError(
+            f"data set {short_repr(name)}: the lengths of rows, indices and values do not agree"
+        )
     if indptr[0] != 0 or indptr[-1] != len(indices) or bool((np.diff(indptr) < 0).any()):
-        raise InputError(f"data set {name!r}: indptr must rise from 0 to the number of entries")
+        raise InputError(
+            f"data set {short_repr(name)}: indptr must rise from 0 to the number of entries"
+        )
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < features:
-        raise InputError(f"data set {name!r}: an index is outside 0..{features - 1}")
+        raise InputError(f"data set {short_repr(name)}: an index is outside 0..{features - 1}")
 
 
 def content_digest(matrix: Sparse | Vector, y: Vector) -> str:
@@ -523,7 +567,7 @@ def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Labe
     if y.dtype.kind == "O":
         missing = [row for row, label in enumerate(y) if label is None or label != label]
         if missing:
-            raise InputError(f"data set {name!r}: row {missing[0] + 1} has no label")
+            raise InputError(f"data set {short_repr(name)}: row {missing[0] + 1} has no label")
         if all(isinstance(label, (bool, np.bool_)) for label in y):
             y = y.astype(bool)
         elif all(isinstance(label, str) for label in y):
@@ -536,7 +580,7 @@ def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Labe
         target = y.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"data set {name!r}: y must be a vector of labels or real numbers ({error})"
+            f"data set {short_repr(name)}: y must be a vector of labels or real numbers ({error})"
         ) from None
     found = np.unique(target)  # a NaN is found later
     if found.tolist() in ([0.0, 1.0], [1.0, 2.0], [-1.0, 1.0]):

@@ -20,8 +20,8 @@ _SPARSE_BELOW = 0.25
 MISSING_VALUE = "(missing)"
 """The value in a feature's name that stands for a missing category, as in "smoker=(missing)"."""
 MISSING_CELL = (
-    'the value is missing; give missing="drop" (--missing drop) to leave out such rows, '
-    '"mean" to fill in (numbers: the mean; categories: one of their own), or correct the cell'
+    'the value is missing; correct the cell, or give missing="drop" (--missing drop) to leave '
+    'such rows out, or "mean" to fill them in'
 )
 MISSING_IN_NEW_ROW = "the value is missing; correct the cell or leave the row out"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.core.errors import InputError
-from fedpage.core.random import permutation, uniforms
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.random import check_seed, permutation, uniforms
 from fedpage.core.types import Ints, Vector
 from fedpage.data.counts import deal, divide, draw_partition, log_gammas
 from fedpage.data.partition import (
@@ -67,7 +67,8 @@ def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Par
         or clients * shards > n
     ):
         raise InputError(
-            f"label_shards: {clients} clients with {shards} shards each do not fit into {n} rows; "
+            f"label_shards: {clients} clients with {short_repr(shards)} shards each do not "
+            f"fit into {n} rows; "
             f"use a whole number of shards from 1 to {n // clients}, or fewer clients"
         )
     by_class = np.argsort(y, kind="stable").astype(np.int64)
@@ -111,6 +112,7 @@ def dirichlet(
     clients = check_counts("dirichlet", n, clients)
     min_rows = check_min_rows("dirichlet", n, clients, min_rows)
     alpha = check_alpha("dirichlet", alpha)
+    check_seed(seed)
     labels, which = np.unique(y, return_inverse=True)
     rows = np.bincount(which)
 
@@ -154,6 +156,7 @@ def dirichlet_yurochkin(
     clients = check_counts("dirichlet_yurochkin", n, clients)
     min_rows = check_min_rows("dirichlet_yurochkin", n, clients, min_rows)
     alpha = check_alpha("dirichlet_yurochkin", alpha)
+    check_seed(seed)
     which, rows = _label_numbers("dirichlet_yurochkin", y)
 
     def draw(attempt: int) -> Ints:
@@ -192,6 +195,7 @@ def dirichlet_hsu(y: Vector, clients: int, alpha: float, seed: int = 0) -> Parti
     n = check_labels("dirichlet_hsu", y)
     clients = check_counts("dirichlet_hsu", n, clients)
     alpha = check_alpha("dirichlet_hsu", alpha)
+    check_seed(seed)
     which, left = _label_numbers("dirichlet_hsu", y)
     prior = left / n
     counts = np.zeros((len(left), clients), dtype=np.int64)

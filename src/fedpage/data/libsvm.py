@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 
 _LARGEST = 2**31 - 2
@@ -194,7 +194,8 @@ def parse(
         or not 1 <= features <= _LARGEST
     ):
         raise InputError(
-            f"{source}: features must be a whole number from 1 to {_LARGEST:,}, not {features!r}"
+            f"{source}: features must be a whole number from 1 to {_LARGEST:,}, not "
+            f"{short_repr(features)}"
         )
     if b"#" in text:
         text = re.sub(rb"#[^\n]*", b"", text)  # comments go, line ends stay
@@ -271,7 +272,6 @@ def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | No
     """Describe the error in the tokens of a line, or return None."""
     if not _NUMBER.match(tokens[0]) or not math.isfinite(float(tokens[0])):
         hint = "; a LIBSVM line is such as `1 3:0.5 7:1`" if b"," in tokens[0] else ""
-        hint += ", and arrays from other files go into fp.Dataset.from_arrays" if hint else ""
         return f"the label {_quote(tokens[0])} is not a number{hint}"
     lowest = 1 if one_based else 0
     before = lowest - 1

@@ -9,6 +9,7 @@ the others.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,10 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.registry import Registry
 from fedpage.core.types import Ints, Vector
+from fedpage.core.validate import as_array, as_number, check_whole
+
+_MOST = 2**31 - 1
+"""The most rows of a partition."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,8 +48,11 @@ class Partition:
     ids: tuple[str | int, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", np.ascontiguousarray(self.order, dtype=np.int64))
-        object.__setattr__(self, "ptr", np.ascontiguousarray(self.ptr, dtype=np.int64))
+        if not isinstance(self.name, str):
+            raise InputError(f"partition: the name must be a text, not {short_repr(self.name)}")
+        for name in ("order", "ptr"):
+            rows = as_array(f"partition {self.name}: {name}", getattr(self, name), np.int64)
+            object.__setattr__(self, name, rows)
         if self.N < 1:
             raise InputError(f"partition {self.name}: at least one client is needed")
         if (
@@ -67,6 +75,10 @@ class Partition:
                 f"partition {self.name}: {empty} of {self.N} clients have no row "
                 f"(the first is client {first}); "
                 "use fewer clients or a less skewed partition"
+            )
+        if self.ids is not None and not isinstance(self.ids, tuple):
+            raise InputError(
+                f"partition {self.name}: ids must be a tuple, not {short_repr(self.ids)}"
             )
         if self.ids is not None and len(set(self.ids)) != self.N:
             raise InputError(
@@ -114,11 +126,7 @@ class Partition:
 def check_counts(name: str, n: int, clients: int) -> int:
     """Check that n rows are enough for the clients, and return their number as an int."""
     for what, value in (("rows", n), ("clients", clients)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise InputError(
-                f"{name}: the number of {what} must be a whole number of at least 1, "
-                f"not {short_repr(value)}"
-            )
+        check_whole(f"{name}: the number of {what}", value, 1, _MOST)
     if clients > n:
         raise InputError(
             f"{name}: {clients} clients need at least {clients} rows, and there are {n}; "
@@ -129,7 +137,11 @@ def check_counts(name: str, n: int, clients: int) -> int:
 
 def check_labels(name: str, y: Any) -> int:
     """Check that labels are a vector, and return their number."""
-    if np.ndim(y) != 1:
+    try:
+        dimensions = np.ndim(y)
+    except ValueError:  # lists of different depths
+        dimensions = 0
+    if dimensions != 1:
         raise InputError(
             f"{name}: y must be a vector of labels, such as data.y of a Dataset, not "
             f"{short_repr(y)}"
@@ -139,20 +151,17 @@ def check_labels(name: str, y: Any) -> int:
 
 def check_real(name: str, what: str, value: float) -> float:
     """Check that a parameter is a finite number, and return it as a float."""
-    if (
-        not isinstance(value, (int, float, np.number))
-        or isinstance(value, bool)
-        or not np.isfinite(value)
-    ):
-        raise InputError(f"{name}: {what} must be a finite number, not {value!r}")
-    return float(value)
+    number = as_number(value)
+    if not math.isfinite(number):
+        raise InputError(f"{name}: {what} must be a finite number, not {short_repr(value)}")
+    return number
 
 
 def check_alpha(name: str, alpha: float) -> float:
     """Check the concentration of a Dirichlet distribution, and return it as a float."""
     alpha = check_real(name, "alpha", alpha)
     if not alpha > 0:
-        raise InputError(f"{name}: alpha must be positive, not {alpha!r}")
+        raise InputError(f"{name}: alpha must be positive, not {short_repr(alpha)}")
     return alpha
 
 
@@ -164,10 +173,7 @@ def equal_parts(order: Ints, clients: int, name: str) -> Partition:
 
 def check_min_rows(name: str, n: int, clients: int, min_rows: int) -> int:
     """Check that n rows are enough for clients of `min_rows` rows each, and return it as an int."""
-    if not isinstance(min_rows, (int, np.integer)) or isinstance(min_rows, bool) or min_rows < 0:
-        raise InputError(
-            f"{name}: min_rows must be a whole number of at least 0, not {short_repr(min_rows)}"
-        )
+    check_whole(f"{name}: min_rows", min_rows, 0, _MOST)
     if clients * min_rows > n:
         raise InputError(
             f"{name}: {clients} clients of at least {min_rows} rows need {clients * min_rows:,} "
@@ -206,13 +212,15 @@ def blocks(n: int, clients: int, rows: int = 0) -> Partition:
     >>> blocks(7, 3).rows(1).tolist()
     [2, 3]
     """
+    clients = check_counts("blocks", n, clients)
+    check_whole("blocks: rows", rows, 0, _MOST)
     if rows:
-        if not 0 < rows <= n:
+        if rows > n:
             raise InputError(
                 f"blocks: rows must be from 1 to {n:,}, the rows there are, not {rows:,}"
             )
+        clients = check_counts("blocks", rows, clients)
         n = rows
-    clients = check_counts("blocks", n, clients)
     return equal_parts(np.arange(n, dtype=np.int64), clients, f"blocks({clients})")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpage.core.errors import InputError
-from fedpage.core.random import permutation
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.random import check_seed, permutation
 from fedpage.core.types import Ints
 from fedpage.data.counts import divide, draw_partition, log_gammas
 from fedpage.data.partition import (
@@ -37,7 +37,9 @@ def power_law(
     min_rows = max(check_min_rows("power_law", n, clients, min_rows), 1)
     exponent = check_real("power_law", "the exponent", exponent)
     if exponent < 0:
-        raise InputError(f"power_law: the exponent must be 0 or more and finite, not {exponent!r}")
+        raise InputError(
+            f"power_law: the exponent must be 0 or more and finite, not {short_repr(exponent)}"
+        )
     weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
     ideal = weight / weight.sum() * (n - clients * min_rows)
     sizes = min_rows + np.floor(ideal).astype(np.int64)
@@ -73,6 +75,7 @@ def quantity_dirichlet(
     clients = check_counts("quantity_dirichlet", n, clients)
     min_rows = check_min_rows("quantity_dirichlet", n, clients, min_rows)
     alpha = check_alpha("quantity_dirichlet", alpha)
+    check_seed(seed)
 
     def draw(attempt: int) -> Ints:
         weight = log_gammas(np.full(clients, alpha), seed, 40, attempt)

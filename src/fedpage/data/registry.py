@@ -17,6 +17,7 @@ import numpy as np
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.files import check_path
 from fedpage.core.registry import Registry
 from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
@@ -189,11 +190,7 @@ def offline_hint(item: LibsvmFile, named: str = "") -> str:
         named: an address that the message names already.
     """
     what = "it" if named == item.address else item.address
-    return (
-        f"without a network, download {what} elsewhere and run `fedpage data add {item.file}` "
-        f"here, or set FEDPAGE_DATA to a folder that has it (.xz, .bz2 and .gz are read; "
-        f"now {cache_dir()})"
-    )
+    return f"or get {what} elsewhere and `fedpage data add {item.file}`"
 
 
 def load(
@@ -249,6 +246,7 @@ def load(
     >>> load("census", rows=100).features
     123
     """
+    check_path(path)
     text = os.fspath(path)
     table = tables.TableOptions(
         label, client, standardise, missing, drop, columns, categorical, encoding

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.random import permutation, uniforms
+from fedpage.core.random import check_seed, permutation, uniforms
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, check_real
@@ -41,6 +41,7 @@ def shift_features(
             large to be made dense.
     """
     noise = check_real("shift_features", "noise", noise)
+    check_seed(seed)
     rotate = check_real("shift_features", "rotate", rotate)
     if noise < 0:
         raise InputError(f"shift_features: noise must be 0 or more, not {noise:g}")

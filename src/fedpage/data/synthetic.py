@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import uniforms
 from fedpage.core.types import Vector
+from fedpage.core.validate import as_number, check_whole
 from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.registry import register_embedded
 
@@ -47,11 +48,16 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
     >>> data.X.shape, data.nonzeros
     ((50, 123), 700)
     """
-    if not 2 <= rows <= 20_000_000 or not 0.0 <= skew <= 10.0 or not 0.0 <= noise <= 100.0:
-        raise InputError(
-            f"census: rows={rows} must be from 2 to 20,000,000, skew={skew} from 0 to 10 "
-            f"and noise={noise} from 0 to 100"
-        )
+    for name, value, low, high in (
+        ("rows", rows, 2, 20_000_000),
+        ("skew", skew, 0, 10),
+        ("noise", noise, 0, 100),
+    ):
+        if not low <= as_number(value) <= high:
+            raise InputError(
+                f"census: {name} must be from {low} to {high:,}, not {short_repr(value)}"
+            )
+    check_whole("census: rows", rows, 2)
     smallest = _SCALES[0]
     regions = -(-rows // smallest)
     score = np.zeros(rows)

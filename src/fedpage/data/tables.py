@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
+from fedpage.core.validate import is_word
 from fedpage.data import libsvm
 from fedpage.data.columns import (
     DATES,
@@ -90,10 +91,12 @@ class TableOptions:
                 raise InputError(
                     f"{option} must be a list of column names, not {short_repr(value)}"
                 )
-        if self.missing not in ("error", "drop", "mean"):
+        if not is_word(self.missing, ("error", "drop", "mean")):
             raise InputError(f"missing must be error, drop or mean, not {short_repr(self.missing)}")
         if not isinstance(self.standardise, bool):
-            raise InputError(f"standardise must be True or False, not {self.standardise!r}")
+            raise InputError(
+                f"standardise must be True or False, not {short_repr(self.standardise)}"
+            )
 
     def _take_encoding(self, encoding: Encoding) -> None:
         """Take the label and the columns of an encoding, which leaves no choice of features."""
@@ -379,8 +382,8 @@ def _check_text(table: Table, name: str, is_label: bool) -> None:
             advice = (
                 "write 1234.5 without a comma"
                 if has_commas(cell)
-                else f"correct the cell, give categorical=({name!r},) (--categorical) if these are "
-                f"categories, or leave the column out with drop=({name!r},) (--drop)"
+                else f"correct the cell, give categorical=({name!r},) (--categorical), or leave "
+                f"the column out with drop=({name!r},) (--drop)"
             )
             raise InputError(
                 f"{table.cell(row, name)}: {short_repr(cell)} is not a number, as "

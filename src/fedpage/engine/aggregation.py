@@ -22,6 +22,7 @@ from fedpage.core.aggregate import add_rows
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import AnyMethod, Vector
+from fedpage.core.validate import as_number
 from fedpage.runs.config import structure
 
 
@@ -283,8 +284,7 @@ def check_number(
     Raises:
         InputError: It is not.
     """
-    valid = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
-    number = float(value) if valid else math.nan  # type: ignore[arg-type]
+    number = as_number(value)
     if not (number >= 0.0 and number < below) or (above is not None and number <= above):
         least = "at least 0" if above is None else f"above {above:g}"
         most = f" and below {below:g}" if math.isfinite(below) else ", finite"

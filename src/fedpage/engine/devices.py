@@ -17,7 +17,7 @@ from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import at_least_zero, positive
+from fedpage.core.validate import at_least_zero, is_word, positive
 from fedpage.runs.config import field_values
 
 _COLUMNS = ("latency", "downlink", "uplink", "gradient")
@@ -136,8 +136,10 @@ class Devices:
         return repr_settings(few)
 
     def __post_init__(self) -> None:
-        if not self.measured and self.profile not in PROFILES:
-            hint = did_you_mean(str(self.profile), PROFILES)
+        if not isinstance(self.measured, tuple):
+            raise InputError(f"devices: measured must be rows, not {short_repr(self.measured)}")
+        if not self.measured and not is_word(self.profile, PROFILES):
+            hint = did_you_mean(self.profile, PROFILES)
             raise InputError(
                 f"devices: {short_repr(self.profile)} is not a profile;{hint} profiles are "
                 f"{', '.join(PROFILES)}; a file of measurements ends in .csv"
@@ -150,7 +152,7 @@ class Devices:
             if (getattr(self, name) or 0.0) > _LARGEST_DEVIATION:
                 raise InputError(
                     f"devices: {name} must be at most {_LARGEST_DEVIATION:g}, because times are "
-                    f"proportional to its exponential, not {getattr(self, name)!r}"
+                    f"proportional to its exponential, not {short_repr(getattr(self, name))}"
                 )
         for name in ("downlink", "uplink", "deadline"):
             if getattr(self, name) is not None:

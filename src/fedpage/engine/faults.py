@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
 from fedpage.core.types import Ints, Problem, ReplyT, Vector
+from fedpage.core.validate import as_number, is_word
 from fedpage.engine.policy import Policy
 from fedpage.runs import toml
 from fedpage.runs.config import structure
@@ -85,7 +86,7 @@ class Faults:
             _within(name, getattr(self, name), 0.0, 100.0)
         if self.deadline is not None:
             _within("deadline", self.deadline, 1e-9, 1e9)
-        if self.tied not in ("", "labels", "size"):
+        if not is_word(self.tied, ("", "labels", "size")):
             raise InputError(
                 f"faults: tied must be 'labels' or 'size', not {short_repr(self.tied)}"
             )
@@ -94,6 +95,8 @@ class Faults:
                 "faults: a tied dropout must be at most 0.5, because it rises to twice that, "
                 f"not {self.dropout:g}"
             )
+        if not isinstance(self.gone, Iterable):
+            raise InputError(f"faults: gone must be clients, not {short_repr(self.gone)}")
         object.__setattr__(self, "gone", tuple(self.gone))
         for value, name in [(client, "gone") for client in self.gone] + [
             (self.gone_from, "gone_from")
@@ -116,8 +119,7 @@ class Faults:
 
 
 def _within(name: str, value: object, low: float, high: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= float(value) <= high:  # type: ignore[arg-type]
+    if not isinstance(value, (int, float)) or not low <= as_number(value) <= high:
         raise InputError(
             f"faults: {name} must be a number from {low:g} to {high:g}, not {short_repr(value)}"
         )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.validate import is_word
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,13 @@ class Policy:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InputError(
-                    f"policy: {name} must be a whole number of at least {low}, not {value!r}"
+                    f"policy: {name} must be a whole number of at least {low}, not "
+                    f"{short_repr(value)}"
                 )
         for name in ("validate", "fall_back"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(
-                    f"policy: {name} must be true or false, not {getattr(self, name)!r}"
+                    f"policy: {name} must be true or false, not {short_repr(getattr(self, name))}"
                 )
         factor = self.outlier_factor
         if (
@@ -73,8 +75,10 @@ class Policy:
                 f"policy: outlier_factor must be a number of at least 1, or 0 for no check, "
                 f"not {short_repr(factor)}"
             )
-        if self.commit not in ("counted", "always"):
-            raise InputError(f"policy: commit must be 'counted' or 'always', not {self.commit!r}")
+        if not is_word(self.commit, ("counted", "always")):
+            raise InputError(
+                f"policy: commit must be 'counted' or 'always', not {short_repr(self.commit)}"
+            )
 
     @classmethod
     def naive(cls) -> Policy:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Ints, Vector
+from fedpage.core.validate import is_word
 from fedpage.engine.aggregation import Accumulator, Aggregation, ClippedSum, check_number
 from fedpage.engine.releases import Release, ReleaseJournal
 from fedpage.runs.checkpoint import Snapshot
@@ -65,7 +66,7 @@ class PrivateMean(Aggregation):
         check_number("private: clip", self.clip, above=0.0)
         check_number("private: noise", self.noise, above=0.0)
         check_number("private: delta", self.delta, above=0.0, below=1.0)
-        if self.cohort not in ("public", "secret"):
+        if not is_word(self.cohort, ("public", "secret")):
             raise InputError(
                 f"aggregation: private: cohort must be public or secret, not "
                 f"{short_repr(self.cohort)}"

@@ -24,7 +24,7 @@ from fedpage.core.types import (
     Vector,
     dtype_of,
 )
-from fedpage.core.validate import check_whole
+from fedpage.core.validate import check_whole, is_word
 from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.base import Engine, check_is_method, mean_evaluations
 from fedpage.engine.client_states import ClientStates
@@ -113,8 +113,10 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
                     f"{name} must be a {type_.__name__}, such as {type_.__name__}(), "
                     f"not {short_repr(value)}"
                 )
-        if evaluate not in get_args(Evaluation):
-            raise InputError(f"evaluate must be 'pooled' or 'per_client', not {evaluate!r}")
+        if not is_word(evaluate, get_args(Evaluation)):
+            raise InputError(
+                f"evaluate must be 'pooled' or 'per_client', not {short_repr(evaluate)}"
+            )
         check_whole("threads", threads, 1)
         if chunk is None:
             chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))

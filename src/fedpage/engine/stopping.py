@@ -15,6 +15,7 @@ from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import EVALUATED, higher_is_better
 from fedpage.core.types import StopReason
+from fedpage.core.validate import as_number
 from fedpage.runs.history import is_complete
 
 
@@ -81,7 +82,7 @@ class Stop:
             raise InputError(f"stop: monitor must be a column, not {short_repr(self.monitor)}")
         _check_number("min_delta", self.min_delta)
         if self.min_delta < 0:
-            raise InputError(f"stop: min_delta must be 0 or more, not {self.min_delta!r}")
+            raise InputError(f"stop: min_delta must be 0 or more, not {short_repr(self.min_delta)}")
 
     def _targets(self) -> dict[str, float]:
         named = {"grad_norm": self.grad_norm, "loss": self.loss}
@@ -273,9 +274,7 @@ def _value(row: Mapping[str, float], column: str) -> float:
 
 
 def _check_number(name: str, value: object, positive: bool = False) -> None:
-    number = math.nan
-    if isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool):
-        number = float(value)
+    number = as_number(value)
     if not math.isfinite(number) or (positive and number <= 0):
         least = " above 0" if positive else ""
         raise InputError(f"stop: {name} must be a finite number{least}, not {short_repr(value)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TypeVar
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.registry import Registry
 from fedpage.core.types import AnyMethod, HyperParameter
 
@@ -89,7 +89,7 @@ def register(
     """
     if group not in GROUPS:
         raise InputError(
-            f"{name}: group must be one of {', '.join(GROUPS)}, not {group!r}"
+            f"{name}: group must be one of {', '.join(GROUPS)}, not {short_repr(group)}"
         )
 
     def decorate(cls: M) -> M:

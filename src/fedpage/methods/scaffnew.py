@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
 from fedpage.core.types import (
@@ -134,7 +134,9 @@ class Scaffnew:
         L = problem.smoothness().client
         validate.positive(cls.name, "mu", mu)
         if not mu <= L:
-            raise InputError(f"{cls.name}: mu must be at most L = {L:.4g}, not {mu!r}")
+            raise InputError(
+                f"{cls.name}: mu must be at most L = {L:.4g}, not {short_repr(mu)}"
+            )
         return cls(p=(mu / L) ** 0.5, eta=1.0 / L)
 
     def init(self, x0: Vector, N: int) -> State:

@@ -12,7 +12,6 @@ from typing import ClassVar, Literal, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import Compressible
 from fedpage.core import validate
-from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import (
     Call,
@@ -112,10 +111,7 @@ class SCAFFOLD(LocalSGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.batch(self.name, "b0", self.b0)
-        if self.option not in ("I", "II"):
-            raise InputError(
-                f"SCAFFOLD: option must be 'I' or 'II', not {self.option!r}"
-            )
+        validate.choice(self.name, "option", self.option, ("I", "II"))
         validate.decay(self.name, "beta", self.beta)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
         if type(self) is SCAFFOLD and self.b is None and self.b0 is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Smoothness
 
 VARIANTS = ("corrected", "printed")
@@ -16,7 +16,9 @@ VARIANTS = ("corrected", "printed")
 def check_variant(variant: str) -> None:
     """Check that the variant is "corrected" or "printed"."""
     if variant not in VARIANTS:
-        raise InputError(f"variant must be 'corrected' or 'printed', not {variant!r}")
+        raise InputError(
+            f"variant must be 'corrected' or 'printed', not {short_repr(variant)}"
+        )
 
 
 def page_nonconvex(
@@ -82,7 +84,9 @@ def fedpage_strongly_convex(
 def check_strong_convexity(L: float, mu: float) -> None:
     """Check that 0 < mu <= L."""
     if not 0 < mu <= L:
-        raise InputError(f"mu must be above 0 and at most L={L:g}, not {mu!r}")
+        raise InputError(
+            f"mu must be above 0 and at most L={L:g}, not {short_repr(mu)}"
+        )
 
 
 def nonconvex_batches(
@@ -139,7 +143,9 @@ def marina(
     0.25658
     """
     if variant not in ("refined", "printed"):
-        raise InputError(f"variant must be 'refined' or 'printed', not {variant!r}")
+        raise InputError(
+            f"variant must be 'refined' or 'printed', not {short_repr(variant)}"
+        )
     rows = 0.0 if b is None else L.row**2 / b
     if variant == "printed" and b is None:
         each = omega if S == N else 1 + omega  # Theorems 2.1, 4.1

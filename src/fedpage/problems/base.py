@@ -23,6 +23,7 @@ from fedpage.core.metrics import (
     row_metrics,
 )
 from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
+from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.client_scores import ClientScoring, ClientTable
 from fedpage.problems.reprs import html_problem, repr_problem
@@ -169,7 +170,7 @@ def client_scale(weights: Weights | str, sizes: Ints) -> Vector:
                 f"not {short_repr(weights)}"
             )
         weights = sizes
-    w = np.asarray(weights, dtype=np.float64)
+    w = as_array("weights", weights, np.float64)
     if w.shape != (N,) or not np.isfinite(w).all() or (w <= 0).any():
         raise InputError(f"weights must be 'uniform', 'size' or {N} positive numbers")
     w = w / power_of_two(w)
@@ -211,7 +212,9 @@ class RowProblem(ClientScoring):
             raise InputError(f"{self.name}: sizes must be the rows of each client, at least 1 each")
         self._d = int(d)
         if self._d < 1:
-            raise InputError(f"{self.name}: d must be a whole number of at least 1, not {d!r}")
+            raise InputError(
+                f"{self.name}: d must be a whole number of at least 1, not {short_repr(d)}"
+            )
         self.weights = weights if isinstance(weights, str) else "given"
         self._scale = client_scale(weights, self._sizes)
         self._equal = equal_size(self._sizes)

@@ -12,6 +12,7 @@ import numpy as np
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import MetricsOption, describe_metrics, resolve_metrics
 from fedpage.core.types import Draws, Ints, Smoothness, Vector
+from fedpage.core.validate import as_number, is_word
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks
 from fedpage.problems import kernels
@@ -80,7 +81,7 @@ class LinearModel(LinearScores):
         metrics: MetricsOption = (),
         held_out: Dataset | None = None,
     ) -> None:
-        if loss is not None and self.loss_name not in ("", loss):
+        if loss is not None and self.loss_name and not is_word(loss, (self.loss_name,)):
             raise InputError(
                 f"{type(self).__name__} has the loss {self.loss_name!r}; leave loss out"
             )
@@ -259,15 +260,14 @@ def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tupl
         InputError: the regulariser is unknown, the weight is not a number of at least 0, or a
             weight is given with reg="none".
     """
-    if reg is not None and reg not in REGULARISERS:
-        hint = did_you_mean(reg, REGULARISERS) if isinstance(reg, str) else ""
+    if reg is not None and not is_word(reg, REGULARISERS):
+        hint = did_you_mean(reg, REGULARISERS)
         known = ", ".join(REGULARISERS)
         raise InputError(
             f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}"
             f"{';' if hint else ''}{hint}"
         )
-    is_number = isinstance(alpha, (int, float, np.number)) and not isinstance(alpha, bool)
-    if alpha is not None and not (is_number and math.isfinite(alpha) and alpha >= 0):
+    if alpha is not None and not 0 <= as_number(alpha) < math.inf:
         raise InputError(
             f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"
         )

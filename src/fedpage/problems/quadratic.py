@@ -20,6 +20,7 @@ from fedpage.core.metrics import (
 )
 from fedpage.core.random import uniforms
 from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Smoothness, Vector
+from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.base import (
     Description,
@@ -66,8 +67,8 @@ class Quadratic(ClientScoring):
         metrics: MetricsOption = (),
         held_out: None = None,
     ) -> None:
-        self.A = np.ascontiguousarray(A, dtype=np.float64)
-        self.b = np.ascontiguousarray(b, dtype=np.float64)
+        self.A = as_array("quadratic: A", A, np.float64)
+        self.b = as_array("quadratic: b", b, np.float64)
         if self.b.ndim != 3:
             raise InputError(f"quadratic: b must have shape (N, M, d), not {self.b.shape}")
         N, M, d = self.b.shape

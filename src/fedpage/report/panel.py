@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.report.bands import (
     BANDS,
@@ -48,11 +48,14 @@ class Summary:
 
     def __post_init__(self) -> None:
         if self.band not in BANDS:
-            raise InputError(f"band must be {' or '.join(map(repr, BANDS))}, not {self.band!r}")
+            raise InputError(
+                f"band must be {' or '.join(map(repr, BANDS))}, not {short_repr(self.band)}"
+            )
         pair = tuple(self.quantiles)
         if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= 1:
             raise InputError(
-                f"quantiles must be two numbers from 0 to 1, the smaller first, not {pair!r}"
+                "quantiles must be two numbers from 0 to 1, the smaller first, not "
+                f"{short_repr(pair)}"
             )
 
     def compute(

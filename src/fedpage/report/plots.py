@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from fedpage.core.columns import Cost
-from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.report.bands import Band, describe_band
 from fedpage.report.figure_file import check_figure_path, write_figure
 from fedpage.report.legend import add_legend, text_width, wrap_text
@@ -392,7 +392,7 @@ def check_width(width: str) -> Width:
     """
     if width in ("single", "double", "screen"):
         return cast("Width", width)
-    raise InputError(f"width must be single, double or screen, not {width!r}")
+    raise InputError(f"width must be single, double or screen, not {short_repr(width)}")
 
 
 def _drop_repeated_labels(grid: Sequence[Axes], columns: int) -> None:

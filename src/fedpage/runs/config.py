@@ -155,7 +155,7 @@ class Target:
         except (ValueError, _Mismatch):
             raise InputError(
                 "expected a finite number or column:number, such as 0.01 or accuracy:0.9, "
-                f"not {text!r}"
+                f"not {short_repr(text)}"
             ) from None
         return cls(column.strip() or "grad_norm", value)
 

@@ -20,6 +20,7 @@ from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_colu
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
+from fedpage.core.validate import as_number
 from fedpage.runs.history_lines import (
     FORMAT,
     WORDS,
@@ -114,6 +115,8 @@ class History:
         Raises:
             InputError: no record has the column.
         """
+        if not isinstance(column, str):
+            raise InputError(f"a column is known by its name, not by {short_repr(column)}")
         values = np.array([read_column(row, column) for row in self.rows], dtype=np.float64)
         if self.rows and np.isnan(values).all() and column not in self.columns:
             recorded = self.columns
@@ -238,6 +241,8 @@ class History:
     def _first_hit(self, column: str, target: float) -> int | None:
         """Return the first record with f(x) <= f(x0) whose column is at the target or better."""
         values = self[column]
+        if not isinstance(target, float) and math.isnan(as_number(target)):
+            raise InputError(f"the target must be a number, not {short_repr(target)}")
         good = values >= target if self.higher_is_better(column) else values <= target
         hits = np.flatnonzero(good & self.progress())
         return int(hits[0]) if len(hits) else None

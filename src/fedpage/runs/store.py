@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import check_path
 from fedpage.core.types import StopReason
 from fedpage.runs import run_file
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
@@ -91,7 +92,7 @@ class RunStore:
         notify: Callable[[str], None] | None = None,
         advice: str | None = None,
     ) -> None:
-        self.path, self._advice = Path(path), advice
+        self.path, self._advice = check_path(path), advice
         self.rounds_between, self.seconds_between = parse_interval(checkpoint_every)
         self.checkpoint_every, self.command = str(checkpoint_every), command
         self.checkpoint_round = 0

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 
 _Kind: TypeAlias = Literal["measured", "predicted", "none"]
@@ -118,7 +118,7 @@ def forecast(curves: Sequence[Curve], target: float, *, has_floor: bool = False)
         InputError: The target is not a finite number above 0, or there is no run.
     """
     if not (math.isfinite(target) and target > 0):
-        raise InputError(f"target must be a finite number above 0, not {target!r}")
+        raise InputError(f"target must be a finite number above 0, not {short_repr(target)}")
     if not curves:
         raise InputError("a forecast needs at least one run")
     goal = np.array([target])

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
@@ -237,7 +237,9 @@ def run_pilots(
     if rounds is not None:
         check_whole("rounds", rounds, 10)
     if math.isnan(budget) or budget < 0:
-        raise InputError(f"budget must be a number of seconds of at least 0, not {budget!r}")
+        raise InputError(
+            f"budget must be a number of seconds of at least 0, not {short_repr(budget)}"
+        )
     if first_step is None:
         L = problem.smoothness().whole
         first_step = FIRST_STEP / L if math.isfinite(L) and L > 0 else math.nan

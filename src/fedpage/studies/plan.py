@@ -14,6 +14,7 @@ from fedpage.core.columns import Cost
 from fedpage.core.display import html_card, html_note, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import Problem
+from fedpage.core.validate import as_number, check_whole
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.studies import pilot as pilots
 from fedpage.studies.pilot import Pilot
@@ -226,6 +227,8 @@ def plan(
     >>> fp.plan(problem, target=0.01, S=5, pilots=False)
     Plan(gradient norm <= 0.01: ... by theory, of ... methods; print it for the table)
     """
+    check_whole("S", S, 1)
+    check_whole("K", K, 1)
     return compute_plan(
         problem,
         lambda: problem_constants(problem),
@@ -292,8 +295,7 @@ def read_accuracy(given: Mapping[str, float | None]) -> Callable[[bool], tuple[M
             f"give one accuracy: {first} for a gradient norm or {second} for f - f*{found}"
         )
     name, value = names[0], given[names[0]]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is None or not (is_number and math.isfinite(value) and value > 0):
+    if value is None or not 0 < as_number(value) < math.inf:
         raise InputError(f"{name} must be a finite number above 0, not {short_repr(value)}")
 
     def choose(convex: bool) -> tuple[Measure, float]:

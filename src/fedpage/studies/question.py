@@ -16,6 +16,7 @@ from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
 from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
+from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.simulate import RunOptions, simulate
 from fedpage.engine.simulation import HasCode, start_of
@@ -127,7 +128,7 @@ def parse_budget(budget: str | float) -> float:
     if isinstance(budget, str):
         with contextlib.suppress(InputError):
             seconds = parse_interval(budget)[1]
-    elif isinstance(budget, (int, float)) and 0 < budget < math.inf:
+    elif 0 < as_number(budget) < math.inf:
         seconds = float(budget)
     if seconds is None:
         raise InputError(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.validate import as_number
 from fedpage.studies.statistics import ALPHA, format_p
 
 
@@ -108,6 +109,8 @@ def rank_over_problems(costs: Mapping[str, Mapping[str, float]], *, alpha: float
         p = 0.0
     else:
         p = float(f_distribution.sf((N - 1) * chi_square / rest, k - 1, (k - 1) * (N - 1)))
+    if not 0 < as_number(alpha) < 1:
+        raise InputError(f"alpha must be between 0 and 1, not {short_repr(alpha)}")
     q = float(studentized_range.ppf(1 - alpha, k, np.inf)) / math.sqrt(2)
     order = np.argsort(means, kind="stable")
     return Ranks(

@@ -136,7 +136,8 @@ class StudyConfig:
         Cost.parse(self.cost)
         if not self.name or any(not (c.isalnum() or c in "-_.") for c in self.name):
             raise InputError(
-                f"name must consist of letters, digits, '-', '_' and '.', not {self.name!r}"
+                "name must consist of letters, digits, '-', '_' and '.', not "
+                f"{short_repr(self.name)}"
             )
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpage.core.atomic import put
 from fedpage.core.columns import AXES, Cost
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.report import page
 from fedpage.report.figure_file import find_tex, write_figure
 from fedpage.report.panel import Summary
@@ -240,7 +240,7 @@ def export(study: Study, folder: Path, *, command: str = "", records: str = "csv
         InputError: No run has ended, or the format is unknown.
     """
     if records not in _RECORDS:
-        raise InputError(f"records are written as csv or parquet, not {records!r}")
+        raise InputError(f"records are written as csv or parquet, not {short_repr(records)}")
     runs = _finished(study)
     return [
         write_report(study, folder / "report.html", command=command),

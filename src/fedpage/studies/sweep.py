@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Callback
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import check_path
 from fedpage.core.schedule import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
@@ -114,6 +115,8 @@ def iterate_sweep(
     if jobs is not None:
         check_whole("jobs", jobs, 1)
     methods = list(methods)
+    if isinstance(seeds, (int, np.integer)):
+        check_whole("seeds", seeds, 1, 1_000_000)
     seed_list = list(range(int(seeds))) if isinstance(seeds, (int, np.integer)) else list(seeds)
     tasks = [(method, seed) for method in methods for seed in seed_list]
     if not tasks:
@@ -121,7 +124,7 @@ def iterate_sweep(
     for method, seed in tasks:  # so that a wrong argument is refused here, not in a worker
         Simulation(problem, method, seed=seed)
     # A worker may have been started in another directory.
-    root = None if out is None else Path(out).resolve()
+    root = None if out is None else check_path(out).resolve()
     names = run_names(methods, seed_list)
 
     run_one = partial(

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from fedpage.codecs import IDENTITY, Codec, as_codec
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.theory.bounds import (
     descent_bound,
     fedpage_bound,
@@ -74,7 +74,7 @@ def plan(
             codec's size varies.
     """
     if isinstance(d, bool) or d < 1:
-        raise InputError(f"d must be a whole number of at least 1, not {d!r}")
+        raise InputError(f"d must be a whole number of at least 1, not {short_repr(d)}")
     measure = measure or ("gap" if convex else "grad_norm")
     if measure == "gap" and not convex:
         raise InputError(

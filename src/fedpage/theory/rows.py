@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.theory.rounds import Round
 from fedpage.theory.tables import Setting
 
@@ -50,11 +50,13 @@ class Costs:
         for name in ("latency", "gradient"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
-                raise InputError(f"{name} must be a finite number of at least 0, not {value!r}")
+                raise InputError(
+                    f"{name} must be a finite number of at least 0, not {short_repr(value)}"
+                )
         for name in ("uplink", "downlink"):
             value = getattr(self, name)
             if math.isnan(value) or value <= 0:
-                raise InputError(f"{name} must be above 0 bytes a second, not {value!r}")
+                raise InputError(f"{name} must be above 0 bytes a second, not {short_repr(value)}")
 
     @property
     def given(self) -> bool:

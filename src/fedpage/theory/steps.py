@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
 from fedpage.methods.steps import (
     check_variant,
@@ -46,19 +46,19 @@ class Tuned:
 def _check_constants(N: int, S: int, epsilon: float, **positive: float) -> float:
     """Check the constants and return p = S/N."""
     if isinstance(N, bool) or not hasattr(N, "__index__") or N < 1:
-        raise InputError(f"N must be a whole number of at least 1, not {N!r}")
+        raise InputError(f"N must be a whole number of at least 1, not {short_repr(N)}")
     if isinstance(S, bool) or not hasattr(S, "__index__") or not 1 <= S <= N:
-        raise InputError(f"S must be a whole number from 1 to N={N}, not {S!r}")
+        raise InputError(f"S must be a whole number from 1 to N={N}, not {short_repr(S)}")
     for name, value in {"epsilon": epsilon, **positive}.items():
         if not (isinstance(value, (int, float)) and math.isfinite(value)) or value <= 0:
-            raise InputError(f"{name} must be a finite number above 0, not {value!r}")
+            raise InputError(f"{name} must be a finite number above 0, not {short_repr(value)}")
         check_range(name, value)
     return S / N
 
 
 def _check_variance(sigma2: float) -> None:
     if not math.isfinite(sigma2) or sigma2 < 0:
-        raise InputError(f"sigma2 must be a finite number of at least 0, not {sigma2!r}")
+        raise InputError(f"sigma2 must be a finite number of at least 0, not {short_repr(sigma2)}")
     check_range("sigma2", max(sigma2, 1.0), 2)
 
 
@@ -135,7 +135,7 @@ def nonconvex_fedpage(
     p = _check_constants(N, S, epsilon, L=L, D0=D0)
     _check_variance(sigma2)
     if isinstance(K, bool) or K < 1:
-        raise InputError(f"K must be a whole number of at least 1, not {K!r}")
+        raise InputError(f"K must be a whole number of at least 1, not {short_repr(K)}")
     eta_g, eta_l = fedpage_nonconvex(L, N, S, K, p, variant)
     b1, b2 = _at_most(nonconvex_batches(sigma2, epsilon, S, p), M)
     method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p, b1=b1, b2=b2)
@@ -233,7 +233,7 @@ def convex_fedpage(
     _check_variance(sigma2)
     check_variant(variant)
     if isinstance(K, bool) or K < 1:
-        raise InputError(f"K must be a whole number of at least 1, not {K!r}")
+        raise InputError(f"K must be a whole number of at least 1, not {short_repr(K)}")
     proof = _ConvexProof(L=L, S=S, p=p, delta=_delta(N, S))
     eta_g = 0.9 * proof.largest_step()
     is_full = sigma2 == 0
@@ -375,7 +375,7 @@ def strongly_convex_fedpage(
     """
     p = _check_constants(N, S, epsilon, L=L, mu=mu, D0=D0)
     if isinstance(K, bool) or K < 1:
-        raise InputError(f"K must be a whole number of at least 1, not {K!r}")
+        raise InputError(f"K must be a whole number of at least 1, not {short_repr(K)}")
     eta_g, eta_l = fedpage_strongly_convex(L, mu, S, K, p)
     rounds = _linear_rounds(2 * mu * eta_g / 3, D0 / epsilon)
     method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 
 _RANGE = 1e30
 """Above it the fourth powers of the formulas overflow."""
@@ -30,7 +30,8 @@ def check_range(name: str, value: float, power: int = 1) -> None:
     """
     if not _RANGE**-power <= value <= _RANGE**power:
         raise InputError(
-            f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not {value!r}; "
+            f"{name} must be from {_RANGE**-power:g} to {_RANGE**power:g}, not "
+            f"{short_repr(value)}; "
             "rescale f or x"
         )
 
@@ -80,12 +81,14 @@ class Setting:
         for name in ("N", "S", "K", "M", "epsilon", "L", "D0", "R2"):
             value = getattr(self, name)
             if not math.isfinite(value) or value <= 0:
-                raise InputError(f"{name} must be a finite number above 0, not {value!r}")
+                raise InputError(f"{name} must be a finite number above 0, not {short_repr(value)}")
             check_range(name, value)
         for name in ("sigma", "G", "B"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
-                raise InputError(f"{name} must be a finite number of at least 0, not {value!r}")
+                raise InputError(
+                    f"{name} must be a finite number of at least 0, not {short_repr(value)}"
+                )
             check_range(name, max(value, 1.0))
         if self.S > self.N:
             raise InputError(f"S must be at most N={self.N}, not {self.S}")
@@ -93,18 +96,24 @@ class Setting:
 
     def _check_optional(self) -> None:
         if not (math.isfinite(self.omega) and self.omega >= 0):
-            raise InputError(f"omega must be a finite number of at least 0, not {self.omega!r}")
+            raise InputError(
+                f"omega must be a finite number of at least 0, not {short_repr(self.omega)}"
+            )
         check_range("omega", max(self.omega, 1.0))
         if not 0 < self.alpha <= 1:
-            raise InputError(f"alpha must be above 0 and at most 1, not {self.alpha!r}")
+            raise InputError(f"alpha must be above 0 and at most 1, not {short_repr(self.alpha)}")
         check_range("alpha", self.alpha)
         if self.mu is not None:
             if not 0 < self.mu <= self.L:
-                raise InputError(f"mu must be above 0 and at most L={self.L:g}, not {self.mu!r}")
+                raise InputError(
+                    f"mu must be above 0 and at most L={self.L:g}, not {short_repr(self.mu)}"
+                )
             check_range("mu", self.mu)
         if self.delta is not None:
             if not (math.isfinite(self.delta) and self.delta >= 0):
-                raise InputError(f"delta must be a finite number of at least 0, not {self.delta!r}")
+                raise InputError(
+                    f"delta must be a finite number of at least 0, not {short_repr(self.delta)}"
+                )
             check_range("delta", max(self.delta, 1.0))
 
     @property

@@ -111,9 +111,9 @@ def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
         except Exception as error:
             shapes = ", ".join(str(tuple(x.shape)) for x in rows.inputs)
             _refuse(
-                f"{name} and {loss_name} cannot be computed on rows of {where}, inputs of shape "
-                f"{shapes} ({rows.inputs[0].dtype}) and targets of shape {tuple(targets.shape)} "
-                f"({targets.dtype}): {_one_line(error)}",
+                f"{name} and {loss_name} cannot be computed on rows of {where}, inputs {shapes} "
+                f"({rows.inputs[0].dtype}), targets {tuple(targets.shape)} ({targets.dtype}): "
+                f"{_one_line(error)}",
                 error,
             )
         if not isinstance(loss, Tensor) or loss.numel() != 1:
