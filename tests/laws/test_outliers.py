@@ -222,7 +222,7 @@ def test_two_wrong_clients_of_three_called_ones_are_a_minority_of_those_known():
 def test_replies_that_vanish_and_replies_that_grow_together_are_honest():
     parts = Parts(8)
     parts.rejects(dict.fromkeys(range(8), 1.0))
-    assert parts.rejects({client: 1e-9 for client in range(8)}, round=1) == []
+    assert parts.rejects(dict.fromkeys(range(8), 1e-09), round=1) == []
     assert parts.rejects({0: 1e-9, 1: 1e-9, 2: 1e-9, 3: 1.0}, round=2) == []
     parts = Parts(3)
     for round in range(20):
