@@ -105,6 +105,28 @@ def test_bits_equal_the_simulator(federate, simulated, nodes, method, hyper, wei
     assert history["floats_up"][-1] * 4 == history["bytes_up"][-1]
 
 
+def test_secure_aggregation_of_a_network_equals_the_simulator(federate, simulated, nodes):
+    """Numbers of 4 bytes are sent as whole numbers of 8."""
+    settings = {
+        "objective": "app_module:problem",
+        "clients": 4,
+        "method": "scaffold",
+        "hyper": "S=3 K=3 b=4",
+        "rounds": 4,
+        "weights": "size",
+        "metrics": "accuracy",
+        "aggregation": "secure:bound=100",
+        "evaluation": "values",
+    }
+    history = federate(**settings).history
+    expected = simulated(problem=nodes.whole(4, weights="size", metrics=["accuracy"]), **settings)
+    assert history.x.dtype == np.float32
+    assert history.x.tobytes() == expected.x.tobytes()
+    for column in {*expected.columns} - {"seconds", "grad_norm"}:
+        np.testing.assert_array_equal(history[column], expected[column])
+    assert history["floats_up"][-1] * 8 == history["bytes_up"][-1]
+
+
 def test_the_example_app(monkeypatch):
     monkeypatch.syspath_prepend(APP)
     load_own_problem.cache_clear()
