@@ -22,7 +22,7 @@ from fedpage.flower.exchange import content_of
 from fedpage.flower.node_data import _load_node_data, load_own_problem
 from fedpage.flower.node_errors import Code, NodeError, NodeRefused, refuse
 
-CELL, LABEL, PATIENT = "41250.5", "31337", "Ada-Lovelace"
+CELL, LABEL, PATIENT = "41250.5", "31337.25", "Ada-Lovelace"
 HEADER, WEIGHT = "hiv_status", "weight_kg"
 D = 2
 
@@ -104,7 +104,7 @@ ERRORS: dict[str, dict[str, Any]] = {
         "words": ["1234567"],
     },
 }  # fmt: skip
-SECRETS = [CELL, LABEL, PATIENT, HEADER, WEIGHT, ".csv", "line ", "row ", "1234567", "/data"]
+SECRETS = [CELL, LABEL, PATIENT, HEADER, WEIGHT, ".csv", "line ", "row ", "1234567,", "/data"]
 SECRETS += ["/tmp"]
 
 

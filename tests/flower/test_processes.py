@@ -187,7 +187,7 @@ def test_a_missing_flower_program_is_reported(tmp_path, monkeypatch):
     assert shutil.which("flower-superlink", path=str(tmp_path)) is None
 
 
-LABEL, PLACE = "31337", "Ada-Lovelace"
+LABEL, PLACE = "31337.25", "Ada-Lovelace"
 
 
 def show_log(federation, run):
