@@ -338,7 +338,7 @@ def test_a_site_may_send_less_than_a_run_asks_for(federate, tmp_path, asked, all
         federate(nodes=nodes, evaluation=asked)
 
 
-def test_a_node_refuses_an_evaluation_that_the_run_does_not_have(config, tmp_path):
+def test_a_node_refuses_an_evaluation_that_the_run_does_not_have(config, tmp_path, caplog):
     """A server that asks for values although the run's configuration says none gets a code."""
     from localgrid import LocalGrid
 
@@ -348,13 +348,14 @@ def test_a_node_refuses_an_evaluation_that_the_run_does_not_have(config, tmp_pat
     settings = config | {"evaluation": "none", "clients": 1, "hyper": "S=1 K=3 eta_g=0.2 p=0.4"}
     grid = LocalGrid(app, nodes, settings)
     grid.get_node_ids()
-    header = messages.EvaluateRequest(client=0, round=0, d=123, scale=1.0)
+    header = messages.EvaluateRequest(client=0, round=0, d=123, scale=1.0, agreement="", digest="")
     content = messages.encode_message(messages.Model(np.zeros(123)), header)
     [name] = grid.push_messages(
         [grid.create_message(content, messages.EVALUATE, grid.node(0), "0", 60.0)]
     )
     [reply] = grid.pull_messages([name])
     assert dict(reply.content["header"])["code"] == "protocol"
+    assert "evaluates no model" in caplog.text
     assert set(dict(reply.content)) == {"header"}
 
 
@@ -395,3 +396,9 @@ def test_a_loss_within_rounding_of_its_minimum_is_accepted():
     assert evaluator.decode(0, Reply(-1e-12), 3).loss[0] == -1e-12
     with pytest.raises(OutOfRange, match=r"its loss -0\.001 is below 0"):
         evaluator.decode(0, Reply(-1e-3), 3)
+
+
+def test_the_time_of_a_joint_exchange_is_its_rounds(federate):
+    """A look for replies takes a virtual second, and every round has one, before it begins."""
+    seconds = federate(**{"record-every": 1}).history["seconds"]
+    assert np.all(np.diff(seconds) >= 1.0)

@@ -254,6 +254,8 @@ def _evaluate(content: RecordDict, config: AppConfig, node_config: NodeConfig) -
     """Evaluate this client's loss, gradient and metrics at a model."""
     request = messages.decode_header(content, messages.EvaluateRequest)
     check_evaluation(config, node_config)
+    if config.evaluation == "none":
+        raise messages.ProtocolError('a run with evaluation = "none" evaluates no model')
     node = _load_requested(request, config, node_config)
     layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
     model = messages.decode_fields(content, layout)
