@@ -10,14 +10,13 @@ from pathlib import Path
 from fedpage.core.errors import InputError, short_repr
 
 _KINDS = (
-    (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_WITHOUT_SIZE = ("/proc", "/sys")
-"""File systems whose files are made while they are read: some wait, some never end."""
+_MADE_WHILE_READ = ("/proc/", "/sys/")
+"""Where files have no size: some wait for a writer, some never end."""
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
@@ -37,25 +36,24 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def check_file(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a regular file, which can be read without waiting and has an end.
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that may wait or never end when it is read.
+
+    A file that does not exist, and a directory, are left to the reader.
 
     Raises:
-        InputError: It is a directory, a pipe, a socket, a device, or a file of /proc or /sys, or
-            it does not exist.
+        InputError: It is a pipe, a socket, a device, a file of /proc or /sys, or a link to nothing.
     """
     file = check_path(path)
     try:
         mode = os.stat(file).st_mode
-    except OSError as error:
-        if file.is_symlink() and isinstance(error, FileNotFoundError):
+    except OSError:
+        if file.is_symlink():
             target = short_repr(os.readlink(file))
-            raise InputError(f"{file}: is a link to {target}, which does not exist") from None
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise InputError(f"{file}: {reason}") from None
+            raise InputError(f"{file}: is a link to {target}, which cannot be opened") from None
+        return
     for is_kind, kind in _KINDS:
         if is_kind(mode):
-            raise InputError(f"{file}: is {kind}; give a regular file")
-    if any(os.path.realpath(file).startswith(f"{root}/") for root in _WITHOUT_SIZE):
-        raise InputError(f"{file}: is a file of the system's; give a regular file")
-    return file
+            raise InputError(f"{file}: is {kind}, not a regular file")
+    if stat.S_ISREG(mode) and os.path.realpath(file).startswith(_MADE_WHILE_READ):
+        raise InputError(f"{file}: is a file of the operating system, not a regular file")

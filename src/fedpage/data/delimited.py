@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import refuse_special
 from fedpage.core.types import Vector
 from fedpage.data import libsvm
 from fedpage.data.columns import Codes, Column, Numbers, Table, Text, is_number
@@ -234,6 +235,7 @@ class Delimited:
             packed = libsvm.read_packed(self.path)
             pieces = libsvm.unpack_pieces(packed, self.path.suffix, self.source)
             return io.BufferedReader(_Stream(pieces), _CHUNK)
+        refuse_special(self.path)
         try:
             return self.path.open("rb")
         except FileNotFoundError:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import refuse_special
 from fedpage.core.types import Vector
 
 _LARGEST = 2**31 - 2
@@ -107,6 +108,7 @@ def read_packed(path: Path) -> bytes:
     Raises:
         InputError: the file cannot be read.
     """
+    refuse_special(path)
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -272,6 +274,7 @@ def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | No
     """Describe the error in the tokens of a line, or return None."""
     if not _NUMBER.match(tokens[0]) or not math.isfinite(float(tokens[0])):
         hint = "; a LIBSVM line is such as `1 3:0.5 7:1`" if b"," in tokens[0] else ""
+        hint += ", and arrays from other files go into fp.Dataset.from_arrays" if hint else ""
         return f"the label {_quote(tokens[0])} is not a number{hint}"
     lowest = 1 if one_based else 0
     before = lowest - 1

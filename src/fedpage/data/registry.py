@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.files import check_path
+from fedpage.core.files import check_path, refuse_special
 from fedpage.core.registry import Registry
 from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
@@ -319,7 +319,8 @@ def _refuse(name: str, options: dict[str, float]) -> None:
 
 
 def _check_path(path: Path) -> None:
-    """Refuse a directory, and a table of a format that is not read."""
+    """Refuse a directory, a special file, and a table of a format that is not read."""
+    refuse_special(path)
     if path.is_dir():
         raise InputError(f"{path} is a directory; give the path of a file")
     if path.suffix.lower() in _FRAME_SUFFIXES:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import refuse_special
 from fedpage.core.types import Vector
 from fedpage.core.validate import is_word
 from fedpage.data import libsvm
@@ -438,6 +439,7 @@ class ParquetFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        refuse_special(path)
         if path.is_dir():
             raise InputError(
                 f"{path}: it is a directory; read its files by pandas or polars, and give the "
@@ -493,6 +495,7 @@ def _first_line(error: Exception) -> str:
 
 def _load_npz(path: Path, name: str) -> Dataset:
     """Read arrays X, y and clients, or those of a CSR matrix: data, indices, indptr and shape."""
+    refuse_special(path)
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)

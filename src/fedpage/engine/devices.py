@@ -15,6 +15,7 @@ import numpy as np
 from fedpage.core.columns import SIMULATED, Cost
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import refuse_special
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
 from fedpage.core.types import Ints, Vector
 from fedpage.core.validate import at_least_zero, is_word, positive
@@ -290,6 +291,7 @@ def _read_csv(path: str) -> tuple[Device, ...]:
     """Read measured devices; errors name the file, the line and the column."""
     found: list[Device] = []
     owners: set[int] = set()
+    refuse_special(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, skipinitialspace=True, strict=True)

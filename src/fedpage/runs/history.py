@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedpage.core.atomic import put
 from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_column, read_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import check_path, refuse_special
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
 from fedpage.core.validate import as_number
@@ -374,7 +375,7 @@ class History:
             InputError: the file is not a history, it or its model is damaged, the model is
                 missing, or the directory has several runs.
         """
-        path = Path(path)
+        path = check_path(path)
         if path.is_dir():
             if not (path / "history.jsonl").is_file() and any(path.glob("**/history.jsonl")):
                 raise InputError(
@@ -382,6 +383,7 @@ class History:
                     "History.load one of the directories below"
                 )
             path = path / "history.jsonl"
+        refuse_special(path)
         try:
             text = path.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:

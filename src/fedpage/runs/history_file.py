@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
+from fedpage.core.files import refuse_special
 from fedpage.runs.history import History
 from fedpage.runs.history_lines import Checksum, Meta
 
@@ -51,6 +52,7 @@ class HistoryFile:
         Raises:
             InputError: If the file cannot be read; one that does not exist is empty.
         """
+        refuse_special(self.path)
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:

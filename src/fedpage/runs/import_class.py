@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fedpage.core.errors import InputError
+from fedpage.core.files import refuse_special
 from fedpage.runs.config import field_types
 
 
@@ -28,6 +29,7 @@ def import_class(path: Path, name: str, noun: str) -> type | None:
     Raises:
         InputError: the file cannot be imported.
     """
+    refuse_special(path)
     if not path.is_file():
         raise InputError(f"{path}: there is no such file to import the {noun} {name!r} from")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.files import check_path
+from fedpage.core.files import check_path, refuse_special
 from fedpage.core.types import StopReason
 from fedpage.runs import run_file
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
@@ -300,6 +300,7 @@ class RunStore:
 
     def _load(self, path: Path) -> Snapshot:
         """Read a checkpoint of this run whose checksum is that of its name."""
+        refuse_special(path)
         try:
             data = path.read_bytes()
         except OSError as error:

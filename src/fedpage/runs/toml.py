@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedpage.core.errors import InputError
+from fedpage.core.files import refuse_special
 from fedpage.runs.config import Table
 
 _LARGEST = 1 << 20
@@ -20,6 +21,7 @@ def read(path: str | os.PathLike[str]) -> Table:
     Raises:
         InputError: the file cannot be read, or is not TOML.
     """
+    refuse_special(path)
     path = Path(path)
     try:
         with open(path, "rb") as stream:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import refuse_special
 from fedpage.flower import site_files
 from fedpage.flower.config import build_method, parse_app_config, parse_node_config
 from fedpage.runs import toml
@@ -188,7 +189,10 @@ def _check_app(folder: Path) -> str:
 
 def _read_bytes(path: Path) -> bytes:
     try:
+        refuse_special(path)
         return path.read_bytes()
+    except InputError as error:
+        raise CheckFailed(str(error), _MAKE_KEYS) from None
     except OSError as error:
         raise CheckFailed(
             f"{path}: cannot be read ({error.strerror})",

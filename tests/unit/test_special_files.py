@@ -1,0 +1,76 @@
+"""Pipes, sockets, devices, files of /proc and broken links: refused at once by every reader."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import fedpage as fp
+from fedpage.core.errors import InputError
+from fedpage.runs import toml
+from fedpage.runs.import_class import import_class
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
+
+READERS = {
+    "data without a suffix": ("", fp.load),
+    "csv": (".csv", lambda path: fp.load(path, label="y")),
+    "packed csv": (".csv.gz", lambda path: fp.load(path, label="y")),
+    "npz": (".npz", fp.load),
+    "parquet": (".parquet", lambda path: fp.load(path, label="y")),
+    "history": (".jsonl", fp.History.load),
+    "history as csv": (".csv", fp.History.load),
+    "configuration": (".toml", toml.read),
+    "study": (".toml", lambda path: fp.Study.load(path)),
+    "method": (".py", lambda path: import_class(path, "Own", "method")),
+    "devices": (".csv", lambda path: fp.Devices.from_text(str(path))),
+}
+
+
+def make_special(kind, path):
+    """Create a special file, or a link to one."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        bound = socket.socket(socket.AF_UNIX)
+        bound.bind(str(path))
+        bound.close()
+    elif kind == "broken link":
+        path.symlink_to("nowhere")
+    else:
+        path.symlink_to(kind)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "broken link", "/dev/zero", "/proc/kmsg"])
+@pytest.mark.parametrize("reader", READERS)
+def test_special_files_are_refused_at_once(reader, kind, tmp_path):
+    suffix, read = READERS[reader]
+    if kind.startswith("/") and not Path(kind).exists():
+        pytest.skip(f"there is no {kind} here")
+    path = tmp_path / f"file{suffix}"
+    make_special(kind, path)
+    found = []
+
+    def try_to_read():
+        try:
+            found.append(read(path))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=try_to_read, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found, "the reader waits"
+    assert isinstance(found[0], InputError), found[0]
+    assert str(path) in str(found[0])
+    assert "\n" not in str(found[0])
+
+
+def test_regular_files_and_links_to_them_are_read(tmp_path):
+    (tmp_path / "a.toml").write_text("rounds = 3\n")
+    (tmp_path / "b.toml").symlink_to("a.toml")
+    assert toml.read(tmp_path / "b.toml") == {"rounds": 3}
