@@ -651,6 +651,10 @@ def slow_store(data: bytes, key: str) -> dict[tuple[str, int], Trial]:
             entry = json.loads(line)
             if type(entry) is not dict or entry["question"] != key:
                 continue
+            body = {name: value for name, value in entry.items() if name != "digest"}
+            text = json.dumps(body, sort_keys=True).encode()
+            if entry["digest"] != hashlib.sha256(text).hexdigest():
+                continue
             types = {"key": str, "seed": int, "rounds": int, "diverged": bool, "capped": bool}
             if any(type(entry[name]) is not kind for name, kind in types.items()):
                 continue

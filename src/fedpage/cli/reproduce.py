@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
-from fedpage.cli.output import Document, console, with_json
+from fedpage.cli.output import Document, console, log, with_json
 from fedpage.cli.study import print_verdicts, show_progress
 from fedpage.core.errors import InputError
 
@@ -74,11 +73,12 @@ def reproduce(
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
     if name == "all" and not quick and data is None:
-        unsearched = [f for f in names if book.tuning(f) and not _tuned_path(out, f).is_file()]
+        searched = _load_tuned(studies, out)
+        unsearched = [name for name in names if book.tuning(name) and name not in searched]
         if unsearched:
             _tune(studies, unsearched, out, jobs)
     figures = {key: made for study in studies for key, made in study.figures().items()}
-    verdicts = _judge(figures, out)
+    verdicts = _judge(figures, _load_tuned(studies, out))
     page = _report(studies, figures, out, verdicts, command)
     print_verdicts(verdicts)
     spent = time.perf_counter() - began
@@ -200,29 +200,29 @@ def _tune(
     return found
 
 
-def _judge(figures: dict[str, FigureRuns], out: Path) -> list[Verdict]:
+def _judge(figures: dict[str, FigureRuns], tuned: dict[str, list[TunedCurve]]) -> list[Verdict]:
     """Judge the claims about the figures that were run."""
     from fedpage.studies import claims
     from fedpage.studies.paper import book
 
-    tuned = {name: rows for name in figures if (rows := _load_tuned(_tuned_path(out, name)))}
     concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
     return [claims.judge(claim, figures, tuned) for claim in concerned]
 
 
-def _load_tuned(path: Path) -> list[TunedCurve] | None:
-    """Load the result of a search for step sizes, or None if there is none."""
-    if not path.is_file():
-        return None
-    try:
-        rows: list[TunedCurve] = json.loads(path.read_text(encoding="utf-8"))
-        for row in rows:
-            (row["panel"], f"{row['eta_g']:g}", [f"{value:g}" for value in row["within_tenth"]])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise InputError(
-            f"{path}: not a result of the search; remove it and run with --tune again"
-        ) from None
-    return rows
+def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[TunedCurve]]:
+    """Load the searches for step sizes that belong to these studies, by figure."""
+    from fedpage.studies.paper import book, tuning
+
+    found = {}
+    for study in studies:
+        for name in study.figure_configs():
+            grid, path = book.tuning(name), _tuned_path(out, name)
+            rows = None if grid is None else tuning.load(study, name, grid, path)
+            if rows is not None:
+                found[name] = rows
+            elif grid is not None and path.is_file():
+                log(f"{path}: of other data, code or versions, and not used; search with --tune")
+    return found
 
 
 def _report(

@@ -47,6 +47,11 @@ def function_digest(function: object, render: Render | None = None) -> str:
     return hashlib.sha256(renderer.render(function).encode()).hexdigest()
 
 
+def is_installed(file: str) -> bool:
+    """Say whether a file belongs to fedpage, to Python or to an installed package."""
+    return file[:7] == "<frozen" or any(map(Path(file).is_relative_to, _INSTALLED))
+
+
 def _root(value: object) -> str:
     """Return the name of the package that a function or an object belongs to."""
     module = getattr(value, "__module__", None)
@@ -133,9 +138,7 @@ class _Renderer:
 
     def _is_foreign(self, value: object, file: str) -> bool:
         """Say whether a function or a class belongs to another package, which is installed."""
-        path = Path(file)
-        is_installed = file[:7] == "<frozen" or any(map(path.is_relative_to, _INSTALLED))
-        return is_installed and _root(value) not in {self._package} - {"fedpage"}
+        return is_installed(file) and _root(value) not in {self._package} - {"fedpage"}
 
 
 def _names(code: CodeType) -> list[str]:

@@ -10,7 +10,9 @@ from types import FunctionType, ModuleType
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.function_digest import is_installed
 from fedpage.core.types import AnyMethod
+from fedpage.runs import provenance
 from fedpage.runs.run_file import flatten
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -34,6 +36,19 @@ def fingerprint(meta: Mapping[str, object], code: Mapping[str, type]) -> dict[st
     return _drop_none(json.loads(json.dumps(about, default=str)))
 
 
+def result_key(about: Mapping[str, object]) -> str:
+    """Return the key under which a result is stored and found again.
+
+    Args:
+        about: What identifies it, such as a `fingerprint`: settings, data and code.
+
+    Returns:
+        64 hexadecimal digits of these values and of the versions of fedpage, Python and the
+        packages that a run's bits depend on.
+    """
+    return digest({**about, "versions": provenance.versions()})
+
+
 def _drop_none(table: Mapping[str, object]) -> dict[str, object]:
     return {
         key: _drop_none(value) if isinstance(value, dict) else value
@@ -44,7 +59,8 @@ def _drop_none(table: Mapping[str, object]) -> dict[str, object]:
 
 def digest(table: Mapping[str, object]) -> str:
     """Return the SHA-256 of plain values."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode("utf-8")).hexdigest()
+    text = json.dumps(table, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source: str) -> None:
@@ -96,10 +112,10 @@ def method_digest(method: AnyMethod) -> str:
 def code_digest(cls: type) -> str:
     """Return the SHA-256 of the source files that a class computes with.
 
-    These are the files of the class, of its bases, and of the functions of this package that they
-    use; random numbers and sums belong to every class, and all codecs to each of them, because a
-    codec may contain others. A function without a file, such as one typed at a prompt, counts with
-    its compiled code.
+    These are the files of the class, of its bases, and of the functions that they use, of this
+    package and of files that are not installed, such as the user's own. Random numbers and sums
+    belong to every class, and all codecs to each of them, because a codec may contain others. A
+    function without a file, such as one typed at a prompt, counts with its compiled code.
 
     Args:
         cls: The class of a method, of a problem or of a codec.
@@ -124,13 +140,15 @@ def code_digest(cls: type) -> str:
             stack += vars(item).values()
         elif isinstance(item, ModuleType):
             path = Path(str(getattr(item, "__file__", None)))
-            if path.is_relative_to(_PACKAGE) and path.is_file():
-                sources[path.relative_to(_PACKAGE).as_posix()] = path.read_bytes()
+            inside = path.is_relative_to(_PACKAGE)
+            if path.is_file() and (inside or not is_installed(str(path))):
+                name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
+                sources[name] = path.read_bytes()
         elif isinstance(item, FunctionType) and not item.__name__.startswith("__"):
             # dataclasses generate the functions with two underscores
             path = Path(item.__code__.co_filename)
             inside = path.is_relative_to(_PACKAGE)
-            if not inside and item.__module__ not in own_modules:
+            if not inside and item.__module__ not in own_modules and is_installed(str(path)):
                 continue
             name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
             if path.is_file():

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedpage._version import __version__
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
@@ -96,14 +95,9 @@ class Question:
 
     def describe(self, problem: Problem) -> dict[str, object]:
         """Return plain values that tell the runs of this question from others."""
-        classes = {"problem": type(problem)}
-        classes |= problem.code if isinstance(problem, HasCode) else {}
         timed = {} if self.devices is None else {"devices": self.devices.describe()}
         return {
-            "problem": problem.describe(),
-            "start": describe_start(start_of(problem)),
-            "code": {role: code_digest(cls) for role, cls in classes.items()},
-            "version": __version__,
+            **describe_problem(problem),
             "target": self.target,
             "column": self.column,
             "cost": self.cost.name,
@@ -113,6 +107,17 @@ class Question:
             "link": dataclasses.asdict(self.link),
             **timed,
         }
+
+
+def describe_problem(problem: Problem) -> dict[str, object]:
+    """Return plain values that tell a problem from others: its data, its start and its code."""
+    classes = {"problem": type(problem)}
+    classes |= problem.code if isinstance(problem, HasCode) else {}
+    return {
+        "problem": problem.describe(),
+        "start": describe_start(start_of(problem)),
+        "code": {role: code_digest(cls) for role, cls in classes.items()},
+    }
 
 
 def parse_budget(budget: str | float) -> float:

@@ -17,20 +17,36 @@ from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.loop import StopRule
 from fedpage.engine.simulate import RunOptions, describe_simulation, simulate
 from fedpage.engine.simulation import Simulation
+from fedpage.runs import run_file
 from fedpage.runs.build_problem import build_problem
 from fedpage.runs.config import ProblemConfig
-from fedpage.runs.fingerprint import digest, fingerprint
+from fedpage.runs.fingerprint import digest, fingerprint, result_key
 from fedpage.runs.history import History
 from fedpage.runs.lock import RunInUse, is_in_use
 
 _LOG = logging.getLogger("fedpage")
 _SECONDS_BETWEEN_LOOKS = 0.5
-_build = lru_cache(maxsize=4)(build_problem)
+
+
+@lru_cache(maxsize=4)
+def _build(source: ProblemConfig, stamps: tuple[tuple[int, int], ...]) -> Problem:
+    """Build a problem whose files have given times and sizes, so that an edit is noticed."""
+    return build_problem(source)
+
+
+def _stamps(source: ProblemConfig) -> tuple[tuple[int, int], ...]:
+    """Return the time and size of the files of a problem: of its data and of a loss."""
+    paths = (Path(source.data), Path(str(source.objective).rpartition("@")[0]))
+    found = (path.stat() for path in paths if path.is_file())
+    return tuple((stat.st_mtime_ns, stat.st_size) for stat in found)
 
 
 def open_source(source: ProblemConfig | Problem) -> Problem:
-    """Return a problem, or build it from its configuration; the last few are kept in memory."""
-    return _build(source) if isinstance(source, ProblemConfig) else source
+    """Return a problem, or build it from its configuration; the last few are kept in memory.
+
+    A problem is built again if a file of it has changed.
+    """
+    return _build(source, _stamps(source)) if isinstance(source, ProblemConfig) else source
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,7 @@ class Plan:
         record_every: Rounds between two records, or "log".
         stop: When to end early.
         place: The run's directory.
+        key: The digest of all that the run's bits depend on.
     """
 
     source: Any
@@ -54,6 +71,7 @@ class Plan:
     record_every: RecordEvery
     stop: StopRule
     place: Path
+    key: str
 
     def load(self, *, warn: bool = True) -> History | None:
         """Load the finished run, or return None if it has not ended, or is damaged.
@@ -66,11 +84,23 @@ class Plan:
             return None
         try:
             history = History.load(path)
+            self._check_own(history)
         except InputError as error:
             if warn:
                 _LOG.warning("%s; this run is left out", error)
             return None
         return history if history.ended else None
+
+    def _check_own(self, history: History) -> None:
+        """Refuse a run that was put here, but is another one or of another version."""
+        table = run_file.read(self.place / "run.toml")
+        stored = table.get("fingerprint", {})
+        about = {key: value for key, value in stored.items() if key != "code"}
+        key = digest({**stored, "versions": table.get("versions", {})})
+        if key != self.key or fingerprint(history.meta, {}) != {**about, "code": {}}:
+            raise InputError(
+                f"{self.place}: the run in it is not the one that its name stands for; remove it"
+            )
 
     @property
     def is_running(self) -> bool:
@@ -134,15 +164,15 @@ def plan_runs(
     meta = describe_simulation(
         problem, method, rounds=rounds, seed=0, record_every=record_every, stop=stop
     )
-    about = fingerprint(meta, engine.code) | {"versions": meta["versions"]}
+    about = fingerprint(meta, engine.code)
     root = Path(store).resolve()  # a worker may have been started in another directory
     words = [method.name, str(problem.describe().get("data", ""))]
     prefix = "-".join(filter(None, (_slug(word) for word in words)))
     plans = []
     for seed in seeds:
-        key = digest(about | {"seed": seed})[:16]
-        place = root / f"{prefix}-seed{seed}-{key}"
-        plans.append(Plan(source, method, seed, rounds, record_every, stop, place))
+        key = result_key(about | {"seed": seed})
+        place = root / f"{prefix}-seed{seed}-{key[:16]}"
+        plans.append(Plan(source, method, seed, rounds, record_every, stop, place, key))
     return plans
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpage.runs.fingerprint import method_code, method_digest
+from fedpage.runs.fingerprint import digest, method_code, method_digest, result_key
 from fedpage.runs.provenance import describe_method
 from fedpage.studies.space import Candidate
 
@@ -40,7 +40,8 @@ class TrialStore:
     """Finished trials in a file of JSON lines, from which an interrupted search continues.
 
     A trial is found again by the question, the method with all its hyper-parameters, the code of
-    the method and of its codecs, and the seed.
+    the method and of its codecs, the versions, and the seed. A line whose digest differs is
+    ignored, and its run is repeated.
 
     Args:
         path: The file; None keeps the trials in memory only.
@@ -50,8 +51,7 @@ class TrialStore:
 
     def __init__(self, path: str | os.PathLike[str] | None, question: Mapping[str, object]) -> None:
         self._path = None if path is None else Path(path)
-        text = json.dumps(question, sort_keys=True, default=str)
-        self._key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._key = result_key(question)[:16]
         self._trials: dict[tuple[str, int], Trial] = {}
         self._keys: dict[Candidate, str] = {}
         self._codes: dict[tuple[type, ...], str] = {}
@@ -66,8 +66,8 @@ class TrialStore:
     def _read(self, line: str) -> None:
         try:
             entry = json.loads(line)
-            if entry["question"] != self._key:
-                return
+            if entry["question"] != self._key or entry.pop("digest") != digest(entry):
+                return  # of another question, or changed since it was written
             key, seed, rounds = entry["key"], entry["seed"], entry["rounds"]
             diverged, capped = entry["diverged"], entry["capped"]
             cost, best, spent = (float(+entry[name]) for name in ("cost", "best", "spent"))
@@ -106,6 +106,7 @@ class TrialStore:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         entry = {"question": self._key, "key": key, "seed": seed, **dataclasses.asdict(trial)}
         entry["method"] = describe_method(method)
+        entry["digest"] = digest(json.loads(json.dumps(entry)))
         with open(self._path, "a", encoding="utf-8") as stream:
             stream.write(("\n" if self._is_incomplete else "") + json.dumps(entry) + "\n")
             self._is_incomplete = False

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedpage.core.atomic import put
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
+from fedpage.runs.fingerprint import digest, method_digest, result_key
+from fedpage.runs.provenance import describe_method
 from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper.book import TuningTable
-from fedpage.studies.question import FRESH_SEED, Question, Trials
+from fedpage.studies.question import FRESH_SEED, Question, Trials, describe_problem
 from fedpage.studies.run_archive import open_source
 from fedpage.studies.search import Search
 from fedpage.studies.space import all_points, given_axes
@@ -94,5 +98,49 @@ def search(
             )
     path = out / "tuning" / f"{figure}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    table = {"key": _key(study, figure, grid), "digest": digest({"rows": rows}), "rows": rows}
+    put(path, json.dumps(table, indent=2).encode("utf-8") + b"\n")
     return rows
+
+
+def load(study: Study, figure: str, grid: TuningTable, path: Path) -> list[TunedCurve] | None:
+    """Load what `search` has found for this study; None if it found nothing, or for another one.
+
+    Args:
+        study: The study of the figure.
+        figure: The figure.
+        grid: The step sizes that were searched.
+        path: The file.
+
+    Raises:
+        InputError: The file is damaged, or is not the result of a search.
+    """
+    if not path.is_file():
+        return None
+    try:
+        table = json.loads(path.read_bytes())
+        rows: list[TunedCurve] = table["rows"]
+        if table["digest"] != digest({"rows": rows}):
+            raise ValueError
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise InputError(
+            f"{path}: not a result of the search; remove it and run with --tune again"
+        ) from None
+    return rows if table["key"] == _key(study, figure, grid) else None
+
+
+def _key(study: Study, figure: str, grid: TuningTable) -> str:
+    """Return a key of all that a search depends on: step sizes, problems, methods, data, code."""
+    part = study.restrict([figure])
+    problems = {name: open_source(source) for name, source in part.sources().items()}
+    about = {
+        "grid": asdict(grid),
+        "rounds": study.config.rounds,
+        "record_every": study.config.record_every,
+        "problems": {name: describe_problem(problem) for name, problem in sorted(problems.items())},
+        "methods": [
+            [curve.problem, describe_method(curve.value), method_digest(curve.value)]
+            for curve in part.curves
+        ],
+    }
+    return result_key(about)
