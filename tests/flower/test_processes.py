@@ -157,6 +157,32 @@ def test_a_killed_deployment_resumes_with_equal_bits(tmp_path, simulated_runs):
     assert [pid for pid in started if Path(f"/proc/{pid}").exists() and _alive(pid)] == []
 
 
+@pytest.mark.slow
+def test_secure_aggregation_has_equal_bits(tmp_path):
+    """Flower answers every message in a new process, so nodes keep nothing in memory."""
+    data = fp.load("census", rows=200)
+    problem = fp.LogisticRegression(data, fp.label_shards(data.y, 3), reg="l2", alpha=0.01)
+    expected = fp.simulate(
+        problem, fp.SCAFFOLD(S=3, K=3, eta_l=0.1), rounds=2, seed=7, record_every=0,
+        options=fp.RunOptions(evaluate="per_client", aggregation=fp.FixedPointMean(bound=100.0)),
+    )  # fmt: skip
+    nodes = [
+        {"partition-id": i, "client-state-dir": str(tmp_path / str(i)), "require-secure": 3}
+        for i in range(3)
+    ]
+    secure = {
+        **SMALL, "clients": 3, "method": "scaffold", "hyper": "S=3 K=3 eta_l=0.1", "rounds": 2,
+        "aggregation": "secure:bound=100", "evaluation": "values", "out": str(tmp_path / "run"),
+    }  # fmt: skip
+    with FastFederation(tmp_path / "home", nodes) as federation:
+        federation.submit(APP, **secure)
+        wait_until(lambda: ended(tmp_path / "run"), 1200.0)
+    history = fp.History.load(tmp_path / "run" / "history.jsonl")
+    assert history.x.tobytes() == expected.x.tobytes()
+    assert history["loss"].tobytes() == expected["loss"].tobytes()
+    assert history.last("missing") == 0
+
+
 def _alive(pid):
     """Return whether a process runs, and is not a zombie."""
     try:
