@@ -4,8 +4,8 @@ Forked processes that run a method with a checkpoint every few rounds are killed
 random moments until the run ends; slow writes make many kills fall into a checkpoint. The real
 command is killed, terminated and interrupted. The disk fills up (a small tmpfs where this process
 may mount one, a limit of the file size everywhere), and the directory cannot be written. Commands
-with several processes are killed, and their workers must end. Bits of finished runs change, and
-commands are started with --force over live ones.
+with several processes are killed, and their workers must end. Bits of finished runs change,
+commands are started with --force over live ones, and allocations fail at random points.
 """
 
 from __future__ import annotations
@@ -362,6 +362,59 @@ def force_live(folder, commands=tuple(LIVE), say=print):
         say(f"{name} --force over a live one: refused, and nothing of the live one was lost")
 
 
+def run_without_memory(problem, method, arguments, out, first, count, pipe):
+    """Run while some allocations fail, and send the result through a pipe."""
+    import _testcapi  # type: ignore[import-not-found]
+
+    logging.disable()
+    try:
+        _testcapi.set_nomemory(first, first + count)
+        run_and_resume(problem, method, out, arguments)
+        result = "done"
+    except BaseException as error:
+        _testcapi.remove_mem_hooks()
+        result = f"{type(error).__name__}: {error}"
+    _testcapi.remove_mem_hooks()
+    pipe.send(result)
+
+
+def fail_allocations(folder, chance, runs=100, say=print):
+    """Let allocations fail at random points of a run: it ends with one line, and resumes.
+
+    CPython's test module counts allocations and refuses some: one, or twenty in a row.
+    """
+    try:
+        import _testcapi  # noqa: F401
+    except ImportError:
+        say("this Python has no _testcapi: failing allocations were not tested")
+        return 0, 0
+    problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
+    arguments = {"rounds": ROUNDS, "seed": 1, "record_every": 2}
+    whole = fp.simulate(problem, method, **arguments)
+    failed = safe = 0
+    for number in range(runs):
+        out = folder / f"memory-{number}"
+        first = int(chance.choice((10 ** chance.uniform(0.0, 5.0), chance.uniform(0, 200_000))))
+        count = chance.choice((1, 1, 20))
+        here, there = FORK.Pipe()
+        process = FORK.Process(
+            target=run_without_memory,
+            args=(problem, method, arguments, out, first, count, there),
+        )
+        process.start()
+        process.join(120)
+        assert process.exitcode == 0, f"allocation {first}: exit code {process.exitcode}"
+        result = here.recv()
+        assert result == "done" or result.startswith("MemoryError"), (first, count, result)
+        failed += result != "done"
+        safe += "the run is safe up to round" in result
+        history = run_and_resume(problem, method, out, arguments)
+        assert history.same(whole), f"allocation {first}: resumed, and the result differs"
+        shutil.rmtree(out)
+    say(f"allocations failed: {failed} of {runs} runs ended ({safe} within rounds): the same bits")
+    return failed, safe
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="runs that are killed until they end")
@@ -380,6 +433,7 @@ def main() -> None:
         flip_bits(folder, random.Random(options.seed))
         force_live(folder)
         orphan_workers(folder, random.Random(options.seed))
+        fail_allocations(folder, random.Random(options.seed))
     print(f"survived, in {time.perf_counter() - began:.0f} s")
 
 

@@ -578,3 +578,25 @@ def test_settings_survive_writing_and_reading():
     again = toml.loads(toml.dumps(table), "here")
     assert again == {key: value for key, value in table.items() if value is not None}
     assert tomllib.loads(toml.dumps({})) == {}
+
+
+def test_the_end_of_memory_names_the_round_to_resume_from(tmp_path):
+    problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
+    options = fp.RunOptions(checkpoint_every=3)
+
+    def run_out_of_memory(info):
+        if info.round == 8:
+            raise MemoryError("Unable to allocate 3 GiB")
+
+    observer = fp.FunctionCallback(on_round_end=run_out_of_memory)
+    with pytest.raises(MemoryError) as error:
+        fp.simulate(
+            problem, method, rounds=20, seed=0, out=tmp_path, options=options, callbacks=[observer]
+        )
+    assert str(error.value) == (
+        "not enough memory (Unable to allocate 3 GiB); the run is safe up to round 6: "
+        "RunOptions(resume=True) continues it"
+    )
+    resumed = fp.RunOptions(checkpoint_every=3, resume=True)
+    history = fp.simulate(problem, method, rounds=20, seed=0, out=tmp_path, options=resumed)
+    assert history.same(fp.simulate(problem, method, rounds=20, seed=0))

@@ -91,7 +91,8 @@ def main() -> None:
         if os.environ.get("FEDPAGE_DEBUG"):
             raise
         if isinstance(error, MemoryError):
-            _fail(f"not enough memory ({error or 'none is left'})", 1)
+            text = str(error) or "none is left"
+            _fail(text if text.startswith("not enough") else f"not enough memory ({text})", 1)
         _fail(
             f"unexpected {type(error).__name__}: {error} "
             "(FEDPAGE_DEBUG=1 shows where; please report it)",

@@ -119,9 +119,17 @@ class RunStore:
             ) from None
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: object = None,
+    ) -> None:
         self._file.close()
         self._lock.__exit__()
+        if isinstance(error, MemoryError) and self.has_run():
+            detail = f" ({error})" if str(error) else ""
+            raise MemoryError(f"not enough memory{detail}; {self._safe_up_to}") from error
 
     @property
     def history_path(self) -> Path:
@@ -393,9 +401,13 @@ class RunStore:
         except OSError as error:
             hint = "nothing was run yet: start it again"
             if self.has_run():
-                hint = f"the run is safe up to round {self.checkpoint_round}: {self.advice}"
+                hint = self._safe_up_to
             text = f"{error.strerror or error}; {hint}"
             raise OSError(error.errno, text, str(self.path)) from None
+
+    @property
+    def _safe_up_to(self) -> str:
+        return f"the run is safe up to round {self.checkpoint_round}: {self.advice}"
 
     @property
     def advice(self) -> str:
