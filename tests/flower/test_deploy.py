@@ -254,6 +254,24 @@ def test_init_writes_an_app_with_settings(key_dir, tmp_path, run):
         assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("hyper=S=5 K=2", "cannot sample S=5 of N=4 clients; choose S of at most 4"),
+        ("aggregation=trimed:share=0.1", "did you mean 'trimmed'?"),
+        ("aggregation=private:clip=1,noise=1", "FedPAGE needs the mean of the replies"),
+        ("objective=logistc-l2", "did you mean 'logistic-l2'?"),
+        ("metrics=acuracy", "did you mean 'accuracy'?"),
+        ("target=0,01", "target: expected a finite number"),
+        ("min-clients=9", "min-clients is larger than clients"),
+    ],
+)
+def test_an_app_is_checked_as_a_run_would_check_it(key_dir, tmp_path, run, change, words):
+    assert run("deploy", "init", "app", "--set", change)[0] == 0
+    (line,) = failures(app=tmp_path / "app")
+    assert words in line
+
+
 def test_node_configs_are_checked(key_dir, tmp_path):
     (tmp_path / "node.svm").write_text("1 1:2\n-1 3:1\n")
     state = tmp_path / "state"
@@ -274,8 +292,9 @@ def test_node_configs_are_checked(key_dir, tmp_path):
     assert failures(node_config=text) == []
     assert "the audit log is off" in failures(node_config=f'{text} audit="off"')[0]
     assert "did you mean 'data'" in failures(node_config='partition-id=0 dta="x"')[0]
-    assert "'partition_id' is missing" in failures(node_config='data="x"')[0]
+    assert "'partition-id' is missing" in failures(node_config='data="x"')[0]
     assert "--node-config: cannot be read" in failures(node_config='partition-id="')[0]
+    assert "text in quotes" in failures(node_config="partition-id=0 data=/data/x.csv")[0]
     (tmp_path / "file").write_text("")
     bad = text.replace(str(state), str(tmp_path / "file"))
     assert "not a directory that this user can write" in failures(node_config=bad)[0]

@@ -318,6 +318,11 @@ def test_a_target_that_sites_do_not_send_is_refused(federate, level):
         federate(evaluation=level, target=0.1)
 
 
+def test_a_metric_that_sites_do_not_send_is_no_target(federate):
+    with pytest.raises(fp.InputError, match="does not measure accuracy"):
+        federate(evaluation="none", objective="logistic", target="accuracy:0.9")
+
+
 @pytest.mark.parametrize(
     ("asked", "allowed", "fits"),
     [

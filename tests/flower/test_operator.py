@@ -282,7 +282,9 @@ def test_the_status_says_what_the_run_waits_for_and_why_it_failed(federate, tmp_
 
     with pytest.raises(fp.InputError, match="client 6: no node"):
         federate(prepare=prepare)
-    assert set(states) == {(RunState.WAITING, "waiting for the nodes of 8 clients")}
+    waiting = "waiting for the nodes of 8 clients"
+    assert states[0] == (RunState.WAITING, waiting)
+    assert set(states[1:]) == {(RunState.WAITING, f"{waiting}: 7 connected")}
     run.poll()
     assert run.state is RunState.FAILED
     assert "waited 10 s for 8 clients" in run.status.detail

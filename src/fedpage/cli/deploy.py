@@ -174,7 +174,9 @@ def audit(
     for problem in found.problems:
         print(f"{log}, {problem}")
     sent = sum(entry.bytes for entry in found.entries)
-    print(f"{len(found.entries):,} replies, {sent:,} bytes; last digest {found.last}")
+    count = len(found.entries)
+    noun = "reply" if count == 1 else "replies"
+    print(f"{count:,} {noun}, {sent:,} bytes; last digest {found.last}")
     document = {
         "entries": [asdict(entry) for entry in found.entries],
         "problems": found.problems,

@@ -98,7 +98,7 @@ def decay(method: str, name: str, value: object) -> None:
 
 
 def check_sample(method: str, S: int, N: int) -> None:
-    """Check that S clients can be check_sample from N."""
+    """Check that S clients can be sampled from N."""
     if S > N:
         raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
 

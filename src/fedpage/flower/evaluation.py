@@ -219,17 +219,23 @@ class Evaluator:
         return record | client_quantiles(self.metrics, {**values, "loss": losses / scale})
 
 
-def check_stop(level: EvaluationLevel, stop: Stop | None) -> None:
+def check_stop(level: EvaluationLevel, stop: Stop | None, metrics: Sequence[str] = ()) -> None:
     """Refuse a stop rule that needs what clients do not send.
+
+    Args:
+        level: What clients send when they evaluate a model.
+        stop: When the run ends before its last round.
+        metrics: The metrics of the run.
 
     Raises:
         InputError: It does.
     """
-    missing = {"gradients": (), "values": ("grad_norm",), "none": ("grad_norm", "loss")}[level]
+    gradients = () if level == "gradients" else ("grad_norm",)
+    missing = (*gradients, "loss", *metrics) if level == "none" else gradients
     needed = () if stop is None else stop.columns
     for column in missing:
         if column in needed:
             raise InputError(
                 f'run config: evaluation = "{level}" does not measure {column}, which the rule to '
-                "stop needs (target); remove it, or let the sites send more"
+                "stop needs; remove target and early-stopping, or let the sites send more"
             )

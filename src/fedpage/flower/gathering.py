@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,8 @@ log = logging.getLogger("flwr")
 _ASK_AGAIN = 30.0
 """Seconds after which a refused node is asked again; its owner may have corrected its file."""
 _STATISTICS_ATTEMPTS = 4
+_SHOWN = 5
+"""The number of problems that the run's status has."""
 
 
 class StartFailed(InputError):
@@ -64,6 +66,7 @@ class Gathering:
         min_clients: how many clients suffice after that time; 0: all.
         earlier: the nodes of the run that is resumed, by client.
         agreement: what the run that is resumed agreed on; None for a new run.
+        report: is told again and again how many clients are there, and what is wrong.
     """
 
     grid: Grid
@@ -74,9 +77,12 @@ class Gathering:
     min_clients: int = 0
     earlier: Mapping[int, Node] = field(default_factory=dict)
     agreement: Agreement | None = None
+    report: Callable[[str], None] = field(default=lambda _: None)
     _answers: dict[int, tuple[int, Node]] = field(default_factory=dict)
     _refused: dict[int, Problem] = field(default_factory=dict)
     _asked: dict[int, float] = field(default_factory=dict)
+    _online: int = 0
+    _unfit: set[int] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
 
     def run(self) -> tuple[dict[int, Node], Agreement]:
@@ -102,6 +108,7 @@ class Gathering:
                     log.warning("fedpage: refused: %s", problem.text)
             if set(nodes) == set(clients) or late:
                 break
+            self.report(self._describe(len(nodes), problems))
             self.wait.sleep(self.wait.poll)
         missing = [client for client in clients if client not in nodes]
         if missing:
@@ -111,25 +118,36 @@ class Gathering:
             agreement = self._standardise(nodes, agreement)
         return nodes, agreement
 
+    def _describe(self, present: int, problems: Sequence[Problem]) -> str:
+        """Return how many nodes are there and fit, and a line for each of the first problems."""
+        lines = [f"waiting for the nodes of {self.requirements.clients} clients"]
+        lines[0] += f": {self._online} connected" + f", {present} that fit" * bool(self._asked)
+        lines += [problem.text for problem in problems[:_SHOWN]]
+        if len(problems) > _SHOWN:
+            lines.append(f"and {len(problems) - _SHOWN} more, in the log")
+        return "\n".join(lines)
+
     def _ask(self, late: bool) -> None:
         """Ask nodes that are new, and refused ones again after a while."""
         online, now = set(self.grid.get_node_ids()), self.wait.clock()
+        self._online = len(online)
         for table in (self._answers, self._refused, self._asked):
             for node in set(table) - online:
                 del table[node]
         due = [
             node
-            for node in online - set(self._answers)
+            for node in online - (set(self._answers) - self._unfit)
             if late or now - self._asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN
         ]
         if not due or not (late or len(online) >= self.requirements.clients):
             return
         answers = describe_nodes(self.grid, due, self.requirements, self.wait)
-        self._answers |= answers.found
         for node in due:
             self._refused.pop(node, None)
+            self._answers.pop(node, None)
+        self._answers |= answers.found
         self._refused |= answers.refused
-        self._asked |= dict.fromkeys(answers.refused, self.wait.clock())
+        self._asked |= dict.fromkeys([*answers.found, *answers.refused], self.wait.clock())
 
     def _match(self) -> tuple[dict[int, Node], Agreement, list[Problem]]:
         """Return the nodes that fit together by client, what they agree on, and the problems."""
@@ -138,10 +156,15 @@ class Gathering:
             holders.setdefault(client, []).append(number)
         problems = list(self._refused.values())
         nodes: dict[int, Node] = {}
+        self._unfit = set()
         for client, numbers in sorted(holders.items()):
             if len(numbers) > 1:
-                text = f"nodes {numbers[0]} and {numbers[1]} both say they hold it; neither is used"
+                text = (
+                    f"nodes {numbers[0]} and {numbers[1]} both say they hold it; neither is used; "
+                    "give each its own partition-id"
+                )
                 problems.append(make_problem(numbers[0], client, text))
+                self._unfit.update(numbers)
             else:
                 nodes[client] = self._answers[numbers[0]][1]
         columns = self.schema.columns
@@ -155,6 +178,7 @@ class Gathering:
                 text = "its rows are not those with which this run began; restore its file"
             if text:
                 problems.append(make_problem(node.node_id, client, text))
+                self._unfit.add(node.node_id)
                 del nodes[client]
         return nodes, agreement, problems
 

@@ -25,6 +25,7 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
 from fedpage.core.types import Problem, StopReason, Vector
+from fedpage.core.validate import check_sample
 from fedpage.engine import transport
 from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.loop import Run
@@ -84,7 +85,10 @@ class FedpageStrategy(Strategy):
                 f"run config: checkpoint-every must be 1 for {self.method.name}, because nodes "
                 "keep the client state of the last rounds only"
             )
-        self.config.stop  # noqa: B018  # refuses what cannot be used before any node is asked
+        check_stop(self.config.evaluation, self.config.stop, self.config.metric_names)
+        S = getattr(self.method, "S", None)
+        if isinstance(S, int):
+            check_sample(self.method.name, S, self.config.clients)
         self.aggregation = Aggregation.from_text(self.config.aggregation)
         self.aggregation.check(self.method, self.config.clients)
         if isinstance(self.aggregation, PrivateMean) and self.aggregation.cohort == "secret":
@@ -93,6 +97,7 @@ class FedpageStrategy(Strategy):
                 "cohort=public"
             )
         if not self.config.has_own_problem:
+            OBJECTIVES[self.config.objective]  # refuses an unknown one
             refuse_reference(resolve_metrics(self.config.metric_names, "run config"))
         self.schema = parse_schema(self.config)
         if self.config.min_clients > self.config.clients:
@@ -142,8 +147,8 @@ class FedpageStrategy(Strategy):
         config = self.config
         own = self._load_own_problem()
         requirements = self._require(own)
-        with waiting_for_nodes(self._out, config):
-            nodes, agreement = self._gather(grid, requirements)
+        with waiting_for_nodes(self._out, config) as status:
+            nodes, agreement = self._gather(grid, requirements, status.wait_for)
         d = agreement.d
         engine = FlowerEngine(
             grid,
@@ -164,7 +169,6 @@ class FedpageStrategy(Strategy):
         )
         engine.transport.agreement, engine.transport.requirements = agreement, requirements
         stop = config.stop
-        check_stop(config.evaluation, stop)
         history = History(self._describe_run(own, agreement, requirements, stop))
         name = [history.meta[key] for key in ("method", "problem", "seed", "federation")]
         engine.transport.run_name = hashlib.sha256(
@@ -242,7 +246,9 @@ class FedpageStrategy(Strategy):
             return self.schema.count_features(self.schema.columns)
         return self.config.features
 
-    def _gather(self, grid: Grid, requirements: Requirements) -> tuple[dict[int, Node], Agreement]:
+    def _gather(
+        self, grid: Grid, requirements: Requirements, report: Callable[[str], None]
+    ) -> tuple[dict[int, Node], Agreement]:
         """Return the node of every client and what they agree on; a resumed run has agreed."""
         config = self.config
         earlier, agreement = self._read_earlier_nodes()
@@ -255,6 +261,7 @@ class FedpageStrategy(Strategy):
             config.min_clients,
             earlier,
             agreement,
+            report,
         ).run()
         rows = sum(node.rows for node in nodes.values() if node.digest)
         log.info("fedpage: %s clients with %s rows", len(nodes), rows)

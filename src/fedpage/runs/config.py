@@ -285,7 +285,7 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
     values = field_values(cls, table, where, words=words)
     for name, entry in dataclass_fields(cls).items():
         if name not in values and entry.default is MISSING and entry.default_factory is MISSING:
-            raise InputError(f"{where}: {name!r} is missing")
+            raise InputError(f"{where}: {name.replace('_', '-')!r} is missing")
     try:
         return cls(**values)
     except InputError as error:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import refuse_special
 from fedpage.flower import site_files
-from fedpage.flower.config import build_method, parse_app_config, parse_node_config
+from fedpage.flower.config import parse_node_config
+from fedpage.flower.server_app import FedpageStrategy
 from fedpage.runs import toml
 
 if TYPE_CHECKING:
@@ -178,13 +179,13 @@ def _check_app(folder: Path) -> str:
                 f"write a new app: fedpage deploy init {folder}-new",
             )
     try:
-        config = parse_app_config(app.get("config", {}))
-        method = build_method(config)
+        strategy = FedpageStrategy(app.get("config", {}))  # checks what a run would refuse
     except InputError as error:
         raise CheckFailed(
             f"{path}: {error}", f"compare it with a new app: fedpage deploy init {folder}-new"
         ) from None
-    return f"{path}: {method.name} over {config.clients} clients, {config.rounds} rounds"
+    config = strategy.config
+    return f"{path}: {strategy.method.name} over {config.clients} clients, {config.rounds} rounds"
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -252,8 +253,8 @@ def _check_server_certificate(
             raise CheckFailed(
                 f"{cert}: not issued by {ca}", "use the ca.pem that was created with it"
             ) from None
-    if address is not None:
-        host = address.rpartition(":")[0]
+    host = "" if address is None else address.rpartition(":")[0]
+    if host:  # the check of the address reports one that is not host:port
         try:
             names = certificate.extensions.get_extension_for_class(
                 x509.SubjectAlternativeName
@@ -390,10 +391,11 @@ def _check_node_config(text: str) -> Iterator[Finding]:
     try:
         config = parse_node_config(parse_config_args([text]))
     except InputError as error:
-        yield Finding(False, str(error), "see `fedpage deploy` in docs/deploy.md")
+        yield Finding(False, str(error), "docs/deploy.md has an example")
         return
     except Exception:  # flwr raises errors of typer and of its TOML reader
-        yield Finding(False, "--node-config: cannot be read", "write words such as partition-id=0")
+        advice = 'write words such as partition-id=0, and text in quotes: data="/data/site.csv"'
+        yield Finding(False, "--node-config: cannot be read", advice)
         return
     allowed = ", ".join(sorted(config.allowed)) or "nothing"
     yield Finding(
