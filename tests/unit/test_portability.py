@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -78,3 +79,90 @@ def test_descendants_are_found_with_ps_where_there_is_no_proc(monkeypatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="neither /proc nor the command ps"):
         find_descendants(os.getpid())
+
+
+PRETEND_WINDOWS = """
+import importlib, os, pkgutil, signal, sys, types
+
+def modules():
+    import fedpage
+    for found in pkgutil.walk_packages(fedpage.__path__, "fedpage."):
+        if not found.name.endswith("__main__"):
+            yield found.name
+
+def import_all():
+    for name in modules():
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # an extra that is not installed
+            if (error.name or "").partition(".")[0] in UNIX:
+                raise
+        except SystemExit:
+            pass
+
+UNIX = {"fcntl", "grp", "posix", "pwd", "resource", "termios", "tty"}
+import_all()  # so that other packages are imported as on this system
+for name in [name for name in sys.modules if name.partition(".")[0] == "fedpage"]:
+    del sys.modules[name]
+for name in UNIX - {"posix"}:
+    sys.modules[name] = None
+for name in ("SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGCHLD", "SIGQUIT", "alarm"):
+    delattr(signal, name)
+for name in ("fork", "getuid", "geteuid", "getgid", "setsid", "killpg", "fchmod", "getpgid"):
+    delattr(os, name)
+locked = []
+msvcrt = types.ModuleType("msvcrt")
+msvcrt.LK_NBLCK, msvcrt.LK_UNLCK = 2, 0
+msvcrt.locking = lambda descriptor, mode, size: locked.append(mode)
+sys.modules["msvcrt"] = msvcrt
+sys.platform = "win32"
+import_all()
+
+import tempfile
+import fedpage as fp
+with tempfile.TemporaryDirectory() as folder:
+    problem = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    first = fp.simulate(problem, fp.FedAvg(S=2), rounds=3, seed=0, out=folder)
+    assert fp.History.load(folder).same(first)
+assert locked, "the run's directory was not locked"
+print(len(list(modules())), "modules")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="pretends that Linux is Windows")
+def test_every_module_is_imported_without_modules_of_unix():
+    done = subprocess.run(
+        [sys.executable, "-c", PRETEND_WINDOWS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[0]) > 150
+
+
+def test_modules_of_unix_are_imported_only_where_they_are_used():
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if re.match(r"(import|from) (fcntl|grp|posix|pwd|resource|termios|tty)\b", line):
+                found.append(f"{path.name}:{number}")
+    assert not found
+
+
+def test_text_is_read_and_written_as_utf8():
+    """Windows would use its own encoding where none is named."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            parts = [part for arg in call.args[1:2] for part in ast.walk(arg)]
+            mode = [part.value for part in parts if isinstance(part, ast.Constant)]
+            is_text = name in ("read_text", "write_text") or (
+                isinstance(call.func, ast.Name)
+                and name == "open"
+                and not any("b" in str(word) for word in mode)
+            )
+            if is_text and not any(word.arg == "encoding" for word in call.keywords):
+                found.append(f"{path.name}:{call.lineno}")
+    assert not found

@@ -64,7 +64,7 @@ class _UsageError(Protocol):
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on stderr and exit code 2."""
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
         _fail("standard output is closed: results cannot be printed", 1)
     try:

@@ -159,6 +159,7 @@ class LocalFederation:
         Returns:
             The process.
         """
+        find_descendants(os.getpid())  # where that fails, `stop` could not end what is started here
         with open(self.home / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 list(command),
@@ -174,9 +175,8 @@ class LocalFederation:
     def log(self, name: str) -> str:
         """Return the output of a process, without colours."""
         path = self.home / f"{name}.log"
-        return (
-            re.sub(r"\x1b\[[0-9;]*m", "", path.read_text(errors="replace")) if path.exists() else ""
-        )
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
     def wait_for(self, name: str, text: str, seconds: float = 60.0) -> None:
         """Wait until a process has written a text to its log.
