@@ -257,3 +257,21 @@ def test_a_damaged_search_file_is_named(fail, places, real):
         path.write_text(text)
         with pytest.raises(InputError, match=r"a9a\.json: not a result of the search"):
             reproduce._judge({name: FigureRuns(name, "", "", 1, ())}, places)
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, "9" * 5000, "a\x1b[31m\rb", "\udcff" * 300])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",), (*RUN, "--rounds"), (*RUN, "--S"), (*RUN, "--eta-g"), (*RUN, "--partition"),
+        (*RUN, "--objective"), (*RUN, "--data"), (*RUN, "--up"), (*RUN, "--target"),
+        (*RUN, "--devices"), (*RUN, "--faults"), (*RUN, "--checkpoint-every"), (*RUN,),
+        (*COMPARE, "--methods"), (*TUNE, "--search"), (*TUNE, "--cost"), ("plan", "--epsilon"),
+        ("reproduce",), ("resume",), ("study", "run"), ("data", "fetch"), ("methods",), (),
+    ],
+    ids=lambda words: " ".join(word for word in words if word not in SMALL)[:50] or "nothing",
+)  # fmt: skip
+def test_long_and_unprintable_words_give_one_short_line(fail, words, value):
+    line = fail(*words, value).removeprefix("fedpage: ").removesuffix("\n")
+    assert len(line) <= 200
+    assert line.isprintable()

@@ -24,7 +24,7 @@ from fedpage.cli.run import run
 from fedpage.cli.study import app as study
 from fedpage.cli.tune import tune
 from fedpage.cli.watch import serve, watch
-from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.errors import InputError, did_you_mean, one_line
 
 app = typer.Typer(
     name="fedpage",
@@ -122,7 +122,7 @@ def _fail_usage(error: _UsageError) -> NoReturn:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    print("fedpage: " + " ".join(text.splitlines()), file=sys.stderr)
+    print("fedpage: " + one_line(text), file=sys.stderr)
     sys.exit(code)
 
 
