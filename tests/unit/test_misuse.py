@@ -245,18 +245,15 @@ def test_missing_permissions_are_reported(words, what):
     assert what in done.stderr
 
 
-def test_a_damaged_search_file_is_named(fail, places, real):
-    from fedpage.cli import reproduce
+def test_a_damaged_search_file_is_named(places):
     from fedpage.core.errors import InputError
-    from fedpage.report.plots import FigureRuns
+    from fedpage.studies.paper import tuning
 
-    name = "local-steps/a9a"
-    path = places / "tuning" / f"{name}.json"
-    path.parent.mkdir(parents=True)
+    path = places / "a9a.json"
     for text in ("{", "[1]", "[" * 100_000, '[{"panel": "x", "eta_g": "a", "within_tenth": []}]'):
         path.write_text(text)
         with pytest.raises(InputError, match=r"a9a\.json: not a result of the search"):
-            reproduce._judge({name: FigureRuns(name, "", "", 1, ())}, places)
+            tuning.load(None, "local-steps/a9a", None, path)
 
 
 @pytest.mark.parametrize("value", ["x" * 5000, "9" * 5000, "a\x1b[31m\rb", "\udcff" * 300])

@@ -99,7 +99,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "faults": (
         "Faults", "Clients that fail, the policy for them, and devices for simulated time.",
         ["engine.faults.Faults", "engine.policy.Policy", "engine.devices",
-         "engine.aggregation", "engine.outliers", "engine.privacy", "engine.releases"],
+         "engine.aggregation", "engine.fixed_point", "engine.outliers", "engine.privacy",
+         "engine.releases"],
     ),
     "types": ("Types", "Protocols, types and errors.", ["core.types", "core.errors"]),
     "engines": (
