@@ -317,7 +317,7 @@ def test_the_printed_command_repeats_the_judgement(run, tmp_path):
     assert code == 0
     assert judged[1] in again
     assert {path.name for path in (tmp_path / "found").iterdir()} == {
-        "app", "report.html", "trials.jsonl",
+        ".lock", "app", "report.html", "trials.jsonl",
     }  # fmt: skip
 
 
