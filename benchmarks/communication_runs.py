@@ -104,7 +104,8 @@ class Runs:
             "record_every": max(1, round(between / called)),
             "stop": ladder,
         }
-        run = describe_simulation(self.problem, method, **options)
+        # The ladder's own description takes its place: its state changes from run to run.
+        run = describe_simulation(self.problem, method, **{**options, "stop": None})
         about = [run, ladder.describe(), code_digest(type(method))]
         key = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:20]
         if key not in self._known:
