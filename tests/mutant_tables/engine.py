@@ -15,7 +15,7 @@ ROUND = [
     Edit("policy: g from a part of the clients", "Round._gather",
          "call.require_all and policy.fall_back", "False"),
     Edit("policy: divided by the called, not the arrived", "_Gathered.mean",
-         "s / len(clients)", "s / (len(clients) + len(self.missing))"),
+         "finish(len(clients))", "finish(len(clients) + len(self.missing))"),
     Edit("policy: no retries", "Round._gather_chunks", "not len(reachable)", "True"),
     Edit("policy: full rounds are tried for a lost client", "Round._gather_or_fall_back",
          "not missing", "True"),
@@ -23,7 +23,7 @@ ROUND = [
 
 DELIVERY = [
     Edit("policy: a late reply counts", "deliver_late", "is_validated", "False"),
-    Edit("policy: NaN counts", "validate", "delivered & (outcomes == FINE)", "delivered"),
+    Edit("policy: NaN counts", "validate", "delivered & ((outcomes == FINE) | (outcomes == HUGE))", "delivered"),
     Edit("policy: any shape counts", "validate",
          "_shape_fault(replies, reply) if outcomes[i] == WRONG_SHAPE else ''", "''"),
 ]  # fmt: skip
