@@ -73,8 +73,8 @@ def _check_unedited(command: Table, then: object, path: Path) -> None:
     if path.name != "run.toml":
         another = "`fedpage compare` with another --out"
     raise InputError(
-        f"{path}: {names} of [command] was edited by hand; undo the edit, and use "
-        f"`fedpage resume {path.parent} --rounds N` for more rounds, or {another} for another run"
+        f"{path}: {names} of [command] was edited by hand; undo it; for more rounds, "
+        f"`fedpage resume {path.parent} --rounds N`; for another run, {another}"
     )
 
 
