@@ -134,8 +134,8 @@ def add(
     try:
         extended = _load(scratch, None, store)
     except InputError as error:
-        why = str(error).replace(str(scratch), str(file))
-        raise InputError(f"cannot add that: {why}; edit the file by hand") from None
+        why = str(error).removeprefix(f"{scratch}, ").replace(str(scratch), str(file))
+        raise InputError(f"nothing was added: {why}") from None
     finally:
         scratch.unlink()
     expected = len(study.config.seed_list) + seeds
