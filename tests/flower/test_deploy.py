@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
 import ssl
 import sys
@@ -17,6 +19,8 @@ pytest.importorskip("flwr", reason="these need Flower: pip install 'fedpage[flow
 import fedpage as fp
 from fedpage.flower.config import parse_app_config
 from fedpage.flower.deploy import keys, preflight
+from fedpage.flower.deploy.check_keys import check_server_certificate
+from fedpage.flower.deploy.findings import run_check
 from fedpage.flower.deploy.keys import create_keys
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,11 +121,10 @@ def test_wrong_certificates(key_dir, tmp_path):
     address = "10.1.2.3:8000"
     assert (
         "valid for 127.0.0.1, localhost, not for 10.1.2.3"
-        in preflight._run_check(
-            lambda: preflight._check_server_certificate(key_dir / "server.pem", None, None, address)
+        in run_check(
+            lambda: check_server_certificate(key_dir / "server.pem", None, None, address)
         ).text
     )
-    assert "cannot be read" in failures(ca=tmp_path / "nothing.pem")[0]
     (tmp_path / "junk.pem").write_text("junk")
     assert "not a PEM certificate" in failures(cert=tmp_path / "junk.pem")[0]
     assert (
@@ -156,10 +159,28 @@ def test_wrong_keys(key_dir, tmp_path):
     (key_dir / "node0.pub").write_bytes((key_dir / "node1.pub").read_bytes())
     assert "does not belong to" in failures(node_key=key_dir / "node0")[0]
     assert "not an OpenSSH private key" in failures(node_key=key_dir / "server.key")[0]
-    assert "cannot be read" in failures(node_key=tmp_path / "none")[0]
     assert (key_dir / "ca.key").stat().st_mode & 0o077 == 0
     with pytest.raises(fp.InputError, match="keys are never overwritten"):
         create_keys(key_dir, hosts=["localhost"], nodes=1)
+
+
+def test_a_wrong_path_is_missing_and_advises_no_new_keys(key_dir, tmp_path, run):
+    for option in ("ca", "cert", "node_key"):
+        (line,) = failures(**{option: key_dir / "nothing"})
+        assert (
+            f"{key_dir / 'nothing'}: there is no such file; {key_dir} holds ca.key, ca.pem" in line
+        )
+        assert "create" not in line
+    (line,) = failures(cert=key_dir / "server.pem", key=tmp_path / "none" / "server.key")
+    assert f"none/server.key: there is no such file; there is no directory {tmp_path}/none" in line
+    words = ("--ca", str(key_dir / "server.pem"), "--node-key", "keys/nod0", "--data", "x.csv")
+    code, out, _ = run("deploy", "check", *words, "--superlink", "fl", "--app", "nowhere")
+    assert code == 1
+    results = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [word for word, text in results if "not a certificate authority" in text] == ["FAILED"]
+    for name in ("keys/nod0", "x.csv", "config.toml", "nowhere/pyproject.toml"):
+        assert [word for word, text in results if f"{name}: there is" in text] == ["MISSING"], name
+    assert {word for word, _ in results} == {"ok", "FAILED", "MISSING"}
 
 
 def test_wrong_environments(key_dir, tmp_path, monkeypatch):
@@ -267,9 +288,78 @@ def test_init_writes_an_app_with_settings(key_dir, tmp_path, run):
     ],
 )
 def test_an_app_is_checked_as_a_run_would_check_it(key_dir, tmp_path, run, change, words):
-    assert run("deploy", "init", "app", "--set", change)[0] == 0
+    code, _, err = run("deploy", "init", "app", "--set", change)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "app").exists()
+    assert run("deploy", "init", "app")[0] == 0
+    path = tmp_path / "app" / "pyproject.toml"
+    key, _, value = change.partition("=")
+    path.write_text(
+        re.sub(rf"(?m)^{key} = (\"[^\"]*\"|\d+)", _assign(key, value), path.read_text())
+    )
     (line,) = failures(app=tmp_path / "app")
     assert words in line
+
+
+def _assign(key, value):
+    return f"{key} = {value}" if value.isdigit() else f'{key} = "{value}"'
+
+
+SITE = ("data=", "clients=2", "label=sick", "classes=0,1", "columns=age,bmi", "method=fedavg")
+
+
+@pytest.fixture
+def compare_site(key_dir, tmp_path, run):
+    """Compare a site's table with an app; returns what failed."""
+
+    def compare(table, *settings, node="", ok=""):
+        options = [word for each in (*SITE, "hyper=S=2", *settings) for word in ("--set", each)]
+        shutil.rmtree(tmp_path / "app", ignore_errors=True)
+        assert run("deploy", "init", "app", *options)[0] == 0
+        (tmp_path / "site.csv").write_text(table)
+        text = f'partition-id=0 data="{tmp_path / "site.csv"}" client-state-dir="{tmp_path}/s" '
+        findings = list(preflight.run_checks(app=tmp_path / "app", node_config=text + node))
+        assert ok in "\n".join(finding.text for finding in findings if finding.ok)
+        return [f"{each.word}: {each.text}; {each.advice}" for each in findings if not each.ok]
+
+    return compare
+
+
+def test_a_site_is_compared_with_the_app(compare_site, tmp_path):
+    sound = "bmi,sick,age\n20.5,1,40\n30,0,50\n"
+    fits = "fits the app: 2 rows, 2 features, labels 0, 1"
+    assert compare_site(sound, ok=fits) == []
+    (line,) = compare_site(sound.replace("bmi", "weight"))
+    assert line.startswith(
+        f"FAILED: {tmp_path}/site.csv: its columns are not those of the app; missing: 'bmi'; "
+        "extra: 'weight'; correct the file, or agree on columns"
+    )
+    more = "bmi,sick,age,name\n20.5,1,40,x\n30,0,50,y\n"
+    assert "; extra: 'name';" in compare_site(more)[0]
+    assert compare_site(more, "extra-columns=ignore", ok=fits) == []
+    (line,) = compare_site(sound.replace("30,0", "30,2"))
+    assert "row 2 of the data has the label 2.0, which is not one of 0, 1" in line
+    assert compare_site(sound, "columns=", ok="so every site needs the same ones") == []
+    assert "share-statistics=true" in compare_site(sound, "standardise=true")[0]
+    assert compare_site(sound, "standardise=true", node="share-statistics=true", ok=fits) == []
+    (line,) = compare_site(sound, node='evaluation="values"')
+    assert 'the run has evaluation = "gradients", and this node at most "values"' in line
+    assert "has no secure aggregation" in compare_site(sound, node="require-secure=2")[0]
+
+
+def test_checking_a_site_executes_nothing_that_its_owner_did_not_allow(compare_site, tmp_path):
+    table = "bmi,sick,age\n20.5,1,40\n30,0,50\n"
+    compare_site(table)
+    (tmp_path / "own.py").write_text("open('executed', 'w').close()\n")
+    path = tmp_path / "app" / "pyproject.toml"
+    path.write_text(path.read_text().replace('method = "fedavg"', 'method = "own.py@Own"'))
+    for config in (f'partition-id=0 data="{tmp_path / "site.csv"}"', 'partition-id="'):
+        assert failures(app=path.parent, node_config=config)
+        assert not (tmp_path / "executed").exists()
+    assert failures(app=path.parent)  # on the server its operator chose the file
+    assert (tmp_path / "executed").exists()
 
 
 def test_node_configs_are_checked(key_dir, tmp_path):

@@ -138,6 +138,11 @@ class Machines:
             for name in re.findall(r"`(.*?)`", names):
                 shutil.copy2(self.folder / "any" / "keys" / name, target / name)
 
+    def hand_out_app(self):
+        """Give each site a copy of the server's app."""
+        for site in ("site0", "site1"):
+            shutil.copytree(self.folder / "server" / "app", self.folder / site / "app")
+
     def stop(self, name):
         process = self.services.pop(name)
         for pid in find_descendants(process.pid):
@@ -178,6 +183,8 @@ def test_every_command_of_the_page(machines):
                 output = machines.run(command, machine)
                 if command.startswith("fedpage deploy keys"):
                     machines.hand_out_keys()
+                if command.startswith("fedpage deploy init"):
+                    machines.hand_out_app()
                 if command.startswith("fedpage deploy status"):
                     assert "finished" in output
     history = fp.History.load(out)

@@ -57,9 +57,9 @@ def _change_app(text: str, changes: list[str]) -> str:
     Raises:
         InputError: A setting is unknown, or has a value that cannot be used.
     """
-    import tomllib
-
-    from fedpage.flower.config import AppConfig, build_method, write_app
+    _needs_flower()
+    from fedpage.flower.config import AppConfig, write_app
+    from fedpage.flower.server_app import FedpageStrategy
     from fedpage.runs.config import field_values
 
     words: dict[str, str] = {}
@@ -68,11 +68,20 @@ def _change_app(text: str, changes: list[str]) -> str:
         if not equals:
             raise InputError(f"--set: expected a setting such as rounds=50, not {change!r}")
         words[name.strip()] = value
-    table = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    table = _read_config(text)
     given = field_values(AppConfig, table, "app")
     config = AppConfig(**{**given, **field_values(AppConfig, words, "--set", words=True)})
-    build_method(config)
-    return write_app(config)
+    changed = write_app(config)
+    FedpageStrategy(_read_config(changed))  # as `deploy check --app` and a run check it
+    return changed
+
+
+def _read_config(text: str) -> dict[str, Any]:
+    """Return the settings of an app."""
+    import tomllib
+
+    config: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    return config
 
 
 @app.command(cls=Command)
@@ -125,7 +134,8 @@ def check(
     """Check a deployment before a run.
 
     Versions, certificates, keys, an address, data and a node's configuration are checked, as far as
-    they are given.
+    they are given. With --app and --node-config the site's file is compared with the columns and
+    labels of the run.
     """
     _needs_flower()
     from fedpage.flower.deploy.preflight import run_checks
@@ -143,8 +153,7 @@ def check(
     for finding in run_checks(app=app_folder, data=data, **given):  # type: ignore[arg-type]
         found.append(finding._asdict())
         print(
-            f"{'ok     ' if finding.ok else 'MISSING'} {finding.text}"
-            + (f"; {finding.advice}" if finding.advice else "")
+            f"{finding.word:7s} {finding.text}" + (f"; {finding.advice}" if finding.advice else "")
         )
     document = {"checks": found}
     if not all(finding["ok"] for finding in found):

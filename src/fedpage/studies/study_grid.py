@@ -211,7 +211,7 @@ def _open_method(name: str, table: Any, place: str) -> _Method:
     try:
         entry = find_method(own.method or name)
     except InputError as error:
-        hint = "" if own.method else '; a table of another name sets method'
+        hint = "" if own.method else "; a table of another name sets method"
         raise InputError(f"{place}: {error}{hint}") from None
 
     def settings(grid: Table, more: Table) -> Iterator[tuple[Table, Table, AnyMethod]]:
