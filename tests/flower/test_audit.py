@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -215,3 +216,31 @@ def test_the_app_that_flower_installed_is_named(monkeypatch):
     name = "fedpage.fedpage-app.1.0.0.1a2b3c4d"
     monkeypatch.setattr(sys, "path", [*sys.path, f"/home/site/.flwr/apps/{name}"])
     assert audit.installed_app() == name
+
+
+def test_a_run_has_one_name_in_the_table(federate, tmp_path):
+    """Descriptions come before the run has a name; a resumed run has a new number of Flower."""
+    federate(method="scaffold", hyper="S=3 K=2", rounds=3)
+    found = audit.verify(tmp_path / "client-state" / "audit.jsonl").entries
+    assert "" in {entry.run for entry in found}
+    assert len(set(audit.name_runs(found))) == 1
+    again = [replace(entry, flower_run="8") for entry in found]
+    assert len(set(audit.name_runs(found + again))) == 1
+    alone = replace(ENTRY, flower_run="9876543210", run="")
+    assert audit.name_runs([*found, alone])[-1] == "98765432"
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n3,4\n", "{}\n{}\n", '"x"\n', "\0\n"])
+def test_a_file_that_is_no_audit_log_is_refused_in_one_line(text, tmp_path, refused):
+    (tmp_path / "x.jsonl").write_text(text)
+    refused(["deploy", "audit", "x.jsonl"], "x.jsonl: not an audit log; give a node's audit.jsonl")
+
+
+def test_an_entry_with_values_of_other_types_is_named(tmp_path, run):
+    path = tmp_path / "logs" / "audit.jsonl"
+    audit.append(path, ENTRY)
+    with open(path, "a") as log:
+        log.write(json.dumps(asdict(ENTRY) | {"time": 5}) + "\n")
+    code, out, _ = run("deploy", "audit", str(path))
+    assert code == 1
+    assert "audit.jsonl, line 2: not an entry" in out

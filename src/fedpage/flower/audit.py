@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpage.core.errors import InputError
+from fedpage.core.files import refuse_special
 from fedpage.flower.private_files import lock, make_private, open_private
 
 FIRST = "0" * 64
@@ -121,8 +122,9 @@ def verify(path: Path) -> Audit:
         The entries, and a sentence about every line that was edited, removed, inserted or damaged.
 
     Raises:
-        InputError: The file cannot be read.
+        InputError: The file cannot be read, or no line of it is an entry.
     """
+    refuse_special(path)
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -134,8 +136,8 @@ def verify(path: Path) -> Audit:
         lines.pop()
     for number, line in enumerate(lines, start=1):
         try:
-            entry = Entry(**json.loads(line))
-        except (ValueError, TypeError):
+            entry = _parse(line)
+        except (ValueError, TypeError, RecursionError):
             problems.append(f"line {number}: not an entry; a crash leaves an incomplete line")
         else:
             entries.append(entry)
@@ -145,18 +147,39 @@ def verify(path: Path) -> Audit:
                     "removed or inserted"
                 )
         previous = _digest(line)
+    if lines and not entries:
+        raise InputError(f"{path}: not an audit log; give a node's audit.jsonl")
     return Audit(entries, problems, previous)
+
+
+def _parse(line: bytes) -> Entry:
+    """Read a line, whose values must have the types that `append` writes."""
+    entry = Entry(**json.loads(line))
+    for key, value in asdict(entry).items():
+        if type(value) is not (int if key in ("round", "bytes") else str):
+            raise TypeError(key)
+    return entry
+
+
+def name_runs(entries: list[Entry]) -> list[str]:
+    """Return a short name of each entry's run, the same for all entries of a run.
+
+    The first messages of a run do not have its name yet. They are found by Flower's number of the
+    run, which later messages have too.
+    """
+    names = {entry.flower_run: entry.run for entry in entries if entry.run}
+    return [(entry.run or names.get(entry.flower_run) or entry.flower_run)[:8] for entry in entries]
 
 
 def show(entries: list[Entry]) -> list[str]:
     """Return the lines of a table of entries, the oldest first."""
     heads = ["time", "run", "method", "message", "round", "bytes", "digest", "refused"]
     rows = [heads]
-    for entry in entries:
+    for run, entry in zip(name_runs(entries), entries, strict=True):
         refused = f"{entry.code} {entry.reference}" if entry.code else ""
         number = str(entry.round) if entry.round >= 0 else ""
         rows.append([
-            entry.time[:19], entry.run[:8] or entry.flower_run[:8], entry.method, entry.message,
+            entry.time[:19], run, entry.method, entry.message,
             number, f"{entry.bytes:,}", entry.digest[:12], refused,
         ])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
