@@ -600,3 +600,24 @@ def test_the_end_of_memory_names_the_round_to_resume_from(tmp_path):
     resumed = fp.RunOptions(checkpoint_every=3, resume=True)
     history = fp.simulate(problem, method, rounds=20, seed=0, out=tmp_path, options=resumed)
     assert history.same(fp.simulate(problem, method, rounds=20, seed=0))
+
+
+def test_the_end_of_memory_is_named_when_closing_a_file_fails_after_it(tmp_path, monkeypatch):
+    """A BytesIO that could not grow is closed, and zipfile then raises a ValueError."""
+
+    def fail(stream, *_, **__):
+        stream._fileobj.close()
+        raise MemoryError
+
+    def break_checkpoints(info):
+        if info.round == 8:
+            monkeypatch.setattr("numpy.lib.format.write_array", fail)
+
+    observer = fp.FunctionCallback(on_round_end=break_checkpoints)
+    with pytest.raises(MemoryError) as error:
+        fp.simulate(
+            uneven(), fp.SCAFFOLD(S=4, K=2), rounds=20, seed=0, out=tmp_path,
+            options=fp.RunOptions(checkpoint_every=3), callbacks=[observer],
+        )  # fmt: skip
+    assert isinstance(error.value.__cause__, ValueError)
+    assert str(error.value).startswith("not enough memory; the run is safe up to round 6: ")

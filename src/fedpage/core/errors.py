@@ -107,3 +107,16 @@ def suggest_names(module: str, known: Iterable[str]) -> Callable[[str], NoReturn
         raise attribute_error(module, name, known)
 
     return __getattr__
+
+
+def find_memory_error(error: BaseException | None) -> MemoryError | None:
+    """Return the MemoryError that an error is, or while which it was raised; None if there is none.
+
+    Closing a file after a failed write may raise a ValueError that hides the MemoryError before it.
+    An InputError explains itself.
+    """
+    while isinstance(error, Exception) and not isinstance(error, InputError):
+        if isinstance(error, MemoryError):
+            return error
+        error = error.__context__
+    return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fedpage.core.atomic import put
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, find_memory_error, short_repr
 from fedpage.core.files import check_path, refuse_special
 from fedpage.core.types import StopReason
 from fedpage.runs import run_file
@@ -127,9 +127,10 @@ class RunStore:
     ) -> None:
         self._file.close()
         self._lock.__exit__()
-        if isinstance(error, MemoryError) and self.has_run():
-            detail = f" ({error})" if str(error) else ""
-            raise MemoryError(f"not enough memory{detail}; {self._safe_up_to}") from error
+        if (cause := find_memory_error(error)) is not None:
+            detail = f" ({cause})" if str(cause) else ""
+            advice = f"; {self._safe_up_to}" if self.has_run() else ""
+            raise MemoryError(f"not enough memory{detail}{advice}") from error
 
     @property
     def history_path(self) -> Path:
