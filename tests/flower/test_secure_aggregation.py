@@ -238,7 +238,8 @@ def test_a_reply_beyond_the_bound_is_refused_by_its_node(federate):
     assert history.stop_reason is StopReason.ROUND_FAILED
     events = [e["text"] for e in history.events if e["event"] == "rejected"]
     assert events
-    assert all("not-finite; details in its node's log" in text for text in events)
+    advice = "beyond the bound; raise bound in aggregation = 'secure:bound=...', or lower the steps"
+    assert all(f"{advice} (bound; details in its node's log" in text for text in events)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_texts_are_read_as_written(text):
     [
         ("trimed", "did you mean 'trimmed'"),
         ("trimmed:0.1", "expected name=value"),
-        ("trimmed:share=0.5", "share must be at least 0 and below 0.5"),
+        ("trimmed:share=0.5", "^aggregation trimmed: share must be at least 0 and below 0.5, not"),
         ("clipped", "'bound' is missing"),
         ("clipped:bound=0", "bound must be above 0"),
         ("clipped:bound=nan", "bound"),

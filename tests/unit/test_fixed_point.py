@@ -82,7 +82,7 @@ def test_numbers_beyond_the_bound_are_refused(value):
 def test_a_run_beyond_the_bound_fails_with_a_sentence():
     history = run(fp.FedAvg(S=6, K=3, eta_l=0.1), FixedPointMean(bound=1e-3))
     assert history.stop_reason is StopReason.ROUND_FAILED
-    assert "beyond the bound 0.001" in history.stop_detail
+    assert "beyond the bound 0.001; raise bound in aggregation" in history.stop_detail
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class Aggregation(ABC):
                     f"as trimmed:share=0.1, not {short_repr(word)}"
                 )
             table[key.strip()] = value.strip()
-        return structure(found, table, f"aggregation {short_repr(text)}", words=True)
+        return structure(found, table, f"aggregation {found.name}", words=True)
 
     @property
     def text(self) -> str:
@@ -161,7 +161,7 @@ class TrimmedMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("trimmed: share", self.share, below=0.5)
+        check_number("trimmed", "share", self.share, below=0.5)
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return an accumulator that keeps all replies until the end of the round."""
@@ -187,7 +187,7 @@ class ClippedMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("clipped: bound", self.bound, above=0.0)
+        check_number("clipped", "bound", self.bound, above=0.0)
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of clipped replies."""
@@ -277,9 +277,9 @@ def norms_of(replies: Sequence[Vector]) -> NDArray[np.float64]:
 
 
 def check_number(
-    name: str, value: object, above: float | None = None, below: float = math.inf
+    aggregation: str, name: str, value: object, above: float | None = None, below: float = math.inf
 ) -> None:
-    """Refuse what is not a number in the range.
+    """Refuse a setting of an aggregation that is not a number in the range.
 
     Raises:
         InputError: It is not.
@@ -288,4 +288,6 @@ def check_number(
     if not (number >= 0.0 and number < below) or (above is not None and number <= above):
         least = "at least 0" if above is None else f"above {above:g}"
         most = f" and below {below:g}" if math.isfinite(below) else ", finite"
-        raise InputError(f"aggregation: {name} must be {least}{most}, not {short_repr(value)}")
+        raise InputError(
+            f"aggregation {aggregation}: {name} must be {least}{most}, not {short_repr(value)}"
+        )

@@ -35,6 +35,10 @@ NUMBER_BYTES = 8
 """Bytes of a number in fixed point."""
 
 
+RAISE_BOUND = "raise bound in aggregation = 'secure:bound=...'"
+"""What to do about finite numbers beyond the bound."""
+
+
 class OutOfRange(ValueError):
     """A number is not finite or beyond the bound. The text says which, in one line."""
 
@@ -65,8 +69,8 @@ class FixedPointMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("secure: bound", self.bound, above=0.0)
-        check_number("secure: least", self.least, above=1.0)
+        check_number("secure", "bound", self.bound, above=0.0)
+        check_number("secure", "least", self.least, above=1.0)
 
     @property
     def needs_mean(self) -> bool:
@@ -153,7 +157,7 @@ def scale_exponent(bound: float, N: int) -> int:
         exponent -= 1
     if exponent not in _EXPONENTS:
         raise InputError(
-            f"aggregation: secure: bound must be between 1e-250 and 1e250, not {bound:g}"
+            f"aggregation secure: bound must be between 1e-250 and 1e250, not {bound:g}"
         )
     return exponent
 
@@ -176,7 +180,8 @@ def encode(values: Vector, bound: float, exponent: int) -> Whole:
         what = f"as large as {largest:.3g}" if math.isfinite(largest) else "not finite"
         if np.isnan(wide).any():
             what = "not a number"
-        raise OutOfRange(f"a number is {what}, beyond the bound {bound:g}")
+        advice = RAISE_BOUND if what.startswith("as") else "lower the method's step sizes"
+        raise OutOfRange(f"a number is {what}, beyond the bound {bound:g}; {advice}")
     return np.rint(np.ldexp(wide, exponent)).astype(np.int64)
 
 

@@ -63,12 +63,12 @@ class PrivateMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("private: clip", self.clip, above=0.0)
-        check_number("private: noise", self.noise, above=0.0)
-        check_number("private: delta", self.delta, above=0.0, below=1.0)
+        check_number("private", "clip", self.clip, above=0.0)
+        check_number("private", "noise", self.noise, above=0.0)
+        check_number("private", "delta", self.delta, above=0.0, below=1.0)
         if not is_word(self.cohort, ("public", "secret")):
             raise InputError(
-                f"aggregation: private: cohort must be public or secret, not "
+                f"aggregation private: cohort must be public or secret, not "
                 f"{short_repr(self.cohort)}"
             )
 
@@ -87,7 +87,7 @@ class PrivateMean(Aggregation):
         super().check(method, N)
         if self.delta * N >= 1.0:
             raise InputError(
-                f"aggregation: private: delta must be below 1/N = {1 / N:.3g} for {N} clients, not "
+                f"aggregation private: delta must be below 1/N = {1 / N:.3g} for {N} clients, not "
                 f"{self.delta:g}"
             )
         _import_accountant()

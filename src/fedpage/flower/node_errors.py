@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from fedpage.core.errors import InputError
+from fedpage.engine.fixed_point import RAISE_BOUND
 from fedpage.flower.agreement import read_names, write_names
 from fedpage.flower.messages import ProtocolError, Refusal
 
@@ -56,7 +57,8 @@ class Code(StrEnum):
     BAD_SIZE = "bad-size", "its data have another number of features than agreed"
     NO_METRIC = "no-metric", "its problem does not compute a metric of the run"
     EVALUATION = "evaluation", "the run asks for more of an evaluation than the node's owner allows"
-    NOT_FINITE = "not-finite", "its result is not finite or exceeds the agreed bound"
+    NOT_FINITE = "not-finite", "its numbers are not finite or too large"
+    BOUND = "bound", f"a number of its reply is beyond the bound; {RAISE_BOUND}, or lower the steps"
     BAD_INPUT = "bad-input", "its data or its configuration cannot be used"
     PROTOCOL = "protocol", "the request is not one that the protocol allows"
     NOT_ALLOWED = "not-allowed", "the run names something that the node's owner did not allow"

@@ -197,7 +197,7 @@ class RunConfig(RoundsConfig):
     aggregation: str = setting(
         "mean",
         "How replies are combined: mean, trimmed:share=0.1, clipped:bound=1, secure:bound=100, "
-        "or private:...",
+        "or private:clip=0.1,noise=1",
     )
 
 

@@ -211,7 +211,7 @@ def _encode_reply(content: RecordDict, request: _Request) -> Whole:
     try:
         return np.concatenate([encode(part, bound, exponent) for part in arrays.values()])
     except OutOfRange as error:
-        raise NodeError(Code.NOT_FINITE, f"in the reply, {error}") from None
+        raise NodeError(Code.BOUND, f"in the reply, {error}") from None
 
 
 def _open(
