@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.flower import messages
+from fedpage.flower.operator import LogProgress
 from fedpage.runs.follow import FollowedRun, RunState
 
 
@@ -301,3 +302,12 @@ def test_the_status_of_a_failed_round(federate, tmp_path):
     assert run.status.detail == "round 2 failed: no valid reply from client 3"
     assert run.round == 2
     assert run.status.slowest_client >= 0
+
+
+def test_a_weak_epsilon_is_logged_once(caplog):
+    progress = LogProgress()
+    caplog.set_level(logging.INFO, logger="flwr")
+    for number, epsilon in enumerate((9.0, 11.0, 12.0)):
+        progress.on_record({"round": number, "loss": 1.0, "epsilon": epsilon}, np.zeros(1))
+        assert f"epsilon {epsilon:g}" in caplog.text
+        assert caplog.text.count("an epsilon above 10 is a weak guarantee") == (number > 0)

@@ -378,3 +378,13 @@ def test_a_regulariser_and_its_weight_belong_together(data, make, why):
     assert "\n" not in str(error.value)
     assert fp.LeastSquares(data[0], 20, alpha=0.01).reg == "l2"
     assert fp.LeastSquares(data[0], 20, alpha=0.0).reg == "none"
+
+
+def test_a_weak_epsilon_is_called_weak(run):
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    words = ("run", "fedavg", "--data", "census:rows=100", "--clients", "5", "--S", "5")
+    for noise, count in ((0.3, 1), (30, 0)):
+        aggregation = f"private:clip=0.1,noise={noise},delta=0.01"
+        code, out, _ = run(*words, "--rounds", "2", "--aggregation", aggregation)
+        assert code == 0
+        assert out.count("an epsilon above 10 is a weak guarantee; raise noise") == count

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo
-from fedpage.core.columns import MEASURED
+from fedpage.core.columns import EPSILON, MEASURED
 from fedpage.core.types import Vector
 from fedpage.runs.history import History
 
@@ -103,5 +103,5 @@ def summarise_record(record: Mapping[str, float]) -> str:
     'loss 0.5 measured_clients 7'
     """
     shown = [name for name in record if name.endswith("accuracy")][:2] or ["grad_norm"]
-    names = ("loss", *shown, MEASURED)
+    names = ("loss", *shown, MEASURED, EPSILON)
     return " ".join(f"{name} {record[name]:.4g}" for name in names if name in record)

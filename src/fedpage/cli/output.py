@@ -185,7 +185,7 @@ def print_metrics(runs: Sequence[History]) -> None:
     """Print the last values of the metrics and of the held-out columns, medians over seeds."""
     import numpy as np
 
-    from fedpage.core.columns import COLUMNS, describe_column
+    from fedpage.core.columns import COLUMNS, describe_column, explain_epsilon
     from fedpage.runs.history import by_method
 
     for label, group in by_method(runs).items():
@@ -196,6 +196,9 @@ def print_metrics(runs: Sequence[History]) -> None:
         ]
         if words:
             console().print(f"{label}: {', '.join(words)}", markup=False, soft_wrap=True)
+    weak = next(filter(None, (explain_epsilon(run.rows[-1]) for run in runs if run.rows)), "")
+    if weak:
+        console().print(f"Note: {weak}.", markup=False, soft_wrap=True)
 
 
 def print_client_scores(problem: object, history: History) -> None:

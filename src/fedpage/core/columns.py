@@ -40,6 +40,10 @@ SIMULATED = "seconds_simulated"
 MEASURED = "measured_clients"
 """The column of the number of clients whose values a record holds, where it is not all of them."""
 
+EPSILON = "epsilon"
+"""The column of the privacy budget that a run has spent, where it is differentially private."""
+_WEAK_EPSILON = 10.0
+
 COLUMNS: dict[str, Column] = {
     "round": Column("communication rounds", is_cost=True),
     "clients": Column("clients called", is_cost=True),
@@ -257,3 +261,17 @@ def describe_column(name: str) -> Column:
     words = words.replace("held_out_", "held-out ")
     words = re.sub(r"_(worst|p[1-9][0-9]?)$", _name_quantile, words).replace("_", " ")
     return COLUMNS.get(name, Column(words))
+
+
+def explain_epsilon(record: Mapping[str, float]) -> str:
+    """Return a sentence about a record's epsilon if it protects little, or else "".
+
+    >>> explain_epsilon({"epsilon": 32.3})
+    'an epsilon above 10 is a weak guarantee; raise noise, or run fewer rounds'
+    >>> explain_epsilon({"epsilon": 2.0})
+    ''
+    """
+    if record.get(EPSILON, 0.0) <= _WEAK_EPSILON:
+        return ""
+    limit = f"{_WEAK_EPSILON:g}"
+    return f"an epsilon above {limit} is a weak guarantee; raise noise, or run fewer rounds"

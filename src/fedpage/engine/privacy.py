@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core.columns import EPSILON
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Ints, Vector
@@ -23,9 +24,6 @@ from fedpage.core.validate import is_word
 from fedpage.engine.aggregation import Accumulator, Aggregation, ClippedSum, check_number
 from fedpage.engine.releases import Release, ReleaseJournal
 from fedpage.runs.checkpoint import Snapshot
-
-EPSILON = "epsilon"
-"""The column of the privacy budget that a run has spent."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo
 from fedpage.callbacks.best_model import Best
 from fedpage.callbacks.progress import summarise_record
 from fedpage.callbacks.trackers import TensorBoard, Track, Tracker, WandB, make_tracker
+from fedpage.core.columns import explain_epsilon
 from fedpage.core.errors import InputError
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.flower.config import AppConfig
@@ -26,15 +27,19 @@ class LogProgress(Callback):
 
     def __init__(self) -> None:
         self._rounds, self._pace = 0, Pace(0)
+        self._has_warned = False
 
     def on_run_start(self, info: RunInfo) -> None:
         """Note the number of rounds, and start the clock."""
         self._rounds, self._pace = info.rounds, Pace(info.start)
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
-        """Log the round and what was measured."""
+        """Log the round and what was measured, and once that epsilon protects little."""
         done = record["round"]
         log.info("fedpage: round %s of %s: %s", done, self._rounds, summarise_record(record))
+        if (text := explain_epsilon(record)) and not self._has_warned:
+            self._has_warned = True
+            log.warning("fedpage: %s", text)
 
     def on_event(self, event: Event) -> None:
         """Log what happened to a client."""
