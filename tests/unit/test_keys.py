@@ -31,6 +31,19 @@ FACTOR = 1.0
 def scale(mean):
     return mean._make([part * FACTOR for part in mean])
 """
+LOSS = """
+class Loss:
+    curvature = 1.0
+    convex = True
+
+    @staticmethod
+    def value(t, b):
+        return 0.5 * (t - b) ** 2
+
+    @staticmethod
+    def slope(t, b):
+        return 1.0 * (t - b)
+"""
 STUDY = """
 rounds = 8
 seeds = 1
@@ -51,6 +64,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.py").write_text(METHOD)
     (tmp_path / "own_helper.py").write_text(HELPER)
+    (tmp_path / "own_loss.py").write_text(LOSS)
     rows = [f"{i % 7},{(3 * i) % 5},{i % 3},{1 if i % 7 > 3 else -1}" for i in range(40)]
     (tmp_path / "own.csv").write_text("a,b,c,y\n" + "\n".join(rows) + "\n")
     (tmp_path / "study.toml").write_text(STUDY)
@@ -69,6 +83,9 @@ def edits(folder):
     return {
         "method": lambda: method.write_text(METHOD.replace('"Mine"', '"Mine" ')),
         "helper": lambda: helper.write_text(HELPER.replace("1.0", "0.5")),
+        "loss": lambda: (folder / "own_loss.py").write_text(
+            LOSS.replace("0.5 * (t - b) ** 2", "(t - b) ** 2 / 2")
+        ),
         "data": lambda: data.write_text(data.read_text().replace("0,0,0,-1", "0,1,0,-1", 1)),
     }
 
@@ -93,10 +110,12 @@ TUNE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["method", "helper", "data", "trial"])
+@pytest.mark.parametrize("what", ["method", "helper", "loss", "data", "trial"])
 def test_a_search_runs_again_after_an_edit(run, files, what):
+    own = ["--objective", "own_loss.py@Loss"] if what == "loss" else []
+
     def made():
-        code, out, err = run(*TUNE)
+        code, out, err = run(*TUNE, *own)
         assert code == 0, err
         return re.search(r"(\d+) runs(?:, and (\d+) from an earlier search)?, in", out).groups()
 
@@ -113,6 +132,39 @@ def test_a_search_runs_again_after_an_edit(run, files, what):
     edits(files)[what]()
     forget("own_helper")
     assert made()[1] is None
+    forget("own_helper")
+
+
+@pytest.mark.parametrize(("what", "whose"), [("method", "Mine"), ("loss", "the loss")])
+def test_a_comparison_is_not_resumed_after_an_edit(run, files, what, whose):
+    words = ["--data", "own.csv", "--label", "y", "--clients", "5", "--S", "2", "--rounds", "4"]
+    words += ["--seeds", "1", "--out", "c"]
+    words += ["--objective", "own_loss.py@Loss"] if what == "loss" else []
+    assert run("compare", "--methods", "mine.py@Mine", *words)[0] == 0
+    assert run("resume", "c")[0] == 0
+    edits(files)[what]()
+    code, _, err = run("resume", "c")
+    assert code == 2
+    assert f"cannot resume: the code of {whose} has changed since the run began; begin" in err
+    forget("own_helper")
+
+
+@pytest.mark.parametrize("what", ["method", "loss"])
+def test_a_choice_runs_again_after_an_edit(run, files, what):
+    words = ["choose", "--data", "own.csv", "--label", "y", "--clients", "4", "--methods"]
+    words += ["mine.py@Mine", "--target", "0.5", "--no-codecs", "--rounds", "4", "--seeds", "2"]
+    words += ["--fresh", "5", "--jobs", "1", "--out", "ch"]
+    words += ["--objective", "own_loss.py@Loss"] if what == "loss" else []
+
+    def count():
+        code, _, err = run(*words)
+        assert code == 0, err
+        return len((files / "ch" / "trials.jsonl").read_text().splitlines())
+
+    first = count()
+    assert count() == first
+    edits(files)[what]()
+    assert count() == 2 * first
     forget("own_helper")
 
 

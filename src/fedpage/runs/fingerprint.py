@@ -77,9 +77,10 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
     if not changed:
         return
     first = changed[0]
-    if first.startswith("code."):
+    if first.startswith("code.") or first == "problem.loss_digest":
         method = new.get("method.name", "the method")
         owners = {"code.method": method, **dict.fromkeys(_OF_CODECS, "the codec")}
+        owners["problem.loss_digest"] = "the loss"
         whose = owners.get(first, "the problem")
         raise InputError(
             f"{source}: cannot resume: the code of {whose} has changed since the run began; "
