@@ -610,12 +610,13 @@ def test_a_flood_of_nodes_is_forgotten_when_it_leaves(federate, sites):
     """Nodes that lie and reconnect under new ids leave nothing behind in the server."""
     from fedpage.flower import gathering
 
-    kept = []
+    kept, told = [], []
     ask = gathering.Gathering._ask
 
     def look(self, late):
         ask(self, late)
         kept.append(len(self._refused) + len(self._answers) + len(self._asked))
+        told.append(len(self._told))
 
     def prepare(grid):
         config = grid.contexts[grid.node(2)]
@@ -638,7 +639,10 @@ def test_a_flood_of_nodes_is_forgotten_when_it_leaves(federate, sites):
         with pytest.raises(StartFailed):
             federate(nodes=sites(), prepare=prepare, **RUN, wait=40.0)
     assert len(kept) > 10
-    assert max(kept) <= 6  # an answer and a time for each of three nodes
+    # Three nodes are connected at a time. Of each the server keeps its answer or refusal, and when
+    # it was asked, also where it answered: one that fits alone may not fit the others.
+    assert max(kept) <= 6
+    assert max(told) <= 3
 
 
 # Configuration and agreement

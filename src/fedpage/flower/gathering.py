@@ -102,6 +102,7 @@ class Gathering:
             late = self.wait.clock() > end
             self._ask(late)
             nodes, agreement, problems = self._match()
+            self._told &= {problem.key for problem in problems}  # forget nodes that left
             for problem in problems:
                 if problem.key not in self._told:
                     self._told.add(problem.key)
