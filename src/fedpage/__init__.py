@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ScaledSign,
         TopK,
     )
+    from fedpage.core import schedules
     from fedpage.core.errors import InputError
     from fedpage.core.metrics import METRICS, Metric, metric
     from fedpage.core.types import Method, Oracle, Problem, Smoothness, StopReason
@@ -174,6 +175,9 @@ _PACKAGES = (
     "sklearn", "studies", "theory",
 )  # fmt: skip
 
+_OF_CORE = ("schedules",)
+"""Modules of core that have a name of their own here."""
+
 __all__ = [
     "METHODS",
     "METRICS",
@@ -274,6 +278,7 @@ __all__ = [
     "report",
     "runs",
     "save_model",
+    "schedules",
     "shift_features",
     "simulate",
     "sklearn",
@@ -288,6 +293,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         value = getattr(import_module(_MODULE_OF[name]), name)
+    elif name in _OF_CORE:
+        value = import_module(f"fedpage.core.{name}")
     elif name in _PACKAGES:
         value = import_module(f"fedpage.{name}")
     else:

@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
+from fedpage.core.scheduled import with_step
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
 from fedpage.data import Dataset, Partition, by_id
@@ -422,7 +423,7 @@ def _choose_method(method: AnyMethod | str | None, problem: LinearModel) -> AnyM
     elif isinstance(method, str):
         method = METHODS[method]()
         if not getattr(method, "measures_step", False):
-            method = method.with_step(_STEP / problem.smoothness().whole)
+            method = with_step(method, _STEP / problem.smoothness().whole)
     elif not _is_method(method):
         raise InputError(
             "method must be a method such as fp.FedPAGE(S=5), the name of one, or None, "

@@ -288,7 +288,7 @@ def test_no_setting_makes_a_node_open_or_execute_what_its_owner_did_not_name(
     path, mark, opened = evil
     value = text.format(path=path, module=path.stem)
     if key == "hyper":
-        value = f"S=1 up={value}"
+        value = f"S=1 eta_l={value} up={value}"
     state = {"client-state-dir": str(tmp_path / "state")}
     reply = ask(state, config | {"clients": 1, key: value})
     reply.content  # noqa: B018 - an answer or a refusal, never an exception

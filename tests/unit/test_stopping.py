@@ -30,7 +30,7 @@ def records(**columns):
 
 def ends_at(stop, rows, **options):
     """Return the number of the record that ends the run, and the reason."""
-    watch = Watch(1.0, 0.1, stop, **options)
+    watch = Watch(1.0, "effective step 0.1", stop, **options)
     for number, row in enumerate(rows):
         verdict = watch.judge(row)
         if verdict:
@@ -91,7 +91,10 @@ def test_patience_survives_a_checkpoint():
     rows = records(accuracy=[0.1, 0.3, 0.2, 0.2, 0.2])
     stop = fp.Stop(patience=3, monitor="accuracy")
     for cut in range(1, 5):
-        first, second = Watch(1.0, 0.1, stop), Watch(math.nan, 0.1, stop)
+        first, second = (
+            Watch(1.0, "effective step 0.1", stop),
+            Watch(math.nan, "effective step 0.1", stop),
+        )
         assert not any(first.judge(row) for row in rows[:cut])
         second.restore(first.snapshot())
         found = [second.judge(row) for row in rows[cut:]]
@@ -149,7 +152,7 @@ def test_invalid_stopping_rules_are_refused(options):
 
 
 def verdicts(losses, every=10, last=False):
-    watch = Watch(losses[0], 0.1)
+    watch = Watch(losses[0], "effective step 0.1")
     found = None
     for number, loss in enumerate(losses):
         row = {"round": number * every, "loss": loss, "grad_norm": 1.0}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedpage.core.schedule import RecordEvery
+    from fedpage.core.recording import RecordEvery
     from fedpage.core.types import AnyMethod, Problem
     from fedpage.engine.simulate import RunOptions
     from fedpage.runs.history import History

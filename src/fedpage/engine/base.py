@@ -12,6 +12,7 @@ import numpy as np
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, check_seed
+from fedpage.core.scheduled import effective_step, schedules_of
 from fedpage.core.types import (
     ClientStateT,
     Draws,
@@ -26,7 +27,7 @@ from fedpage.engine.policy import Policy
 from fedpage.engine.round import Costs, Round, RoundInfo
 from fedpage.engine.transport import Event, Transport
 from fedpage.runs.checkpoint import Snapshot, state_from_tree, state_to_tree
-from fedpage.runs.fingerprint import method_code
+from fedpage.runs.fingerprint import Code, method_code
 
 
 class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
@@ -76,12 +77,18 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     @property
     def effective_step(self) -> float:
-        """The method's effective step."""
-        return float(self.method.effective_step)
+        """The method's effective step, with schedules at their largest values."""
+        return effective_step(self.method)
 
     @property
-    def code(self) -> dict[str, type]:
-        """The classes whose code decides what a round computes, by role."""
+    def step_text(self) -> str:
+        """The effective step in words, for messages."""
+        most = "at most " if schedules_of(self.method) else ""
+        return f"effective step {most}{self.effective_step:g}"
+
+    @property
+    def code(self) -> dict[str, Code]:
+        """The classes and schedules that decide what a round computes, by role."""
         return method_code(self.method)
 
     @property

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
+from fedpage.core.scheduled import at_peak
 from fedpage.core.types import AnyMethod, Oracle, Vector
 from fedpage.engine.base import check_is_method
 from fedpage.engine.faults import Faults
@@ -65,7 +66,8 @@ def check_method(method: AnyMethod, *, raise_on_fault: bool = True) -> CheckRepo
     (with codecs, too), makes progress, and copes with clients that fail.
 
     Args:
-        method: The method, with the hyper-parameters to check it at.
+        method: The method, with the hyper-parameters to check it at; schedules are checked at
+            their largest values.
         raise_on_fault: Whether to raise if a law fails, rather than only report it.
 
     Returns:
@@ -80,6 +82,7 @@ def check_method(method: AnyMethod, *, raise_on_fault: bool = True) -> CheckRepo
     True
     """
     check_is_method(method)
+    method = at_peak(method)
     checks: list[Check] = []
     for law, run in _LAWS.items():
         try:

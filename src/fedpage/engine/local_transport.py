@@ -14,6 +14,7 @@ from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of
+from fedpage.core.scheduled import at_round
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -129,7 +130,8 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         message = call.message
         oracle = self.problem.oracle(clients, draws)
         states = self.client_states.get(clients)
-        result = self.method.client(message, oracle, states)
+        method = at_round(self.method, draws.round)
+        result = method.client(message, oracle, states)
         n = len(clients)
         try:
             replies, states = result

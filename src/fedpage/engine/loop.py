@@ -12,13 +12,14 @@ import numpy as np
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo, Stopped, check_callbacks
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.schedule import RecordEvery, check_record_every, is_recorded
+from fedpage.core.recording import RecordEvery, check_record_every, is_recorded
 from fedpage.core.types import StopReason
 from fedpage.core.validate import check_whole
 from fedpage.engine.base import AnyEngine
 from fedpage.engine.stopping import Stop, Watch
 from fedpage.engine.transport import Event, RoundFailed
 from fedpage.runs.checkpoint import Snapshot, make_read_only
+from fedpage.runs.fingerprint import Code
 from fedpage.runs.history import History, is_complete
 
 StopRule: TypeAlias = Stop | Callable[[Mapping[str, float]], str | None] | None
@@ -69,7 +70,7 @@ class Run:
         self._callbacks: tuple[Callback, ...] = ()
 
     @property
-    def code(self) -> Mapping[str, type]:
+    def code(self) -> Mapping[str, Code]:
         """The classes that compute the rounds, by name."""
         return self.engine.code
 
@@ -177,8 +178,7 @@ class Run:
         if not math.isfinite(x.dot(x)):
             return Stopped(
                 StopReason.DIVERGED,
-                f"|x|^2 is not finite after round {costs.round}, "
-                f"with effective step {self.engine.effective_step:g}",
+                f"|x|^2 is not finite after round {costs.round}, with {self.engine.step_text}",
             )
         if isinstance(self.stop, Stop):
             return self.stop.check_budgets({**vars(costs), "seconds": self.seconds})
@@ -194,7 +194,7 @@ class Run:
         return stopped
 
     def _make_watch(self, first_loss: float) -> Watch:
-        return Watch(first_loss, self.engine.effective_step, self._targets, self.history.directions)
+        return Watch(first_loss, self.engine.step_text, self._targets, self.history.directions)
 
     def _has_record(self) -> bool:
         """Return whether the current model has been recorded."""

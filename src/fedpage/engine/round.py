@@ -15,6 +15,7 @@ import numpy as np
 from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Wire
 from fedpage.core.aggregate import mean_rows
+from fedpage.core.scheduled import at_round
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -183,7 +184,8 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """
         costs = self.costs
         called, computed = costs.clients, costs.gradients
-        call = self.method.call(state, draws)
+        method = at_round(self.method, draws.round)
+        call = method.call(state, draws)
         if self._needs_all:
             call = self._require_all(call)
         events: tuple[Event, ...] = ()
@@ -205,12 +207,13 @@ class Round(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if self.ledger is not None:
             mean: Any = replies.mean
             self.ledger.add(draws.round, mean, replies.clients, len(call.clients))
-        state = self.method.server(state, replies)
+        state = method.server(state, replies)
         return state, RoundInfo(draws.round, replies.count, events, len(call.clients), slowest)
 
     def first_call(self, state: StateT, draws: Draws) -> Call[MessageT]:
         """Return the call that `step` sends first, for engines that send it ahead of the round."""
-        call = self._require_all(self.method.call(state, draws))
+        method = at_round(self.method, draws.round)
+        call = self._require_all(method.call(state, draws))
         if call.fallback is not None and self.policy.fall_back and self._lost(call):
             return self._require_all(call.fallback())
         return call

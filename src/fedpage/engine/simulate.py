@@ -12,7 +12,7 @@ from fedpage.callbacks.progress import Progress
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import function_digest
-from fedpage.core.schedule import RecordEvery
+from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
 from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.devices import Devices, check_time

@@ -38,6 +38,7 @@ from fedpage.engine.policy import Policy
 from fedpage.engine.round import RoundInfo, TimedCosts
 from fedpage.problems.client_scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
+from fedpage.runs.fingerprint import Code
 
 Evaluation = Literal["pooled", "per_client"]
 """Over all rows at once, or client by client as in a federation; the last bits may differ."""
@@ -145,8 +146,8 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         )  # fmt: skip
 
     @property
-    def code(self) -> dict[str, type]:
-        """The classes whose code decides what a round computes, by role."""
+    def code(self) -> dict[str, Code]:
+        """The classes and schedules that decide what a round computes, by role."""
         further = self.problem.code if isinstance(self.problem, HasCode) else {}
         return {**super().code, "problem": type(self.problem), **further}
 

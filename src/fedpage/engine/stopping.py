@@ -170,7 +170,7 @@ class Watch:
 
     Args:
         first: f(x0); NaN: it was not measured over all clients, so that no loss is above it.
-        step: the method's effective step, for the message.
+        step: the method's effective step in words, for the message.
         stop: the targets and the patience.
         directions: directions of metrics that are not registered.
     """
@@ -178,7 +178,7 @@ class Watch:
     def __init__(
         self,
         first: float,
-        step: float,
+        step: str,
         stop: Stop | None = None,
         directions: Mapping[str, bool | None] | None = None,
     ) -> None:
@@ -208,8 +208,7 @@ class Watch:
         if not all(math.isfinite(row[name]) for name in EVALUATED if name in row):
             return Stopped(
                 StopReason.DIVERGED,
-                f"loss or gradient not finite at round {done:.0f}, "
-                f"with effective step {self.step:g}",
+                f"loss or gradient not finite at round {done:.0f}, with {self.step}",
             )
         if "loss" not in row:
             return None
@@ -222,7 +221,7 @@ class Watch:
         return Stopped(
             StopReason.DIVERGED,
             f"loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}; "
-            f"effective step {self.step:g}",
+            f"{self.step}",
         )
 
     def _check_patience(self, row: Mapping[str, float]) -> Stopped | None:

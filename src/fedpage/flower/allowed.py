@@ -31,6 +31,10 @@ def check_allowed(config: AppConfig, allowed: Set[str]) -> None:
     """
     if config.method.lower() not in METHODS:
         _check("method", config.method, allowed)
+    for word in config.hyper.split():
+        value = word.partition("=")[2]
+        if "@" in value:  # a schedule of the server's own
+            _check("hyper", value, allowed)
     if config.objective not in OBJECTIVES:
         _check("objective", config.objective, allowed)
     # Files are named in the node's own configuration. Here only names of data sets are accepted:

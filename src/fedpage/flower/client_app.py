@@ -15,6 +15,7 @@ from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
+from fedpage.core.scheduled import at_round
 from fedpage.core.types import dtype_of
 from fedpage.flower import audit, messages
 from fedpage.flower.agreement import write_names
@@ -235,7 +236,8 @@ def _train(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> R
     draws = NodeDraws(request.seed, request.round, node.client)
     oracle = _rescale(node.problem, request.scale).oracle(_ONLY_CLIENT, draws)
     with np.errstate(over="ignore", invalid="ignore"):
-        reply, client_state = method.client(fields, oracle, client_state)
+        now = at_round(method, request.round)
+        reply, client_state = now.client(fields, oracle, client_state)
         ranks = Ranks(np.array([request.rank], dtype=np.int64), request.called)
         sent = wire.encode_reply(fields, reply, _ONLY_CLIENT, draws, ranks)
         if store is not None:

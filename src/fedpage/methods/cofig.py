@@ -14,8 +14,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -84,7 +85,7 @@ class COFIG:
     compressible: ClassVar[Compressible] = {Model: {"u": None}}
 
     S: int | None = 20
-    eta: float = 0.1
+    eta: StepSize = 0.1
     a: float | None = None
     b: int | None = None
     up: Codec = IDENTITY
@@ -94,7 +95,7 @@ class COFIG:
         validate.plain(self)
         if self.S is not None:
             validate.whole(self.name, "S", self.S)
-        validate.positive(self.name, "eta", self.eta)
+        scheduled.check(self.name, "eta", self.eta)
         if self.a is not None:
             validate.probability(self.name, "a", self.a)
         validate.batch(self.name, "b", self.b)

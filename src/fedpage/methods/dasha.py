@@ -13,8 +13,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.messages import as_scalar
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -84,13 +85,13 @@ class DASHA:
     client_state: ClassVar[type[ClientState]] = ClientState
     compressible: ClassVar[Compressible] = {Difference: {"m": None}}
 
-    eta: float = 0.1
+    eta: StepSize = 0.1
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
-        validate.positive(self.name, "eta", self.eta)
+        scheduled.check(self.name, "eta", self.eta)
         codecs.check(self, "unbiased")
 
     @property

@@ -16,8 +16,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -92,7 +93,7 @@ class EF21:
     client_state: ClassVar[type] = ClientState
     compressible: ClassVar[Compressible] = {Model: {"c": None}}
 
-    eta: float = 0.1
+    eta: StepSize = 0.1
     beta: float = 0.0
     b: int | None = None
     up: Codec = IDENTITY
@@ -100,7 +101,7 @@ class EF21:
 
     def __post_init__(self) -> None:
         validate.plain(self)
-        validate.positive(self.name, "eta", self.eta)
+        scheduled.check(self.name, "eta", self.eta)
         validate.decay(self.name, "beta", self.beta)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "contractive")

@@ -12,8 +12,9 @@ from typing import ClassVar, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.codecs.wire import as_received
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -93,14 +94,15 @@ class EF21BC:
     compressible: ClassVar[Compressible] = {Begin: {"c": None}, Change: {"c": None}}
     exact_messages: ClassVar[tuple[type, ...]] = (Begin,)
 
-    eta: float = 0.1
+    eta: StepSize = 0.1
     b: int | None = None
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
     def __post_init__(self) -> None:
         validate.plain(self)
-        validate.positive(self.name, "eta", self.eta)
+        why = "clients move x by the last round's step"
+        scheduled.check_constant(self.name, "eta", self.eta, why)
         validate.batch(self.name, "b", self.b)
         if codecs.as_codec(self.down).is_random:
             raise InputError(

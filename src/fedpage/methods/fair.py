@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedpage.core.scheduled import with_step
 from fedpage.core.types import AnyMethod, measures_step
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.marina import PPMARINA
@@ -70,4 +71,4 @@ def match_terms(
 
 def at_step(method: AnyMethod, step: float) -> AnyMethod:
     """Return a method at an effective step, unless it measures its step itself."""
-    return method if measures_step(method) else method.with_step(step)
+    return method if measures_step(method) else with_step(method, step)

@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.local_steps import local_sgd
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -81,7 +82,7 @@ class FedDyn:
     S: int = 20
     K: int = 10
     mu: float = 10.0
-    eta_l: float | None = None
+    eta_l: StepSize | None = None
     b: int | None = 4
     _: KW_ONLY
     up: Codec = IDENTITY
@@ -93,7 +94,7 @@ class FedDyn:
         validate.whole(self.name, "K", self.K)
         validate.positive(self.name, "mu", self.mu)
         if self.eta_l is not None:
-            validate.positive(self.name, "eta_l", self.eta_l)
+            scheduled.check(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 

@@ -11,8 +11,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.local_steps import local_sgd
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -73,7 +74,7 @@ class FedExP:
 
     S: int = 20
     K: int = 10
-    eta_l: float = 0.01
+    eta_l: StepSize = 0.01
     b: int | None = 4
     eps: float = 1e-3
     averaged: bool = False
@@ -84,7 +85,7 @@ class FedExP:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "eta_l", self.eta_l)
+        scheduled.check(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         validate.positive(self.name, "eps", self.eps)
         validate.flag(self.name, "averaged", self.averaged)

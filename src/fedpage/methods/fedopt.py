@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from fedpage.core import validate
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import Replies, Vector
 from fedpage.methods.fedavg import FedAvg, Reply
 from fedpage.methods.registry import register
@@ -113,7 +114,7 @@ class AdaptiveFedAvg(FedAvg):
         tau: The least divisor; v starts at tau^2.
     """
 
-    eta_g: float = 0.01
+    eta_g: StepSize = 0.01
     beta1: float = 0.9
     tau: float = 1e-3
 
@@ -162,7 +163,7 @@ class FedAdagrad(AdaptiveFedAvg):
     name: ClassVar[str] = "FedAdagrad"
     paper: ClassVar[str] = "Reddi et al. 2021"
 
-    eta_g: float = 0.1
+    eta_g: StepSize = 0.1
     beta1: float = 0.0
 
     def second_moment(self, v: Vector, D: Vector) -> Vector:

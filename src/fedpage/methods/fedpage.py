@@ -12,9 +12,10 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -147,8 +148,8 @@ class FedPAGE:
 
     S: int = 10
     K: int = 10
-    eta_g: float = 0.1
-    eta_l: float | None = None
+    eta_g: StepSize = 0.1
+    eta_l: StepSize | None = None
     p: float | None = None
     b1: int | None = None
     b2: int | None = None
@@ -164,9 +165,13 @@ class FedPAGE:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "eta_g", self.eta_g)
+        if self.leak_free is True:  # clients receive x
+            scheduled.check(self.name, "eta_g", self.eta_g)
+        else:
+            why = "clients compute x from the last step, unless leak_free=True"
+            scheduled.check_constant(self.name, "eta_g", self.eta_g, why)
         if self.eta_l is not None:
-            validate.positive(self.name, "eta_l", self.eta_l)
+            scheduled.check(self.name, "eta_l", self.eta_l)
         if self.p is not None:
             validate.probability(self.name, "p", self.p)
         for name in ("b1", "b2", "b3"):

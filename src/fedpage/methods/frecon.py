@@ -11,7 +11,8 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -97,7 +98,7 @@ class FRECON:
     }
 
     S: int = 20
-    eta: float = 0.1
+    eta: StepSize = 0.1
     lam: float | None = None
     a: float | None = None
     b: int | None = None
@@ -107,7 +108,7 @@ class FRECON:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
-        validate.positive(self.name, "eta", self.eta)
+        scheduled.check(self.name, "eta", self.eta)
         for name in ("lam", "a"):
             if getattr(self, name) is not None:
                 validate.probability(self.name, name, getattr(self, name))

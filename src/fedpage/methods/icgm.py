@@ -12,10 +12,11 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -134,7 +135,7 @@ class ICGM:
 
     S: int = 10
     lam: float = 10.0
-    eta_l: float = 0.1
+    eta_l: StepSize = 0.1
     p: float = 0.1
     beta: float | None = None
     delegate: int = 0
@@ -144,7 +145,7 @@ class ICGM:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.positive(self.name, "lam", self.lam)
-        validate.positive(self.name, "eta_l", self.eta_l)
+        scheduled.check(self.name, "eta_l", self.eta_l)
         validate.geometric(self.name, self.p)
         if self.beta is not None:
             validate.probability(self.name, "beta", self.beta)

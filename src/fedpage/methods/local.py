@@ -6,7 +6,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, Self
 
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
+from fedpage.core.schedules import StepSize
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class LocalSGD:
 
     S: int = 20
     K: int = 10
-    eta_l: float = 0.01
-    eta_g: float = 1.0
+    eta_l: StepSize = 0.01
+    eta_g: StepSize = 1.0
     b: int | None = 4
     _: KW_ONLY
     up: Codec = IDENTITY
@@ -40,8 +41,8 @@ class LocalSGD:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "eta_l", self.eta_l)
-        validate.positive(self.name, "eta_g", self.eta_g)
+        scheduled.check(self.name, "eta_l", self.eta_l)
+        scheduled.check(self.name, "eta_g", self.eta_g)
         validate.batch(self.name, "b", self.b)
 
     @property

@@ -12,9 +12,10 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Chain, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -100,7 +101,7 @@ class PPMARINA:
     client_state: ClassVar[None] = None
 
     S: int | None = 10
-    eta_g: float = 0.1
+    eta_g: StepSize = 0.1
     p: float | None = None
     b: int | None = None
     _: KW_ONLY
@@ -110,7 +111,8 @@ class PPMARINA:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.batch(self.name, "S", self.S)
-        validate.positive(self.name, "eta_g", self.eta_g)
+        why = "clients compute x from the last round's step"
+        scheduled.check_constant(self.name, "eta_g", self.eta_g, why)
         if self.p is not None:
             validate.probability(self.name, "p", self.p)
         validate.batch(self.name, "b", self.b)

@@ -8,9 +8,10 @@ from typing import ClassVar, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
+from fedpage.core.schedules import StepSize, peak_of
 from fedpage.core.types import Oracle, Vector
 
 
@@ -36,8 +37,8 @@ class ProximalSteps:
 
     S: int = 10
     K: int = 10
-    gamma: float | None = 0.1
-    eta_l: float = 0.01
+    gamma: StepSize | None = 0.1
+    eta_l: StepSize = 0.01
     p: float | None = None
     b: int | None = None
     up: Codec = IDENTITY
@@ -46,10 +47,10 @@ class ProximalSteps:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "eta_l", self.eta_l)
+        scheduled.check(self.name, "eta_l", self.eta_l)
         if self.gamma is not None:
-            validate.positive(self.name, "gamma", self.gamma)
-            if self.eta_l > self.gamma:
+            scheduled.check(self.name, "gamma", self.gamma)
+            if peak_of(self.eta_l) > peak_of(self.gamma):
                 raise InputError(
                     f"{self.name}: eta_l {self.eta_l!r} must be at most gamma "
                     f"{self.gamma!r}, or local steps overshoot"

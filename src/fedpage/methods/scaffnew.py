@@ -11,10 +11,11 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -94,7 +95,7 @@ class Scaffnew:
     }
 
     p: float = 0.1
-    eta: float = 0.01
+    eta: StepSize = 0.01
     b: int | None = None
     _: KW_ONLY
     up: Codec = IDENTITY
@@ -103,7 +104,8 @@ class Scaffnew:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.geometric(self.name, self.p)
-        validate.positive(self.name, "eta", self.eta)
+        why = "corrections are divided by the last round's step"
+        scheduled.check_constant(self.name, "eta", self.eta, why)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 

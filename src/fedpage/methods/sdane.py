@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -116,7 +117,7 @@ class DANE:
     S: int | None = None
     K: int = 10
     lam: float = 10.0
-    eta_l: float = 0.01
+    eta_l: StepSize = 0.01
     b: int | None = None
     up: Codec = IDENTITY
 
@@ -125,7 +126,7 @@ class DANE:
         validate.batch(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
         validate.positive(self.name, "lam", self.lam)
-        validate.positive(self.name, "eta_l", self.eta_l)
+        scheduled.check(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast")
 

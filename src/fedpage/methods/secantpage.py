@@ -13,7 +13,8 @@ from typing import ClassVar, Literal, NamedTuple, Self, get_args
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.codecs.wire import as_received
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
+from fedpage.core.schedules import StepSize
 from fedpage.core.secant import Metric, dot, new_metric, norm
 from fedpage.core.types import (
     Call,
@@ -143,7 +144,7 @@ class SecantPAGE:
     ridge: float = 1.0
     first_step: float = 0.01
     b: int | None = None
-    eta: float | None = None
+    eta: StepSize | None = None
     tau: float = 0.5
     theta: float | None = 4.0
     up: Codec = IDENTITY
@@ -155,9 +156,10 @@ class SecantPAGE:
         validate.whole(self.name, "window", self.window)
         for name in ("damping", "ridge", "first_step", "tau"):
             validate.positive(self.name, name, getattr(self, name))
-        for name in ("eta", "theta"):
-            if getattr(self, name) is not None:
-                validate.positive(self.name, name, getattr(self, name))
+        if self.eta is not None:
+            scheduled.check(self.name, "eta", self.eta)
+        if self.theta is not None:
+            validate.positive(self.name, "theta", self.theta)
         validate.decay(self.name, "beta", self.beta)
         validate.batch(self.name, "b", self.b)
         validate.choice(self.name, "metric", self.metric, get_args(MetricName))

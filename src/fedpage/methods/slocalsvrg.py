@@ -12,8 +12,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.local_steps import local_svrg
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -116,7 +117,7 @@ class SLocalSVRG:
 
     S: int | None = None
     K: int = 10
-    eta_l: float = 0.01
+    eta_l: StepSize = 0.01
     b: int | None = 1
     q: float | None = None
     _: KW_ONLY
@@ -127,7 +128,7 @@ class SLocalSVRG:
         validate.plain(self)
         validate.batch(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "eta_l", self.eta_l)
+        scheduled.check(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         if self.q is not None:
             validate.probability(self.name, "q", self.q)

@@ -10,8 +10,9 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
 from fedpage.core.local_steps import local_sgd
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
 from fedpage.methods.registry import register
 
@@ -76,7 +77,7 @@ class VRLSGD:
     }
 
     K: int = 10
-    eta_l: float = 0.01
+    eta_l: StepSize = 0.01
     b: int | None = 4
     _: KW_ONLY
     up: Codec = IDENTITY
@@ -85,7 +86,8 @@ class VRLSGD:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "eta_l", self.eta_l)
+        why = "corrections are divided by the last round's step"
+        scheduled.check_constant(self.name, "eta_l", self.eta_l, why)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 

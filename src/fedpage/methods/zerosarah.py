@@ -11,7 +11,8 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import validate
+from fedpage.core import scheduled, validate
+from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
     Draws,
@@ -93,7 +94,7 @@ class ZeroSARAH:
     }
 
     S: int = 20
-    eta: float = 0.1
+    eta: StepSize = 0.1
     lam: float | None = None
     b: int | None = None
     up: Codec = IDENTITY
@@ -102,7 +103,7 @@ class ZeroSARAH:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
-        validate.positive(self.name, "eta", self.eta)
+        scheduled.check(self.name, "eta", self.eta)
         if self.lam is not None:
             validate.probability(self.name, "lam", self.lam)
         validate.batch(self.name, "b", self.b)

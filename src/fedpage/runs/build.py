@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.scheduled import effective_step, with_step
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import at_step, match_terms
@@ -111,7 +112,7 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
 
 def _step_sizes(method: AnyMethod) -> set[str]:
     """Return the hyper-parameters that set the effective step, such as eta_l, lam or gamma."""
-    other = method.with_step(2 * method.effective_step)
+    other = with_step(method, 2 * effective_step(method))
     names = dataclass_fields(type(method))
     changed = {name for name in names if getattr(other, name) != getattr(method, name)}
     return changed | {"eta", "eta_g", "eta_l"}
@@ -213,7 +214,7 @@ def _apply_theorem(
 
 
 def _at_step(method: AnyMethod, step: float) -> AnyMethod:
-    return method.with_step(step)
+    return with_step(method, step)
 
 
 def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:

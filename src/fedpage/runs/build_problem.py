@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.metrics import METRICS, find_quantile
+from fedpage.core.schedules import SCHEDULES
 from fedpage.data import Dataset, load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
@@ -27,7 +28,7 @@ C = TypeVar("C", bound=DataConfig)
 def split_settings(text: str) -> tuple[str, dict[str, str]]:
     """Split `name:key=value:key=value` into the name and its settings.
 
-    A value may be a codec with a number of its own, such as up=randk:0.1.
+    A value may have colons of its own, such as up=randk:0.1 or eta_l=cosine:0.1:200.
 
     Raises:
         InputError: a part after the name is not key=value.
@@ -41,8 +42,9 @@ def split_settings(text: str) -> tuple[str, dict[str, str]]:
     settings: dict[str, str] = {}
     key = ""
     for part in parts:
-        if key and "=" not in part and part[:1].isdigit():
-            settings[key] += f":{part}"  # a codec's number
+        is_schedule = part in SCHEDULES or "@" in part
+        if key and "=" not in part and (part[:1].isdigit() or is_schedule):
+            settings[key] += f":{part}"  # a number of a codec, or the schedule after a warm-up
             continue
         key, equals, value = part.partition("=")
         if not equals or not key or not value:

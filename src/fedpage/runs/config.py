@@ -366,7 +366,10 @@ def _field_value(
             raise _Mismatch
         return found
     except InputError as error:
-        raise (InputError(f"{place}: {error}") if isinstance(value, str) else error) from None
+        if not isinstance(value, (str, float)):
+            raise
+        colon = "" if str(error).startswith("must ") else ":"
+        raise InputError(f"{place}{colon} {error}") from None
     except _Mismatch:
         wanted = _describe(kind) + _describe_limits(limits)
         hint = did_you_mean(value, _choices(kind)) if isinstance(value, str) else ""

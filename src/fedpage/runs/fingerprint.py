@@ -7,10 +7,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import TypeAlias
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import is_installed
+from fedpage.core.scheduled import schedules_of
+from fedpage.core.schedules import Schedule
 from fedpage.core.types import AnyMethod
 from fedpage.runs import provenance
 from fedpage.runs.run_file import flatten
@@ -18,15 +21,17 @@ from fedpage.runs.run_file import flatten
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CODECS = _PACKAGE / "codecs"
 _OF_CODECS = ("code.up", "code.down")
+Code: TypeAlias = type | Schedule
+"""A class that computes something, or a schedule, which may hold a function."""
 
 
-def fingerprint(meta: Mapping[str, object], code: Mapping[str, type]) -> dict[str, object]:
+def fingerprint(meta: Mapping[str, object], code: Mapping[str, Code]) -> dict[str, object]:
     """Return the values that identify a run.
 
     Args:
         meta: The run's provenance, `History.meta`; its versions are left out, and the reference
             solution, whose last bits may differ on another machine.
-        code: The classes that compute the rounds, by name.
+        code: The classes and schedules that compute the rounds, by name.
 
     Returns:
         Plain values without None, which TOML can hold.
@@ -81,6 +86,9 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         method = new.get("method.name", "the method")
         owners = {"code.method": method, **dict.fromkeys(_OF_CODECS, "the codec")}
         owners["problem.loss_digest"] = "the loss"
+        role = first.removeprefix("code.")
+        if f"method.{role}" in new:
+            owners.setdefault(first, f"the schedule of {role}")
         whose = owners.get(first, "the problem")
         raise InputError(
             f"{source}: cannot resume: the code of {whose} has changed since the run began; "
@@ -98,20 +106,20 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
     )
 
 
-def method_code(method: AnyMethod) -> dict[str, type]:
-    """Return the classes of a method and of its codecs, by role."""
+def method_code(method: AnyMethod) -> dict[str, Code]:
+    """Return the classes of a method and of its codecs, and its schedules, by role."""
     codecs = {way: getattr(method, way, IDENTITY) for way in ("up", "down")}
     used = {way: type(codec) for way, codec in codecs.items() if codec != IDENTITY}
-    return {"method": type(method), **used}
+    return {"method": type(method), **used, **schedules_of(method)}
 
 
 def method_digest(method: AnyMethod) -> str:
-    """Return the SHA-256 of the code of a method and of its codecs."""
+    """Return the SHA-256 of the code of a method, of its codecs and of its schedules."""
     return digest({role: code_digest(cls) for role, cls in method_code(method).items()})
 
 
-def code_digest(cls: type) -> str:
-    """Return the SHA-256 of the source files that a class computes with.
+def code_digest(cls: Code) -> str:
+    """Return the SHA-256 of the source files that a class or a schedule computes with.
 
     These are the files of the class, of its bases, and of the functions that they use, of this
     package and of files that are not installed, such as the user's own. Random numbers and sums
@@ -119,11 +127,14 @@ def code_digest(cls: type) -> str:
     function without a file, such as one typed at a prompt, counts with its compiled code.
 
     Args:
-        cls: The class of a method, of a problem or of a codec.
+        cls: The class of a method, of a problem or of a codec, or a schedule.
 
     Returns:
         64 hexadecimal digits.
     """
+    if isinstance(cls, Schedule):
+        own = {"class": code_digest(type(cls)), "function": getattr(cls, "digest", "")}
+        return digest({**own, **{n: code_digest(each) for n, each in schedules_of(cls).items()}})
     sources = {
         name: (_PACKAGE / name).read_bytes() for name in ("core/random.py", "core/aggregate.py")
     }

@@ -11,7 +11,9 @@ from functools import cache
 
 from fedpage._version import __version__
 from fedpage.codecs.base import Codec
-from fedpage.core.schedule import RecordEvery, check_record_every
+from fedpage.core.recording import RecordEvery, check_record_every
+from fedpage.core.scheduled import effective_step
+from fedpage.core.schedules import Schedule
 from fedpage.core.types import AnyMethod, Vector, measures_step
 
 
@@ -54,20 +56,21 @@ def describe_run(
 def describe_method(method: AnyMethod) -> dict[str, object]:
     """Return the name, hyper-parameters and effective step of a method, as plain values.
 
-    The step is None where the method measures it in the run.
+    The step is None where the method measures it in the run, and that of the largest values where
+    it has schedules.
     """
     parameters: dict[str, object] = {}
     if is_dataclass(method):
         values = {field.name: getattr(method, field.name) for field in fields(method)}
         parameters = {
-            name: str(value) if isinstance(value, Codec) else value
+            name: str(value) if isinstance(value, (Codec, Schedule)) else value
             for name, value in values.items()
         }
     return {
         "name": method.name,
         "class": type(method).__name__,
         **parameters,
-        "effective_step": None if measures_step(method) else method.effective_step,
+        "effective_step": None if measures_step(method) else effective_step(method),
     }
 
 

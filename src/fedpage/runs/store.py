@@ -18,7 +18,7 @@ from fedpage.core.files import check_path, refuse_special
 from fedpage.core.types import StopReason
 from fedpage.runs import run_file
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
-from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
+from fedpage.runs.fingerprint import Code, check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import HistoryFile, HistoryMark
 from fedpage.runs.history_lines import encode_row, model_path
@@ -38,7 +38,7 @@ class StorableRun(Protocol):
         ...
 
     @property
-    def code(self) -> Mapping[str, type]:
+    def code(self) -> Mapping[str, Code]:
         """The classes that compute the rounds, by name."""
         ...
 

@@ -114,7 +114,7 @@ def _starts(
             found.append((method.strip(), build.find_method(method.strip()), None))
             continue
         cls: Any = type(method)
-        if not hasattr(method, "effective_step"):
+        if not hasattr(cls, "effective_step"):
             raise InputError(f"{short_repr(method)} is neither a method nor the name of one")
         name = next((n for n, e in METHODS.items() if e.cls is cls and not e.preset), method.name)
         found.append((name, METHODS.get(name) or MethodEntry(cls, cls.name), method))

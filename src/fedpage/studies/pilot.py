@@ -20,6 +20,7 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.scheduled import effective_step, with_step
 from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
@@ -92,7 +93,7 @@ class Pilot:
         """The effective step that was used; None where the method measures its own."""
         if self.method is None or measures_step(self.method):
             return None
-        return self.method.effective_step
+        return effective_step(self.method)
 
     def cost(
         self, cost: str | Cost, costs: Costs | None = None
@@ -387,7 +388,7 @@ def _search_step(runs: _Runs, method: AnyMethod, start: float) -> tuple[AnyMetho
     def score(power: int) -> tuple[float, float]:
         if power not in tried:
             best = min(tried.values(), default=worst)
-            tried[power] = runs.score(method.with_step(start * 2.0**power), best)
+            tried[power] = runs.score(with_step(method, start * 2.0**power), best)
         return tried[power]
 
     best = 0
@@ -396,7 +397,7 @@ def _search_step(runs: _Runs, method: AnyMethod, start: float) -> tuple[AnyMetho
     direction = 1 if best == 0 and score(1) < score(0) else -1
     while len(tried) < _TRIES and score(best + direction) < score(best):
         best += direction
-    return (None if score(best) == worst else method.with_step(start * 2.0**best)), len(tried)
+    return (None if score(best) == worst else with_step(method, start * 2.0**best)), len(tried)
 
 
 def _run_pilot(runs: _Runs, method: AnyMethod, start: float, seeds: int) -> Pilot:

@@ -14,6 +14,7 @@ import numpy as np
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
+from fedpage.core.scheduled import effective_step
 from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
@@ -364,4 +365,4 @@ class Trials:
 
 def _note(method: Candidate, trial: Trial) -> str:
     cost = f"{trial.cost:.4g}" if math.isfinite(trial.cost) else "not reached"
-    return f"{method.name} step {method.effective_step:.3g}: {cost}"
+    return f"{method.name} step {effective_step(method):.3g}: {cost}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpage.core.errors import InputError
-from fedpage.core.schedule import RecordEvery
+from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.loop import StopRule
 from fedpage.engine.simulate import RunOptions, describe_simulation, simulate

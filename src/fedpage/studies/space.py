@@ -17,6 +17,8 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.core.errors import InputError
+from fedpage.core.scheduled import effective_step, with_step
+from fedpage.core.schedules import Schedule
 from fedpage.core.types import HyperParameter, Problem, dtype_of
 
 Candidate: TypeAlias = Any
@@ -163,7 +165,8 @@ def search_space(
         axes["step"] = _step_axis(method, problem)
         # One of the sizes that with_step changes follows from the others and the step.
         done |= {sorted(scaled)[-1]}
-        if is_fedpage(method) and not {"rho", "eta_l"} & done:
+        has_schedule = isinstance(getattr(method, "eta_l", None), Schedule)
+        if is_fedpage(method) and not has_schedule and not {"rho", "eta_l"} & done:
             axes["rho"] = _rho_axis(method)
             done |= {"eta_g", "eta_l"}
     for field in dataclasses.fields(method):
@@ -189,7 +192,7 @@ def is_fedpage(method: Candidate) -> bool:
 def _scaled_by_step(method: Candidate) -> set[str]:
     """Return the step sizes that another effective step changes; none for a method without."""
     try:
-        other = method.with_step(2 * method.effective_step)
+        other = with_step(method, 2 * effective_step(method))
     except InputError:
         return set()
     names = (field.name for field in dataclasses.fields(method))
@@ -202,12 +205,12 @@ def unit_step(method: Candidate, problem: Problem) -> float:
     It is the method's own too where `with_step` scales a step that the method measures by itself.
     """
     if not _scaled_by_step(method) & {*_SIZES}:
-        return float(method.effective_step)
+        return effective_step(method)
     try:
         L = problem.smoothness().whole
     except InputError:  # a network's
         L = math.nan
-    return 1 / L if math.isfinite(L) and L > 0 else float(method.effective_step)
+    return 1 / L if math.isfinite(L) and L > 0 else effective_step(method)
 
 
 def _step_axis(method: Candidate, problem: Problem) -> Axis:
@@ -240,7 +243,7 @@ def _field_axis(method: Candidate, problem: Problem, name: str) -> Axis | None:
     if isinstance(value, int):
         return Axis(name, (value,), 0, 2.0, 2.0, least=1, whole=True) if value >= 1 else None
     if value is None and name == "eta_l":
-        own = float(getattr(method, "local_step", method.effective_step / 2))
+        own = float(getattr(method, "local_step", effective_step(method) / 2))
         values = (_round_off(own / 2), None, _round_off(own * 2))
         return Axis(name, values, 1, 2.0, 2.0, least=1e-300, most=1e300)
     if value is None or name in _SHARES:
@@ -483,7 +486,7 @@ def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> 
     fields = {name: value for name, value in values.items() if name not in ("step", "rho")}
     candidate = dataclasses.replace(method, **fields)
     if "step" in values:
-        moved = candidate.with_step(values["step"])
+        moved = with_step(candidate, values["step"])
         changed = {
             field.name: float(f"{value:.6g}")  # so that a command line has all of it
             for field in dataclasses.fields(moved)

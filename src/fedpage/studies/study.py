@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.schedule import RecordEvery
+from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns

@@ -12,7 +12,7 @@ import numpy as np
 from fedpage.callbacks.base import Callback
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import check_path
-from fedpage.core.schedule import RecordEvery
+from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.loop import StopRule

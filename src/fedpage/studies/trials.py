@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpage.runs.fingerprint import digest, method_code, method_digest, result_key
+from fedpage.runs.fingerprint import Code, digest, method_code, method_digest, result_key
 from fedpage.runs.provenance import describe_method
 from fedpage.studies.space import Candidate
 
@@ -54,7 +54,7 @@ class TrialStore:
         self._key = result_key(question)[:16]
         self._trials: dict[tuple[str, int], Trial] = {}
         self._keys: dict[Candidate, str] = {}
-        self._codes: dict[tuple[type, ...], str] = {}
+        self._codes: dict[tuple[Code, ...], str] = {}
         self._is_incomplete = False
         """Whether the last line of the file is incomplete, because its writer was killed."""
         if self._path is not None and self._path.exists():

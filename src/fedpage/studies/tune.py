@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.display import format_number, html_card, html_note, html_table
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.scheduled import effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
@@ -217,7 +218,7 @@ def coordinate(method: Candidate, name: str) -> float | str:
         The value to four digits; inf for None; text for what is no number, such as a codec.
     """
     if name == "step":
-        value: HyperParameter = method.effective_step
+        value: HyperParameter = effective_step(method)
     elif name == "rho":
         value = method.K * method.local_step / method.eta_g
     else:
@@ -428,7 +429,7 @@ def make_question(
         rounds=_MORE * rounds, link=costs or Costs(), devices=devices,
     )  # fmt: skip
     length = min(rounds, _PILOT)
-    pilot = method.with_step(1e-3 * unit_step(method, problem))
+    pilot = with_step(method, 1e-3 * unit_step(method, problem))
     options = RunOptions(devices=devices)
     history = simulate(problem, pilot, rounds=length, seed=0, record_every=length, options=options)
     times = rounds / max(1.0, history.last("round"))

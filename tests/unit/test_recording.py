@@ -9,7 +9,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.core.schedule import is_recorded
+from fedpage.core.recording import is_recorded
 from fedpage.flower.config import parse_app_config, write_app
 from fedpage.runs.config import RunConfig, structure, to_table
 

@@ -1,4 +1,4 @@
-"""Which rounds of a run are recorded."""
+"""Choose which rounds of a run are recorded."""
 
 from __future__ import annotations
 
