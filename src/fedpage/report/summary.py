@@ -247,9 +247,11 @@ def format_bytes(value: float, unit: str = "B") -> str:
 def format_duration(seconds: float) -> str:
     """Format seconds in the largest fitting unit.
 
-    >>> format_duration(90), format_duration(1e6)
-    ('1.5 min', '11.6 days')
+    >>> format_duration(90), format_duration(1e6), format_duration(0.000487)
+    ('1.5 min', '11.6 days', '0.487 ms')
     """
+    if 0.0 < seconds < 0.1:
+        return f"{1000 * seconds:.3g} ms"
     for limit, divisor, unit in (
         (60, 1, "s"),
         (3600, 60, "min"),
