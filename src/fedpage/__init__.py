@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         ScaledSign,
         TopK,
     )
-    from fedpage.core import schedules
+    from fedpage.core import optimizers, schedules
     from fedpage.core.errors import InputError
     from fedpage.core.metrics import METRICS, Metric, metric
     from fedpage.core.types import Method, Oracle, Problem, Smoothness, StopReason
@@ -175,7 +175,7 @@ _PACKAGES = (
     "sklearn", "studies", "theory",
 )  # fmt: skip
 
-_OF_CORE = ("schedules",)
+_OF_CORE = ("optimizers", "schedules")
 """Modules of core that have a name of their own here."""
 
 __all__ = [
@@ -266,6 +266,7 @@ __all__ = [
     "load_model",
     "methods",
     "metric",
+    "optimizers",
     "plan",
     "plot",
     "plot_critical_difference",

@@ -34,8 +34,8 @@ FEDPAGE = [
 ]  # fmt: skip
 
 FEDAVG = [
-    Edit("FedAvg: reply has the wrong sign", "FedAvg.client",
-         "-(self.K * self.eta_l)", "self.K * self.eta_l"),
+    Edit("FedAvg: reply has the wrong sign", "FedAvg.local_move",
+         "-(K * eta)", "K * eta"),
     Edit("FedAvg: eta_g ignored", "FedAvg.server",
          "self.eta_g * replies.mean.dy", "replies.mean.dy"),
 ]  # fmt: skip

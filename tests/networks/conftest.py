@@ -11,6 +11,7 @@ NEED_TORCH = [
     "nets.py",
     "test_gradients.py",
     "test_models.py",
+    "test_optimizers.py",
     "test_refusals.py",
     "test_training.py",
 ]

@@ -356,7 +356,8 @@ def test_every_public_name_has_a_docstring_and_is_listed():
         assert thing is not None
         if name not in ("__version__", "METHODS"):
             assert thing.__doc__, name
-    assert set(fp._MODULE_OF) | set(fp._PACKAGES) | {"__version__"} == set(fp.__all__)
+    modules = {*fp._PACKAGES, *fp._OF_CORE}
+    assert set(fp._MODULE_OF) | modules | {"__version__"} == set(fp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fp.nothing  # noqa: B018
 

@@ -26,8 +26,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg",
             "methods.FedProx", "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG",
             "methods.SecantPAGE",
-            "core.local_steps", "core.schedules", "core.scheduled", "methods.registry",
-            "methods.fair", "engine.check_method",
+            "core.local_steps", "core.optimizers", "core.schedules", "core.scheduled",
+            "methods.registry", "methods.fair", "engine.check_method",
         ],
     ),
     "codecs": (

@@ -5,13 +5,15 @@ function returns the mean of its K directions, which is (x - y_K)/(K eta) withou
 cancellation of forming x - y_K.
 
 An oracle may offer a fused kernel of the same name, which is then used. A law holds the
-kernel and the steps below to 1e-12 of each other.
+kernel and the steps below to 1e-12 of each other. `local_training` is for methods with
+a client optimiser, and returns y_K - x.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from fedpage.core.optimizers import SGD, Moments, Optimizer
 from fedpage.core.types import Oracle, Vector
 
 
@@ -43,6 +45,14 @@ class FusedOracle:
     ) -> Vector:
         """Take the steps of `local_svrg`."""
         raise NotImplementedError
+
+    def local_training(
+        self, x: Vector, *, K: int, eta: float, b: int | None, mu: float,
+        optimizer: Optimizer | None,
+    ) -> Vector:  # fmt: skip
+        """Take the steps of `local_training`; this one has no kernel."""
+        own: Any = self
+        return training_steps(own, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer)
 
 
 def local_sgd(
@@ -159,3 +169,60 @@ def local_svrg(
         y, total = y - eta * direction, total + direction
     mean: Vector = total / K
     return mean
+
+
+def local_training(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    K: int,
+    eta: float,
+    b: int | None,
+    mu: float = 0.0,
+    optimizer: Optimizer | None = None,
+) -> Vector:
+    """Take local steps y <- y - eta u, where an optimiser makes u of the gradient.
+
+    The gradient is grad_I(y) + mu (y - x), |I| = b.
+
+    Args:
+        oracle: The called clients' oracle.
+        x: The start, (d,).
+        K: The number of steps.
+        eta: The step size.
+        b: Rows in a minibatch; None: all rows.
+        mu: The proximal weight (FedProx).
+        optimizer: The client optimiser, whose moments begin at zero; None: u is the
+            gradient.
+
+    Returns:
+        The move y_K - x, (n, d).
+    """
+    if isinstance(oracle, FusedOracle):
+        return oracle.local_training(x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer)
+    return training_steps(oracle, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer)
+
+
+def training_steps(
+    oracle: Oracle,
+    x: Vector,
+    *,
+    K: int,
+    eta: float,
+    b: int | None,
+    mu: float,
+    optimizer: Optimizer | None,
+) -> Vector:
+    """Take the steps of `local_training` with `batch` and `grad` of any oracle."""
+    optimizer = SGD() if optimizer is None else optimizer
+    y = x
+    total: Any = 0.0
+    moments: Moments = ()
+    for k in range(K):
+        gradient = oracle.grad(y, oracle.batch(b))
+        if mu != 0.0:
+            gradient = gradient + mu * (y - x)
+        u, moments = optimizer.direction(gradient, y, moments, k + 1)
+        y, total = y - eta * u, total + u
+    move: Vector = -eta * total
+    return move

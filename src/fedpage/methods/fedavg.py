@@ -6,13 +6,15 @@ Data" (2017), as Karimireddy et al. (2020) write it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import Compressible
 from fedpage.core import validate
-from fedpage.core.local_steps import local_sgd
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.local_steps import local_sgd, local_training
+from fedpage.core.optimizers import Optimizer
 from fedpage.core.types import (
     Call,
     Draws,
@@ -58,6 +60,11 @@ class FedAvg(LocalSGD):
     A local step is y -= eta_l grad_I(y) with |I| = b rows. The effective step is
     K eta_g eta_l. `FedAvg.full` takes all rows in every step. The moves are changes, so
     any unbiased codec may compress them.
+
+    Args:
+        client_optimizer: What a local step makes of the gradient, such as
+            momentum:0.9+clip:1; its moments begin at zero in every round. It does not
+            count in the effective step. None: the gradient itself.
     """
 
     name: ClassVar[str] = "FedAvg"
@@ -68,9 +75,21 @@ class FedAvg(LocalSGD):
     takes_any_mean: ClassVar[bool] = True
     """A trimmed, clipped or noisy mean may replace that of the moves."""
 
+    client_optimizer: Optimizer | None = field(default=None, kw_only=True)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         codecs.check(self, "unbiased")
+        optimizer: object = self.client_optimizer
+        if isinstance(optimizer, str):
+            object.__setattr__(
+                self, "client_optimizer", Optimizer.from_text(optimizer)
+            )
+        elif optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"{self.name}: client_optimizer must be one such as "
+                f"fp.optimizers.Momentum(0.9), not {short_repr(optimizer)}"
+            )
         if type(self) is FedAvg and self.b is None:
             object.__setattr__(self, "name", "FedAvg-Full")
 
@@ -92,8 +111,17 @@ class FedAvg(LocalSGD):
         self, message: Model, oracle: Oracle, client_state: None
     ) -> tuple[Reply, None]:
         """Take K local steps; y_K - x is -K eta_l times the mean direction."""
-        direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b)
-        return Reply(-(self.K * self.eta_l) * direction), None
+        return Reply(self.local_move(message.x, oracle)), None
+
+    def local_move(self, x: Vector, oracle: Oracle, mu: float = 0.0) -> Vector:
+        """Return y_K - x of K local steps along grad_I(y) + mu (y - x)."""
+        K, eta, b = self.K, self.eta_l, self.b
+        if self.client_optimizer is not None:
+            optimizer = self.client_optimizer
+            return local_training(
+                oracle, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer
+            )
+        return -(K * eta) * local_sgd(oracle, x, K=K, eta=eta, b=b, mu=mu)
 
     def server(self, state: State, replies: Replies[Reply]) -> State:
         """Set x += eta_g mean(dy)."""

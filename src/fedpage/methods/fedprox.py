@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedpage.core import validate
-from fedpage.core.local_steps import local_sgd
 from fedpage.core.types import Oracle
 from fedpage.methods.fedavg import FedAvg, Model, Reply
 from fedpage.methods.registry import register
@@ -40,7 +39,4 @@ class FedProx(FedAvg):
         self, message: Model, oracle: Oracle, client_state: None
     ) -> tuple[Reply, None]:
         """Take K steps y -= eta_l (grad_I(y) + mu (y - x))."""
-        direction = local_sgd(
-            oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, mu=self.mu
-        )
-        return Reply(-(self.K * self.eta_l) * direction), None
+        return Reply(self.local_move(message.x, oracle, mu=self.mu)), None

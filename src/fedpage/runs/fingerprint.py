@@ -88,7 +88,8 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         owners["problem.loss_digest"] = "the loss"
         role = first.removeprefix("code.")
         if f"method.{role}" in new:
-            owners.setdefault(first, f"the schedule of {role}")
+            kind = "" if role == "client_optimizer" else "the schedule of "
+            owners.setdefault(first, kind + role)
         whose = owners.get(first, "the problem")
         raise InputError(
             f"{source}: cannot resume: the code of {whose} has changed since the run began; "
@@ -107,9 +108,12 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
 
 
 def method_code(method: AnyMethod) -> dict[str, Code]:
-    """Return the classes of a method and of its codecs, and its schedules, by role."""
+    """Return the classes of a method, its codecs and its optimiser, and its schedules."""
     codecs = {way: getattr(method, way, IDENTITY) for way in ("up", "down")}
     used = {way: type(codec) for way, codec in codecs.items() if codec != IDENTITY}
+    optimizer = getattr(method, "client_optimizer", None)
+    if optimizer is not None:
+        used["client_optimizer"] = type(optimizer)
     return {"method": type(method), **used, **schedules_of(method)}
 
 

@@ -11,6 +11,7 @@ from functools import cache
 
 from fedpage._version import __version__
 from fedpage.codecs.base import Codec
+from fedpage.core.optimizers import Optimizer
 from fedpage.core.recording import RecordEvery, check_record_every
 from fedpage.core.scheduled import effective_step
 from fedpage.core.schedules import Schedule
@@ -63,7 +64,7 @@ def describe_method(method: AnyMethod) -> dict[str, object]:
     if is_dataclass(method):
         values = {field.name: getattr(method, field.name) for field in fields(method)}
         parameters = {
-            name: str(value) if isinstance(value, (Codec, Schedule)) else value
+            name: str(value) if isinstance(value, (Codec, Optimizer, Schedule)) else value
             for name, value in values.items()
         }
     return {

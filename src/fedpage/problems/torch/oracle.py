@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedpage.core import local_steps
+from fedpage.core.optimizers import Optimizer
 from fedpage.core.types import Batch, Draws, Ints, Vector
 from fedpage.problems.base import RowOracle
 from fedpage.problems.torch.rows import to_numpy
@@ -88,6 +89,25 @@ class TorchOracle(local_steps.FusedOracle):
             return to_numpy(
                 local_steps.local_sgd(
                     oracle, oracle.lift(x), K=K, eta=eta, b=b, shift=constant, mu=mu
+                )
+            )
+
+    def local_training(
+        self,
+        x: Vector,
+        *,
+        K: int,
+        eta: float,
+        b: int | None,
+        mu: float,
+        optimizer: Optimizer | None,
+    ) -> Vector:
+        """Run `core.local_steps.local_training` on the device."""
+        oracle = self._tensors
+        with self._deterministic():
+            return to_numpy(
+                local_steps.training_steps(
+                    oracle, oracle.lift(x), K=K, eta=eta, b=b, mu=mu, optimizer=optimizer
                 )
             )
 

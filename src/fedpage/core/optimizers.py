@@ -1,0 +1,285 @@
+"""Client optimisers: what a local step makes of a gradient, as values.
+
+An optimiser is a frozen value such as `Momentum(0.9, weight_decay=1e-4, clip=1.0)`. It turns each
+client's gradient into a direction u, and the local step is y -= eta u. Its moments begin at zero in
+every round, as is usual, because clients keep nothing between rounds. Formulas are those of
+`torch.optim` and `torch.nn.utils.clip_grad_norm_`. They use arithmetic operators on (n, d) arrays
+only, so that the same code runs on numpy arrays and on tensors, and a client's numbers do not
+depend on who else is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeAlias
+
+from fedpage.core import validate
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.types import Vector
+
+Moments: TypeAlias = tuple[Vector, ...]
+"""What an optimiser remembers between the steps of a round, (n, d) each; () before the first."""
+
+_CLIP_EPS = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to a norm."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Turn gradients into directions; the base class of all client optimisers.
+
+    Your own is a frozen dataclass that overrides `update`. A gradient is clipped first, then the
+    weight decay is added, then it is given to `update`.
+
+    Args:
+        weight_decay: The weight w of the decay. It is coupled: w y is added to the gradient, as an
+            l2 regulariser would. Only AdamW's is decoupled.
+        clip: The largest norm of a client's gradient, before the decay; None: it is not clipped.
+    """
+
+    label: ClassVar[str] = ""
+    """Its name in text."""
+    decoupled: ClassVar[bool] = False
+    """Whether w y is added to the direction instead of the gradient."""
+
+    weight_decay: float = field(default=0.0, kw_only=True)
+    clip: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if type(self) is Optimizer:
+            raise InputError("optimizer: write one as text, such as momentum:0.9+clip:1")
+        validate.plain(self)
+        validate.at_least_zero(f"optimizer {self.label}", "weight_decay", self.weight_decay)
+        if self.clip is not None:
+            validate.positive(f"optimizer {self.label}", "clip", self.clip)
+
+    def direction(
+        self, gradient: Vector, y: Vector, moments: Moments, step: int
+    ) -> tuple[Vector, Moments]:
+        """Return the direction u of a local step y -= eta u, and the new moments.
+
+        Args:
+            gradient: The clients' gradients at y, (n, d).
+            y: The clients' models, (n, d), or (d,) where they are equal.
+            moments: What the last step of the round returned; () in the first.
+            step: The number of the step in the round, from 1.
+        """
+        if self.clip is not None:
+            gradient = clip_rows(gradient, self.clip)
+        if self.weight_decay and not self.decoupled:
+            gradient = gradient + self.weight_decay * y
+        u, moments = self.update(gradient, moments, step)
+        if self.weight_decay and self.decoupled:
+            u = u + self.weight_decay * y
+        return u, moments
+
+    def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
+        """Return the direction of a clipped and decayed gradient, and the new moments."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_text(cls, text: str) -> Optimizer:
+        """Return the optimiser of a text.
+
+        Args:
+            text: "sgd", "momentum:0.9", "nesterov:0.9", "adam:0.9:0.999" or "adamw:0.9:0.999",
+                each with "+decay:0.0001" and "+clip:1" after it.
+
+        Returns:
+            The optimiser; `Optimizer.from_text(str(optimizer)) == optimizer`.
+
+        Raises:
+            InputError: There is no such optimiser, or a number is impossible.
+
+        >>> Optimizer.from_text("momentum:0.9+clip:1")
+        Momentum(weight_decay=0.0, clip=1, beta=0.9, nesterov=False)
+        >>> str(Optimizer.from_text("adamw+decay:0.01"))
+        'adamw:0.9:0.999:1e-08+decay:0.01'
+        """
+        return _parse(text)
+
+    def __str__(self) -> str:
+        text = ":".join(map(str, self._words()))
+        if self.weight_decay:
+            text += f"+decay:{self.weight_decay}"
+        return text if self.clip is None else f"{text}+clip:{self.clip}"
+
+    def _words(self) -> list[object]:
+        """Return the name and the numbers of the text, without decay and clipping."""
+        own = [entry.name for entry in fields(self) if not entry.kw_only]
+        return [self.label, *(getattr(self, name) for name in own)]
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Take the gradient for the direction: plain local SGD, with decay or clipping.
+
+    Args:
+        weight_decay: The weight of the coupled weight decay.
+        clip: The largest norm of a client's gradient; None: it is not clipped.
+    """
+
+    label: ClassVar[str] = "sgd"
+
+    def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
+        """Return the gradient."""
+        return g, ()
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """Add up gradients with heavy-ball or Nesterov momentum: m = beta m + g.
+
+    Args:
+        beta: The momentum, in [0, 1).
+        nesterov: The direction is g + beta m instead of m.
+        weight_decay: The weight of the coupled weight decay.
+        clip: The largest norm of a client's gradient; None: it is not clipped.
+    """
+
+    label: ClassVar[str] = "momentum"
+
+    beta: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.decay(f"optimizer {self.label}", "beta", self.beta)
+        validate.flag(f"optimizer {self.label}", "nesterov", self.nesterov)
+
+    def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
+        """Return m, or g + beta m."""
+        m = self.beta * moments[0] + g if moments else g
+        return (g + self.beta * m if self.nesterov else m), (m,)
+
+    def _words(self) -> list[object]:
+        return ["nesterov" if self.nesterov else "momentum", self.beta]
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Divide a running mean of gradients by the root of one of their squares (Kingma, Ba 2015).
+
+    Both means are corrected for their start at zero.
+
+    Args:
+        beta1: The decay of the mean of gradients, in [0, 1).
+        beta2: The decay of the mean of squares, in [0, 1).
+        eps: What is added to the root.
+        weight_decay: The weight of the coupled weight decay.
+        clip: The largest norm of a client's gradient; None: it is not clipped.
+    """
+
+    label: ClassVar[str] = "adam"
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.decay(f"optimizer {self.label}", "beta1", self.beta1)
+        validate.decay(f"optimizer {self.label}", "beta2", self.beta2)
+        validate.positive(f"optimizer {self.label}", "eps", self.eps)
+
+    def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
+        """Return m/(1 - beta1^step) / (sqrt(v/(1 - beta2^step)) + eps)."""
+        m, v = (1 - self.beta1) * g, (1 - self.beta2) * g**2
+        if moments:
+            m, v = self.beta1 * moments[0] + m, self.beta2 * moments[1] + v
+        root = (v / (1 - self.beta2**step)) ** 0.5
+        return m / (1 - self.beta1**step) / (root + self.eps), (m, v)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: w y is added to the direction (Loshchilov, Hutter 2019).
+
+    Args:
+        beta1: The decay of the mean of gradients, in [0, 1).
+        beta2: The decay of the mean of squares, in [0, 1).
+        eps: What is added to the root.
+        weight_decay: The weight of the decoupled weight decay: a step subtracts eta w y.
+        clip: The largest norm of a client's gradient; None: it is not clipped.
+    """
+
+    label: ClassVar[str] = "adamw"
+    decoupled: ClassVar[bool] = True
+
+
+def clip_rows(gradient: Vector, clip: float) -> Vector:
+    """Scale rows (n, d) that are longer than `clip` down to that length.
+
+    The factor is min(1, clip/(|g| + 1e-6)).
+    """
+    norms = row_norms(gradient) + _CLIP_EPS
+    is_long = norms > clip
+    return gradient * (is_long * (clip / norms) + ~is_long * 1.0)
+
+
+def row_norms(v: Vector) -> Vector:
+    """Return the norms of rows (n, d), as (n, 1).
+
+    Squares are added in halves, in an order that depends on d alone. So a row has the same bits
+    among any others, as an array of numpy and as a tensor.
+    """
+    squares: Any = v * v
+    rest: Any = 0.0
+    while (d := squares.shape[1]) > 1:
+        if d % 2:
+            rest = rest + squares[:, -1:]
+        squares = squares[:, : d // 2] + squares[:, d // 2 : d // 2 * 2]
+    norms: Vector = (squares + rest) ** 0.5
+    return norms
+
+
+# --- from text ------------------------------------------------------------------------------------
+
+
+def _nesterov(beta: float = 0.9, **options: Any) -> Momentum:
+    return Momentum(beta, nesterov=True, **options)
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD, "momentum": Momentum, "nesterov": _nesterov, "adam": Adam, "adamw": AdamW,
+}  # fmt: skip
+"""Every client optimiser by its name in text."""
+_NUMBERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 3, "adamw": 3}
+"""How many numbers may follow a name."""
+_PARTS = {"decay": "weight_decay", "clip": "clip"}
+
+
+def _parse(text: str) -> Optimizer:
+    """Parse "name:number:...", with "+decay:number" and "+clip:number" after it."""
+    first, *parts = text.strip().split("+")
+    if parts and first[-2:-1].isdigit() and first[-1] == "e":  # the plus of 1e+3
+        raise InputError(f"optimizer {short_repr(text)}: write 1000 instead of 1e+3")
+    name, *numbers = first.split(":")
+    if name not in OPTIMIZERS:
+        hint = did_you_mean(name, OPTIMIZERS) or f" known are {', '.join(OPTIMIZERS)}"
+        raise InputError(f"unknown optimizer {short_repr(name)}:{hint}")
+    options: dict[str, float] = {}
+    for part in parts:
+        key, _, number = part.partition(":")
+        if key not in _PARTS or _PARTS[key] in options:
+            raise InputError(
+                f"optimizer {short_repr(text)}: after + write decay:NUMBER or clip:NUMBER, each "
+                "once"
+            )
+        options[_PARTS[key]] = _number(number, text)
+    if len(numbers) > _NUMBERS[name]:
+        raise InputError(f"optimizer {short_repr(text)}: {name} takes {_NUMBERS[name]} numbers")
+    return OPTIMIZERS[name](*(_number(word, text) for word in numbers), **options)
+
+
+def _number(text: str, whole: str) -> float:
+    """Parse a whole number or a decimal one."""
+    try:
+        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else float(text)
+    except ValueError:
+        raise InputError(
+            f"optimizer {short_repr(whole)}: {short_repr(text)} is no number; write it as in "
+            "momentum:0.9+decay:0.0001+clip:1"
+        ) from None

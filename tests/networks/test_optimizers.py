@@ -1,0 +1,72 @@
+"""Compare client optimisers with torch.optim, and networks in a batch with a client alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from nets import SIZES, mlp_problem, network, rows
+from torch.nn import functional as F
+
+import fedpage as fp
+from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum
+from fedpage.core.random import RoundDraws
+from fedpage.methods.fedavg import Model
+
+CASES = {
+    "sgd": (SGD(weight_decay=0.1), torch.optim.SGD, {"weight_decay": 0.1}),
+    "momentum": (Momentum(0.9), torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (
+        Momentum(0.8, nesterov=True, weight_decay=0.05), torch.optim.SGD,
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.05},
+    ),
+    "clip": (Momentum(0.9, clip=0.1), torch.optim.SGD, {"momentum": 0.9}),
+    "adam": (Adam(), torch.optim.Adam, {}),
+    "adam-decay": (
+        Adam(0.5, 0.9, 1e-4, weight_decay=0.1, clip=0.2), torch.optim.Adam,
+        {"betas": (0.5, 0.9), "eps": 1e-4, "weight_decay": 0.1},
+    ),
+    "adamw": (AdamW(weight_decay=0.1), torch.optim.AdamW, {"weight_decay": 0.1}),
+}  # fmt: skip
+
+
+def train_with_torch(client, make, options, clip, K, eta):
+    """Take K full-batch steps of a client as users of PyTorch write them."""
+    model = network().double()
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    optimizer = make(model.parameters(), lr=eta, **options)
+    inputs, targets = (torch.tensor(part) for part in rows(SIZES)[client])
+    for _ in range(K):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs.double()), targets).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
+    return moved.numpy()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_local_steps_are_those_of_torch(name):
+    optimizer, make, options = CASES[name]
+    problem = mlp_problem()
+    method = fp.FedAvg(S=1, K=7, eta_l=0.05, b=None, client_optimizer=optimizer)
+    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
+    reply, _ = method.client(Model(problem.x0), oracle, None)
+    for client in (0, 3):
+        wanted = train_with_torch(client, make, options, optimizer.clip, 7, 0.05)
+        np.testing.assert_allclose(reply.dy[client], wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_client_alone_equals_its_row(name, dtype):
+    problem = mlp_problem(dtype=dtype, deterministic=True)
+    method = fp.FedAvg(S=1, K=4, eta_l=0.05, b=3, client_optimizer=CASES[name][0])
+    message = Model(problem.x0)
+    everyone, draws = np.arange(problem.N), RoundDraws(1, 2)
+    together, _ = method.client(message, problem.oracle(everyone, draws), None)
+    assert together.dy.dtype == problem.x0.dtype
+    for i in everyone:
+        alone, _ = method.client(message, problem.oracle(np.array([i]), draws), None)
+        assert alone.dy[0].tobytes() == together.dy[i].tobytes()
