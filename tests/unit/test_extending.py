@@ -203,6 +203,7 @@ def test_the_command_line_extends_a_comparison(run, tmp_path):
     ("old", "new", "what"),
     [
         ("rounds = 20", "rounds = 30", "run.rounds"),
+        ("rounds = 20", "rounds = 1979-05-27", "run.rounds"),
         ('S = "4"', 'S = "5"', "method.hyper.S"),
         ("stop = false", "stop = true", "run.stop"),
     ],

@@ -84,7 +84,7 @@ def _checksum(table: Mapping[str, object]) -> str:
 
 def _digests(command: Mapping[str, object]) -> dict[str, object]:
     return {
-        key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+        key: hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:8]
         for key, value in flatten(command).items()
         if value is not None
     }
