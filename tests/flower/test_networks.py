@@ -30,10 +30,13 @@ def network():
 
 def problem(client, clients):
     own = rows(90) if client is None else rows(client)
-    return fp.TorchProblem(network(), nn.CrossEntropyLoss(), [own], metrics=["accuracy"])
+    return fp.TorchProblem(
+        network(), nn.CrossEntropyLoss(), [own], metrics=["accuracy"], deterministic=True
+    )
 
 def whole(clients, **options):
     all_rows = [rows(i) for i in range(clients)]
+    options["deterministic"] = True
     return fp.TorchProblem(network(), nn.CrossEntropyLoss(), all_rows, **options)
 
 def two(client, clients):

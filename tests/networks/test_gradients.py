@@ -19,7 +19,7 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Batch
 from fedpage.engine.round import Costs
 from fedpage.engine.simulation import Simulation
-from fedpage.problems.torch import gradients, objective
+from fedpage.problems.torch.gradients import padded_count
 from fedpage.problems.torch.objective import padded_width
 
 NAMES = [
@@ -130,10 +130,11 @@ def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
         np.testing.assert_array_equal(device[column], host[column])
 
 
-@pytest.mark.parametrize("make", [mlp_problem, lambda: mlp_problem("float32"), image_problem])
+@pytest.mark.parametrize("make", [mlp_problem, image_problem])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I"])
-def test_chunks_and_threads_do_not_change_bits(make, name):
-    problem, method = make(), make_method(name, 3, 3, 0.1)
+def test_chunks_and_threads_do_not_change_bits_in_deterministic_mode(make, dtype, name):
+    problem, method = make(dtype, deterministic=True), make_method(name, 3, 3, 0.1)
 
     def run(**given):
         options = fp.RunOptions(evaluate="per_client", **given)
@@ -147,7 +148,7 @@ def test_chunks_and_threads_do_not_change_bits(make, name):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("make", [mlp_problem, image_problem])
 def test_bits_of_a_gradient_do_not_depend_on_other_clients_or_threads_of_torch(make, dtype):
-    problem = make(dtype)
+    problem = make(dtype, deterministic=True)
     points = problem.x0 + np.arange(problem.N)[:, None].astype(problem.dtype) / 10
     together = all_gradients(problem, points)
     before = torch.get_num_threads()
@@ -165,7 +166,7 @@ def test_bits_of_a_gradient_do_not_depend_on_other_clients_or_threads_of_torch(m
 
 
 def test_bits_of_a_small_client_do_not_depend_on_other_clients():
-    problem, draws = mlp_problem("float32"), RoundDraws(1, 0)
+    problem, draws = mlp_problem("float32", deterministic=True), RoundDraws(1, 0)
     steps = {"K": 3, "eta": 0.1, "b": 7}  # clients of 1, 3 and 5 rows have fewer than 7
     together = problem.oracle(np.arange(8), draws).local_sgd(problem.x0, **steps)
     for i in range(8):
@@ -191,21 +192,20 @@ class Smooth(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_smooth_functions_have_the_same_bits_for_any_number_of_clients(dtype, monkeypatch):
-    problem = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
-    assert problem.mode == "batched"
+def test_smooth_functions_have_the_same_bits_for_any_number_of_clients(dtype):
+    problem = fp.TorchProblem(
+        Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype, deterministic=True
+    )
+    assert problem.mode == "sequential"
     method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=3)
 
-    def run(problem, **given):
+    def run(**given):
         options = fp.RunOptions(evaluate="per_client", **given)
         return fp.simulate(problem, method, rounds=4, seed=0, options=options)
 
-    first = run(problem)
+    first = run()
     for chunk in (1, 3):
-        assert run(problem, chunk=chunk).same(first)
-    monkeypatch.setattr(gradients, "_CALLS_BEFORE_TRACE", 0)
-    traced = fp.TorchProblem(Smooth(), F.cross_entropy, rows(SIZES), dtype=dtype)
-    assert run(traced).same(first)
+        assert run(chunk=chunk).same(first)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-14)])
@@ -221,27 +221,62 @@ def test_smooth_functions_have_the_gradients_of_autograd(dtype, tolerance):
     np.testing.assert_allclose(found, flat, rtol=0, atol=tolerance)
 
 
-def test_traced_gradients_have_the_same_bits(monkeypatch):
+@pytest.mark.parametrize("make", [mlp_problem, image_problem])
+def test_the_two_modes_agree_to_rounding_and_each_repeats_its_bits(make):
     method = make_method("FedPAGE", 8, 4, 0.1)
-    untraced = fp.simulate(mlp_problem("float32"), method, rounds=8, seed=3)
-    monkeypatch.setattr(gradients, "_CALLS_BEFORE_TRACE", 0)
-    problem = mlp_problem("float32")
-    assert fp.simulate(problem, method, rounds=8, seed=3).same(untraced)
-    traces = problem._objective._gradients._traces
-    assert traces
-    assert all(isinstance(trace, torch.fx.GraphModule) for trace in traces.values())
+    found = []
+    for options in ({}, {"batched": False}, {"deterministic": True}):
+        first, second = (
+            fp.simulate(make("float64", **options), method, rounds=6, seed=3) for _ in range(2)
+        )
+        assert first.same(second)
+        found.append(first)
+    batched, sequential, deterministic = found
+    np.testing.assert_allclose(batched.x, sequential.x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(batched.x, deterministic.x, rtol=0, atol=1e-12)
 
 
-def test_blocks_of_rows_and_groups_of_clients_add_up(monkeypatch):
+def test_settings_of_torch_are_restored():
+    threads = torch.get_num_threads()
+    problem = mlp_problem(deterministic=True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        problem.grad(problem.x0)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    problem.grad(problem.x0)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=["default", "deterministic"])
+def test_little_memory_divides_rows_and_clients_and_changes_nothing_else(options):
     x = mlp_problem().x0 + 0.1
-    pooled, each = mlp_problem().grad(x), all_gradients(mlp_problem(), x)
-    monkeypatch.setattr(objective, "BLOCK", 7)
-    monkeypatch.setattr(gradients, "_GROUP_BYTES", 600)
-    problem = mlp_problem()
-    assert problem._objective._gradients._group_size == 2
-    np.testing.assert_allclose(problem.grad(x), pooled, rtol=0, atol=1e-14)
-    np.testing.assert_allclose(all_gradients(problem, x), each, rtol=0, atol=1e-14)
-    assert problem.evaluate(x, threads=2) == problem.evaluate(x)
+    whole, small = mlp_problem(**options), mlp_problem(memory=2e-6, **options)
+    calls = []
+    compute = small._objective._gradients
+
+    def count(v, batches):
+        calls.append((len(v), batches.targets.shape[1]))
+        return compute(v, batches)
+
+    small._objective._gradients = count
+    np.testing.assert_allclose(all_gradients(small, x), all_gradients(whole, x), rtol=0, atol=1e-14)
+    assert len(calls) > 8
+    assert max(n * w for n, w in calls) < max(SIZES)
+    np.testing.assert_allclose(small.grad(x), whole.grad(x), rtol=0, atol=1e-14)
+    assert small.evaluate(x)["loss"] == pytest.approx(whole.evaluate(x)["loss"], rel=1e-14)
+
+
+@pytest.mark.slow
+def test_compiled_gradients_agree_and_few_shapes_are_compiled():
+    method = fp.SCAFFOLD(S=5, K=3, eta_l=0.1, b=4)
+    eager = fp.simulate(mlp_problem(), method, rounds=5, seed=3)
+    compiled = fp.simulate(mlp_problem(compile=True), method, rounds=5, seed=3)
+    np.testing.assert_allclose(compiled.x, eager.x, rtol=0, atol=1e-12)
+    assert len({padded_count(n) for n in range(1, 1000)}) < 35
 
 
 def test_padding_adds_at_most_a_quarter_and_few_widths():

@@ -110,13 +110,13 @@ class Batchable(Unbatchable):
         return self.second.inner(self.first(x))
 
 
-def test_autograd_mode_for_a_module_that_vmap_cannot_transform():
+def test_sequential_mode_for_a_module_that_vmap_cannot_transform():
     options = {"dtype": "float64", "metrics": ["accuracy"]}
     message = r"second \(ReadsValues\) cannot be batched .* one after the other"
     with pytest.warns(UserWarning, match=message):
         slow = fp.TorchProblem(Unbatchable(), F.cross_entropy, rows(SIZES), **options)
     fast = fp.TorchProblem(Batchable(), F.cross_entropy, rows(SIZES), **options)
-    assert (slow.mode, fast.mode) == ("autograd", "batched")
+    assert (slow.mode, fast.mode) == ("sequential", "batched")
     for name in ("FedPAGE", "SCAFFOLD-II"):
         method = methods(4, 3, 0.1)[name]
         found, expected = (fp.simulate(p, method, rounds=5, seed=0) for p in (slow, fast))
@@ -125,21 +125,19 @@ def test_autograd_mode_for_a_module_that_vmap_cannot_transform():
         np.testing.assert_array_equal(found["accuracy"], expected["accuracy"])
 
 
-def test_batched_false_uses_autograd_without_a_warning():
+def test_batched_false_is_sequential_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         problem = mlp_problem(batched=False)
-    assert problem.mode == "autograd"
+    assert problem.mode == "sequential"
     expected = mlp_problem().grad(problem.x0)
     np.testing.assert_allclose(problem.grad(problem.x0), expected, rtol=0, atol=1e-14)
 
 
-def test_sequential_mode_where_bits_would_depend_on_other_clients():
+def test_a_frozen_batch_norm_has_the_same_bits_alone_in_deterministic_mode():
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     model[1].eval()
-    with pytest.warns(UserWarning, match="depend on the other clients"):
-        problem = fp.TorchProblem(model, F.cross_entropy, rows(SIZES))
-    assert problem.mode == "sequential"
+    problem = fp.TorchProblem(model, F.cross_entropy, rows(SIZES), deterministic=True)
     method = fp.SCAFFOLD(S=4, K=2, eta_l=0.1, b=3)
     first = fp.simulate(problem, method, rounds=3, seed=0)
     single = fp.RunOptions(chunk=1)
@@ -152,8 +150,40 @@ def test_dropout_that_does_nothing_is_accepted(dropout):
     assert fp.TorchProblem(model, F.cross_entropy, rows(SIZES)).mode == "batched"
 
 
-def test_nondeterministic_gradients_agree_up_to_rounding():
-    problem = mlp_problem(deterministic=False)
-    x = problem.x0
-    np.testing.assert_allclose(problem.grad(x), mlp_problem().grad(x), rtol=0, atol=1e-12)
-    assert problem.describe()["deterministic"] is False
+def test_descriptions_name_the_mode():
+    assert mlp_problem().describe()["deterministic"] is False
+    assert mlp_problem(deterministic=True).describe()["deterministic"] is True
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+
+def weighted(outputs, targets):
+    total = F.cross_entropy(outputs, targets, weight=WEIGHTS, reduction="sum")
+    return total / len(targets)
+
+
+def without_class_one(outputs, targets):
+    return F.cross_entropy(outputs, targets, ignore_index=1, reduction="sum") / len(targets)
+
+
+@pytest.mark.parametrize(
+    "loss", [weighted, without_class_one, nn.CrossEntropyLoss(label_smoothing=0.1)]
+)
+def test_forms_of_cross_entropy_that_are_means_over_rows(loss):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).double()
+    rows = [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in (7, 12)]
+    problem = fp.TorchProblem(model, loss, rows)
+    expected = [torch.autograd.grad(loss(model(X), y), list(model.parameters())) for X, y in rows]
+    mean = sum(torch.cat([part.reshape(-1) for part in own]) for own in expected) / 2
+    np.testing.assert_allclose(problem.grad(problem.x0), mean.numpy(), rtol=0, atol=1e-12)
+
+
+def test_large_models_are_computed_one_client_at_a_time_unless_told_otherwise():
+    rows = [(torch.randn(3, 600), torch.tensor([0, 1, 2])) for _ in range(2)]
+
+    def mode(width, **options):
+        return fp.TorchProblem(nn.Linear(600, width), F.cross_entropy, rows, **options).mode
+
+    assert [mode(300), mode(600), mode(600, batched=True)] == ["batched", "sequential", "batched"]

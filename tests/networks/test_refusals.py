@@ -95,7 +95,7 @@ MODELS = {
     "changed buffer": (lambda: CountsCalls(6, 3), "CountsCalls changes its buffer 'calls'"),
     "max_norm": (lambda: nn.Embedding(5, 3, max_norm=1.0), "max_norm"),
     "lazy": (lambda: nn.LazyLinear(3), "has no shape yet"),
-    "input width": (lambda: nn.Linear(7, 3), r"cannot be computed .* inputs \(32, 6\)"),
+    "input width": (lambda: nn.Linear(7, 3), r"cannot be computed .* inputs \(8, 6\)"),
     "too few classes": (lambda: nn.Linear(6, 2), "cannot be computed on rows of the clients"),
     "nothing to train": (lambda: linear().requires_grad_(False), "nothing to train"),
     "not finite": (not_finite, "bias has a NaN"),
@@ -111,12 +111,19 @@ def test_refused_models(case):
 
 
 LOSSES = {
-    "class weights": (class_weights, "mean of their single losses"),
-    "class weights, sorted rows": (class_weights, "mean of their single losses"),
+    "class weights": (class_weights, "mean of their own losses"),
+    "class weights, sorted rows": (class_weights, "mean of their own losses"),
+    "class weights of torch": (
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+        r"reduction='sum' divided by len\(targets\)",
+    ),
     "sum": (nn.CrossEntropyLoss(reduction="sum"), "sums over them; use the mean"),
     "no reduction": (nn.CrossEntropyLoss(reduction="none"), "reduction='mean'"),
     "a word": ("mse", "loss_fn must be a function"),
-    "ignored targets": (nn.CrossEntropyLoss(ignore_index=1), "the loss of a row is nan"),
+    "ignored targets": (
+        nn.CrossEntropyLoss(ignore_index=1),
+        "with weight or ignore_index use its reduction='sum'",
+    ),
 }
 
 

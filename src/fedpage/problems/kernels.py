@@ -703,39 +703,3 @@ def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y:
             for j in range(counts[i]):
                 mean += linear[c, j if every else rows[i, j], l]
             out[i, l] = scale[c] * (s - mean / counts[i])
-
-
-@compile_kernel
-def products(a: Floats, b: Floats, out: Floats) -> None:
-    """Compute out[s] = a[s] b[s]; a (n, m, k), b (n, k, p) with contiguous rows, out (n, m, p).
-
-    Every entry is added up over k in order, so its bits depend on its row and column alone. Four
-    rows of a are done at a time, because a row of b is then read once for them.
-    """
-    n, m, k = a.shape
-    p = b.shape[2]
-    for s in range(n):
-        i = 0
-        while i + 4 <= m:
-            for j in range(p):
-                out[s, i, j] = 0.0
-                out[s, i + 1, j] = 0.0
-                out[s, i + 2, j] = 0.0
-                out[s, i + 3, j] = 0.0
-            for l in range(k):
-                a0, a1, a2, a3 = a[s, i, l], a[s, i + 1, l], a[s, i + 2, l], a[s, i + 3, l]
-                for j in range(p):
-                    value = b[s, l, j]
-                    out[s, i, j] += a0 * value
-                    out[s, i + 1, j] += a1 * value
-                    out[s, i + 2, j] += a2 * value
-                    out[s, i + 3, j] += a3 * value
-            i += 4
-        while i < m:
-            for j in range(p):
-                out[s, i, j] = 0.0
-            for l in range(k):
-                a0 = a[s, i, l]
-                for j in range(p):
-                    out[s, i, j] += a0 * b[s, l, j]
-            i += 1

@@ -8,14 +8,17 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
-from torch.utils._pytree import tree_map
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import Metric, evaluate_metrics, row_metrics
-from fedpage.problems.torch.deterministic import deterministic_kernels
-from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs
-from fedpage.problems.torch.objective import BLOCK, Mode
+from fedpage.problems.torch.gradients import (
+    BatchedGradients,
+    ClientBatches,
+    SequentialGradients,
+    check_compiler,
+)
+from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs, map_tensors
+from fedpage.problems.torch.objective import Mode
 from fedpage.problems.torch.rows import Table
 
 _WRAPPERS = (
@@ -24,6 +27,16 @@ _WRAPPERS = (
     "DistributedDataParallel",
     "ScriptModule",
     "RecursiveScriptModule",
+)
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
 )
 
 
@@ -53,14 +66,12 @@ def check_module(module: nn.Module | object) -> None:
 def _check_layer(layer: nn.Module, where: str) -> None:
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
         _refuse(f"{where} has no shape yet; call the model once on a row, or give its sizes")
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (
-        layer.training or layer.running_mean is None
-    ):
+    if isinstance(layer, _BATCH_NORMS) and (layer.training or layer.running_mean is None):
         _refuse(
             f"{where} mixes the rows of a batch and keeps statistics that are not parameters; "
             "use nn.GroupNorm or nn.LayerNorm, or freeze a trained one with .eval()"
         )
-    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p > 0:
+    if isinstance(layer, _DROPOUTS) and layer.training and layer.p > 0:
         _refuse(
             f"{where} draws random numbers that do not depend on the run's seed, so runs would not "
             "repeat; set p=0, or call .eval() on it"
@@ -143,22 +154,26 @@ def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
         mean = each.double().mean()
         if not _is_close(loss.double().reshape(()), mean, v.dtype):
             _refuse(
-                f"the loss of {len(targets)} rows of {where} is {float(loss):.6g}, but the mean of "
-                f"their single losses is {float(mean):.6g}: {name} or {loss_name} mixes rows, or "
-                "sums over them; use the mean over rows (no class weights, no batch statistics)"
+                f"the loss of {len(targets)} rows of {where} is {float(loss):.4g}, but the mean of "
+                f"their own losses is {float(mean):.4g}; {_advise(model)}"
             )
     return outputs
 
 
 def check_table(
-    model: FlatModel, v: Tensor, table: Table, metrics: Mapping[str, Metric], where: str
+    model: FlatModel,
+    v: Tensor,
+    table: Table,
+    metrics: Mapping[str, Metric],
+    where: str,
+    block: int,
 ) -> None:
     """Compute the loss and the metrics of every row once, so that no run fails on them later.
 
     Raises:
         InputError: See `check_rows`; or a metric cannot be computed.
     """
-    outputs = [check_rows(model, v, block, where) for block in table.blocks(BLOCK)]
+    outputs = [check_rows(model, v, rows, where) for rows in table.blocks(block)]
     if row_metrics(metrics):
         evaluate_metrics(metrics, join_outputs(outputs), table.targets, where)
 
@@ -207,7 +222,7 @@ def _row_losses(model: FlatModel, outputs: Outputs, targets: Tensor) -> Tensor:
     except Exception:
         losses = []
         for j in range(len(targets)):
-            output = tree_map(lambda part, j=j: part[j : j + 1], outputs)
+            output = map_tensors(lambda part, j=j: part[j : j + 1], outputs)
             losses.append(model.loss_fn(output, targets[j : j + 1]).reshape(()))
         return torch.stack(losses)
 
@@ -217,12 +232,11 @@ def _is_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return abs(float(a) - float(b)) <= tolerance * max(abs(float(a)), abs(float(b)), 1e-30)
 
 
-def choose_mode(model: FlatModel, v: Tensor, rows: Table, deterministic: bool) -> Mode:
+def choose_mode(model: FlatModel, v: Tensor, rows: Table) -> Mode:
     """Choose how clients' gradients are computed, and warn where that is slow.
 
     Returns:
-        "batched" where vmap can transform the module; "sequential" where it can, but a client's
-        bits would depend on the number of clients in a call; "autograd" where it cannot.
+        "batched" where vmap can transform the module, "sequential" where it cannot.
 
     Raises:
         InputError: The module draws random numbers.
@@ -237,7 +251,7 @@ def choose_mode(model: FlatModel, v: Tensor, rows: Table, deterministic: bool) -
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            same_bits = _has_same_bits(model, v, rows, deterministic)
+            try_gradients(BatchedGradients(model), v, rows)
     except Exception as error:
         where = active[-1] if active else f"the loss ({_name_of(model.loss_fn)})"
         if "random" in str(error):
@@ -246,51 +260,61 @@ def choose_mode(model: FlatModel, v: Tensor, rows: Table, deterministic: bool) -
                 "remove them, or call .eval()",
                 error,
             )
-        _warn_slow(f"{where} cannot be batched over clients ({_one_line(error)[:160]})")
-        return "autograd"
+        warnings.warn(
+            f"TorchProblem: {where} cannot be batched over clients ({_one_line(error)[:160]}); "
+            "clients are computed one after the other, which is slower",
+            UserWarning,
+            stacklevel=4,
+        )
+        return "sequential"
     finally:
         model.discard_copies()
         for hook in hooks:
             hook.remove()
-    if same_bits:
-        return "batched"
-    _warn_slow(
-        f"the bits of a gradient of {type(model.module).__name__} depend on the other clients in a "
-        "batch (deterministic=False accepts that)"
+    return "batched"
+
+
+def try_gradients(
+    gradients: BatchedGradients | SequentialGradients, v: Tensor, rows: Table
+) -> None:
+    """Compute the gradients of two clients.
+
+    Raises:
+        Exception: Whatever torch raises where it cannot.
+    """
+    inputs = tuple(torch.stack([x, x]) for x in rows.inputs)
+    targets = torch.stack([rows.targets, rows.targets])
+    weights = torch.ones(targets.shape[:2], dtype=v.dtype, device=v.device)
+    gradients(torch.stack([v, v]), ClientBatches(inputs, targets, weights))
+
+
+def check_compiled(model: FlatModel, v: Tensor, rows: Table, mode: Mode) -> None:
+    """Refuse models that torch cannot compile.
+
+    Raises:
+        InputError: It cannot, or there is no compiler.
+    """
+    check_compiler()
+    kind = BatchedGradients if mode == "batched" else SequentialGradients
+    try:
+        try_gradients(kind(model, is_compiled=True), v, rows)
+    except Exception as error:
+        _refuse(
+            f"{type(model.module).__name__} cannot be compiled ({_one_line(error)[:100]}); "
+            "leave out compile",
+            error,
+        )
+
+
+def _advise(model: FlatModel) -> str:
+    """Say what to do with a loss that is not a mean over rows."""
+    loss = model.loss_fn
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.reduction == "mean":
+        return "with weight or ignore_index use its reduction='sum' divided by len(targets)"
+    return (
+        f"{type(model.module).__name__} or {_name_of(loss)} mixes rows, or sums over them; use the "
+        "mean over rows"
     )
-    return "sequential"
-
-
-def _warn_slow(reason: str) -> None:
-    warnings.warn(
-        f"TorchProblem: {reason}; clients are computed one after the other, which is slower",
-        UserWarning,
-        stacklevel=5,
-    )
-
-
-def _has_same_bits(model: FlatModel, v: Tensor, rows: Table, deterministic: bool) -> bool:
-    """Compare bits of gradients in batches of 1, 2, 3 and 5 clients; errors of vmap propagate."""
-    gradients = vmap(grad(model.weighted_loss))
-    clients = 5
-    points = torch.stack([v * (1 + 0.1 * k) for k in range(clients)])
-    for width in {min(3, len(rows.targets)), len(rows.targets)}:
-        part = rows.slice(0, width)
-        weights = torch.full((clients, width), 1.0 / width, dtype=v.dtype, device=v.device)
-        inputs = tuple(torch.stack([x] * clients) for x in part.inputs)
-        targets = torch.stack([part.targets] * clients)
-        with deterministic_kernels(deterministic):
-            expected = gradients(points, inputs, targets, weights)
-            if not deterministic:
-                return True
-            for size in (1, 2, 3):
-                for first in range(0, clients, size):
-                    group = slice(first, first + size)
-                    own_inputs = tuple(x[group].clone() for x in inputs)
-                    own = points[group].clone(), own_inputs, targets[group], weights[group]
-                    if not torch.equal(expected[group], gradients(*own)):
-                        return False
-    return True
 
 
 def _name_of(function: Callable[..., object]) -> str:

@@ -1,159 +1,227 @@
-"""Compute the gradients of a torch model for many clients at once, by `torch.func.vmap`.
-
-- `vmap` interprets its transformations at every call. Traced once into plain operations
-  (`make_fx`), the same gradient has the same bits and takes a fifth of the time. A trace costs what
-  some fifty traced calls save, so a shape is traced after it has been requested often.
-- A large model gains nothing from batching and loses the cache, so clients are computed in groups
-  whose parameters fit the cache.
-"""
+"""Compute the gradients of a torch model for many clients: in one call, or one at a time."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
-from torch import Tensor, fx
-from torch.func import grad_and_value, vmap
+from torch import Tensor
+from torch.func import grad, grad_and_value, vmap
 
-from fedpage.problems.torch.deterministic import deterministic_kernels, replace_kernels
-from fedpage.problems.torch.model import FlatModel
+from fedpage.core.errors import InputError
+from fedpage.data.registry import platform_cache
+from fedpage.problems.torch.model import FlatModel, map_tensors
 
-GradientFunction: TypeAlias = Callable[
-    [Tensor, tuple[Tensor, ...], Tensor, Tensor], tuple[Tensor, Tensor]
-]
-"""Gradients (n, d) and losses (n,) of sum_j weights_ij f_ij at each client's own row of v (n, d).
 
-Arguments: v, inputs (n, w, ...), targets (n, w, ...), weights (n, w)."""
+class ClientBatches(NamedTuple):
+    """Minibatches of n clients, padded to one width w with rows of weight 0."""
 
-_CALLS_BEFORE_TRACE = 40
-_MAX_TRACES = 64
-_GROUP_BYTES = 1 << 20
-"""Bytes of parameters that the clients of a group may have together."""
+    inputs: tuple[Tensor, ...]
+    """Each (n, w, ...)."""
+    targets: Tensor
+    """(n, w, ...)."""
+    weights: Tensor
+    """(n, w), the weight of each row in its client's loss: equal, or 0 for padding at the end."""
+
+
+GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[Tensor, Tensor]]
+"""Gradients (n, d) and losses (n,) of sum_j weights_ij f_ij at each client's own row of v."""
+
+_Function: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 
 
 class BatchedGradients:
-    """Compute clients together by `vmap`, or one per call where `sequential`."""
+    """Compute all clients in one call: `vmap` over clients, and one backward pass for all.
 
-    def __init__(self, model: FlatModel, deterministic: bool, sequential: bool = False) -> None:
-        self._untraced: GradientFunction = vmap(grad_and_value(model.weighted_loss))
-        self._deterministic = deterministic
-        self._group_size = 1 if sequential else max(1, _GROUP_BYTES // (4 * max(model.d, 1)))
-        self._calls: dict[tuple[int, ...], int] = {}
-        self._traces: dict[tuple[int, ...], GradientFunction] = {}
-        self._tracing = threading.Lock()
+    The gradient of the sum of the clients' losses with respect to all their parameters has each
+    client's gradient in its own row. It is the same as `vmap(grad(loss))`, but fewer operations
+    pass through vmap, which costs more than the arithmetic of a small network.
 
-    def __call__(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return gradients (n, d) and losses (n,); see `GradientFunction`."""
-        n, size = len(v), self._group_size
-        if n <= size:
-            return self._compute_group(v, inputs, targets, weights)
-        parts = []
-        for i in range(0, n, size):
-            group = slice(i, i + size)
-            # Copies, because a product's bits may depend on where its operands lie in memory.
-            own_inputs = tuple(x[group].clone() for x in inputs)
-            own = v[group].clone(), own_inputs, targets[group].clone(), weights[group].clone()
-            parts.append(self._compute_group(*own))
-        return torch.cat([g for g, _ in parts]), torch.cat([loss for _, loss in parts])
-
-    def _compute_group(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        function = self._find_trace(v, inputs, targets, weights)
-        if function is self._untraced:
-            with deterministic_kernels(self._deterministic):
-                return function(v, inputs, targets, weights)
-        with torch.no_grad():
-            return function(v, inputs, targets, weights)
-
-    def _find_trace(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
-    ) -> GradientFunction:
-        """Return the trace for these shapes, or the untraced function where there is none yet."""
-        shape = tuple(weights.shape)
-        traced = self._traces.get(shape)
-        if traced is not None:
-            return traced
-        calls = self._calls[shape] = self._calls.get(shape, 0) + 1
-        if calls <= _CALLS_BEFORE_TRACE or len(self._traces) >= _MAX_TRACES:
-            return self._untraced
-        if not self._tracing.acquire(blocking=False):
-            return self._untraced
-        try:
-            example = v, inputs, targets, weights
-            self._traces[shape] = trace(self._untraced, example, self._deterministic)
-        finally:
-            self._tracing.release()
-        return self._traces[shape]
-
-
-class AutogradGradients:
-    """Compute one client after the other by autograd, for modules that `vmap` cannot transform."""
-
-    def __init__(self, model: FlatModel, deterministic: bool) -> None:
-        self._model, self._deterministic = model, deterministic
-
-    def __call__(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return gradients (n, d) and losses (n,); a client's nonzero weights must be equal."""
-        gradients, losses = torch.empty_like(v), torch.empty(len(v), dtype=v.dtype, device=v.device)
-        for i in range(len(v)):
-            used = int((weights[i] != 0).sum())
-            point = v[i].detach().clone().requires_grad_(True)
-            with torch.enable_grad(), deterministic_kernels(self._deterministic):
-                # Copies, because a product's bits may depend on where its operands lie in memory.
-                own_inputs = tuple(x[i, :used].clone() for x in inputs)
-                loss = self._model.mean_loss(point, own_inputs, targets[i, :used].clone())
-                loss = loss * (used * weights[i, 0])
-                (gradients[i],) = torch.autograd.grad(loss, point)
-            losses[i] = loss.detach()
-        return gradients, losses
-
-
-def trace(
-    function: GradientFunction,
-    example: tuple[Tensor, tuple[Tensor, ...], Tensor, Tensor],
-    deterministic: bool,
-) -> GradientFunction:
-    """Trace a function into plain operations for arguments of the example's shapes.
-
-    Returns:
-        The traced function, with the same bits, and with the kernels of `deterministic_kernels`
-        where `deterministic`; the function itself where it cannot be traced.
+    Args:
+        model: The model and its loss.
+        is_compiled: Whether to compile the call. Few shapes are compiled: the number of clients is
+            rounded up, and what is added has weight 0.
     """
-    try:
-        from torch.fx.experimental.proxy_tensor import make_fx
 
-        # make_fx inspects a signature, which the wrappers of vmap hide.
-        graph = make_fx(lambda v, inputs, targets, weights: function(v, inputs, targets, weights))(
-            *example
+    def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
+        self._model, self._is_compiled = model, is_compiled
+        if is_compiled:
+            self._model = model.for_compiler()
+            self._compiled = _compile(grad(self._weighted_losses, has_aux=True))
+
+    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[Tensor, Tensor]:
+        """Return gradients (n, d) and losses (n,)."""
+        n = len(v)
+        if self._is_compiled:
+            v, batches = _pad_clients(v, batches, padded_count(n))
+            gradients, losses = self._compiled(v, *batches)
+            return gradients[:n], losses[:n]
+        point = v.detach().requires_grad_(True)
+        with torch.enable_grad():
+            total, losses = self._weighted_losses(point, *batches)
+            (gradients,) = torch.autograd.grad(total, point)
+        return gradients, losses.detach()
+
+    def _weighted_losses(
+        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of the clients' weighted losses, and these losses (n,)."""
+        outputs = vmap(self._model.outputs)(v, inputs)
+        rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
+        each = self._model.row_losses(rows, targets.flatten(0, 1)).reshape(weights.shape)
+        losses = (each * weights).sum(1)
+        return losses.sum(), losses
+
+
+class SequentialGradients:
+    """Compute one client after the other, without `vmap` and without padding.
+
+    Args:
+        model: The model and its loss.
+        is_compiled: Whether to compile the gradient of a client.
+    """
+
+    def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
+        self._model, self._is_compiled = model, is_compiled
+        if is_compiled:
+            self._compiled = _compile(grad_and_value(model.for_compiler().scaled_mean_loss))
+
+    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[Tensor, Tensor]:
+        """Return gradients (n, d) and losses (n,)."""
+        each = [self._client(v, batches, i) for i in range(len(v))]
+        if len(each) == 1:
+            return each[0][0][None], each[0][1][None]
+        return torch.stack([gradient for gradient, _ in each]), torch.stack(
+            [loss for _, loss in each]
         )
-        _remove_identities(graph)
-        if deterministic:
-            replace_kernels(graph)
-        graph.recompile()
-    except Exception:  # make_fx is not a stable interface, and a trace only saves time
-        return function
-    return graph
+
+    def _client(self, v: Tensor, batches: ClientBatches, i: int) -> tuple[Tensor, Tensor]:
+        """Return the gradient (d,) and the loss of client i.
+
+        Its parameters are a copy, because the last bits of a product may depend on where in memory
+        its operands lie.
+        """
+        weights = batches.weights[i]
+        used = int((weights != 0).sum())
+        inputs = tuple(x[i, :used].clone() for x in batches.inputs)
+        targets, factor = batches.targets[i, :used].clone(), used * weights[0]
+        point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
+        if self._is_compiled:
+            return self._compiled(point, inputs, targets, factor)
+        parts = {
+            name: part.requires_grad_(True) for name, part in self._model.parameters(point).items()
+        }
+        with torch.enable_grad():
+            outputs = self._model.call(parts, inputs)
+            loss = self._model.loss_fn(outputs, targets).reshape(()) * factor
+            gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
+        flat = [
+            (torch.zeros_like(part) if own is None else own).reshape(-1)
+            for part, own in zip(parts.values(), gradients, strict=True)
+        ]
+        return torch.cat(flat), loss.detach()
 
 
-def _remove_identities(module: fx.GraphModule) -> None:
-    """Remove operations that return their argument unchanged."""
-    aten = torch.ops.aten
-    views = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
-    for node in list(module.graph.nodes):
-        if node.op != "call_function":
-            continue
-        identity = node.target is aten.mul.Scalar and node.args[1] == 1
-        if node.target in views:
-            before, after = node.args[0].meta.get("val"), node.meta.get("val")
-            identity = before is not None and after is not None and before.shape == after.shape
-        if identity:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
+def padded_count(n: int) -> int:
+    """Return n rounded up to three binary digits, so that few numbers serve all.
+
+    >>> [padded_count(n) for n in (1, 7, 9, 17, 100)]
+    [1, 7, 10, 20, 112]
+    """
+    unit = max(1, 2 ** (n.bit_length() - 3))
+    return -(-n // unit) * unit
+
+
+def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor, ClientBatches]:
+    """Repeat the last client with weight 0 until there are `count` clients."""
+    extra = count - len(v)
+    if not extra:
+        return v, batches
+
+    def pad(values: Tensor) -> Tensor:
+        return torch.cat([values, values[-1:].expand(extra, *values.shape[1:])])
+
+    inputs, targets, weights = batches
+    zeros = torch.zeros(extra, weights.shape[1], dtype=weights.dtype, device=weights.device)
+    padded = tuple(map(pad, inputs)), pad(targets), torch.cat([weights, zeros])
+    return pad(v), ClientBatches(*padded)
+
+
+_numbers = itertools.count()
+
+
+def _compile(function: _Function) -> _Function:
+    # Inductor keeps what it compiled in this directory, for later processes too.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(platform_cache() / "torch"))
+
+    def call(*arguments: object) -> tuple[Tensor, Tensor]:
+        return function(*arguments)
+
+    # torch compiles few shapes of one code object, so every function gets a code object.
+    call.__code__ = call.__code__.replace(co_name=f"gradients_{next(_numbers)}")
+    compiled: _Function = torch.compile(call, dynamic=False, fullgraph=True)
+    lock = threading.Lock()
+
+    def one_at_a_time(*arguments: object) -> tuple[Tensor, Tensor]:
+        with lock:
+            return compiled(*arguments)
+
+    return one_at_a_time
+
+
+def check_compiler() -> None:
+    """Refuse to compile where there is no C++ compiler.
+
+    Raises:
+        InputError: There is none.
+    """
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
+    if not any(map(shutil.which, names)):
+        raise InputError(
+            f"TorchProblem: compile=True needs a C++ compiler, and there is no {names[0]}; "
+            "install one, or leave out compile"
+        )
+
+
+def count_saved_bytes(
+    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor
+) -> int:
+    """Return the bytes that autograd keeps for the gradient of a batch of rows."""
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    point = v.detach().clone().requires_grad_(True)
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        model.mean_loss(point, inputs, targets)
+    return sum(saved.values())
+
+
+def bytes_of_row(model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> int:
+    """Return about how many bytes a row more takes in a gradient.
+
+    Args:
+        model: The model and its loss.
+        v: (d,) parameters.
+        inputs: Inputs of some rows.
+        targets: Their targets.
+    """
+    own = sum(x[0].numel() * x.element_size() for x in (*inputs, targets))
+    count = len(targets)
+    if count == 1:
+        return own + count_saved_bytes(model, v, inputs, targets)
+    one = count_saved_bytes(model, v, tuple(x[:1] for x in inputs), targets[:1])
+    more = (count_saved_bytes(model, v, inputs, targets) - one) / (count - 1)
+    return own + max(0, int(np.ceil(more)))

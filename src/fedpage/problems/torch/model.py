@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_map
 
 from fedpage.core.errors import InputError
-from fedpage.problems.torch.deterministic import ConvolutionsAsProducts
 
 Outputs = Any
 """What a module returns: a tensor, or a tuple, list or dict of tensors with a row per example."""
 Loss = Callable[[Outputs, Tensor], Tensor]
 """loss_fn(outputs, targets): the mean loss over the rows of a batch."""
+
+LOSSES = nn.CrossEntropyLoss.__module__
+"""The module of torch's losses."""
 
 
 class FlatModel:
@@ -35,6 +38,13 @@ class FlatModel:
         self.counts = [p.numel() for _, p in trainable]
         self.d = sum(self.counts)
         self._idle_copies: list[nn.Module] = []
+        self._unreduced = unreduced(loss_fn)
+
+    def for_compiler(self) -> FlatModel:
+        """Return a model that always calls one copy of the module, for one thread at a time."""
+        twin = FlatModel(copy.deepcopy(self.module), self.loss_fn)
+        twin.call = lambda parameters, inputs: functional_call(twin.module, parameters, inputs)  # type: ignore[method-assign]
+        return twin
 
     def vector(self, module: nn.Module) -> Tensor:
         """Return the trainable parameters (d,) of a module of this architecture.
@@ -57,34 +67,40 @@ class FlatModel:
 
     def outputs(self, v: Tensor, inputs: tuple[Tensor, ...]) -> Outputs:
         """Call the module on inputs (w, ...) with parameters v (d,)."""
+        return self.call(self.parameters(v), inputs)
+
+    def call(self, parameters: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Outputs:
+        """Call the module on inputs (w, ...) with parameters by name."""
         try:
             module = self._idle_copies.pop()
         except IndexError:
             module = copy.deepcopy(self.module)
         try:
-            with ConvolutionsAsProducts():
-                return functional_call(module, self.parameters(v), inputs)
+            return functional_call(module, parameters, inputs)
         finally:
             self._idle_copies.append(module)
 
     def row_losses(self, outputs: Outputs, targets: Tensor) -> Tensor:
         """Return the loss (w,) of each row, f_ij."""
+        if self._unreduced is not None:
+            losses = self._unreduced(outputs, targets)
+            return losses.reshape(len(targets), -1).mean(1)
 
         def row_loss(output: Outputs, target: Tensor) -> Tensor:
-            batch = tree_map(lambda part: part[None], output)
+            batch = map_tensors(lambda part: part[None], output)
             return self.loss_fn(batch, target[None]).reshape(())
 
         return vmap(row_loss)(outputs, targets)
 
-    def weighted_loss(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
-    ) -> Tensor:
-        """Return sum_j weights_j f_ij(v)."""
-        return (self.row_losses(self.outputs(v, inputs), targets) * weights).sum()
-
     def mean_loss(self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         """Return the mean loss over all rows, as loss_fn itself computes it."""
         return self.loss_fn(self.outputs(v, inputs), targets).reshape(())
+
+    def scaled_mean_loss(
+        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, factor: Tensor
+    ) -> Tensor:
+        """Return the mean loss over all rows times a factor."""
+        return self.mean_loss(v, inputs, targets) * factor
 
     def to_module(self, v: Tensor) -> nn.Module:
         """Return a copy of the module with parameters v (d,)."""
@@ -107,7 +123,42 @@ class FlatModel:
         return {**vars(self), "_idle_copies": []}
 
 
+def unreduced(loss_fn: Loss) -> Loss | None:
+    """Return the form of one of torch's losses that gives a number for each row, or None.
+
+    It computes all rows in one call, which is faster than `vmap` over rows.
+
+    >>> unreduced(nn.CrossEntropyLoss()), unreduced(lambda outputs, targets: outputs.mean())
+    (CrossEntropyLoss(), None)
+    """
+    if getattr(loss_fn, "reduction", None) == "mean" and type(loss_fn).__module__ == LOSSES:
+        twin = copy.copy(loss_fn)
+        twin.reduction = "none"  # type: ignore[attr-defined]
+        return twin
+    is_function = getattr(loss_fn, "__module__", None) == "torch.nn.functional"
+    if is_function and "reduction" in inspect.signature(loss_fn).parameters:
+        return functools.partial(loss_fn, reduction="none")  # type: ignore[call-arg]
+    return None
+
+
+def map_tensors(function: Callable[..., Tensor], *outputs: Outputs) -> Outputs:
+    """Apply a function to the corresponding tensors of outputs of one structure.
+
+    >>> map_tensors(len, {"a": torch.zeros(3), "b": (torch.zeros(2), None)})
+    {'a': 3, 'b': (2, None)}
+    """
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return function(*outputs)
+    if isinstance(first, Mapping):
+        entries = {key: map_tensors(function, *(o[key] for o in outputs)) for key in first}
+        return type(first)(**entries)
+    if isinstance(first, (tuple, list)):
+        parts = [map_tensors(function, *entry) for entry in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
+
+
 def join_outputs(blocks: list[Outputs]) -> Outputs:
     """Concatenate the outputs of consecutive blocks of rows, without their graphs."""
-    first, *others = blocks
-    return tree_map(lambda *parts: torch.cat([part.detach() for part in parts]), first, *others)
+    return map_tensors(lambda *parts: torch.cat([part.detach() for part in parts]), *blocks)

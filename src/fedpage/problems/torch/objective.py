@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpage.core.types import Batch, DType, Ints, Rows, Vector
 from fedpage.problems.base import equal_size
-from fedpage.problems.torch.deterministic import guard
-from fedpage.problems.torch.gradients import AutogradGradients, BatchedGradients, GradientFunction
+from fedpage.problems.torch.deterministic import deterministic_algorithms
+from fedpage.problems.torch.gradients import (
+    BatchedGradients,
+    ClientBatches,
+    GradientFunction,
+    SequentialGradients,
+)
 from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs
 from fedpage.problems.torch.rows import Table, to_numpy
 
-Mode: TypeAlias = Literal["batched", "sequential", "autograd"]
-"""How clients' gradients are computed: all clients in one call of `vmap`; one client per call of
-`vmap`; or one client after the other by autograd, without `vmap`."""
+Mode: TypeAlias = Literal["batched", "sequential"]
+"""How clients' gradients are computed: all clients in one call of `vmap`, or one after the other
+without `vmap`."""
 
-BLOCK = 1024
-"""Rows of a client in memory at once; a gradient over more rows is a sum over blocks, in order."""
+
+class Computation(NamedTuple):
+    """How gradients are computed."""
+
+    mode: Mode
+    is_compiled: bool
+    is_deterministic: bool
+    """Whether a client's bits must depend on its rows and its parameters alone."""
+    memory: int
+    """Bytes that one call may take, about."""
+    vector_bytes: int
+    """Bytes of a vector of parameters."""
+    row_bytes: int
+    """Bytes that a row more takes in a gradient, about."""
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Return the context of torch's settings in which gradients are computed."""
+        return deterministic_algorithms() if self.is_deterministic else nullcontext()
+
+    def block_rows(self) -> int:
+        """Return how many rows of one client fit in a call."""
+        return max(1, (self.memory - _COPIES * self.vector_bytes) // self.row_bytes)
+
+    def group_size(self, rows: int) -> int:
+        """Return how many clients with so many rows each are computed in one call."""
+        if self.mode == "sequential":
+            return 1
+        each = min(rows, self.block_rows()) * self.row_bytes + _COPIES * self.vector_bytes
+        return max(1, self.memory // each)
+
+
+_COPIES = 3
+"""Vectors (d,) of each client in a call: parameters, their parts, the gradient."""
 
 
 class PooledEvaluation(NamedTuple):
@@ -46,8 +81,9 @@ class Objective:
         table: The rows of all clients, one client after the other.
         sizes: (N,) rows of each client.
         scale: (N,) the factor N w_i of each client's objective.
-        deterministic: Whether a client's bits must depend on nothing but its rows and parameters.
-        mode: How clients' gradients are computed.
+        dtype: The type of vectors outside.
+        device: Where to compute.
+        how: How clients' gradients are computed.
     """
 
     def __init__(
@@ -58,13 +94,13 @@ class Objective:
         scale: Vector,
         dtype: DType,
         device: torch.device,
-        deterministic: bool,
-        mode: Mode,
+        how: Computation,
     ) -> None:
         self.model, self.table, self.sizes, self.scale = model, table, sizes, scale
-        self.dtype, self.device, self.deterministic, self.mode = dtype, device, deterministic, mode
+        self.dtype, self.device, self.how = dtype, device, how
         self.equal_size = equal_size(sizes)
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._block = how.block_rows()
         self._gradients = self._choose_gradients()
 
     @property
@@ -81,12 +117,12 @@ class Objective:
         """Return the same objective with every client's part times a factor."""
         twin = copy(self)
         twin.scale = self.scale * factor
-        twin._gradients = self._gradients  # with its traces
+        twin._gradients = self._gradients  # with what is compiled
         return twin
 
     def guard(self) -> AbstractContextManager[None]:
-        """Return the context in which bits are deterministic, where that is requested."""
-        return guard(self.device, self.deterministic)
+        """Return the context of torch's settings in which gradients are computed."""
+        return self.how.guard()
 
     def tensor(self, x: Vector) -> Tensor:
         """Copy x (d,) or (n, d) to the device.
@@ -111,8 +147,7 @@ class Objective:
     def client_gradients(self, v: Tensor, clients: Ints, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute each client's gradient and loss over its batch, at its own row of v.
 
-        Clients are grouped by the width that their batch is padded to. The width depends on the
-        client alone, so that its bits do not depend on who else is called.
+        Clients are grouped by the width that their batch is padded to, and by memory.
 
         Args:
             v: (n, d) points.
@@ -122,49 +157,91 @@ class Objective:
         Returns:
             Gradients (n, d) and losses (n,).
         """
-        v = v.contiguous()
         rows, sizes, asked = batch
         widths = _batch_widths(sizes, asked)
-        first = int(widths[0])
-        if len(clients) == 1 or bool((widths == first).all()):
-            return self._equal_width(v, clients, rows, sizes, first)
+        first, count = int(widths[0]), len(clients)
+        size = self.how.group_size(int(widths.max()))
+        if count <= size and (count == 1 or bool((widths == first).all())):
+            return self._equal_width(v.contiguous(), clients, rows, sizes, first)
         gradients, losses = torch.empty_like(v), torch.empty(len(v), dtype=v.dtype, device=v.device)
         for width in np.unique(widths):
-            group = np.flatnonzero(widths == width)
-            own_rows = None if rows is None else rows[group]
-            gradients[group], losses[group] = self._equal_width(
-                v[group], clients[group], own_rows, sizes[group], int(width)
-            )
+            members = np.flatnonzero(widths == width)
+            size = self.how.group_size(int(width))
+            for start in range(0, len(members), size):
+                group = members[start : start + size]
+                own_rows = None if rows is None else rows[group]
+                gradients[group], losses[group] = self._equal_width(
+                    v[group], clients[group], own_rows, sizes[group], int(width)
+                )
         return gradients, losses
+
+    def gather(self, clients: Ints, batch: Batch, steps: int = 1) -> list[ClientBatches] | None:
+        """Read the minibatches of several steps at once.
+
+        Args:
+            clients: (n,) client numbers.
+            batch: Minibatches whose rows are (n, steps, w), or None for all rows.
+            steps: Number of steps.
+
+        Returns:
+            The minibatches of each step, or None where one call cannot compute them.
+        """
+        rows, sizes, asked = batch
+        widths = _batch_widths(sizes, asked)
+        width = int(widths[0])
+        bytes_read = (1 if rows is None else steps) * len(clients) * width * self.table.row_bytes()
+        if (
+            bool((widths != width).any())
+            or width > self._block
+            or len(clients) > self.how.group_size(width)
+            or bytes_read > self.how.memory // 4
+        ):
+            return None
+        if rows is None:
+            return steps * [self._read(clients, None, sizes, np.arange(width))]
+        inside = np.arange(width) < sizes[:, None]
+        own = np.where(inside[:, None], _widen(rows, width), 0)
+        chosen = np.ascontiguousarray((self._starts[clients][:, None, None] + own).swapaxes(0, 1))
+        inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
+        weights = self._weigh(clients, inside, sizes)
+        return [
+            ClientBatches(tuple(x[k] for x in inputs), targets[k], weights) for k in range(steps)
+        ]
+
+    def gradients(self, v: Tensor, batches: ClientBatches) -> Tensor:
+        """Return each client's gradient (n, d) over minibatches that were read before."""
+        return self._gradients(v, batches)[0]
 
     def _equal_width(
         self, v: Tensor, clients: Ints, rows: Rows | None, sizes: Ints, width: int
     ) -> tuple[Tensor, Tensor]:
         """Compute gradients and losses of clients whose batches are padded to one width."""
-        shares = self.scale[clients] / sizes
-        parts = []
-        for start in range(0, width, BLOCK):
-            places = np.arange(start, min(start + BLOCK, width))
-            inside = places < sizes[:, None]
-            if rows is None:
-                numbers = np.where(inside, places, 0)  # padding repeats row 0 with weight 0
-            else:
-                numbers = np.where(inside, rows[:, np.minimum(places, rows.shape[1] - 1)], 0)
-            chosen = torch.from_numpy(self._starts[clients][:, None] + numbers).to(self.device)
-            weights = torch.from_numpy((inside * shares[:, None]).astype(self.dtype))
-            inputs, targets = self.table.take(chosen)
-            parts.append(self._gradients(v, inputs, targets, weights.to(self.device)))
-        gradients, losses = parts[0]
-        for gradient, loss in parts[1:]:
-            gradients, losses = gradients + gradient, losses + loss
+        gradients, losses = None, None
+        for start in range(0, min(width, int(sizes.max())), self._block):
+            places = np.arange(start, min(start + self._block, width))
+            gradient, loss = self._gradients(v, self._read(clients, rows, sizes, places))
+            gradients = gradient if gradients is None else gradients + gradient
+            losses = loss if losses is None else losses + loss
+        assert gradients is not None
+        assert losses is not None
         return gradients, losses
 
-    def evaluate_pooled(self, x: Vector, threads: int, want_outputs: bool) -> PooledEvaluation:
-        """Compute f, its gradient and the outputs of all rows at x (d,).
+    def _read(self, clients: Ints, rows: Rows | None, sizes: Ints, places: Ints) -> ClientBatches:
+        """Read the rows at some places of each client's batch; padding is row 0 with weight 0."""
+        inside = places < sizes[:, None]
+        own = places if rows is None else _widen(rows, int(places[-1]) + 1)[:, places]
+        chosen = self._starts[clients][:, None] + np.where(inside, own, 0)
+        inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
+        return ClientBatches(inputs, targets, self._weigh(clients, inside, sizes))
 
-        Blocks of rows are added in order, so that the bits are the same for any number of threads.
-        """
-        if self.mode == "autograd":
+    def _weigh(self, clients: Ints, inside: NDArray[np.bool_], sizes: Ints) -> Tensor:
+        """Return the weights (n, w) of rows: N w_i / b_i inside a client's batch, else 0."""
+        weights = inside * (self.scale[clients] / sizes)[:, None]
+        return torch.from_numpy(weights.astype(self.dtype)).to(self.device)
+
+    def evaluate_pooled(self, x: Vector, want_outputs: bool) -> PooledEvaluation:
+        """Compute f, its gradient and the outputs of all rows at x (d,), block by block."""
+        if self.how.mode == "sequential":
             return self._pooled_by_client(x, want_outputs)
         v = self.tensor(x)
         shares = self.scale / (self.N * self.sizes)
@@ -174,26 +251,18 @@ class Objective:
             outputs = self.model.outputs(point, rows.inputs)
             return (self.model.row_losses(outputs, rows.targets) * weight).sum(), outputs
 
-        def block(start: int) -> PooledEvaluation:
-            numbers = torch.arange(start, min(start + BLOCK, len(weights)), device=self.device)
-            weight = weights[start : start + BLOCK].to(self.device)
+        gradient, loss, outputs = np.zeros(self.d), 0.0, []
+        for start in range(0, len(weights), self._block):
+            end = min(start + self._block, len(weights))
             with self.guard():
-                gradient, (loss, outputs) = grad_and_value(weighted_loss, has_aux=True)(
-                    v, self.table.take(numbers), weight
+                part, (own_loss, own_outputs) = grad_and_value(weighted_loss, has_aux=True)(
+                    v, self.table.slice(start, end), weights[start:end].to(self.device)
                 )
-            return PooledEvaluation(
-                to_numpy(gradient).astype(np.float64),
-                float(loss),
-                outputs if want_outputs else None,
-            )
-
-        blocks = _map(block, range(0, len(weights), BLOCK), threads)
-        gradient, loss = np.zeros(self.d), 0.0
-        for part in blocks:
-            gradient += part.gradient
-            loss += part.loss
-        outputs = join_outputs([part.outputs for part in blocks]) if want_outputs else None
-        return PooledEvaluation(gradient, loss, outputs)
+            gradient += to_numpy(part)
+            loss += float(own_loss)
+            if want_outputs:
+                outputs.append(own_outputs)
+        return PooledEvaluation(gradient, loss, join_outputs(outputs) if want_outputs else None)
 
     def _pooled_by_client(self, x: Vector, want_outputs: bool) -> PooledEvaluation:
         v = self.tensor(x)
@@ -217,20 +286,20 @@ class Objective:
     def outputs(self, v: Tensor, rows: Table) -> Outputs:
         """Compute the model's outputs for all rows of a table at v (d,), block by block."""
         with torch.no_grad(), self.guard():
-            return join_outputs([self.model.outputs(v, part.inputs) for part in rows.blocks(BLOCK)])
+            return join_outputs(
+                [self.model.outputs(v, part.inputs) for part in rows.blocks(self._block)]
+            )
 
     def _choose_gradients(self) -> GradientFunction:
-        if self.mode == "autograd":
-            return AutogradGradients(self.model, self.deterministic)
-        sequential = self.mode == "sequential"
-        return BatchedGradients(self.model, self.deterministic, sequential)
+        kind = SequentialGradients if self.how.mode == "sequential" else BatchedGradients
+        return kind(self.model, self.how.is_compiled)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_gradients"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._gradients = self._choose_gradients()  # traces cannot be pickled
+        self._gradients = self._choose_gradients()  # functions cannot be pickled
 
 
 def padded_width(sizes: Ints) -> Ints:
@@ -246,6 +315,11 @@ def padded_width(sizes: Ints) -> Ints:
     return np.asarray(-(-least // unit) * unit)
 
 
+def _widen(rows: Rows, width: int) -> Rows:
+    """Return row numbers (n, ..., width): more places repeat the last one."""
+    return rows[..., np.minimum(np.arange(width), rows.shape[-1] - 1)]
+
+
 def _batch_widths(sizes: Ints, asked: int | None) -> Ints:
     """Return the widths (n,) of batches: the requested size, unless half of it is padding."""
     if asked is None:
@@ -254,13 +328,3 @@ def _batch_widths(sizes: Ints, asked: int | None) -> Ints:
     if is_full.all():
         return np.full(len(sizes), asked)
     return np.where(is_full, asked, padded_width(sizes))
-
-
-def _map(
-    block: Callable[[int], PooledEvaluation], starts: range, threads: int
-) -> list[PooledEvaluation]:
-    """Compute blocks in order, in a pool of threads where that helps."""
-    if threads == 1 or len(starts) == 1:
-        return [block(start) for start in starts]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(block, starts))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedpage.core import local_steps
@@ -13,7 +18,15 @@ from fedpage.problems.base import RowOracle
 from fedpage.problems.torch.rows import to_numpy
 
 if TYPE_CHECKING:
+    from fedpage.problems.torch.gradients import ClientBatches
     from fedpage.problems.torch.objective import Objective
+
+
+class ReadBatch(NamedTuple):
+    """A minibatch of each client that has been read already."""
+
+    size: int
+    batches: ClientBatches
 
 
 class TensorOracle(RowOracle):
@@ -22,9 +35,30 @@ class TensorOracle(RowOracle):
     def __init__(self, objective: Objective, clients: Ints, draws: Draws) -> None:
         super().__init__(clients, objective.sizes[clients], draws, objective.equal_size)
         self._objective = objective
+        self._each = np.zeros(len(clients), dtype=np.int64)
+        self._read: deque[ReadBatch] = deque()
 
-    def grad(self, y: Tensor, batch: Batch) -> Tensor:
+    def read_ahead(self, size: int | None, count: int) -> bool:
+        """Draw and read the next `count` minibatches at once, if memory allows it."""
+        first = self._drawn
+        rows, b = self._batches(size, count)
+        batch = Batch(rows, np.minimum(self.sizes, b), size)
+        batches = self._objective.gather(self.clients, batch, count)
+        if batches is None:
+            self._drawn = first
+            return False
+        self._read.extend(ReadBatch(b, own) for own in batches)
+        return True
+
+    def batch(self, size: int | None) -> Any:
+        """Draw a fresh minibatch at each client, or return the next one that was read ahead."""
+        return self._read.popleft() if self._read else super().batch(size)
+
+    def grad(self, y: Tensor, batch: Batch | ReadBatch) -> Tensor:
         """Return the mean gradient (n, d) over each client's batch at its own row of y (n, d)."""
+        if isinstance(batch, ReadBatch):
+            self._count(batch.size)
+            return self._objective.gradients(y, batch.batches)
         self._count(self._largest if batch.rows is None else batch.rows.shape[1])
         return self._objective.client_gradients(y, self.clients, batch)[0]
 
@@ -37,17 +71,48 @@ class TensorOracle(RowOracle):
         rows = tensor if tensor.ndim == 2 else tensor[None, :]
         return rows.expand(len(self.clients), self._objective.d).contiguous()
 
+    def select(self, group: slice) -> Self:
+        """Return an oracle of some of the clients that has computed nothing yet."""
+        part = copy(self)
+        part.clients, part.sizes = self.clients[group], self.sizes[group]
+        part._largest = int(part.sizes.max())
+        part._each = np.zeros(len(part.clients), dtype=np.int64)
+        part.gradients = part.evaluations = 0
+        part._read = deque()
+        return part
+
+    def add(self, group: slice, part: Self) -> None:
+        """Add what an oracle of some of the clients has computed."""
+        self._each[group] += part._each
+        self.gradients += part.gradients
+        self.evaluations += part.evaluations
+
+    def skip_to(self, part: Self) -> None:
+        """Continue with the draws that follow those of an oracle of some of the clients."""
+        self._drawn = part._drawn
+
+    def _count(self, b: int, times: int = 1) -> None:
+        rows = times * np.minimum(self.sizes, b)
+        self._each += rows
+        self.gradients += int(rows.sum())
+        self.evaluations += times * len(self.clients)
+
+    def count_each(self) -> Ints:
+        """Return the row gradients that each called client has computed so far, (n,)."""
+        return self._each.copy()
+
 
 class TorchOracle(local_steps.FusedOracle):
     """Compute gradients and local steps of the called clients, from numpy arrays to numpy arrays.
 
     Local steps are those of `core.local_steps`, run on tensors: vectors are copied to the device
-    once before the first step, and the mean direction is copied back once after the last.
+    once before the first step, and the mean direction is copied back once after the last. A group
+    of clients takes all its steps before the next group, so that its vectors stay in the cache.
     """
 
     def __init__(self, objective: Objective, clients: Ints, draws: Draws) -> None:
         self._tensors = TensorOracle(objective, clients, draws)
-        self._deterministic = objective.guard
+        self._objective = objective
 
     @property
     def gradients(self) -> int:
@@ -69,7 +134,7 @@ class TorchOracle(local_steps.FusedOracle):
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Return the mean gradient (n, d) over each client's batch at y (n, d), or at y (d,)."""
-        with self._deterministic():
+        with self._objective.guard():
             return to_numpy(self._tensors.grad(self._tensors.lift(y), batch))
 
     def local_sgd(
@@ -83,14 +148,11 @@ class TorchOracle(local_steps.FusedOracle):
         mu: float = 0.0,
     ) -> Vector:
         """Run `core.local_steps.local_sgd` on the device."""
-        oracle = self._tensors
-        with self._deterministic():
-            constant = None if shift is None else oracle.lift(shift)
-            return to_numpy(
-                local_steps.local_sgd(
-                    oracle, oracle.lift(x), K=K, eta=eta, b=b, shift=constant, mu=mu
-                )
-            )
+
+        def steps(oracle: TensorOracle, x: Tensor, shift: Tensor | None = None) -> Tensor:
+            return local_steps.local_sgd(oracle, x, K=K, eta=eta, b=b, shift=shift, mu=mu)
+
+        return self._run(steps, (x,) if shift is None else (x, shift), [(b, K)])
 
     def local_training(
         self,
@@ -103,13 +165,13 @@ class TorchOracle(local_steps.FusedOracle):
         optimizer: Optimizer | None,
     ) -> Vector:
         """Run `core.local_steps.local_training` on the device."""
-        oracle = self._tensors
-        with self._deterministic():
-            return to_numpy(
-                local_steps.training_steps(
-                    oracle, oracle.lift(x), K=K, eta=eta, b=b, mu=mu, optimizer=optimizer
-                )
+
+        def steps(oracle: TensorOracle, x: Tensor) -> Tensor:
+            return local_steps.training_steps(
+                oracle, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer
             )
+
+        return self._run(steps, (x,), [(b, K)])
 
     def local_page(
         self,
@@ -123,18 +185,49 @@ class TorchOracle(local_steps.FusedOracle):
         rest: int | None,
     ) -> Vector:
         """Run `core.local_steps.local_page` on the device."""
-        oracle = self._tensors
-        with self._deterministic():
-            vectors = (oracle.lift(v) for v in (x, x_prev, g))
-            return to_numpy(
-                local_steps.local_page(oracle, *vectors, K=K, eta=eta, first=first, rest=rest)
+
+        def steps(oracle: TensorOracle, x: Tensor, x_prev: Tensor, g: Tensor) -> Tensor:
+            return local_steps.local_page(
+                oracle, x, x_prev, g, K=K, eta=eta, first=first, rest=rest
             )
+
+        return self._run(steps, (x, x_prev, g), [(first, 1), (rest, K - 1)])
 
     def local_svrg(
         self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
     ) -> Vector:
         """Run `core.local_steps.local_svrg` on the device."""
-        oracle = self._tensors
-        with self._deterministic():
-            vectors = (oracle.lift(v) for v in (x, w, h))
-            return to_numpy(local_steps.local_svrg(oracle, *vectors, K=K, eta=eta, b=b))
+
+        def steps(oracle: TensorOracle, x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+            return local_steps.local_svrg(oracle, x, w, h, K=K, eta=eta, b=b)
+
+        return self._run(steps, (x, w, h), [(b, K)])
+
+    def _run(
+        self,
+        steps: Callable[..., Tensor],
+        vectors: tuple[Vector, ...],
+        minibatches: list[tuple[int | None, int]],
+    ) -> Vector:
+        """Take local steps, one group of clients after the other.
+
+        Args:
+            steps: The steps, as a function of an oracle and of vectors (n, d) on the device.
+            vectors: Its vectors, (d,) or (n, d).
+            minibatches: The sizes of the minibatches that it draws, and how many of each.
+        """
+        whole, parts = self._tensors, []
+        count, most = len(whole.clients), int(whole.sizes.max())
+        size = self._objective.how.group_size(max(min(b or most, most) for b, _ in minibatches))
+        with self._objective.guard():
+            for start in range(0, count, size):
+                group = slice(start, start + size)
+                oracle = whole.select(group)
+                for b, times in minibatches:
+                    if not oracle.read_ahead(b, times):
+                        break
+                own = (oracle.lift(v if v.ndim == 1 else v[group]) for v in vectors)
+                parts.append(steps(oracle, *own))
+                whole.add(group, oracle)
+            whole.skip_to(oracle)
+            return to_numpy(parts[0] if len(parts) == 1 else torch.cat(parts))

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ from fedpage.problems.base import Weights, client_scale, describe_weights, norm
 from fedpage.problems.client_scores import ClientScoring, ClientTable
 from fedpage.problems.reprs import html_problem, repr_problem
 from fedpage.problems.torch import checks, files
-from fedpage.problems.torch.deterministic import guard
+from fedpage.problems.torch.deterministic import deterministic_algorithms
 from fedpage.problems.torch.fingerprint import function_digest, module_digest, table_digest
+from fedpage.problems.torch.gradients import bytes_of_row
 from fedpage.problems.torch.model import FlatModel, Loss
-from fedpage.problems.torch.objective import Mode, Objective
+from fedpage.problems.torch.objective import Computation, Mode, Objective
 from fedpage.problems.torch.oracle import TorchOracle
 from fedpage.problems.torch.rows import (
     Table,
@@ -55,14 +57,21 @@ ClientData = Any
 """Rows of one client: (inputs, targets) as tensors or arrays with a row per example, where inputs
 may be a tuple of them; or a `torch.utils.data.Dataset` of such pairs."""
 
+LARGEST_BATCHED = 2**20
+"""Bytes of a parameter vector above which clients are computed one after the other by default: the
+arithmetic of one client then takes longer than the calls that batching saves
+(benchmarks/torch_speed.py)."""
+
 
 class TorchProblem(ClientScoring):
     """Minimise f(x) = mean over clients of f_i(x), where x are the parameters of a torch module.
 
     f_i is the mean loss over client i's rows. Runs start at the module's own parameters, `x0`.
 
-    On a CPU, runs repeat bit for bit for any chunks, threads and engine. This costs large models
-    half of their speed or more. Other devices do not guarantee equal bits.
+    The gradients of all called clients are computed in one call. Runs repeat bit for bit with the
+    same seed on the same machine with the same settings, and to rounding elsewhere. With
+    `deterministic=True` a client's bits depend on nothing but its rows and its parameters, so that
+    they are the same for any chunks, threads and engine on a CPU.
 
     Args:
         model: Any `torch.nn.Module` with dense parameters. It is copied. Buffers and parameters
@@ -81,10 +90,13 @@ class TorchProblem(ClientScoring):
         device: Where to compute.
         dtype: "float32" or "float64"; by default the model's own. Vectors outside are numpy arrays
             of this type.
-        batched: Compute all called clients in one call of `vmap`; False computes them one after
-            the other.
-        deterministic: Compute bits that repeat on a CPU. False leaves matrix products to torch's
-            libraries, which are faster and whose last bits vary.
+        batched: Compute all called clients in one call (True), or one after the other (False). By
+            default large models are computed one after the other, where one call is no faster.
+        compile: Compile the gradient by `torch.compile`, which takes a while at first and pays in
+            long runs. It needs a C++ compiler.
+        deterministic: Compute clients one at a time, on one thread, with torch's deterministic
+            algorithms. It is slower, and proves that a deployed run is the simulated one.
+        memory: Gigabytes that one call may take, about; more clients or rows are divided.
         model_name: A name for descriptions; by default that of the model's class.
 
     Raises:
@@ -105,8 +117,10 @@ class TorchProblem(ClientScoring):
         weights: Weights = "uniform",
         device: str | torch.device = "cpu",
         dtype: str | torch.dtype | DType | type | None = None,
-        batched: bool = True,
-        deterministic: bool = True,
+        batched: bool | None = None,
+        compile: bool = False,
+        deterministic: bool = False,
+        memory: float = 1.0,
         model_name: str | None = None,
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
@@ -118,7 +132,18 @@ class TorchProblem(ClientScoring):
             )
         self.model_name = model_name or type(model).__name__
         self.device = choose_device(device)
-        self.deterministic = bool(deterministic) and self.device.type == "cpu"
+        self.deterministic = bool(deterministic)
+        self.compiled = bool(compile)
+        if self.deterministic and (compile or batched):
+            raise InputError(
+                "TorchProblem: deterministic=True computes clients one at a time and as torch "
+                f"does; leave out {'compile' if compile else 'batched'}=True"
+            )
+        if not 0 < memory < math.inf:
+            raise InputError(
+                f"TorchProblem: memory must be a positive number of gigabytes, not "
+                f"{short_repr(memory)}"
+            )
         self._torch_dtype = choose_dtype(model, dtype)
         self.dtype: DType = np.dtype(
             np.float32 if self._torch_dtype == torch.float32 else np.float64
@@ -148,10 +173,8 @@ class TorchProblem(ClientScoring):
         self._of_rows: Objective | None = None
         if tables:
             rows = concatenate(tables)
-            mode = self._check(rows, batched)
-            self._of_rows = Objective(
-                self._flat, rows, sizes, scale, self.dtype, self.device, self.deterministic, mode
-            )
+            how = self._check(rows, batched, int(memory * 2**30))
+            self._of_rows = Objective(self._flat, rows, sizes, scale, self.dtype, self.device, how)
 
     # The problem
 
@@ -183,11 +206,10 @@ class TorchProblem(ClientScoring):
     def mode(self) -> Mode:
         """How clients' gradients are computed.
 
-        "batched": all called clients in one call of `vmap`. "sequential": one client per call,
-        because a client's bits would depend on the others. "autograd": one client after the other
-        without `vmap`, which cannot transform the model.
+        "batched": all called clients in one call of `vmap`. "sequential": one client after the
+        other, because this was asked for or because `vmap` cannot transform the model.
         """
-        return self._objective.mode
+        return self._objective.how.mode
 
     def oracle(self, clients: Ints, draws: Draws) -> TorchOracle:
         """Return the oracle of the called clients (n,) in this round."""
@@ -195,24 +217,24 @@ class TorchProblem(ClientScoring):
 
     def loss(self, x: Vector) -> float:
         """Return f(x)."""
-        return self._objective.evaluate_pooled(x, 1, want_outputs=False).loss
+        return self._objective.evaluate_pooled(x, want_outputs=False).loss
 
     def grad(self, x: Vector) -> Vector:
         """Return the gradient (d,) of f at x (d,)."""
-        return self._objective.evaluate_pooled(x, 1, want_outputs=False).gradient.astype(self.dtype)
+        return self._objective.evaluate_pooled(x, want_outputs=False).gradient.astype(self.dtype)
 
     def evaluate(self, x: Vector, threads: int = 1) -> dict[str, float]:
         """Evaluate x (d,) on all clients' rows and on what is held out.
 
         Args:
             x: Parameters (d,).
-            threads: Threads to use; they do not change the bits.
+            threads: Ignored; torch uses its own threads (`torch.set_num_threads`).
 
         Returns:
             "loss", "grad_norm", the metrics, and `evaluate_held_out(x)`.
         """
         wanted = bool(row_metrics(self.metrics))
-        pooled = self._objective.evaluate_pooled(x, threads, want_outputs=wanted)
+        pooled = self._objective.evaluate_pooled(x, want_outputs=wanted)
         record = {"loss": pooled.loss, "grad_norm": norm(pooled.gradient)}
         targets = self._objective.table.targets
         record |= evaluate_metrics(self.metrics, pooled.outputs, targets, "the clients")
@@ -417,6 +439,7 @@ class TorchProblem(ClientScoring):
             "dtype": str(self.dtype),
             "device": self.device.type,
             "deterministic": self.deterministic,
+            "compiled": self.compiled,
         }
         if self.metrics:
             digests = {name: function_digest(m.function) for name, m in self.metrics.items()}
@@ -448,7 +471,7 @@ class TorchProblem(ClientScoring):
             loss = float(self._flat.loss_fn(outputs, rows.targets))
         return {"loss": loss} | evaluate_metrics(self.metrics, outputs, rows.targets, where)
 
-    def _check(self, rows: Table, batched: bool) -> Mode:
+    def _check(self, rows: Table, batched: bool | None, memory: int) -> Computation:
         """Check all rows and a sample of gradients, and choose how to compute gradients."""
         tables = {"the clients": rows}
         if self._held_out is not None:
@@ -457,10 +480,23 @@ class TorchProblem(ClientScoring):
             tables[f"held-out client {i}"] = table
         start, sample = torch.tensor(self.x0, device=self.device), sample_rows(rows)
         near = checks.perturb(start)
-        with guard(self.device, self.deterministic):
-            for where, table in tables.items():
-                checks.check_table(self._flat, near, table, self.metrics, where)
+        with deterministic_algorithms() if self.deterministic else nullcontext():
+            checks.check_rows(self._flat, near, sample, "the clients")
             checks.check_gradients(self._flat, near, sample)
-            if not batched:
-                return "autograd"
-            return checks.choose_mode(self._flat, start, sample, self.deterministic)
+            how = Computation(
+                mode="sequential",
+                is_compiled=self.compiled,
+                is_deterministic=self.deterministic,
+                memory=memory,
+                vector_bytes=self.d * self.dtype.itemsize,
+                row_bytes=bytes_of_row(self._flat, start, *sample),
+            )
+            for where, table in tables.items():
+                checks.check_table(self._flat, near, table, self.metrics, where, how.block_rows())
+            if batched is None:
+                batched = not self.deterministic and how.vector_bytes <= LARGEST_BATCHED
+            if batched:
+                how = how._replace(mode=checks.choose_mode(self._flat, start, sample))
+            if self.compiled:
+                checks.check_compiled(self._flat, start, sample, how.mode)
+            return how

@@ -31,6 +31,10 @@ class Table(NamedTuple):
 
         return Table(tuple(select(x) for x in self.inputs), select(self.targets))
 
+    def row_bytes(self) -> int:
+        """Return the bytes of a row."""
+        return sum(x[0].numel() * x.element_size() for x in (*self.inputs, self.targets))
+
     def slice(self, start: int, end: int) -> Table:
         """Return rows start..end-1."""
         return Table(tuple(x[start:end] for x in self.inputs), self.targets[start:end])
