@@ -50,6 +50,9 @@ class ScriptedDraws:
         chosen = [self._batches[int(c)][first : first + count] for c in clients]
         return np.array(chosen, dtype=np.uint32)
 
+    def row_orders(self, clients: np.ndarray, sizes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return RoundDraws(0, self.round).row_orders(clients, sizes, numbers)
+
     def client_keys(self, clients: np.ndarray, field: int) -> np.ndarray:
         return RoundDraws(0, self.round).client_keys(clients, field)
 

@@ -35,11 +35,11 @@ STEPS = [
     Edit("optimisers: the proximal term is not in the gradient", "training_steps",
          "gradient + mu * (y - x)", "gradient"),
     Edit("optimisers: moments are lost between steps", "training_steps",
-         "optimizer.direction(gradient, y, moments, k + 1)",
-         "optimizer.direction(gradient, y, (), k + 1)"),
+         "optimizer.direction(gradient, y, moments, step)",
+         "optimizer.direction(gradient, y, (), step)"),
     Edit("optimisers: decay towards the start", "training_steps",
-         "optimizer.direction(gradient, y, moments, k + 1)",
-         "optimizer.direction(gradient, x, moments, k + 1)"),
+         "optimizer.direction(gradient, y, moments, step)",
+         "optimizer.direction(gradient, x, moments, step)"),
     Edit("optimisers: the move has another sign", "training_steps", "-eta * total", "eta * total"),
 ]  # fmt: skip
 

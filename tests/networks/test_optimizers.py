@@ -70,3 +70,72 @@ def test_one_client_alone_equals_its_row(name, dtype):
     for i in everyone:
         alone, _ = method.client(message, problem.oracle(np.array([i]), draws), None)
         assert alone.dy[0].tobytes() == together.dy[i].tobytes()
+
+
+@pytest.mark.parametrize("optimizer", [None, Momentum(0.9, clip=0.5), Adam()], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_local_epochs_of_one_client_equal_its_row(optimizer, dtype):
+    problem = mlp_problem(dtype=dtype, deterministic=True)
+    method = fp.FedAvg(S=1, epochs=2, eta_l=0.05, b=4, client_optimizer=optimizer)
+    message = Model(problem.x0)
+    everyone, draws = np.arange(problem.N), RoundDraws(1, 2)
+    oracle = problem.oracle(everyone, draws)
+    together, _ = method.client(message, oracle, None)
+    assert oracle.gradients == 2 * problem.sizes.sum()
+    for i in everyone:
+        alone, _ = method.client(message, problem.oracle(np.array([i]), draws), None)
+        assert alone.dy[0].tobytes() == together.dy[i].tobytes()
+
+
+def test_local_epochs_are_those_of_a_loop_over_batches():
+    problem = mlp_problem()
+    method = fp.FedAvg(S=1, epochs=2, eta_l=0.05, b=4, client_optimizer=Momentum(0.9))
+    draws = RoundDraws(1, 2)
+    reply, _ = method.client(Model(problem.x0), problem.oracle(np.arange(problem.N), draws), None)
+    for client in range(problem.N):
+        oracle = problem.oracle(np.array([client]), draws)
+        model = network().double()
+        start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        inputs, targets = (torch.tensor(part) for part in rows(SIZES)[client])
+        for step in range(int(oracle.epoch_steps(4, 2)[0])):
+            chosen, sizes, _ = oracle.epoch_batch(4, 2, step)
+            own = slice(None) if chosen is None else chosen[0, : sizes[0]].astype(np.int64)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs.double()[own]), targets[own]).backward()
+            optimizer.step()
+        moved = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
+        np.testing.assert_allclose(reply.dy[client], moved.numpy(), rtol=0, atol=1e-10)
+
+
+def test_schedules_epochs_early_stopping_best_model_and_tuning_of_a_network(tmp_path):
+    """What training has works for networks together, and a resume has the same bits."""
+    held_out = rows([40], seed=9)[0]
+    problem = mlp_problem(metrics=["accuracy"], held_out=held_out)
+    eta = fp.schedules.Warmup(2, fp.schedules.Cosine(0.2, rounds=20))
+    method = fp.FedAvg(S=4, epochs=1, b=4, eta_l=eta, client_optimizer=Momentum(0.9, clip=1.0))
+    best = fp.Best(problem, tmp_path / "best.npz", "held_out_accuracy")
+    stop = fp.Stop(patience=3, monitor="held_out_accuracy")
+    arguments = {"rounds": 60, "seed": 0, "record_every": 1, "stop": stop}
+    history = fp.simulate(problem, method, callbacks=[best], **arguments)
+    assert history.stop_reason == "no more progress"
+    assert history.last("round") < 60
+    model = network().double()
+    fp.load_model(tmp_path / "best.npz", model)
+    found = problem.evaluate_on(problem.from_module(model), held_out)
+    assert found["accuracy"] == history.best("held_out_accuracy")
+    out = tmp_path / "run"
+    first = fp.simulate(problem, method, rounds=3, seed=0, record_every=1, out=out)
+    options = fp.RunOptions(resume=True)
+    whole = fp.simulate(problem, method, rounds=8, seed=0, record_every=1)
+    longer = fp.simulate(
+        problem, method, rounds=8, seed=0, record_every=1, out=out, options=options
+    )
+    assert first.last("round") == 3
+    assert longer.same(whole)
+    tuned = fp.tune(
+        problem, method, target=0.5, column="held_out_accuracy", search={"step": [1e-6, 0.1]},
+        fixed_grid=True, rounds=10, record_every=1, seeds=1, fresh=1,
+    )  # fmt: skip
+    assert isinstance(tuned.method.eta_l, fp.schedules.Warmup)
+    assert tuned.method.eta_l.peak == pytest.approx(0.1, rel=1e-3)

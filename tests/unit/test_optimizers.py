@@ -74,3 +74,25 @@ def test_the_command_line_and_provenance(run, tmp_path):
     problem = fp.RobustRegression(fp.load("census", rows=200), clients=8)
     assert history.same(fp.simulate(problem, method, rounds=5, seed=0))
     assert run("resume", "first")[0] == 0
+
+
+def test_epochs_on_the_command_line(run, tmp_path):
+    small = ("--data", "census:rows=200", "--clients", "8", "--rounds", "5")
+    chosen = ("--S", "3", "--epochs", "2", "--b", "4", "--out", "first")
+    code, _, err = run("run", "fedavg", *small, *chosen)
+    assert code == 0, err
+    history = fp.History.load(tmp_path / "first" / "history.jsonl")
+    method = fp.FedAvg(S=3, epochs=2, b=4)
+    problem = fp.RobustRegression(fp.load("census", rows=200), clients=8)
+    assert history.same(fp.simulate(problem, method, rounds=5, seed=0))
+    assert history.last("gradients") == 5 * 3 * 2 * 25
+    assert run("resume", "first", "--rounds", "7")[0] == 0
+    assert build_method(MethodConfig("fedavg", hyper_words(method))) == method
+    text = describe_in_text("fedavg", method)
+    assert build_fair_method(text, N=8, M=25, S=3, K=7, step=0.1) == method
+    code, _, err = run("run", "fedavg", *small, "--epochs", "2", "--K", "5")
+    assert code != 0
+    assert "give K or epochs, not both" in err
+    terms = ("--S", "3", "--K", "4", "--seeds", "1", "--methods", "fedavg:epochs=2,fedavg:K=2")
+    code, _, err = run("compare", *small, *terms)
+    assert code == 0, err

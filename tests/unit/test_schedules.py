@@ -11,6 +11,7 @@ import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.core.scheduled import at_peak, at_round, effective_step, with_step
 from fedpage.core.schedules import Constant, Cosine, OfFunction, Scaled, Schedule, Step, Warmup
+from fedpage.report.methods import scheduled
 from fedpage.runs.build import build_fair_method, describe_in_text, hyper_words
 from fedpage.runs.build import build_method as build
 from fedpage.runs.config import MethodConfig
@@ -249,3 +250,16 @@ def test_tuning_scales_a_schedule_and_a_sweep_varies_it():
     assert isinstance(found.method.eta_l, Cosine)
     assert found.method.eta_l.rounds == 30
     assert effective_step(found.method) == pytest.approx(1.6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("fedavg", ["eta_l", "eta_g"]), ("fedpage", ["eta_l"]), ("vrl-sgd", []), ("marina", []),
+        ("svrp", ["gamma", "eta_l"]), ("cofig", ["eta"]),
+    ],
+)  # fmt: skip
+def test_the_help_of_a_method_names_the_steps_that_may_be_schedules(run, name, sizes):
+    assert scheduled(fp.METHODS[name]) == sizes
+    _, out, _ = run("methods", name)
+    assert ("may follow a schedule" in out) == bool(sizes)

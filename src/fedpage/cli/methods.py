@@ -151,6 +151,10 @@ def _explain(name: str, entry: MethodEntry) -> None:
     fixed = ", ".join(f"{field} = {value}" for field, value in entry.preset.items())
     if fixed:
         _print_text(screen, f"Fixed by this name: {fixed}.")
+    sizes = describe.scheduled(entry)
+    if sizes:
+        names = " and ".join(sizes)
+        _print_text(screen, f"{names} may follow a schedule, such as cosine:0.1:200.")
 
     usual = {each.message for each in describe.exchanges(entry)}
     rows = []

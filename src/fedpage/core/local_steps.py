@@ -11,10 +11,15 @@ a client optimiser, and returns y_K - x.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from fedpage.core.errors import InputError
 from fedpage.core.optimizers import SGD, Moments, Optimizer
-from fedpage.core.types import Oracle, Vector
+from fedpage.core.types import Batch, EpochOracle, Ints, Oracle, Vector
 
 
 class FusedOracle:
@@ -47,12 +52,14 @@ class FusedOracle:
         raise NotImplementedError
 
     def local_training(
-        self, x: Vector, *, K: int, eta: float, b: int | None, mu: float,
-        optimizer: Optimizer | None,
+        self, x: Vector, *, K: int | None, epochs: int | None, eta: float,
+        b: int | None, mu: float, optimizer: Optimizer | None,
     ) -> Vector:  # fmt: skip
         """Take the steps of `local_training`; this one has no kernel."""
         own: Any = self
-        return training_steps(own, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer)
+        return training_steps(
+            own, x, K=K, epochs=epochs, eta=eta, b=b, mu=mu, optimizer=optimizer
+        )
 
 
 def local_sgd(
@@ -175,7 +182,8 @@ def local_training(
     oracle: Oracle,
     x: Vector,
     *,
-    K: int,
+    K: int | None,
+    epochs: int | None = None,
     eta: float,
     b: int | None,
     mu: float = 0.0,
@@ -188,7 +196,9 @@ def local_training(
     Args:
         oracle: The called clients' oracle.
         x: The start, (d,).
-        K: The number of steps.
+        K: The number of steps; None: that of `epochs`.
+        epochs: Passes over a client's rows in minibatches, the last of which may be
+            smaller; clients of unequal sizes then take unequal numbers of steps.
         eta: The step size.
         b: Rows in a minibatch; None: all rows.
         mu: The proximal weight (FedProx).
@@ -197,17 +207,22 @@ def local_training(
 
     Returns:
         The move y_K - x, (n, d).
+
+    Raises:
+        InputError: The oracle cannot pass over rows.
     """
-    if isinstance(oracle, FusedOracle):
-        return oracle.local_training(x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer)
-    return training_steps(oracle, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer)
+    steps = oracle.local_training if isinstance(oracle, FusedOracle) else None
+    if steps is None:
+        steps = partial(training_steps, oracle)
+    return steps(x, K=K, epochs=epochs, eta=eta, b=b, mu=mu, optimizer=optimizer)
 
 
 def training_steps(
     oracle: Oracle,
     x: Vector,
     *,
-    K: int,
+    K: int | None,
+    epochs: int | None,
     eta: float,
     b: int | None,
     mu: float,
@@ -215,14 +230,37 @@ def training_steps(
 ) -> Vector:
     """Take the steps of `local_training` with `batch` and `grad` of any oracle."""
     optimizer = SGD() if optimizer is None else optimizer
+    next_batch, counts = _batches(oracle, K, epochs, b)
     y = x
     total: Any = 0.0
     moments: Moments = ()
-    for k in range(K):
-        gradient = oracle.grad(y, oracle.batch(b))
+    for k in range(int(counts.max())):
+        step, gradient = k + 1, oracle.grad(y, next_batch(k))
         if mu != 0.0:
             gradient = gradient + mu * (y - x)
-        u, moments = optimizer.direction(gradient, y, moments, k + 1)
-        y, total = y - eta * u, total + u
+        if k < counts.min():
+            u, moments = optimizer.direction(gradient, y, moments, step)
+            y, total = y - eta * u, total + u
+            continue
+        on = np.flatnonzero(k < counts)  # clients that have rows left
+        part = tuple(m[on] for m in moments)
+        u, part = optimizer.direction(gradient[on], y[on], part, step)
+        y[on], total[on] = y[on] - eta * u, total[on] + u
+        for m, new in zip(moments, part, strict=True):
+            m[on] = new
     move: Vector = -eta * total
     return move
+
+
+def _batches(
+    oracle: Oracle, K: int | None, epochs: int | None, b: int | None
+) -> tuple[Callable[[int], Batch], Ints]:
+    """Return the minibatch of each step, and the steps of each client, (n,) or (1,)."""
+    if epochs is None:
+        return lambda k: oracle.batch(b), np.array([K])
+    if not isinstance(oracle, EpochOracle):
+        raise InputError(
+            f"epochs: {type(oracle).__name__} cannot pass over its clients' rows; give "
+            "K, or add epoch_steps and epoch_batch to it"
+        )
+    return partial(oracle.epoch_batch, b, epochs), oracle.epoch_steps(b, epochs)

@@ -21,7 +21,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Ints, Keys64, Rows, Vector
 
-COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS, ORDER = range(1, 10)
+COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS, ORDER, EPOCH = range(1, 11)
 """Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -239,6 +239,20 @@ def shuffle(key: np.uint64, n: int) -> NDArray[np.uint32]:
 
 
 @compile_kernel
+def _row_orders(
+    key: np.uint64,
+    clients: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+) -> NDArray[np.uint32]:
+    out = np.zeros((len(clients), sizes.max()), np.uint32)
+    for i in range(len(clients)):
+        own = _fold(_fold(key, np.uint64(clients[i])), np.uint64(numbers[i]))
+        out[i, : sizes[i]] = shuffle(own, sizes[i])
+    return out
+
+
+@compile_kernel
 def fold_each(keys: NDArray[np.uint64], word: np.uint64) -> NDArray[np.uint64]:
     """Return the key of the stream `word` below each of the keys, (n,)."""
     out = np.empty_like(keys)
@@ -360,6 +374,17 @@ class RoundDraws:
         """Draw minibatches first..first+count-1 of each client: (n, count, min(b, max M_i))."""
         drawn: Rows = _minibatches(self._keys, clients, sizes, b, first, count)
         return drawn
+
+    def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
+        """Order each client's rows for a pass over them: (n, max M_i), the first M_i count.
+
+        >>> orders = RoundDraws(0, 7).row_orders(np.array([3]), np.array([4]), np.array([0]))
+        >>> sorted(orders[0].tolist())
+        [0, 1, 2, 3]
+        """
+        key = _key(self._seed, EPOCH, self.round)
+        orders: Rows = _row_orders(key, clients, sizes, numbers)
+        return orders
 
     def client_keys(self, clients: Ints, field: int) -> Keys64:
         """Return a key for each client's own random numbers for a field of its reply, (n,)."""

@@ -84,7 +84,7 @@ class Batch(NamedTuple):
     rows: Rows | None
     """(n, w), of which client i's first sizes[i] count; None means every row of every client."""
     sizes: Ints
-    """(n,) rows in each client's batch."""
+    """(n,) rows in each client's batch; the gradient over a batch without rows is 0."""
     requested: int | None = None
     """The requested size, which a client with fewer rows cannot fill; None: every row."""
 
@@ -170,6 +170,13 @@ class Draws(Protocol):
         """
         ...
 
+    def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
+        """Order the rows of each client for its pass of a number: (n, max M_i) row numbers.
+
+        The first M_i count. `numbers` are (n,).
+        """
+        ...
+
     def client_keys(self, clients: Ints, field: int) -> Keys64:
         """Return a key for each client's own random numbers for a field of its reply, (n,)."""
         ...
@@ -203,6 +210,23 @@ class CountsEachClient(Protocol):
 
     def count_each(self) -> Ints:
         """Return the row gradients that each called client has computed so far, (n,)."""
+        ...
+
+
+@runtime_checkable
+class EpochOracle(Oracle, Protocol):
+    """An oracle that can pass over all rows of its clients in minibatches."""
+
+    def epoch_steps(self, size: int | None, epochs: int) -> Ints:
+        """Return the number of minibatches of each client in so many passes, (n,)."""
+        ...
+
+    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
+        """Return minibatch number `step` of each client; steps must be asked for in order.
+
+        The last batch of a pass may be smaller. A client that has passed its rows has no rows in
+        its batch.
+        """
         ...
 
 

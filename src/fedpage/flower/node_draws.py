@@ -44,6 +44,10 @@ class NodeDraws:
         """Draw the rows (1, count, min(b, M)) of this client's minibatches."""
         return self._draws.rows(self._client, sizes, b, first, count)
 
+    def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
+        """Order this client's rows for a pass over them, (1, M)."""
+        return self._draws.row_orders(self._client, sizes, numbers)
+
     def client_keys(self, clients: Ints, field: int) -> Keys64:
         """Return the key of this client's own random numbers for a field of its reply, (1,)."""
         return self._draws.client_keys(self._client, field)

@@ -7,7 +7,7 @@ Data" (2017), as Karimireddy et al. (2020) write it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import Compressible
@@ -62,6 +62,10 @@ class FedAvg(LocalSGD):
     any unbiased codec may compress them.
 
     Args:
+        K: Local steps; None: those of `epochs`.
+        epochs: In place of K: passes of each client over its rows, in minibatches of b
+            rows in a fresh order. The effective step is then epochs eta_g eta_l, that
+            of a client with one minibatch. None: K steps.
         client_optimizer: What a local step makes of the gradient, such as
             momentum:0.9+clip:1; its moments begin at zero in every round. It does not
             count in the effective step. None: the gradient itself.
@@ -75,9 +79,16 @@ class FedAvg(LocalSGD):
     takes_any_mean: ClassVar[bool] = True
     """A trimmed, clipped or noisy mean may replace that of the moves."""
 
+    K: int | None = 10  # type: ignore[assignment]
+    epochs: int | None = field(default=None, kw_only=True)
     client_optimizer: Optimizer | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.epochs is not None:
+            validate.whole(self.name, "epochs", self.epochs)
+            if self.K not in (None, type(self).K):
+                raise InputError(f"{self.name}: give K or epochs, not both")
+            object.__setattr__(self, "K", None)
         super().__post_init__()
         codecs.check(self, "unbiased")
         optimizer: object = self.client_optimizer
@@ -98,6 +109,12 @@ class FedAvg(LocalSGD):
         """Return FedAvg-Full of the paper's appendix: gradients use all rows."""
         return cls(b=None, **hyper_parameters)
 
+    @property
+    def steps(self) -> int:
+        """The number K of local steps, or of passes over a client's rows."""
+        steps: Any = self.K if self.epochs is None else self.epochs
+        return steps  # type: ignore[no-any-return]
+
     def init(self, x0: Vector, N: int) -> State:
         """Return the start."""
         validate.check_sample(self.name, self.S, N)
@@ -114,13 +131,14 @@ class FedAvg(LocalSGD):
         return Reply(self.local_move(message.x, oracle)), None
 
     def local_move(self, x: Vector, oracle: Oracle, mu: float = 0.0) -> Vector:
-        """Return y_K - x of K local steps along grad_I(y) + mu (y - x)."""
-        K, eta, b = self.K, self.eta_l, self.b
-        if self.client_optimizer is not None:
-            optimizer = self.client_optimizer
+        """Return y_K - x of local steps along grad_I(y) + mu (y - x)."""
+        eta, b, optimizer = self.eta_l, self.b, self.client_optimizer
+        if self.epochs is not None or optimizer is not None:
             return local_training(
-                oracle, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer
-            )
+                oracle, x,
+                K=self.K, epochs=self.epochs, eta=eta, b=b, mu=mu, optimizer=optimizer,
+            )  # fmt: skip
+        K = self.steps
         return -(K * eta) * local_sgd(oracle, x, K=K, eta=eta, b=b, mu=mu)
 
     def server(self, state: State, replies: Replies[Reply]) -> State:

@@ -60,11 +60,11 @@ class FedAvgM(FedAvg):
     @property
     def effective_step(self) -> float:
         """The effective step, K eta_g eta_l/(1 - beta)."""
-        return self.K * self.eta_g * self.eta_l / (1 - self.beta)
+        return self.steps * self.eta_g * self.eta_l / (1 - self.beta)
 
     def with_step(self, step: float) -> Self:
         """Return the same method with another effective step, by changing eta_l."""
-        return replace(self, eta_l=step * (1 - self.beta) / (self.K * self.eta_g))
+        return replace(self, eta_l=step * (1 - self.beta) / (self.steps * self.eta_g))
 
     def init(self, x0: Vector, N: int) -> MomentumState:  # type: ignore[override]
         """Start with m = 0."""

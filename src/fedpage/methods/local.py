@@ -40,16 +40,21 @@ class LocalSGD:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
-        validate.whole(self.name, "K", self.K)
+        validate.whole(self.name, "K", self.steps)
         scheduled.check(self.name, "eta_l", self.eta_l)
         scheduled.check(self.name, "eta_g", self.eta_g)
         validate.batch(self.name, "b", self.b)
 
     @property
+    def steps(self) -> int:
+        """The number K of local steps."""
+        return self.K
+
+    @property
     def effective_step(self) -> float:
         """The effective step, K eta_g eta_l."""
-        return self.K * self.eta_g * self.eta_l
+        return self.steps * self.eta_g * self.eta_l
 
     def with_step(self, step: float) -> Self:
         """Return the same method with another effective step, by changing eta_l."""
-        return replace(self, eta_l=step / (self.K * self.eta_g))
+        return replace(self, eta_l=step / (self.steps * self.eta_g))

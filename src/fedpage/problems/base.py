@@ -45,6 +45,10 @@ class RowOracle:
         self.evaluations = 0
         self._times: dict[int, int] = {}
         """How many gradients over b rows every client has computed, by b."""
+        self._each: Ints = np.zeros(len(clients), dtype=np.int64)
+        """(n,) row gradients of each client beside those of `_times`."""
+        self._order: Rows | None = None
+        """(n, max M_i) the order of each client's rows in its present pass over them."""
         self._draws = draws
         self._drawn = 0
         self._equal = equal
@@ -80,9 +84,46 @@ class RowOracle:
         self.evaluations += times * n
         self._times[b] = self._times.get(b, 0) + times
 
+    def epoch_steps(self, size: int | None, epochs: int) -> Ints:
+        """Return the number of minibatches of each client in so many passes, (n,)."""
+        b = self._largest if size is None else size
+        return epochs * -(-self.sizes // b)
+
+    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
+        """Return minibatch number `step` of each client's passes over its rows.
+
+        Every pass has a fresh order, a function of seed, round, client and pass. A client with no
+        more rows than a batch takes them as they are stored.
+        """
+        if size is None or size >= self._largest:
+            return Batch(None, self.sizes, size)
+        batches = -(-self.sizes // size)  # of a pass
+        number, place = step // batches, step % batches
+        is_done = number >= epochs
+        if self._order is None:
+            every = np.arange(self._largest, dtype=np.uint32)
+            self._order = np.tile(every, (len(self.clients), 1))
+        new = np.flatnonzero((place == 0) & ~is_done & (batches > 1))
+        if len(new):
+            drawn = self._draws.row_orders(self.clients[new], self.sizes[new], number[new])
+            self._order[new, : drawn.shape[1]] = drawn
+        first = place * size
+        places = np.minimum(first[:, None] + np.arange(size), self._largest - 1)
+        counts = np.where(is_done, 0, np.minimum(size, self.sizes - first))
+        return Batch(np.take_along_axis(self._order, places, axis=1), counts, size)
+
+    def _count_batch(self, batch: Batch) -> None:
+        """Count a gradient of every called client over its batch."""
+        if batch.rows is None:
+            self._count(self._largest)
+            return
+        self.gradients += int(batch.sizes.sum())
+        self.evaluations += int(np.count_nonzero(batch.sizes))
+        self._each = self._each + batch.sizes
+
     def count_each(self) -> Ints:
         """Return the row gradients that each called client has computed so far, (n,)."""
-        each = np.zeros(len(self.clients), dtype=np.int64)
+        each = self._each.copy()
         for b, times in self._times.items():
             each += times * np.minimum(self.sizes, b)
         return each
@@ -363,9 +404,11 @@ class LoopOracle(RowOracle):
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute each client's mean gradient (n, d) over its batch."""
-        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
-        out = np.empty((len(self.clients), self._problem.d))
+        self._count_batch(batch)
+        out = np.zeros((len(self.clients), self._problem.d))
         for i, client in enumerate(self.clients.tolist()):
+            if batch.rows is not None and batch.sizes[i] == 0:
+                continue
             rows = None if batch.rows is None else batch.rows[i, : batch.sizes[i]]
             point = y[i] if y.ndim == 2 else y
             out[i] = self._problem._scale[client] * self._problem.client_grad(client, rows, point)

@@ -498,17 +498,22 @@ _add_and_step = _by_storage(_step_sparse, _step_dense)
 @compile_kernel
 def batch_grad(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
-    p: int, clients: I, rows: U, b: int, Y: F, out: F,
+    p: int, clients: I, rows: U, counts: I, Y: F, out: F,
 ) -> None:  # fmt: skip
-    """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all."""
+    """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all.
+
+    counts (n,) are the rows of the batches; the gradient over none is 0.
+    """
     d, every = Y.shape[1], rows.shape[1] == 0
     for i in range(len(clients)):
         c = clients[i]
         own = i if len(Y) > 1 else 0
-        first, count = start[c], min(b, start[c + 1] - start[c])
-        weight = scale[c] / count
+        first, count = start[c], counts[i]
         for l in range(d):
             out[i, l] = 0.0
+        if count == 0:
+            continue
+        weight = scale[c] / count
         for j in range(count):
             row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, j])
             t = _margin(ptr, idx, val, row, p, Y, own)
@@ -695,6 +700,9 @@ def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y:
     for i in range(len(clients)):
         c = clients[i]
         y = Y[i if len(Y) > 1 else 0]
+        if counts[i] == 0:
+            out[i] = 0.0
+            continue
         for l in range(d):
             s = 0.0
             for m in range(d):

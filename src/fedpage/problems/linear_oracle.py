@@ -25,11 +25,12 @@ class LinearOracle(RowOracle, FusedOracle):
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute each client's mean gradient (n, d) over its batch, at y (n, d) or (d,)."""
+        is_every = batch.rows is None
         rows = no_rows(len(self.clients), 1)[:, 0] if batch.rows is None else batch.rows
-        b = self._largest if batch.rows is None else batch.rows.shape[1]
-        self._count(b)
+        counts = self.sizes if is_every else batch.sizes
+        self._count_batch(batch)
         out = np.empty(self._shape)
-        self._kernels.batch_grad(*self._data, rows, b, self._points(y), out)
+        self._kernels.batch_grad(*self._data, rows, counts, self._points(y), out)
         return out
 
     def _points(self, y: Vector) -> Vector:

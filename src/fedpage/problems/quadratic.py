@@ -271,7 +271,7 @@ class QuadraticOracle(RowOracle):
             if batch.rows is None
             else np.ascontiguousarray(batch.rows)
         )
-        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
+        self._count_batch(batch)
         out = np.empty((len(self.clients), self._problem.d))
         p = self._problem
         kernels.quadratic_grad(p.A, p.b, p._scale, self.clients, rows, batch.sizes, as_rows(y), out)

@@ -125,17 +125,22 @@ def _slopes(t: F, b: int, weight: float) -> tuple[float, float]:
 @compile_kernel
 def batch_grad(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F,
-    C: int, reg: int, alpha: float, p: int, clients: I, rows: U, b: int, Y: F, out: F,
+    C: int, reg: int, alpha: float, p: int, clients: I, rows: U, counts: I, Y: F, out: F,
 ) -> None:  # fmt: skip
-    """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all."""
+    """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all.
+
+    counts (n,) are the rows of the batches; the gradient over none is 0.
+    """
     d, every = Y.shape[1], rows.shape[1] == 0
     v = np.empty(C)
     for i in range(len(clients)):
         c = clients[i]
         y = Y[i if len(Y) > 1 else 0]
-        first, count = start[c], min(b, start[c + 1] - start[c])
+        first, count = start[c], counts[i]
         for l in range(d):
             out[i, l] = 0.0
+        if count == 0:
+            continue
         for j in range(count):
             row = np.uint64(first) + np.uint64(j if every else rows[i, j])
             _row_margins(ptr, idx, val, row, C, p, y, v)

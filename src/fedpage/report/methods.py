@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import MISSING, fields
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from fedpage.codecs.wire import Compressible
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names, layout_of
 from fedpage.core.random import RoundDraws
+from fedpage.core.schedules import Constant, Schedule
 from fedpage.core.types import AnyMethod, Replies
 from fedpage.methods.registry import GROUPS, METHODS, MethodEntry
+from fedpage.runs.config import field_types
 
 _PROBES = ("randk:1", "topk:1")
 """Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
@@ -194,6 +196,20 @@ def defaults(entry: MethodEntry) -> dict[str, str]:
         name: "required" if name in unset else _word(value)
         for name, value in entry.hyper_parameters.items()
     }
+
+
+def scheduled(entry: MethodEntry) -> list[str]:
+    """List the step sizes that may be schedules."""
+    found = []
+    for name, kind in field_types(entry.cls).items():
+        if Schedule in get_args(kind) and name not in entry.preset:
+            default = entry.hyper_parameters[name]
+            try:
+                entry(**{name: Constant(0.01 if default is None else default)})
+            except InputError:
+                continue
+            found.append(name)
+    return found
 
 
 def _word(value: object) -> str:

@@ -104,7 +104,7 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     name, settings = split_settings(text)
     entry = find_method(name)
     given = parse_hyper_parameters(entry, settings)
-    method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K", K)), step=step)
+    method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K") or K), step=step)
     sizes = _step_sizes(method)
     method = _replace(entry, method, given)
     return method if sizes & given.keys() or not given else at_step(method, step)
@@ -122,7 +122,7 @@ def build_default_method(
     entry: MethodEntry, given: Mapping[str, HyperParameter], problem: Problem
 ) -> AnyMethod:
     """Return a method with the given values and, for others, the paper's terms on a problem."""
-    K = int(given.get("K", 1 if entry.hyper_parameters.get("K") == 1 else 10))
+    K = int(given.get("K") or (1 if entry.hyper_parameters.get("K") == 1 else 10))
     N = problem.N
     method = match_terms(entry, N=N, M=median_rows(problem), S=min(10, N), K=K, step=0.1)
     return _replace(entry, method, given)
@@ -133,6 +133,8 @@ def _replace(
 ) -> AnyMethod:
     """Replace hyper-parameters of a method, but none that the preset of its name fixes."""
     entry(**given)  # raises an error for those
+    if given.get("epochs") is not None:
+        given = {**given, "K": None}
     changed: AnyMethod = dataclasses.replace(method, **given)
     return changed
 

@@ -271,7 +271,7 @@ def _default_share(method: Candidate, problem: Problem, name: str) -> float | No
         "p": S / problem.N,
         "beta": S / problem.N,
         "lam": S / (2 * problem.N),
-        "q": getattr(method, "K", 1) / rows,
+        "q": (getattr(method, "K", 1) or 1) / rows,
         "a": 1 / (1 + (omega or 0.0)),
     }
     return min(1.0, shares[name]) if name in shares else None

@@ -59,8 +59,15 @@ class TensorOracle(RowOracle):
         if isinstance(batch, ReadBatch):
             self._count(batch.size)
             return self._objective.gradients(y, batch.batches)
-        self._count(self._largest if batch.rows is None else batch.rows.shape[1])
-        return self._objective.client_gradients(y, self.clients, batch)[0]
+        self._count_batch(batch)
+        rows, sizes, asked = batch
+        if rows is None or bool(sizes.all()):
+            return self._objective.client_gradients(y, self.clients, batch)[0]
+        on = np.flatnonzero(sizes)  # the gradient over a batch without rows is 0
+        part = Batch(rows[on], sizes[on], asked)
+        gradients = torch.zeros_like(y)
+        gradients[on] = self._objective.client_gradients(y[on], self.clients[on], part)[0]
+        return gradients
 
     def lift(self, v: Vector) -> Tensor:
         """Copy v (d,) or (n, d) to the device as (n, d).
@@ -79,6 +86,7 @@ class TensorOracle(RowOracle):
         part._each = np.zeros(len(part.clients), dtype=np.int64)
         part.gradients = part.evaluations = 0
         part._read = deque()
+        part._order = None
         return part
 
     def add(self, group: slice, part: Self) -> None:
@@ -132,6 +140,14 @@ class TorchOracle(local_steps.FusedOracle):
         """Draw a fresh minibatch at each client."""
         return self._tensors.batch(size)
 
+    def epoch_steps(self, size: int | None, epochs: int) -> Ints:
+        """Return the number of minibatches of each client in so many passes, (n,)."""
+        return self._tensors.epoch_steps(size, epochs)
+
+    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
+        """Return minibatch number `step` of each client's passes over its rows."""
+        return self._tensors.epoch_batch(size, epochs, step)
+
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Return the mean gradient (n, d) over each client's batch at y (n, d), or at y (d,)."""
         with self._objective.guard():
@@ -158,7 +174,8 @@ class TorchOracle(local_steps.FusedOracle):
         self,
         x: Vector,
         *,
-        K: int,
+        K: int | None,
+        epochs: int | None,
         eta: float,
         b: int | None,
         mu: float,
@@ -168,10 +185,10 @@ class TorchOracle(local_steps.FusedOracle):
 
         def steps(oracle: TensorOracle, x: Tensor) -> Tensor:
             return local_steps.training_steps(
-                oracle, x, K=K, eta=eta, b=b, mu=mu, optimizer=optimizer
+                oracle, x, K=K, epochs=epochs, eta=eta, b=b, mu=mu, optimizer=optimizer
             )
 
-        return self._run(steps, (x,), [(b, K)])
+        return self._run(steps, (x,), [(b, 0 if K is None else K)])
 
     def local_page(
         self,
