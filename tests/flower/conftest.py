@@ -14,6 +14,7 @@ try:
     import flwr  # noqa: F401
 except ImportError:
     collect_ignore_glob = [
+        "fast_flower.py",
         "localgrid.py",
         "test_agreement.py",
         "test_codecs.py",

@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+import fast_flower
 import pytest
+from fast_flower import write_programs
 
 import fedpage as fp
 from fedpage.core.processes import find_descendants
@@ -26,21 +28,19 @@ from fedpage.flower.deploy.local_federation import (
 )
 
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
-FAST_POLLING = """
-import sys, time
-sleep = time.sleep
-time.sleep = lambda seconds: sleep(0.05 if seconds in (3, 0.5) else seconds)
-sys.argv[0] = "flower-supernode"
-from flwr.supernode.cli import flower_supernode
-flower_supernode()
-"""
 
 
 class FastFederation(LocalFederation):
-    """A federation whose nodes poll every 0.05 seconds instead of every three."""
+    """A federation whose nodes poll often, and whose apps start without importing anew."""
+
+    def __init__(self, home, nodes, **options):
+        super().__init__(home, nodes, **options)
+        programs = self.home / "programs"
+        write_programs(programs)
+        self.environment["PATH"] = f"{programs}{os.pathsep}{self.environment['PATH']}"
 
     def supernode_program(self):
-        return [sys.executable, "-c", FAST_POLLING]
+        return [sys.executable, fast_flower.__file__, "flower-supernode"]
 
 
 def wait_until(condition, seconds=300.0):

@@ -9,11 +9,12 @@ import os
 import pytest
 from mutants import MUTANTS, ROOT, Mutant, apply, judge
 
-A_FEW = (
-    "SCAFFOLD: correction never applied",
-    "FedPAGE: x_prev is stale",
-    "VRL-SGD: update has the wrong sign",
-)
+A_FEW = {
+    "SCAFFOLD: correction never applied": "test_controlled.py",
+    "FedPAGE: x_prev is stale": "test_golden.py",
+    "VRL-SGD: update has the wrong sign": "test_controlled.py",
+}
+"""Mutants, and the file in tests/laws that catches each; the other files are not run first."""
 no_mutants_of_mutants = pytest.mark.skipif(
     "FEDPAGE_MUTANT" in os.environ, reason="these laws already run on a mutant"
 )
@@ -24,7 +25,7 @@ no_mutants_of_mutants = pytest.mark.skipif(
 @pytest.mark.parametrize("name", A_FEW)
 def test_the_laws_catch(name):
     (mutant,) = [m for m in MUTANTS if m.name == name]
-    verdict = judge(mutant)
+    verdict = judge(mutant._replace(laws=A_FEW[name]))
     assert verdict.caught
     assert verdict.law.startswith("test_")
 
