@@ -202,7 +202,11 @@ def list_runs(
         "compile": {"compile": True},
         "deterministic": {"deterministic": True},
     }.items():
-        problem = fp.TorchProblem(model, F.cross_entropy, clients, **options)
+        try:
+            problem = fp.TorchProblem(model, F.cross_entropy, clients, **options)
+        except fp.InputError as error:
+            print(error)
+            continue
         runs[name] = Simulation(problem, method, seed=1)
     try:
         import jax  # noqa: F401

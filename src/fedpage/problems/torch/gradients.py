@@ -28,6 +28,8 @@ class ClientBatches(NamedTuple):
     """(n, w, ...)."""
     weights: Tensor
     """(n, w), the weight of each row in its client's loss: equal, or 0 for padding at the end."""
+    keys: Tensor | None = None
+    """(n,) integers that the clients' masks of dropout depend on; None: nothing is dropped."""
 
 
 GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[Tensor, Tensor]]
@@ -69,10 +71,16 @@ class BatchedGradients:
         return gradients, losses.detach()
 
     def _weighted_losses(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, weights: Tensor
+        self,
+        v: Tensor,
+        inputs: tuple[Tensor, ...],
+        targets: Tensor,
+        weights: Tensor,
+        keys: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of the clients' weighted losses, and these losses (n,)."""
-        outputs = vmap(self._model.outputs)(v, inputs)
+        own = (v, inputs) if keys is None else (v, inputs, keys)
+        outputs = vmap(self._model.outputs)(*own)
         rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
         each = self._model.row_losses(rows, targets.flatten(0, 1)).reshape(weights.shape)
         losses = (each * weights).sum(1)
@@ -90,7 +98,8 @@ class SequentialGradients:
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
         self._model, self._is_compiled = model, is_compiled
         if is_compiled:
-            self._compiled = _compile(grad_and_value(model.for_compiler().scaled_mean_loss))
+            self._model = model.for_compiler()
+            self._compiled = _compile(grad_and_value(self._scaled_loss))
 
     def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[Tensor, Tensor]:
         """Return gradients (n, d) and losses (n,)."""
@@ -112,13 +121,14 @@ class SequentialGradients:
         inputs = tuple(x[i, :used].clone() for x in batches.inputs)
         targets, factor = batches.targets[i, :used].clone(), used * weights[0]
         point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
+        key = None if batches.keys is None else batches.keys[i]
         if self._is_compiled:
-            return self._compiled(point, inputs, targets, factor)
+            return self._compiled(point, inputs, targets, factor, key)
         parts = {
             name: part.requires_grad_(True) for name, part in self._model.parameters(point).items()
         }
         with torch.enable_grad():
-            outputs = self._model.call(parts, inputs)
+            outputs = self._model.call(parts, inputs, key)
             loss = self._model.loss_fn(outputs, targets).reshape(()) * factor
             gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
         flat = [
@@ -126,6 +136,18 @@ class SequentialGradients:
             for part, own in zip(parts.values(), gradients, strict=True)
         ]
         return torch.cat(flat), loss.detach()
+
+    def _scaled_loss(
+        self,
+        v: Tensor,
+        inputs: tuple[Tensor, ...],
+        targets: Tensor,
+        factor: Tensor,
+        key: Tensor | None,
+    ) -> Tensor:
+        """Return the mean loss over all rows times a factor."""
+        outputs = self._model.outputs(v, inputs, key)
+        return self._model.loss_fn(outputs, targets).reshape(()) * factor
 
 
 def padded_count(n: int) -> int:
@@ -147,10 +169,10 @@ def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor,
     def pad(values: Tensor) -> Tensor:
         return torch.cat([values, values[-1:].expand(extra, *values.shape[1:])])
 
-    inputs, targets, weights = batches
+    inputs, targets, weights, keys = batches
     zeros = torch.zeros(extra, weights.shape[1], dtype=weights.dtype, device=weights.device)
     padded = tuple(map(pad, inputs)), pad(targets), torch.cat([weights, zeros])
-    return pad(v), ClientBatches(*padded)
+    return pad(v), ClientBatches(*padded, None if keys is None else pad(keys))
 
 
 _numbers = itertools.count()

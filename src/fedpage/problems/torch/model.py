@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedpage.core.errors import InputError
+from fedpage.problems.torch.dropout import layer_keys, use_keys
 
 Outputs = Any
 """What a module returns: a tensor, or a tuple, list or dict of tensors with a row per example."""
@@ -32,18 +33,21 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, loss_fn: Loss) -> None:
         self.module, self.loss_fn = module, loss_fn
+        self.working = copy.deepcopy(module)
+        self.key_names = use_keys(self.working)
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trainable]
         self.shapes = [p.shape for _, p in trainable]
         self.counts = [p.numel() for _, p in trainable]
         self.d = sum(self.counts)
         self._idle_copies: list[nn.Module] = []
+        self._is_shared = True
         self._unreduced = unreduced(loss_fn)
 
     def for_compiler(self) -> FlatModel:
         """Return a model that always calls one copy of the module, for one thread at a time."""
-        twin = FlatModel(copy.deepcopy(self.module), self.loss_fn)
-        twin.call = lambda parameters, inputs: functional_call(twin.module, parameters, inputs)  # type: ignore[method-assign]
+        twin = FlatModel(self.module, self.loss_fn)
+        twin._is_shared = False
         return twin
 
     def vector(self, module: nn.Module) -> Tensor:
@@ -65,16 +69,29 @@ class FlatModel:
         parts = zip(self.names, v.split(self.counts), self.shapes, strict=True)
         return {name: part.view(shape) for name, part, shape in parts}
 
-    def outputs(self, v: Tensor, inputs: tuple[Tensor, ...]) -> Outputs:
-        """Call the module on inputs (w, ...) with parameters v (d,)."""
-        return self.call(self.parameters(v), inputs)
+    def outputs(self, v: Tensor, inputs: tuple[Tensor, ...], key: Tensor | None = None) -> Outputs:
+        """Call the module on inputs (w, ...) with parameters v (d,).
 
-    def call(self, parameters: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Outputs:
+        Args:
+            v: The parameters.
+            inputs: The inputs of w rows.
+            key: An integer that the masks of dropout depend on; None: nothing is dropped.
+        """
+        return self.call(self.parameters(v), inputs, key)
+
+    def call(
+        self, parameters: dict[str, Tensor], inputs: tuple[Tensor, ...], key: Tensor | None = None
+    ) -> Outputs:
         """Call the module on inputs (w, ...) with parameters by name."""
+        if key is not None and self.key_names:
+            keys = layer_keys(key, len(self.key_names))
+            parameters = {**parameters, **dict(zip(self.key_names, keys, strict=True))}
+        if not self._is_shared:
+            return functional_call(self.working, parameters, inputs)
         try:
             module = self._idle_copies.pop()
         except IndexError:
-            module = copy.deepcopy(self.module)
+            module = copy.deepcopy(self.working)
         try:
             return functional_call(module, parameters, inputs)
         finally:
@@ -95,12 +112,6 @@ class FlatModel:
     def mean_loss(self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         """Return the mean loss over all rows, as loss_fn itself computes it."""
         return self.loss_fn(self.outputs(v, inputs), targets).reshape(())
-
-    def scaled_mean_loss(
-        self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor, factor: Tensor
-    ) -> Tensor:
-        """Return the mean loss over all rows times a factor."""
-        return self.mean_loss(v, inputs, targets) * factor
 
     def to_module(self, v: Tensor) -> nn.Module:
         """Return a copy of the module with parameters v (d,)."""

@@ -144,7 +144,9 @@ class Objective:
         means = to_numpy(targets.reshape(len(targets), -1).double().mean(1))
         return np.asarray(np.add.reduceat(means, self._starts[:-1]) / self.sizes)
 
-    def client_gradients(self, v: Tensor, clients: Ints, batch: Batch) -> tuple[Tensor, Tensor]:
+    def client_gradients(
+        self, v: Tensor, clients: Ints, batch: Batch, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute each client's gradient and loss over its batch, at its own row of v.
 
         Clients are grouped by the width that their batch is padded to, and by memory.
@@ -153,6 +155,7 @@ class Objective:
             v: (n, d) points.
             clients: (n,) client numbers.
             batch: The minibatch of each client.
+            keys: (n,) integers that the masks of dropout depend on; None: nothing is dropped.
 
         Returns:
             Gradients (n, d) and losses (n,).
@@ -162,7 +165,7 @@ class Objective:
         first, count = int(widths[0]), len(clients)
         size = self.how.group_size(int(widths.max()))
         if count <= size and (count == 1 or bool((widths == first).all())):
-            return self._equal_width(v.contiguous(), clients, rows, sizes, first)
+            return self._equal_width(v.contiguous(), clients, rows, sizes, first, keys)
         gradients, losses = torch.empty_like(v), torch.empty(len(v), dtype=v.dtype, device=v.device)
         for width in np.unique(widths):
             members = np.flatnonzero(widths == width)
@@ -171,17 +174,25 @@ class Objective:
                 group = members[start : start + size]
                 own_rows = None if rows is None else rows[group]
                 gradients[group], losses[group] = self._equal_width(
-                    v[group], clients[group], own_rows, sizes[group], int(width)
+                    v[group],
+                    clients[group],
+                    own_rows,
+                    sizes[group],
+                    int(width),
+                    None if keys is None else keys[group],
                 )
         return gradients, losses
 
-    def gather(self, clients: Ints, batch: Batch, steps: int = 1) -> list[ClientBatches] | None:
+    def gather(
+        self, clients: Ints, batch: Batch, steps: int, keys: Tensor | None
+    ) -> list[ClientBatches] | None:
         """Read the minibatches of several steps at once.
 
         Args:
             clients: (n,) client numbers.
             batch: Minibatches whose rows are (n, steps, w), or None for all rows.
             steps: Number of steps.
+            keys: (steps, n) integers that the masks of dropout depend on, or None.
 
         Returns:
             The minibatches of each step, or None where one call cannot compute them.
@@ -197,15 +208,20 @@ class Objective:
             or bytes_read > self.how.memory // 4
         ):
             return None
+        own_keys = [None] * steps if keys is None else list(keys)
         if rows is None:
-            return steps * [self._read(clients, None, sizes, np.arange(width))]
+            whole = self._read(clients, None, sizes, np.arange(width))
+            return [whole._replace(keys=own) for own in own_keys]
         inside = np.arange(width) < sizes[:, None]
-        own = np.where(inside[:, None], _widen(rows, width), 0)
-        chosen = np.ascontiguousarray((self._starts[clients][:, None, None] + own).swapaxes(0, 1))
+        numbers = np.where(inside[:, None], _widen(rows, width), 0)
+        chosen = np.ascontiguousarray(
+            (self._starts[clients][:, None, None] + numbers).swapaxes(0, 1)
+        )
         inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
         weights = self._weigh(clients, inside, sizes)
         return [
-            ClientBatches(tuple(x[k] for x in inputs), targets[k], weights) for k in range(steps)
+            ClientBatches(tuple(x[k] for x in inputs), targets[k], weights, own_keys[k])
+            for k in range(steps)
         ]
 
     def gradients(self, v: Tensor, batches: ClientBatches) -> Tensor:
@@ -213,13 +229,22 @@ class Objective:
         return self._gradients(v, batches)[0]
 
     def _equal_width(
-        self, v: Tensor, clients: Ints, rows: Rows | None, sizes: Ints, width: int
+        self,
+        v: Tensor,
+        clients: Ints,
+        rows: Rows | None,
+        sizes: Ints,
+        width: int,
+        keys: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute gradients and losses of clients whose batches are padded to one width."""
         gradients, losses = None, None
         for start in range(0, min(width, int(sizes.max())), self._block):
             places = np.arange(start, min(start + self._block, width))
-            gradient, loss = self._gradients(v, self._read(clients, rows, sizes, places))
+            batches = self._read(clients, rows, sizes, places)
+            if keys is not None:
+                batches = batches._replace(keys=keys + start)
+            gradient, loss = self._gradients(v, batches)
             gradients = gradient if gradients is None else gradients + gradient
             losses = loss if losses is None else losses + loss
         assert gradients is not None

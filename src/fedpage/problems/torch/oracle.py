@@ -29,6 +29,17 @@ class ReadBatch(NamedTuple):
     batches: ClientBatches
 
 
+class KeyedBatch(NamedTuple):
+    """A minibatch of each client, and the keys of the masks of dropout."""
+
+    batch: Batch
+    keys: Tensor
+
+
+_FIRST_FIELD = 2**32
+"""Keys of dropout are those of fields from here on; the fields of replies have smaller numbers."""
+
+
 class TensorOracle(RowOracle):
     """Draw minibatches and compute gradients on the device, from tensors to tensors."""
 
@@ -43,7 +54,7 @@ class TensorOracle(RowOracle):
         first = self._drawn
         rows, b = self._batches(size, count)
         batch = Batch(rows, np.minimum(self.sizes, b), size)
-        batches = self._objective.gather(self.clients, batch, count)
+        batches = self._objective.gather(self.clients, batch, count, self._keys(first, count))
         if batches is None:
             self._drawn = first
             return False
@@ -52,22 +63,40 @@ class TensorOracle(RowOracle):
 
     def batch(self, size: int | None) -> Any:
         """Draw a fresh minibatch at each client, or return the next one that was read ahead."""
-        return self._read.popleft() if self._read else super().batch(size)
+        if self._read:
+            return self._read.popleft()
+        keys = self._keys(self._drawn, 1)
+        batch = super().batch(size)
+        return batch if keys is None else KeyedBatch(batch, keys[0])
 
-    def grad(self, y: Tensor, batch: Batch | ReadBatch) -> Tensor:
+    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Any:
+        """Return minibatch number `step` of each client's passes over its rows."""
+        batch, keys = super().epoch_batch(size, epochs, step), self._keys(_FIRST_FIELD + step, 1)
+        return batch if keys is None else KeyedBatch(batch, keys[0])
+
+    def grad(self, y: Tensor, batch: Batch | ReadBatch | KeyedBatch) -> Tensor:
         """Return the mean gradient (n, d) over each client's batch at its own row of y (n, d)."""
         if isinstance(batch, ReadBatch):
             self._count(batch.size)
             return self._objective.gradients(y, batch.batches)
-        self._count_batch(batch)
-        rows, sizes, asked = batch
+        own, keys = batch if isinstance(batch, KeyedBatch) else (batch, None)
+        self._count_batch(own)
+        rows, sizes, asked = own
         if rows is None or bool(sizes.all()):
-            return self._objective.client_gradients(y, self.clients, batch)[0]
+            return self._objective.client_gradients(y, self.clients, own, keys)[0]
         on = np.flatnonzero(sizes)  # the gradient over a batch without rows is 0
-        part = Batch(rows[on], sizes[on], asked)
+        part, on_keys = Batch(rows[on], sizes[on], asked), None if keys is None else keys[on]
         gradients = torch.zeros_like(y)
-        gradients[on] = self._objective.client_gradients(y[on], self.clients[on], part)[0]
+        gradients[on] = self._objective.client_gradients(y[on], self.clients[on], part, on_keys)[0]
         return gradients
+
+    def _keys(self, first: int, count: int) -> Tensor | None:
+        """Return keys (count, n) for minibatches first..first+count-1; None without dropout."""
+        if not self._objective.model.key_names:
+            return None
+        fields = range(_FIRST_FIELD + first, _FIRST_FIELD + first + count)
+        keys = np.array([self._draws.client_keys(self.clients, field) for field in fields])
+        return torch.from_numpy(keys.view(np.int64)).to(self._objective.device)
 
     def lift(self, v: Vector) -> Tensor:
         """Copy v (d,) or (n, d) to the device as (n, d).

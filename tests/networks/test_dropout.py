@@ -1,0 +1,201 @@
+"""Check dropout: masks repeat, differ between draws, and are those that autograd would use."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedpage as fp
+from fedpage.core.random import RoundDraws
+from fedpage.problems.torch.dropout import KeyedDropout, draw_mask, use_keys
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Dropout(0.4), nn.Linear(20, 3)).double()
+
+
+class Encoder(nn.Module):
+    """A transformer encoder with torch's default dropout, and a mean over places."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        torch.manual_seed(1)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+        self.embedding = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.linear, self.batch_first = nn.Linear(8, 3), batch_first
+
+    def forward(self, words):
+        x = self.embedding(words)
+        x = self.encoder(x if self.batch_first else x.transpose(0, 1))
+        return self.linear(x.mean(1 if self.batch_first else 0))
+
+
+def clients(sizes=(9, 5, 12)):
+    torch.manual_seed(2)
+    return [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in sizes]
+
+
+def texts(sizes=(9, 5, 12)):
+    torch.manual_seed(3)
+    return [(torch.randint(0, 11, (n, 7)), torch.arange(n) % 3) for n in sizes]
+
+
+def problem(**options):
+    return fp.TorchProblem(network(), F.cross_entropy, clients(), **options)
+
+
+METHODS = [
+    fp.FedAvg(S=3, K=4, eta_l=0.1, b=5),
+    fp.FedAvg(S=3, K=None, epochs=2, eta_l=0.1, b=5),
+    fp.FedPAGE(S=2, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b1=4, b2=3, b3=4),
+    fp.PAGE(S=2, eta_g=0.1, p=0.3, b1=None, b3=4),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_batched_and_deterministic_runs_draw_the_same_masks(method):
+    runs = [
+        fp.simulate(problem(deterministic=value), method, rounds=6, seed=4)
+        for value in (False, True)
+    ]
+    np.testing.assert_allclose(runs[0].x, runs[1].x, rtol=0, atol=1e-12)
+    chunks = fp.RunOptions(threads=2, chunk=1)
+    again = fp.simulate(problem(deterministic=True), method, rounds=6, seed=4, options=chunks)
+    assert again.x.tobytes() == runs[1].x.tobytes()
+    other = fp.simulate(problem(), method, rounds=6, seed=5)
+    assert np.abs(other.x - runs[0].x).max() > 1e-3
+
+
+def test_a_gradient_is_that_of_the_masked_network():
+    own = problem()
+    oracle = own.oracle(np.array([0, 2]), RoundDraws(seed=0, round=3))
+    batch = oracle.batch(None)
+    found = oracle.grad(own.x0, batch)
+    np.testing.assert_array_equal(oracle.grad(own.x0, batch), found)  # one batch, one mask
+    assert np.abs(oracle.grad(own.x0, oracle.batch(None)) - found).max() > 1e-3
+    masks = []
+
+    def keep(layer, inputs, output):
+        masks.append(torch.where(inputs[0] == 0, 1.0, output / inputs[0]))
+
+    module = copy.deepcopy(own._flat.working)
+    (layer,) = (part for part in module.modules() if isinstance(part, KeyedDropout))
+    layer.register_forward_hook(keep)
+    for place, client in enumerate((0, 2)):
+        X, y = clients()[client]
+        module.register_module("0", network()[0])
+        key = batch.keys[place]
+        layer.dropout_key = own_key = _layer_key(key)
+        assert own_key.dtype == torch.int64
+        module(X)
+        linear = network()
+        hidden = torch.tanh(linear[0](X)) * masks[-1]
+        loss = F.cross_entropy(linear[3](hidden), y)
+        expected = torch.autograd.grad(loss, list(linear.parameters()))
+        flat = torch.cat([part.reshape(-1) for part in expected]).numpy()
+        np.testing.assert_allclose(found[place], flat, rtol=0, atol=1e-12)
+        dropped = masks[-1] == 0
+        assert bool(dropped.any())
+        np.testing.assert_allclose(masks[-1][~dropped].detach(), 1 / 0.6, rtol=1e-6)
+    assert not torch.equal(masks[0][:9], masks[1][:9])
+
+
+def _layer_key(key):
+    from fedpage.problems.torch.dropout import layer_keys
+
+    return layer_keys(key, 1)[0]
+
+
+def test_nothing_is_dropped_in_evaluations():
+    own, plain = problem(), network().eval()
+    losses = [float(F.cross_entropy(plain(X), y).detach()) for X, y in clients()]
+    assert own.loss(own.x0) == pytest.approx(np.mean(losses), abs=1e-12)
+    assert isinstance(own.to_module(own.x0)[2], nn.Dropout)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_transformer_encoder_with_default_dropout_trains(batch_first):
+    runs = []
+    for options in ({}, {"deterministic": True}):
+        own = fp.TorchProblem(
+            Encoder(batch_first), F.cross_entropy, texts((8, 8)), dtype="float64", **options
+        )
+        assert own.mode == ("sequential" if options else "batched")
+        runs.append(fp.simulate(own, fp.FedAvg(S=2, K=3, eta_l=0.1, b=8), rounds=4, seed=0))
+    np.testing.assert_allclose(runs[0].x, runs[1].x, rtol=0, atol=1e-11)
+    assert runs[0].last("loss") < runs[0].rows[0]["loss"]
+
+
+def test_attention_without_dropped_weights_is_that_of_torch():
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True).double()
+    keyed = nn.Sequential(copy.deepcopy(plain))
+    use_keys(keyed)
+    keyed[0].keyed.p = 1e-300  # the path with keys, in which nothing is dropped
+    keyed[0].keyed.dropout_key = torch.tensor(5)
+    x = torch.randn(3, 4, 8).double()
+    hidden = torch.zeros(3, 4, dtype=torch.bool)
+    hidden[:, 3] = True
+    causal = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+    for masks in ({}, {"key_padding_mask": hidden}, {"attn_mask": causal}):
+        expected = plain.eval()(x, x, x, **masks)
+        for a, b in zip(keyed[0](x, x, x, **masks), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_masks_have_the_stated_probability_and_are_independent_between_calls():
+    keys = torch.arange(64)
+    masks = torch.stack([draw_mask(key, torch.Size([50, 40]), 0.3) for key in keys]).double()
+    assert float(masks.mean()) == pytest.approx(0.7, abs=0.004)
+    flat = masks.flatten(1) - 0.7
+    products = flat @ flat.T / flat.shape[1]
+    assert float((products - torch.diag(products.diag())).abs().max()) < 0.025
+    twice = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
+    use_keys(twice)
+    layer = twice[1]
+    layer.dropout_key = torch.tensor(3)
+    ones = torch.ones(30, 4)
+    assert torch.equal(twice(ones), twice(ones))
+    assert not torch.equal(layer(ones), layer(ones))
+    channels = nn.Sequential(nn.Dropout2d(0.5))
+    use_keys(channels)
+    channels[0].dropout_key = torch.tensor(3)
+    image = channels(torch.ones(6, 5, 3, 3))
+    assert bool((image == image[:, :, :1, :1]).all())
+    assert {0.0, 2.0} == set(image.unique().tolist())
+
+
+def test_compiled_masks_are_refused():
+    with pytest.raises(fp.InputError, match="compile=True is not possible with dropout"):
+        problem(compile=True)
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path):
+    method = METHODS[0]
+    whole = fp.simulate(problem(), method, rounds=8, seed=1, out=tmp_path / "whole")
+    fp.simulate(problem(), method, rounds=3, seed=1, out=tmp_path / "part")
+    resumed = fp.simulate(
+        problem(), method, rounds=8, seed=1, out=tmp_path / "part",
+        options=fp.RunOptions(resume=True),
+    )  # fmt: skip
+    assert resumed.x.tobytes() == whole.x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.AlphaDropout(0.1)), "AlphaDropout"),
+        (lambda: nn.LSTM(6, 3, 2, dropout=0.1), "put nn.Dropout between"),
+        (lambda: nn.MultiheadAttention(6, 1, dropout=0.1, kdim=3), "leave out kdim"),
+    ],
+)
+def test_other_random_layers_are_refused(model, message):
+    with pytest.raises(fp.InputError, match=message):
+        fp.TorchProblem(model(), F.cross_entropy, clients())
