@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from fedpage.problems.client_scores import ClientScores
     from fedpage.problems.reference_solution import reference_solution
     from fedpage.problems.torch.files import load_model, save_model
+    from fedpage.problems.torch.norms import to_group_norm
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
     from fedpage.report.critical_difference import plot_critical_difference
@@ -165,6 +166,7 @@ _EXPORTS = {
     "fedpage.problems.reference_solution": "reference_solution",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
+    "fedpage.problems.torch.norms": "to_group_norm",
     "fedpage.core.errors": "InputError",
     "fedpage.core.metrics": "METRICS Metric metric",
     "fedpage.core.types": "Method Oracle Problem Smoothness StopReason",
@@ -287,6 +289,7 @@ __all__ = [
     "sweep",
     "table",
     "theory",
+    "to_group_norm",
     "tune",
 ]
 

@@ -187,3 +187,87 @@ def test_large_models_are_computed_one_client_at_a_time_unless_told_otherwise():
         return fp.TorchProblem(nn.Linear(600, width), F.cross_entropy, rows, **options).mode
 
     assert [mode(300), mode(600), mode(600, batched=True)] == ["batched", "sequential", "batched"]
+
+
+class Block(nn.Module):
+    """Two convolutions with batch normalisation and a shortcut, as in ResNet-18."""
+
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(after), nn.BatchNorm2d(after)])
+        self.shortcut = nn.Sequential()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x):
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(self.norms[1](self.second(y)) + self.shortcut(x))
+
+
+def resnet18(width=4):
+    """ResNet-18 for small images: four stages of two blocks."""
+    stages = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    before = width
+    for stage in range(4):
+        for block in range(2):
+            stages.append(Block(before, width * 2**stage, 2 if stage and not block else 1))
+            before = width * 2**stage
+    return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 3))
+
+
+def test_a_resnet_trains_with_group_norms_in_place_of_batch_norms():
+    torch.manual_seed(0)
+    plain = resnet18()
+    clients = [(torch.randn(6, 3, 8, 8), torch.arange(6) % 3) for _ in range(2)]
+    with pytest.raises(fp.InputError, match=r"fp.to_group_norm\(model\)"):
+        fp.TorchProblem(plain, F.cross_entropy, clients)
+    model = fp.to_group_norm(plain, groups=2)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    assert sum(isinstance(layer, nn.GroupNorm) for layer in model.modules()) == 20
+    problem = fp.TorchProblem(model, F.cross_entropy, clients)
+    assert problem.mode == "batched"
+    history = fp.simulate(problem, fp.FedAvg(S=2, K=2, eta_l=0.05, b=6), rounds=4, seed=0)
+    assert history.last("loss") < history.rows[0]["loss"]
+    assert isinstance(plain[1], nn.BatchNorm2d)
+    with pytest.raises(fp.InputError, match="groups must be at least 1"):
+        fp.to_group_norm(plain, groups=0)
+
+
+def test_a_group_norm_keeps_scales_and_shifts():
+    layer = nn.BatchNorm1d(6).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(6.0))
+        layer.bias.copy_(-torch.arange(6.0))
+    norm = fp.to_group_norm(layer, groups=4)
+    assert (norm.num_groups, norm.weight.dtype) == (2, torch.float64)
+    assert torch.equal(norm.weight, layer.weight)
+    assert torch.equal(norm.bias, layer.bias)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over words, with the embedding tied to the output layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.lstm = nn.Embedding(5, 4), nn.LSTM(4, 4, batch_first=True)
+        self.output = nn.Linear(4, 5)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, words):
+        return self.output(self.lstm(self.embedding(words))[0][:, -1])
+
+
+def test_an_lstm_with_tied_embeddings_trains_one_client_at_a_time():
+    words = torch.arange(24).reshape(6, 4) % 5
+    clients = [(words, words[:, 0]), (words.flip(0), words.flip(0)[:, 0])]
+    with pytest.warns(UserWarning, match=r"lstm \(LSTM\) cannot be batched"):
+        problem = fp.TorchProblem(Recurrent(), F.cross_entropy, clients)
+    assert problem.mode == "sequential"
+    assert problem.d == sum(p.numel() for p in Recurrent().parameters())
+    history = fp.simulate(problem, fp.FedAvg(S=2, K=3, eta_l=0.3, b=4), rounds=5, seed=0)
+    assert history.last("loss") < history.rows[0]["loss"]

@@ -54,7 +54,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Torch models", "A torch module as a problem (`pip install 'fedpage[torch]'`).",
         [
             "problems.torch.problem.TorchProblem", "problems.torch.files.save_model",
-            "problems.torch.files.load_model",
+            "problems.torch.files.load_model", "problems.torch.norms.to_group_norm",
         ],
     ),
     "callbacks": (

@@ -18,6 +18,7 @@ from fedpage.problems.torch.gradients import (
     check_compiler,
 )
 from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs, map_tensors
+from fedpage.problems.torch.norms import BATCH_NORMS
 from fedpage.problems.torch.objective import Mode
 from fedpage.problems.torch.rows import Table
 
@@ -28,8 +29,6 @@ _WRAPPERS = (
     "ScriptModule",
     "RecursiveScriptModule",
 )
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
@@ -58,10 +57,10 @@ def check_module(module: nn.Module | object) -> None:
 def _check_layer(layer: nn.Module, where: str) -> None:
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
         _refuse(f"{where} has no shape yet; call the model once on a row, or give its sizes")
-    if isinstance(layer, _BATCH_NORMS) and (layer.training or layer.running_mean is None):
+    if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
         _refuse(
             f"{where} mixes the rows of a batch and keeps statistics that are not parameters; "
-            "use nn.GroupNorm or nn.LayerNorm, or freeze a trained one with .eval()"
+            "convert it by fp.to_group_norm(model), or freeze a trained one with .eval()"
         )
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and (
         layer.max_norm is not None or layer.sparse
