@@ -76,7 +76,7 @@ MODELS = {
     "a class": (lambda: nn.Linear, "must be a torch.nn.Module"),
     "batch norm": (
         lambda: nn.Sequential(linear(), nn.BatchNorm1d(3)),
-        r"1 \(BatchNorm1d\).*GroupNorm",
+        r"1 \(BatchNorm1d\).*to_group_norm",
     ),
     "batch norm without statistics": (
         lambda: nn.Sequential(nn.BatchNorm1d(6, track_running_stats=False), linear()).eval(),
