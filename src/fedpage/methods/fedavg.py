@@ -93,9 +93,7 @@ class FedAvg(LocalSGD):
         codecs.check(self, "unbiased")
         optimizer: object = self.client_optimizer
         if isinstance(optimizer, str):
-            object.__setattr__(
-                self, "client_optimizer", Optimizer.from_text(optimizer)
-            )
+            object.__setattr__(self, "client_optimizer", Optimizer.from_text(optimizer))
         elif optimizer is not None and not isinstance(optimizer, Optimizer):
             raise InputError(
                 f"{self.name}: client_optimizer must be one such as "
