@@ -276,7 +276,7 @@ def test_compiled_gradients_agree_and_few_shapes_are_compiled():
     eager = fp.simulate(mlp_problem(), method, rounds=5, seed=3)
     compiled = fp.simulate(mlp_problem(compile=True), method, rounds=5, seed=3)
     np.testing.assert_allclose(compiled.x, eager.x, rtol=0, atol=1e-12)
-    assert len({padded_count(n) for n in range(1, 1000)}) < 35
+    assert len({padded_count(n) for n in range(1, 1000)}) == 36  # 4 for each power of two
 
 
 def test_padding_adds_at_most_a_quarter_and_few_widths():

@@ -392,6 +392,8 @@ def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeyp
         "local.py",
         "scaffold.py",
         "local_steps.py",
+        "optimizers.py",  # of local_training, in the same file as SCAFFOLD's steps
+        "types.py",
         "random.py",
         "aggregate.py",
     }
