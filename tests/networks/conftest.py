@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # for nets.py
 NEED_TORCH = [
     "nets.py",
+    "test_dropout.py",
     "test_gradients.py",
     "test_models.py",
     "test_optimizers.py",
