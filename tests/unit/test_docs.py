@@ -68,6 +68,11 @@ def run_snippets(name: str, real) -> dict:
         except ImportError as error:
             missing = (error.name or str(error)).partition(".")[0]
             pytest.skip(f"{name} needs an extra: {missing}")
+        except fp.InputError as error:
+            extra = re.search(r"pip install '(fedpage\[\w+\])'", str(error))
+            if not extra:
+                raise
+            pytest.skip(f"{name} needs an extra: {extra[1]}")
     return names
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -74,7 +75,8 @@ def public_dataclasses():
         fp.Partition: {"name": "p", "order": np.arange(4), "ptr": np.array([0, 2, 4])},
         fp.Dataset: {"name": "d", "matrix": np.ones((4, 2)), "y": np.array([1.0, -1.0, 1.0, -1.0])},
     }
-    public = [getattr(fp, name) for name in fp.__all__]
+    without = [] if find_spec("torch") else [n for n, m in fp._MODULE_OF.items() if ".torch." in m]
+    public = [getattr(fp, name) for name in fp.__all__ if name not in without]
     classes = [value for value in public if inspect.isclass(value)]
     classes += [entry.cls for entry in fp.METHODS.values()]
     for cls in sorted(set(filter(dataclasses.is_dataclass, classes)), key=lambda cls: cls.__name__):
