@@ -103,7 +103,7 @@ def test_a_gradient_is_that_of_the_masked_network():
         np.testing.assert_allclose(found[place], flat, rtol=0, atol=1e-12)
         dropped = masks[-1] == 0
         assert bool(dropped.any())
-        np.testing.assert_allclose(masks[-1][~dropped].detach(), 1 / 0.6, rtol=1e-6)
+        np.testing.assert_allclose(masks[-1][~dropped].detach(), 1 / 0.6, rtol=1e-12)
     assert not torch.equal(masks[0][:9], masks[1][:9])
 
 

@@ -63,6 +63,7 @@ def not_finite():
 
 
 def linear():
+    torch.manual_seed(0)  # with other weights a loss may agree by chance, and the gradient differ
     return nn.Linear(6, 3)
 
 
@@ -108,7 +109,7 @@ def test_refused_models(case):
 
 LOSSES = {
     "class weights": (class_weights, "mean of their own losses"),
-    "class weights, sorted rows": (class_weights, "mean of their (own losses|single gradients)"),
+    "class weights, sorted rows": (class_weights, "mean of their own losses"),
     "class weights of torch": (
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
         r"reduction='sum' divided by len\(targets\)",

@@ -78,7 +78,7 @@ class KeyedDropout(nn.Module):
         ones = [1] * (x.ndim - 2)
         shape = torch.Size([*x.shape[:2], *ones]) if self.has_channels else x.shape
         mask = draw_mask(key + self.calls, shape, self.p)
-        return x * (mask / (1 - self.p)).to(x.dtype)
+        return x * (mask.to(x.dtype) / (1 - self.p))
 
 
 class KeyedAttention(nn.MultiheadAttention):
