@@ -241,7 +241,7 @@ def test_networks_train_with_other_means(text):
 
     def run(aggregation, **options):
         return fp.simulate(
-            mlp_problem("float32"), FEDAVG, rounds=6, seed=1,
+            mlp_problem("float32", deterministic=True), FEDAVG, rounds=6, seed=1,
             options=fp.RunOptions(aggregation=aggregation, **options),
         )  # fmt: skip
 
@@ -255,7 +255,11 @@ def test_networks_train_with_other_means(text):
 def test_wrong_replies_of_networks_are_found():
     def run(faults):
         return fp.simulate(
-            mlp_problem("float32"), FEDAVG, rounds=10, seed=1, options=fp.RunOptions(faults=faults)
+            mlp_problem("float32", deterministic=True),
+            FEDAVG,
+            rounds=10,
+            seed=1,
+            options=fp.RunOptions(faults=faults),
         )
 
     attacked, honest = run(fp.Faults(huge=0.1)), run(None)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -272,7 +273,8 @@ def try_gradients(
     targets = torch.stack([rows.targets, rows.targets])
     weights = torch.ones(targets.shape[:2], dtype=v.dtype, device=v.device)
     keys = torch.zeros(2, dtype=torch.int64, device=v.device) if model.key_names else None
-    gradients(torch.stack([v, v]), ClientBatches(inputs, targets, weights, keys))
+    sizes = np.full(2, len(rows.targets))
+    gradients(torch.stack([v, v]), ClientBatches(inputs, targets, weights, sizes, keys))
 
 
 def check_compiled(model: FlatModel, v: Tensor, rows: Table, mode: Mode) -> None:

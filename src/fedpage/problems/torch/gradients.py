@@ -6,15 +6,16 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, vmap
+from torch.func import grad, vmap
 
 from fedpage.core.errors import InputError
+from fedpage.core.types import Ints
 from fedpage.data.registry import platform_cache
 from fedpage.problems.torch.model import FlatModel, map_tensors
 
@@ -28,14 +29,18 @@ class ClientBatches(NamedTuple):
     """(n, w, ...)."""
     weights: Tensor
     """(n, w), the weight of each row in its client's loss: equal, or 0 for padding at the end."""
+    sizes: Ints
+    """(n,) rows of weight above 0; on the host, because they choose what is computed."""
     keys: Tensor | None = None
     """(n,) integers that the clients' masks of dropout depend on; None: nothing is dropped."""
 
 
-GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[Tensor, Tensor]]
-"""Gradients (n, d) and losses (n,) of sum_j weights_ij f_ij at each client's own row of v."""
+GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[list[Tensor], Tensor]]
+"""Gradients of sum_j weights_ij f_ij at each client's own row of v (n, d), and the losses f_ij of
+rows (n, w), or (n, 1) where only their mean is known. A gradient has a part (n, *shape) for each
+parameter."""
 
-_Function: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+_Function: TypeAlias = Callable[..., tuple[Sequence[Tensor], Tensor]]
 
 
 class BatchedGradients:
@@ -52,39 +57,50 @@ class BatchedGradients:
     """
 
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
-        self._model, self._is_compiled = model, is_compiled
+        self._model = model.for_compiler() if is_compiled else model.for_vmap()
+        self._is_compiled = is_compiled
         if is_compiled:
-            self._model = model.for_compiler()
             self._compiled = _compile(grad(self._weighted_losses, has_aux=True))
 
-    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[Tensor, Tensor]:
-        """Return gradients (n, d) and losses (n,)."""
+    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
+        """Return the parts of the gradients (n, *shape) and the losses of rows."""
         n = len(v)
         if self._is_compiled:
             v, batches = _pad_clients(v, batches, padded_count(n))
-            gradients, losses = self._compiled(v, *batches)
-            return gradients[:n], losses[:n]
-        point = v.detach().requires_grad_(True)
+            inputs, targets, weights, _, keys = batches
+            gradients, losses = self._compiled(self._model.split(v), inputs, targets, weights, keys)
+            return [part[:n] for part in gradients], losses[:n]
+        parts = [part.detach().requires_grad_(True) for part in self._model.split(v)]
+        inputs, targets, weights, _, keys = batches
         with torch.enable_grad():
-            total, losses = self._weighted_losses(point, *batches)
-            (gradients,) = torch.autograd.grad(total, point)
-        return gradients, losses.detach()
+            each = self._row_losses(parts, inputs, targets, keys)
+            gradients = torch.autograd.grad(each, parts, weights.flatten(), allow_unused=True)
+        return _fill(parts, gradients), each.detach().reshape(weights.shape)
+
+    def _row_losses(
+        self,
+        parts: list[Tensor],
+        inputs: tuple[Tensor, ...],
+        targets: Tensor,
+        keys: Tensor | None,
+    ) -> Tensor:
+        """Return the loss of each row of each client, (n w,)."""
+        own = (parts, inputs) if keys is None else (parts, inputs, keys)
+        outputs = vmap(self._model.call)(*own)
+        rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
+        return self._model.row_losses(rows, targets.flatten(0, 1))
 
     def _weighted_losses(
         self,
-        v: Tensor,
+        parts: list[Tensor],
         inputs: tuple[Tensor, ...],
         targets: Tensor,
         weights: Tensor,
         keys: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the clients' weighted losses, and these losses (n,)."""
-        own = (v, inputs) if keys is None else (v, inputs, keys)
-        outputs = vmap(self._model.outputs)(*own)
-        rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
-        each = self._model.row_losses(rows, targets.flatten(0, 1)).reshape(weights.shape)
-        losses = (each * weights).sum(1)
-        return losses.sum(), losses
+        """Return the sum of the clients' weighted losses, and the losses of rows (n, w)."""
+        each = self._row_losses(parts, inputs, targets, keys).reshape(weights.shape)
+        return (each * weights).sum(), each
 
 
 class SequentialGradients:
@@ -99,55 +115,62 @@ class SequentialGradients:
         self._model, self._is_compiled = model, is_compiled
         if is_compiled:
             self._model = model.for_compiler()
-            self._compiled = _compile(grad_and_value(self._scaled_loss))
+            self._compiled = _compile(grad(self._scaled_loss, has_aux=True))
 
-    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[Tensor, Tensor]:
-        """Return gradients (n, d) and losses (n,)."""
+    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
+        """Return the parts of the gradients (n, *shape) and the losses of rows."""
         each = [self._client(v, batches, i) for i in range(len(v))]
         if len(each) == 1:
-            return each[0][0][None], each[0][1][None]
-        return torch.stack([gradient for gradient, _ in each]), torch.stack(
-            [loss for _, loss in each]
-        )
+            return [part[None] for part in each[0][0]], each[0][1].reshape(1, 1)
+        gradients, losses = zip(*each, strict=True)
+        parts = [torch.stack(own) for own in zip(*gradients, strict=True)]
+        return parts, torch.stack(losses)[:, None]
 
-    def _client(self, v: Tensor, batches: ClientBatches, i: int) -> tuple[Tensor, Tensor]:
-        """Return the gradient (d,) and the loss of client i.
+    def _client(self, v: Tensor, batches: ClientBatches, i: int) -> tuple[list[Tensor], Tensor]:
+        """Return the parts of the gradient and the loss of client i.
 
         Its parameters are a copy, because the last bits of a product may depend on where in memory
         its operands lie.
         """
-        weights = batches.weights[i]
-        used = int((weights != 0).sum())
+        weights, used = batches.weights[i], int(batches.sizes[i])
         inputs = tuple(x[i, :used].clone() for x in batches.inputs)
         targets, factor = batches.targets[i, :used].clone(), used * weights[0]
         point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
         key = None if batches.keys is None else batches.keys[i]
         if self._is_compiled:
-            return self._compiled(point, inputs, targets, factor, key)
-        parts = {
-            name: part.requires_grad_(True) for name, part in self._model.parameters(point).items()
-        }
-        with torch.enable_grad():
-            outputs = self._model.call(parts, inputs, key)
-            loss = self._model.loss_fn(outputs, targets).reshape(()) * factor
-            gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
-        flat = [
-            (torch.zeros_like(part) if own is None else own).reshape(-1)
-            for part, own in zip(parts.values(), gradients, strict=True)
-        ]
-        return torch.cat(flat), loss.detach()
+            gradients, loss = self._compiled(self._model.split(point), inputs, targets, factor, key)
+            return list(gradients), loss
+        with self._model.set_parameters(point, key) as own, torch.enable_grad():
+            outputs = own.module(*inputs)
+            loss = self._model.loss_fn(outputs, targets).reshape(())
+            gradients = torch.autograd.grad(loss, own.parameters, factor, allow_unused=True)
+            return _fill(own.parameters, gradients), loss.detach()
 
     def _scaled_loss(
         self,
-        v: Tensor,
+        parts: list[Tensor],
         inputs: tuple[Tensor, ...],
         targets: Tensor,
         factor: Tensor,
         key: Tensor | None,
-    ) -> Tensor:
-        """Return the mean loss over all rows times a factor."""
-        outputs = self._model.outputs(v, inputs, key)
-        return self._model.loss_fn(outputs, targets).reshape(()) * factor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean loss over all rows, times a factor and as it is."""
+        outputs = self._model.call(parts, inputs, key)
+        loss = self._model.loss_fn(outputs, targets).reshape(())
+        return loss * factor, loss
+
+
+def _fill(parts: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> list[Tensor]:
+    """Return gradients with zeros for parameters that the loss does not depend on."""
+    return [
+        torch.zeros_like(part) if own is None else own
+        for part, own in zip(parts, gradients, strict=True)
+    ]
+
+
+def join_parts(parts: Iterable[Tensor]) -> Tensor:
+    """Return vectors (n, d) whose parts are (n, *shape)."""
+    return torch.cat([part.flatten(1) for part in parts], 1)
 
 
 def padded_count(n: int) -> int:
@@ -169,10 +192,10 @@ def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor,
     def pad(values: Tensor) -> Tensor:
         return torch.cat([values, values[-1:].expand(extra, *values.shape[1:])])
 
-    inputs, targets, weights, keys = batches
+    inputs, targets, weights, sizes, keys = batches
     zeros = torch.zeros(extra, weights.shape[1], dtype=weights.dtype, device=weights.device)
     padded = tuple(map(pad, inputs)), pad(targets), torch.cat([weights, zeros])
-    return pad(v), ClientBatches(*padded, None if keys is None else pad(keys))
+    return pad(v), ClientBatches(*padded, sizes, None if keys is None else pad(keys))
 
 
 _numbers = itertools.count()
@@ -182,7 +205,7 @@ def _compile(function: _Function) -> _Function:
     # Inductor keeps what it compiled in this directory, for later processes too.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(platform_cache() / "torch"))
 
-    def call(*arguments: object) -> tuple[Tensor, Tensor]:
+    def call(*arguments: object) -> tuple[Sequence[Tensor], Tensor]:
         return function(*arguments)
 
     # torch compiles few shapes of one code object, so every function gets a code object.
@@ -190,7 +213,7 @@ def _compile(function: _Function) -> _Function:
     compiled: _Function = torch.compile(call, dynamic=False, fullgraph=True)
     lock = threading.Lock()
 
-    def one_at_a_time(*arguments: object) -> tuple[Tensor, Tensor]:
+    def one_at_a_time(*arguments: object) -> tuple[Sequence[Tensor], Tensor]:
         with lock:
             return compiled(*arguments)
 

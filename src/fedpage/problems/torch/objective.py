@@ -20,6 +20,7 @@ from fedpage.problems.torch.gradients import (
     ClientBatches,
     GradientFunction,
     SequentialGradients,
+    join_parts,
 )
 from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs
 from fedpage.problems.torch.rows import Table, to_numpy
@@ -220,12 +221,15 @@ class Objective:
         inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
         weights = self._weigh(clients, inside, sizes)
         return [
-            ClientBatches(tuple(x[k] for x in inputs), targets[k], weights, own_keys[k])
+            ClientBatches(tuple(x[k] for x in inputs), targets[k], weights, sizes, own_keys[k])
             for k in range(steps)
         ]
 
-    def gradients(self, v: Tensor, batches: ClientBatches) -> Tensor:
-        """Return each client's gradient (n, d) over minibatches that were read before."""
+    def gradient_parts(self, v: Tensor, batches: ClientBatches) -> list[Tensor]:
+        """Return each client's gradient over minibatches that were read before.
+
+        It has a part (n, *shape) for each parameter.
+        """
         return self._gradients(v, batches)[0]
 
     def _equal_width(
@@ -244,7 +248,8 @@ class Objective:
             batches = self._read(clients, rows, sizes, places)
             if keys is not None:
                 batches = batches._replace(keys=keys + start)
-            gradient, loss = self._gradients(v, batches)
+            parts, each = self._gradients(v, batches)
+            gradient, loss = join_parts(parts), _weighted_sum(batches.weights, each)
             gradients = gradient if gradients is None else gradients + gradient
             losses = loss if losses is None else losses + loss
         assert gradients is not None
@@ -257,7 +262,8 @@ class Objective:
         own = places if rows is None else _widen(rows, int(places[-1]) + 1)[:, places]
         chosen = self._starts[clients][:, None] + np.where(inside, own, 0)
         inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
-        return ClientBatches(inputs, targets, self._weigh(clients, inside, sizes))
+        weights, used = self._weigh(clients, inside, sizes), inside.sum(1)
+        return ClientBatches(inputs, targets, weights, used)
 
     def _weigh(self, clients: Ints, inside: NDArray[np.bool_], sizes: Ints) -> Tensor:
         """Return the weights (n, w) of rows: N w_i / b_i inside a client's batch, else 0."""
@@ -338,6 +344,11 @@ def padded_width(sizes: Ints) -> Ints:
     least = np.maximum(sizes, 8)
     unit = 2 ** (np.frexp(least)[1] - 3).astype(np.int64)
     return np.asarray(-(-least // unit) * unit)
+
+
+def _weighted_sum(weights: Tensor, losses: Tensor) -> Tensor:
+    """Return the clients' losses (n,) from those of rows (n, w), or from their means (n, 1)."""
+    return (weights * losses).sum(1)
 
 
 def _widen(rows: Rows, width: int) -> Rows:

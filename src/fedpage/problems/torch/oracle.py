@@ -15,6 +15,7 @@ from fedpage.core import local_steps
 from fedpage.core.optimizers import Optimizer
 from fedpage.core.types import Batch, Draws, Ints, Vector
 from fedpage.problems.base import RowOracle
+from fedpage.problems.torch.gradients import join_parts
 from fedpage.problems.torch.rows import to_numpy
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class TensorOracle(RowOracle):
         self._read.extend(ReadBatch(b, own) for own in batches)
         return True
 
+    @property
+    def has_read(self) -> bool:
+        """Whether the next minibatches were read ahead."""
+        return bool(self._read)
+
     def batch(self, size: int | None) -> Any:
         """Draw a fresh minibatch at each client, or return the next one that was read ahead."""
         if self._read:
@@ -77,8 +83,7 @@ class TensorOracle(RowOracle):
     def grad(self, y: Tensor, batch: Batch | ReadBatch | KeyedBatch) -> Tensor:
         """Return the mean gradient (n, d) over each client's batch at its own row of y (n, d)."""
         if isinstance(batch, ReadBatch):
-            self._count(batch.size)
-            return self._objective.gradients(y, batch.batches)
+            return join_parts(self.gradient_parts(y, batch))
         own, keys = batch if isinstance(batch, KeyedBatch) else (batch, None)
         self._count_batch(own)
         rows, sizes, asked = own
@@ -90,6 +95,31 @@ class TensorOracle(RowOracle):
         gradients[on] = self._objective.client_gradients(y[on], self.clients[on], part, on_keys)[0]
         return gradients
 
+    def gradient_parts(self, y: Tensor, batch: ReadBatch) -> list[Tensor]:
+        """Return `grad` with a part (n, *shape) for each parameter."""
+        self._count(batch.size)
+        return self._objective.gradient_parts(y, batch.batches)
+
+    def sgd_in_place(
+        self, x: Tensor, K: int, eta: float, b: int | None, shift: Tensor | None, mu: float
+    ) -> Tensor:
+        """Take the steps of `local_sgd` on minibatches that were read ahead, in one vector.
+
+        The mean direction is (x - y_K)/(K eta), which is rounded as y_K is. A step passes over
+        the parameters once, where `local_sgd` makes three new vectors.
+        """
+        y = x.clone()
+        parts = self._objective.model.split(y)
+        for _ in range(K):
+            gradients = self.gradient_parts(y, self.batch(b))
+            if mu != 0.0:
+                y.lerp_(x, eta * mu)  # y - eta mu (y - x)
+            if shift is not None:
+                y.sub_(shift, alpha=eta)
+            for part, gradient in zip(parts, gradients, strict=True):
+                part.sub_(gradient, alpha=eta)
+        return (x - y).div_(K * eta)
+
     def _keys(self, first: int, count: int) -> Tensor | None:
         """Return keys (count, n) for minibatches first..first+count-1; None without dropout."""
         if not self._objective.model.key_names:
@@ -98,12 +128,12 @@ class TensorOracle(RowOracle):
         keys = np.array([self._draws.client_keys(self.clients, field) for field in fields])
         return torch.from_numpy(keys.view(np.int64)).to(self._objective.device)
 
-    def lift(self, v: Vector) -> Tensor:
-        """Copy v (d,) or (n, d) to the device as (n, d).
+    def lift(self, v: Vector | Tensor) -> Tensor:
+        """Return v (d,) or (n, d) on the device as (n, d).
 
         It is contiguous, so that a shared vector gives the bits that n copies of it give.
         """
-        tensor = self._objective.tensor(v)
+        tensor = v if isinstance(v, Tensor) else self._objective.tensor(v)
         rows = tensor if tensor.ndim == 2 else tensor[None, :]
         return rows.expand(len(self.clients), self._objective.d).contiguous()
 
@@ -195,6 +225,8 @@ class TorchOracle(local_steps.FusedOracle):
         """Run `core.local_steps.local_sgd` on the device."""
 
         def steps(oracle: TensorOracle, x: Tensor, shift: Tensor | None = None) -> Tensor:
+            if K > 1 and eta > 0.0 and oracle.has_read:
+                return oracle.sgd_in_place(x, K, eta, b, shift, mu)
             return local_steps.local_sgd(oracle, x, K=K, eta=eta, b=b, shift=shift, mu=mu)
 
         return self._run(steps, (x,) if shift is None else (x, shift), [(b, K)])
@@ -262,18 +294,20 @@ class TorchOracle(local_steps.FusedOracle):
             vectors: Its vectors, (d,) or (n, d).
             minibatches: The sizes of the minibatches that it draws, and how many of each.
         """
-        whole, parts = self._tensors, []
+        whole = self._tensors
         count, most = len(whole.clients), int(whole.sizes.max())
         size = self._objective.how.group_size(max(min(b or most, most) for b, _ in minibatches))
         with self._objective.guard():
+            on_device = [self._objective.tensor(v) for v in vectors]
+            directions = on_device[0].new_empty(count, self._objective.d)
             for start in range(0, count, size):
                 group = slice(start, start + size)
                 oracle = whole.select(group)
                 for b, times in minibatches:
                     if not oracle.read_ahead(b, times):
                         break
-                own = (oracle.lift(v if v.ndim == 1 else v[group]) for v in vectors)
-                parts.append(steps(oracle, *own))
+                own = (oracle.lift(v if v.ndim == 1 else v[group]) for v in on_device)
+                directions[group] = steps(oracle, *own)
                 whole.add(group, oracle)
             whole.skip_to(oracle)
-            return to_numpy(parts[0] if len(parts) == 1 else torch.cat(parts))
+            return to_numpy(directions)
