@@ -228,17 +228,16 @@ def choose_mode(model: FlatModel, v: Tensor, rows: Table) -> Mode:
     Raises:
         InputError: The module draws random numbers.
     """
-    model.discard_copies()  # so that the next copy has the hooks
+    gradients = BatchedGradients(model)
     active: list[str] = []
-    hooks = []
-    for name, layer in model.working.named_modules():
+    for name, layer in gradients.model.working.named_modules():
         label = f"{name or 'the model'} ({type(layer).__name__})"
-        hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: active.append(label)))
-        hooks.append(layer.register_forward_hook(lambda *_: active.pop() and None))
+        layer.register_forward_pre_hook(lambda *_, label=label: active.append(label))
+        layer.register_forward_hook(lambda *_: active.pop() and None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try_gradients(model, BatchedGradients(model), v, rows)
+            try_gradients(model, gradients, v, rows)
     except Exception as error:
         where = active[-1] if active else f"the loss ({_name_of(model.loss_fn)})"
         if "random" in str(error):
@@ -254,10 +253,6 @@ def choose_mode(model: FlatModel, v: Tensor, rows: Table) -> Mode:
             stacklevel=4,
         )
         return "sequential"
-    finally:
-        model.discard_copies()
-        for hook in hooks:
-            hook.remove()
     return "batched"
 
 

@@ -57,7 +57,7 @@ class BatchedGradients:
     """
 
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
-        self._model = model.for_compiler() if is_compiled else model.for_vmap()
+        self.model = model.for_compiler() if is_compiled else model.for_vmap()
         self._is_compiled = is_compiled
         if is_compiled:
             self._compiled = _compile(grad(self._weighted_losses, has_aux=True))
@@ -68,9 +68,9 @@ class BatchedGradients:
         if self._is_compiled:
             v, batches = _pad_clients(v, batches, padded_count(n))
             inputs, targets, weights, _, keys = batches
-            gradients, losses = self._compiled(self._model.split(v), inputs, targets, weights, keys)
+            gradients, losses = self._compiled(self.model.split(v), inputs, targets, weights, keys)
             return [part[:n] for part in gradients], losses[:n]
-        parts = [part.detach().requires_grad_(True) for part in self._model.split(v)]
+        parts = [part.detach().requires_grad_(True) for part in self.model.split(v)]
         inputs, targets, weights, _, keys = batches
         with torch.enable_grad():
             each = self._row_losses(parts, inputs, targets, keys)
@@ -86,9 +86,9 @@ class BatchedGradients:
     ) -> Tensor:
         """Return the loss of each row of each client, (n w,)."""
         own = (parts, inputs) if keys is None else (parts, inputs, keys)
-        outputs = vmap(self._model.call)(*own)
+        outputs = vmap(self.model.call)(*own)
         rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
-        return self._model.row_losses(rows, targets.flatten(0, 1))
+        return self.model.row_losses(rows, targets.flatten(0, 1))
 
     def _weighted_losses(
         self,
