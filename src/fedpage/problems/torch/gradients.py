@@ -16,13 +16,13 @@ from torch.func import grad, grad_and_value, vmap
 
 from fedpage.core.errors import InputError
 from fedpage.data.registry import platform_cache
-from fedpage.problems.torch.model import FlatModel, map_tensors
+from fedpage.problems.torch.model import FlatModel, Inputs, list_tensors, map_tensors
 
 
 class ClientBatches(NamedTuple):
     """Minibatches of n clients, padded to one width w with rows of weight 0."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: Inputs
     """Each (n, w, ...)."""
     targets: Tensor
     """(n, w, ...)."""
@@ -73,7 +73,7 @@ class BatchedGradients:
     def _weighted_losses(
         self,
         v: Tensor,
-        inputs: tuple[Tensor, ...],
+        inputs: Inputs,
         targets: Tensor,
         weights: Tensor,
         keys: Tensor | None,
@@ -118,7 +118,7 @@ class SequentialGradients:
         """
         weights = batches.weights[i]
         used = int((weights != 0).sum())
-        inputs = tuple(x[i, :used].clone() for x in batches.inputs)
+        inputs = map_tensors(lambda x: x[i, :used].clone(), batches.inputs)
         targets, factor = batches.targets[i, :used].clone(), used * weights[0]
         point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
         key = None if batches.keys is None else batches.keys[i]
@@ -140,7 +140,7 @@ class SequentialGradients:
     def _scaled_loss(
         self,
         v: Tensor,
-        inputs: tuple[Tensor, ...],
+        inputs: Inputs,
         targets: Tensor,
         factor: Tensor,
         key: Tensor | None,
@@ -171,7 +171,7 @@ def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor,
 
     inputs, targets, weights, keys = batches
     zeros = torch.zeros(extra, weights.shape[1], dtype=weights.dtype, device=weights.device)
-    padded = tuple(map(pad, inputs)), pad(targets), torch.cat([weights, zeros])
+    padded = map_tensors(pad, inputs), pad(targets), torch.cat([weights, zeros])
     return pad(v), ClientBatches(*padded, None if keys is None else pad(keys))
 
 
@@ -211,9 +211,7 @@ def check_compiler() -> None:
         )
 
 
-def count_saved_bytes(
-    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor
-) -> int:
+def count_saved_bytes(model: FlatModel, v: Tensor, inputs: Inputs, targets: Tensor) -> int:
     """Return the bytes that autograd keeps for the gradient of a batch of rows."""
     saved: dict[int, int] = {}
 
@@ -231,7 +229,7 @@ def count_saved_bytes(
     return sum(saved.values())
 
 
-def bytes_of_row(model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> int:
+def bytes_of_row(model: FlatModel, v: Tensor, inputs: Inputs, targets: Tensor) -> int:
     """Return about how many bytes a row more takes in a gradient.
 
     Args:
@@ -240,10 +238,10 @@ def bytes_of_row(model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], target
         inputs: Inputs of some rows.
         targets: Their targets.
     """
-    own = sum(x[0].numel() * x.element_size() for x in (*inputs, targets))
+    own = sum(x[0].numel() * x.element_size() for x in (*list_tensors(inputs), targets))
     count = len(targets)
     if count == 1:
         return own + count_saved_bytes(model, v, inputs, targets)
-    one = count_saved_bytes(model, v, tuple(x[:1] for x in inputs), targets[:1])
+    one = count_saved_bytes(model, v, map_tensors(lambda x: x[:1], inputs), targets[:1])
     more = (count_saved_bytes(model, v, inputs, targets) - one) / (count - 1)
     return own + max(0, int(np.ceil(more)))

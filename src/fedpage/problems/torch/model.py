@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch.func import functional_call, vmap
 from fedpage.core.errors import InputError
 from fedpage.problems.torch.dropout import layer_keys, use_keys
 
+Inputs: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
+"""What a module is called with: positional arguments, or keyword arguments by name."""
 Outputs = Any
 """What a module returns: a tensor, or a tuple, list or dict of tensors with a row per example."""
 Loss = Callable[[Outputs, Tensor], Tensor]
@@ -69,7 +71,7 @@ class FlatModel:
         parts = zip(self.names, v.split(self.counts), self.shapes, strict=True)
         return {name: part.view(shape) for name, part, shape in parts}
 
-    def outputs(self, v: Tensor, inputs: tuple[Tensor, ...], key: Tensor | None = None) -> Outputs:
+    def outputs(self, v: Tensor, inputs: Inputs, key: Tensor | None = None) -> Outputs:
         """Call the module on inputs (w, ...) with parameters v (d,).
 
         Args:
@@ -80,20 +82,20 @@ class FlatModel:
         return self.call(self.parameters(v), inputs, key)
 
     def call(
-        self, parameters: dict[str, Tensor], inputs: tuple[Tensor, ...], key: Tensor | None = None
+        self, parameters: dict[str, Tensor], inputs: Inputs, key: Tensor | None = None
     ) -> Outputs:
         """Call the module on inputs (w, ...) with parameters by name."""
         if key is not None and self.key_names:
             keys = layer_keys(key, len(self.key_names))
             parameters = {**parameters, **dict(zip(self.key_names, keys, strict=True))}
         if not self._is_shared:
-            return functional_call(self.working, parameters, inputs)
+            return call_module(self.working, parameters, inputs)
         try:
             module = self._idle_copies.pop()
         except IndexError:
             module = copy.deepcopy(self.working)
         try:
-            return functional_call(module, parameters, inputs)
+            return call_module(module, parameters, inputs)
         finally:
             self._idle_copies.append(module)
 
@@ -109,7 +111,7 @@ class FlatModel:
 
         return vmap(row_loss)(outputs, targets)
 
-    def mean_loss(self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    def mean_loss(self, v: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
         """Return the mean loss over all rows, as loss_fn itself computes it."""
         return self.loss_fn(self.outputs(v, inputs), targets).reshape(())
 
@@ -132,6 +134,18 @@ class FlatModel:
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_idle_copies": []}
+
+
+def call_module(module: nn.Module, parameters: dict[str, Tensor], inputs: Inputs) -> Outputs:
+    """Call a module with parameters by name, on positional or keyword arguments."""
+    if isinstance(inputs, dict):
+        return functional_call(module, parameters, (), inputs)
+    return functional_call(module, parameters, inputs)
+
+
+def list_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Return the tensors of inputs, those of a dict in its order."""
+    return tuple(inputs.values()) if isinstance(inputs, dict) else inputs
 
 
 def unreduced(loss_fn: Loss) -> Loss | None:
