@@ -140,7 +140,7 @@ def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
                 )
             _refuse(
                 f"{name} and {loss_name} cannot be computed on rows of {where}, inputs "
-                f"{_describe(rows.inputs)}, targets {tuple(targets.shape)} ({targets.dtype}): "
+                f"{_describe(rows.inputs)}, targets {_describe((targets,))}: "
                 f"{_one_line(error)}",
                 error,
             )
@@ -237,9 +237,11 @@ def check_gradients(model: FlatModel, v: Tensor, rows: Table) -> None:
 
 
 def _describe(inputs: Inputs) -> str:
-    if isinstance(inputs, dict):
-        return ", ".join(f"{name} {tuple(x.shape)} ({x.dtype})" for name, x in inputs.items())
-    return ", ".join(str(tuple(x.shape)) for x in inputs) + f" ({inputs[0].dtype})"
+    names = [f"{name} " for name in inputs] if isinstance(inputs, dict) else [""] * len(inputs)
+    return ", ".join(
+        f"{name}{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        for name, x in zip(names, list_tensors(inputs), strict=True)
+    )
 
 
 def _row_losses(model: FlatModel, outputs: Outputs, targets: Tensor) -> Tensor:

@@ -165,6 +165,10 @@ class TorchProblem(ClientScoring):
                     "network does not have; record 'loss', which is always there, instead"
                 )
 
+        if not (target is None or isinstance(target, str)):
+            raise InputError(
+                f"TorchProblem: target must be the name of a column, not {short_repr(target)}"
+            )
         self.lazy, self._target = bool(lazy), target
         data = list_datasets(client_datasets, "client_datasets", minimum=0)
         sources = [open_source(own, f"client {i}", target) for i, own in enumerate(data)]

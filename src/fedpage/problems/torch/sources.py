@@ -171,7 +171,8 @@ def open_source(data: object, where: str, target: str | None = None) -> Source:
     """Return a reader of a user's rows.
 
     Args:
-        data: (inputs, targets), a dict of columns, a `DataLoader`, or a map-style data set.
+        data: (inputs, targets), a dict of columns, a list of rows, a `DataLoader`, or a map-style
+            data set.
         where: Whose rows they are, for error messages.
         target: The name of the column of targets in dicts.
 
@@ -189,7 +190,8 @@ def open_source(data: object, where: str, target: str | None = None) -> Source:
             _refuse(f"{where} is a dict of data sets; give one of them, as in data[{splits[0]!r}]")
         return ColumnSource(*_split_dict(data, target, where), where)
     if isinstance(data, (tuple, list)):
-        if data and all(isinstance(row, Mapping) for row in data):
+        is_rows = isinstance(data, list) and all(isinstance(row, tuple) for row in data)
+        if is_rows or all(isinstance(row, Mapping) for row in data):
             return RowSource(data, where, target)
         if len(data) == 2:
             return ColumnSource(to_inputs(data[0]), data[1], where)
@@ -227,13 +229,13 @@ def _open_loader(loader: DataLoader[Any], where: str, target: str | None) -> Sou
 
 
 def _check_rows_by_number(data: Any, where: str) -> None:
-    """Refuse data sets that have no length or no row numbers."""
+    """Refuse data sets that have no length or no rows by number, such as generators."""
     is_iterable = isinstance(data, IterableDataset) or not hasattr(data, "__getitem__")
     if is_iterable or not hasattr(data, "__len__"):
         lacks = "row numbers" if is_iterable else "__len__"
         _refuse(
-            f"{where} is a {type(data).__name__} without {lacks}; give a Dataset with __len__ and "
-            "__getitem__, or DataLoader(list(rows)) if the rows fit in memory"
+            f"{where} ({type(data).__name__}) has no {lacks}; give a Dataset with __len__ and "
+            "__getitem__, or list(rows) if the rows fit in memory"
         )
 
 
