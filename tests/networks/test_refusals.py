@@ -148,10 +148,12 @@ ROWS = {
     "no rows": ([(X, Y), (X[:0], Y[:0])], "client 1 has no rows"),
     "unequal lengths": ([(X, Y[:-1])], "same number of rows"),
     "a NaN": ([(X, Y), (X * np.nan, Y)], "client 1 has a NaN"),
-    "words": ([(np.array(["a"] * 30), Y)], "tensors or arrays"),
-    "another width": ([(X, Y), (X[:, :5], Y)], "client 1 has rows"),
-    "another type": ([(X, Y), (X, Y.astype(float))], "client 1 has rows"),
-    "a loader": ([torch.utils.data.DataLoader([(X[0], Y[0])])], "DataLoader"),
+    "words": ([(np.array(["a"] * 30), Y)], "client 0: the input is text; tokenise it"),
+    "another width": (
+        [(X, Y), (X[:, :5], Y)],
+        r"client 1: the input has shape \(5,\), but client 0",
+    ),
+    "another type": ([(X, Y), (X, Y.astype(float))], "client 1: the target has type torch.float32"),
 }
 
 

@@ -401,10 +401,10 @@ def _read_array(rows: _Source, column: str) -> Array:
             f"column {column!r} has {kind}s of different sizes; give all the same size by map"
         )
     array = np.concatenate(arrays)
-    return _scale_images(array) if kind == "image" else array
+    return scale_images(array) if kind == "image" else array
 
 
-def _scale_images(images: Array) -> Array:
+def scale_images(images: Array) -> Array:
     """Turn images (n, height, width[, channels]) into numbers (n, channels, height, width)."""
     if images.ndim == 3:
         images = images[..., None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import Metric, evaluate_metrics, row_metrics
 from fedpage.problems.torch.gradients import (
     BatchedGradients,
@@ -18,10 +19,17 @@ from fedpage.problems.torch.gradients import (
     SequentialGradients,
     check_compiler,
 )
-from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs, map_tensors
+from fedpage.problems.torch.model import (
+    FlatModel,
+    Inputs,
+    Outputs,
+    join_outputs,
+    list_tensors,
+    map_tensors,
+)
 from fedpage.problems.torch.norms import BATCH_NORMS
 from fedpage.problems.torch.objective import Mode
-from fedpage.problems.torch.rows import Table
+from fedpage.problems.torch.rows import AnyTable, Table
 
 _WRAPPERS = (
     "TopLevelTracedModule",
@@ -88,6 +96,24 @@ def perturb(v: Tensor) -> Tensor:
     return v + 0.05 * torch.sin(torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device))
 
 
+def check_names(module: nn.Module, inputs: Inputs) -> None:
+    """Refuse inputs by name that the module has no argument for.
+
+    Raises:
+        InputError: There is none.
+    """
+    known = inspect.signature(module.forward).parameters.values()
+    if not isinstance(inputs, dict) or any(p.kind == p.VAR_KEYWORD for p in known):
+        return
+    arguments = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in inputs:
+        if name not in arguments:
+            _refuse(
+                f"{type(module).__name__} has no argument {name!r};{did_you_mean(name, arguments)} "
+                f"it has {', '.join(arguments)}; rename the column, or leave it out"
+            )
+
+
 def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
     """Check the loss of some rows at v (d,).
 
@@ -107,10 +133,15 @@ def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
             loss = model.loss_fn(outputs, targets)
             repeated = model.loss_fn(model.outputs(v, rows.inputs), targets)
         except Exception as error:
-            shapes = ", ".join(str(tuple(x.shape)) for x in rows.inputs)
+            if any(x.dtype == torch.uint8 for x in list_tensors(rows.inputs)):
+                _refuse(
+                    f"{name} and {loss_name} cannot be computed on rows of {where}, whose inputs "
+                    "are uint8; convert images by x.float() / 255, and token numbers by x.long()",
+                    error,
+                )
             _refuse(
-                f"{name} and {loss_name} cannot be computed on rows of {where}, inputs {shapes} "
-                f"({rows.inputs[0].dtype}), targets {tuple(targets.shape)} ({targets.dtype}): "
+                f"{name} and {loss_name} cannot be computed on rows of {where}, inputs "
+                f"{_describe(rows.inputs)}, targets {_describe((targets,))}: "
                 f"{_one_line(error)}",
                 error,
             )
@@ -150,7 +181,7 @@ def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
 def check_table(
     model: FlatModel,
     v: Tensor,
-    table: Table,
+    table: AnyTable,
     metrics: Mapping[str, Metric],
     where: str,
     block: int,
@@ -160,8 +191,12 @@ def check_table(
     Raises:
         InputError: See `check_rows`; or a metric cannot be computed.
     """
-    outputs = [check_rows(model, v, rows, where) for rows in table.blocks(block)]
-    if row_metrics(metrics):
+    outputs, is_wanted = [], bool(row_metrics(metrics))
+    for rows in table.blocks(block):
+        own = check_rows(model, v, rows, where)
+        if is_wanted:
+            outputs.append(own)
+    if is_wanted:
         evaluate_metrics(metrics, join_outputs(outputs), table.targets, where)
 
 
@@ -200,6 +235,14 @@ def check_gradients(model: FlatModel, v: Tensor, rows: Table) -> None:
             f"the gradient of {count} rows is not the mean of their single gradients: {name} "
             "treats a row differently by what else is in the batch (such as scale_grad_by_freq)"
         )
+
+
+def _describe(inputs: Inputs) -> str:
+    names = [f"{name} " for name in inputs] if isinstance(inputs, dict) else [""] * len(inputs)
+    return ", ".join(
+        f"{name}{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        for name, x in zip(names, list_tensors(inputs), strict=True)
+    )
 
 
 def _row_losses(model: FlatModel, outputs: Outputs, targets: Tensor) -> Tensor:
@@ -264,7 +307,7 @@ def try_gradients(
     Raises:
         Exception: Whatever torch raises where it cannot.
     """
-    inputs = tuple(torch.stack([x, x]) for x in rows.inputs)
+    inputs = map_tensors(lambda x: torch.stack([x, x]), rows.inputs)
     targets = torch.stack([rows.targets, rows.targets])
     weights = torch.ones(targets.shape[:2], dtype=v.dtype, device=v.device)
     keys = torch.zeros(2, dtype=torch.int64, device=v.device) if model.key_names else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedpage.core import function_digest as core
 from fedpage.core.types import Ints
-from fedpage.problems.torch.rows import Table
+from fedpage.problems.torch.rows import AnyTable
 
 
 def module_digest(module: nn.Module, trained: Iterable[str]) -> str:
@@ -34,12 +34,11 @@ def module_digest(module: nn.Module, trained: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def table_digest(sizes: Ints, *tables: Table) -> str:
+def table_digest(sizes: Ints, *tables: AnyTable) -> str:
     """Digest rows, and the rows (N,) that each client has of them."""
     digest = hashlib.sha256(sizes.tobytes())
     for table in tables:
-        for x in (*table.inputs, table.targets):
-            digest.update(f"{x.dtype} {tuple(x.shape)} ".encode() + _bytes(x))
+        digest.update(f"{table.length} {' '.join(table.digests())} ".encode())
     return digest.hexdigest()
 
 

@@ -17,13 +17,13 @@ from torch.func import grad, vmap
 from fedpage.core.errors import InputError
 from fedpage.core.types import Ints
 from fedpage.data.registry import platform_cache
-from fedpage.problems.torch.model import FlatModel, map_tensors
+from fedpage.problems.torch.model import FlatModel, Inputs, list_tensors, map_tensors
 
 
 class ClientBatches(NamedTuple):
     """Minibatches of n clients, padded to one width w with rows of weight 0."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: Inputs
     """Each (n, w, ...)."""
     targets: Tensor
     """(n, w, ...)."""
@@ -80,7 +80,7 @@ class BatchedGradients:
     def _row_losses(
         self,
         parts: list[Tensor],
-        inputs: tuple[Tensor, ...],
+        inputs: Inputs,
         targets: Tensor,
         keys: Tensor | None,
     ) -> Tensor:
@@ -93,7 +93,7 @@ class BatchedGradients:
     def _weighted_losses(
         self,
         parts: list[Tensor],
-        inputs: tuple[Tensor, ...],
+        inputs: Inputs,
         targets: Tensor,
         weights: Tensor,
         keys: Tensor | None,
@@ -133,7 +133,7 @@ class SequentialGradients:
         its operands lie.
         """
         weights, used = batches.weights[i], int(batches.sizes[i])
-        inputs = tuple(x[i, :used].clone() for x in batches.inputs)
+        inputs = map_tensors(lambda x: x[i, :used].clone(), batches.inputs)
         targets, factor = batches.targets[i, :used].clone(), used * weights[0]
         point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
         key = None if batches.keys is None else batches.keys[i]
@@ -141,7 +141,7 @@ class SequentialGradients:
             gradients, loss = self._compiled(self._model.split(point), inputs, targets, factor, key)
             return list(gradients), loss
         with self._model.set_parameters(point, key) as own, torch.enable_grad():
-            outputs = own.module(*inputs)
+            outputs = own(inputs)
             loss = self._model.loss_fn(outputs, targets).reshape(())
             gradients = torch.autograd.grad(loss, own.parameters, factor, allow_unused=True)
             return _fill(own.parameters, gradients), loss.detach()
@@ -149,7 +149,7 @@ class SequentialGradients:
     def _scaled_loss(
         self,
         parts: list[Tensor],
-        inputs: tuple[Tensor, ...],
+        inputs: Inputs,
         targets: Tensor,
         factor: Tensor,
         key: Tensor | None,
@@ -194,7 +194,7 @@ def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor,
 
     inputs, targets, weights, sizes, keys = batches
     zeros = torch.zeros(extra, weights.shape[1], dtype=weights.dtype, device=weights.device)
-    padded = tuple(map(pad, inputs)), pad(targets), torch.cat([weights, zeros])
+    padded = map_tensors(pad, inputs), pad(targets), torch.cat([weights, zeros])
     return pad(v), ClientBatches(*padded, sizes, None if keys is None else pad(keys))
 
 
@@ -234,9 +234,7 @@ def check_compiler() -> None:
         )
 
 
-def count_saved_bytes(
-    model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor
-) -> int:
+def count_saved_bytes(model: FlatModel, v: Tensor, inputs: Inputs, targets: Tensor) -> int:
     """Return the bytes that autograd keeps for the gradient of a batch of rows."""
     saved: dict[int, int] = {}
 
@@ -254,7 +252,7 @@ def count_saved_bytes(
     return sum(saved.values())
 
 
-def bytes_of_row(model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> int:
+def bytes_of_row(model: FlatModel, v: Tensor, inputs: Inputs, targets: Tensor) -> int:
     """Return about how many bytes a row more takes in a gradient.
 
     Args:
@@ -263,10 +261,10 @@ def bytes_of_row(model: FlatModel, v: Tensor, inputs: tuple[Tensor, ...], target
         inputs: Inputs of some rows.
         targets: Their targets.
     """
-    own = sum(x[0].numel() * x.element_size() for x in (*inputs, targets))
+    own = sum(x[0].numel() * x.element_size() for x in (*list_tensors(inputs), targets))
     count = len(targets)
     if count == 1:
         return own + count_saved_bytes(model, v, inputs, targets)
-    one = count_saved_bytes(model, v, tuple(x[:1] for x in inputs), targets[:1])
+    one = count_saved_bytes(model, v, map_tensors(lambda x: x[:1], inputs), targets[:1])
     more = (count_saved_bytes(model, v, inputs, targets) - one) / (count - 1)
     return own + max(0, int(np.ceil(more)))

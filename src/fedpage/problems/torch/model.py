@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch.func import functional_call, vmap
 from fedpage.core.errors import InputError
 from fedpage.problems.torch.dropout import layer_keys, use_keys
 
+Inputs: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
+"""What a module is called with: positional arguments, or keyword arguments by name."""
 Outputs = Any
 """What a module returns: a tensor, or a tuple, list or dict of tensors with a row per example."""
 Loss = Callable[[Outputs, Tensor], Tensor]
@@ -39,6 +41,10 @@ class OwnedCopy:
         own = dict(module.named_parameters())
         self.parameters = [own[name] for name in names]
         self._keyed = [module.get_submodule(name.rpartition(".")[0]) for name in key_names]
+
+    def __call__(self, inputs: Inputs) -> Outputs:
+        """Call the copy on positional or keyword arguments."""
+        return self.module(**inputs) if isinstance(inputs, dict) else self.module(*inputs)
 
     def set_keys(self, keys: Sequence[Tensor | None]) -> None:
         """Give each layer with dropout its key; None: nothing is dropped."""
@@ -110,7 +116,7 @@ class FlatModel:
         parts = zip(v.split(self.counts, -1), self.shapes, strict=True)
         return [part.view(*v.shape[:-1], *shape) for part, shape in parts]
 
-    def outputs(self, v: Tensor, inputs: tuple[Tensor, ...], key: Tensor | None = None) -> Outputs:
+    def outputs(self, v: Tensor, inputs: Inputs, key: Tensor | None = None) -> Outputs:
         """Call the module on inputs (w, ...) with parameters v (d,).
 
         Args:
@@ -120,19 +126,17 @@ class FlatModel:
         """
         return self.call(self.split(v), inputs, key)
 
-    def call(
-        self, parts: list[Tensor], inputs: tuple[Tensor, ...], key: Tensor | None = None
-    ) -> Outputs:
+    def call(self, parts: list[Tensor], inputs: Inputs, key: Tensor | None = None) -> Outputs:
         """Call the module on inputs (w, ...) with a tensor for each parameter."""
         parameters = dict(zip(self.names, parts, strict=True))
         if key is not None and self.key_names:
             keys = layer_keys(key, len(self.key_names))
             parameters |= dict(zip(self.key_names, keys, strict=True))
         if not self._is_shared:
-            return functional_call(self.working, parameters, inputs)
+            return call_module(self.working, parameters, inputs)
         own = self._take_copy()
         try:
-            return functional_call(own.module, parameters, inputs)
+            return call_module(own.module, parameters, inputs)
         finally:
             self._idle_copies.append(own)
 
@@ -176,7 +180,7 @@ class FlatModel:
 
         return vmap(row_loss)(outputs, targets)
 
-    def mean_loss(self, v: Tensor, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    def mean_loss(self, v: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
         """Return the mean loss over all rows, as loss_fn itself computes it."""
         return self.loss_fn(self.outputs(v, inputs), targets).reshape(())
 
@@ -199,6 +203,18 @@ class FlatModel:
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_idle_copies": []}
+
+
+def call_module(module: nn.Module, parameters: dict[str, Tensor], inputs: Inputs) -> Outputs:
+    """Call a module with parameters by name, on positional or keyword arguments."""
+    if isinstance(inputs, dict):
+        return functional_call(module, parameters, (), inputs)
+    return functional_call(module, parameters, inputs)
+
+
+def list_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Return the tensors of inputs, those of a dict in its order."""
+    return tuple(inputs.values()) if isinstance(inputs, dict) else inputs
 
 
 def unreduced(loss_fn: Loss) -> Loss | None:

@@ -22,8 +22,8 @@ from fedpage.problems.torch.gradients import (
     SequentialGradients,
     join_parts,
 )
-from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs
-from fedpage.problems.torch.rows import Table, to_numpy
+from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs, map_tensors
+from fedpage.problems.torch.rows import AnyTable, Table, to_numpy
 
 Mode: TypeAlias = Literal["batched", "sequential"]
 """How clients' gradients are computed: all clients in one call of `vmap`, or one after the other
@@ -90,7 +90,7 @@ class Objective:
     def __init__(
         self,
         model: FlatModel,
-        table: Table,
+        table: AnyTable,
         sizes: Ints,
         scale: Vector,
         dtype: DType,
@@ -135,7 +135,7 @@ class Objective:
             raise ValueError(f"points of shape {values.shape} for {self.d} parameters")
         return torch.tensor(values, device=self.device)
 
-    def client_rows(self, client: int) -> Table:
+    def client_rows(self, client: int) -> AnyTable:
         """Return the rows of one client."""
         return self.table.slice(int(self._starts[client]), int(self._starts[client + 1]))
 
@@ -218,10 +218,12 @@ class Objective:
         chosen = np.ascontiguousarray(
             (self._starts[clients][:, None, None] + numbers).swapaxes(0, 1)
         )
-        inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
+        inputs, targets = self.table.take(chosen)
         weights = self._weigh(clients, inside, sizes)
         return [
-            ClientBatches(tuple(x[k] for x in inputs), targets[k], weights, sizes, own_keys[k])
+            ClientBatches(
+                map_tensors(lambda x, k=k: x[k], inputs), targets[k], weights, sizes, own_keys[k]
+            )
             for k in range(steps)
         ]
 
@@ -261,7 +263,7 @@ class Objective:
         inside = places < sizes[:, None]
         own = places if rows is None else _widen(rows, int(places[-1]) + 1)[:, places]
         chosen = self._starts[clients][:, None] + np.where(inside, own, 0)
-        inputs, targets = self.table.take(torch.from_numpy(chosen).to(self.device))
+        inputs, targets = self.table.take(chosen)
         weights, used = self._weigh(clients, inside, sizes), inside.sum(1)
         return ClientBatches(inputs, targets, weights, used)
 
@@ -283,11 +285,11 @@ class Objective:
             return (self.model.row_losses(outputs, rows.targets) * weight).sum(), outputs
 
         gradient, loss, outputs = np.zeros(self.d), 0.0, []
-        for start in range(0, len(weights), self._block):
-            end = min(start + self._block, len(weights))
+        blocks = zip(self.table.blocks(self._block), weights.split(self._block), strict=True)
+        for rows, own_weights in blocks:
             with self.guard():
                 part, (own_loss, own_outputs) = grad_and_value(weighted_loss, has_aux=True)(
-                    v, self.table.slice(start, end), weights[start:end].to(self.device)
+                    v, rows, own_weights.to(self.device)
                 )
             gradient += to_numpy(part)
             loss += float(own_loss)
@@ -314,7 +316,7 @@ class Objective:
             )
         return to_numpy(losses).astype(np.float64), to_numpy(gradients)
 
-    def outputs(self, v: Tensor, rows: Table) -> Outputs:
+    def outputs(self, v: Tensor, rows: AnyTable) -> Outputs:
         """Compute the model's outputs for all rows of a table at v (d,), block by block."""
         with torch.no_grad(), self.guard():
             return join_outputs(

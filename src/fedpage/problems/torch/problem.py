@@ -43,19 +43,20 @@ from fedpage.problems.torch.model import FlatModel, Loss
 from fedpage.problems.torch.objective import Computation, Mode, Objective
 from fedpage.problems.torch.oracle import TorchOracle
 from fedpage.problems.torch.rows import (
-    Table,
+    AnyTable,
     choose_device,
     choose_dtype,
-    concatenate,
     list_datasets,
     read_table,
     sample_rows,
     to_numpy,
 )
+from fedpage.problems.torch.sources import Source, open_source, to_inputs
 
 ClientData = Any
 """Rows of one client: (inputs, targets) as tensors or arrays with a row per example, where inputs
-may be a tuple of them; or a `torch.utils.data.Dataset` of such pairs."""
+may be a tuple or a dict of them; a dict of columns; or a `torch.utils.data.Dataset`, `DataLoader`
+or `datasets.Dataset` of such rows."""
 
 LARGEST_BATCHED = 2**20
 """Bytes of a parameter vector above which clients are computed one after the other by default: the
@@ -78,14 +79,18 @@ class TorchProblem(ClientScoring):
             that need no gradient are constants.
         loss_fn: loss_fn(outputs, targets), the mean loss over the rows of a batch.
         client_datasets: For each client (inputs, targets), tensors or arrays with a row per
-            example, or a `torch.utils.data.Dataset` of such pairs. If inputs is a tuple, the model
-            is called with all of its entries. An empty list makes a model without rows, which the
-            server of a federation needs.
+            example; or a dict of them; or a `torch.utils.data.Dataset`, a `DataLoader` or a
+            `datasets.Dataset` of such rows. If inputs is a tuple, the model is called with all of
+            its entries, and if it is a dict, with keyword arguments. An empty list makes a model
+            without rows, which the server of a federation needs.
         metrics: Names of registered metrics such as "accuracy", or a table of name ->
             function(outputs, targets). Records have them over all clients' rows.
         held_out: Rows that no client has; records have `held_out_loss` and `held_out_METRIC`.
         held_out_clients: Rows of clients that are never called; records have the means over these
             clients, `held_out_clients_loss` and `held_out_clients_METRIC`.
+        target: The name of the targets in rows that are dicts; all other columns are inputs.
+        lazy: Read rows when a minibatch or an evaluation needs them, instead of all at the start.
+            The results are the same, to the bit. For rows that do not fit in memory.
         weights: The clients' weights: "uniform", "size", or N positive numbers.
         device: Where to compute.
         dtype: "float32" or "float64"; by default the model's own. Vectors outside are numpy arrays
@@ -114,6 +119,8 @@ class TorchProblem(ClientScoring):
         metrics: MetricsOption = (),
         held_out: ClientData | None = None,
         held_out_clients: Sequence[ClientData] = (),
+        target: str | None = None,
+        lazy: bool = False,
         weights: Weights = "uniform",
         device: str | torch.device = "cpu",
         dtype: str | torch.dtype | DType | type | None = None,
@@ -158,21 +165,29 @@ class TorchProblem(ClientScoring):
                     "network does not have; record 'loss', which is always there, instead"
                 )
 
+        if not (target is None or isinstance(target, str)):
+            raise InputError(
+                f"TorchProblem: target must be the name of a column, not {short_repr(target)}"
+            )
+        self.lazy, self._target = bool(lazy), target
         data = list_datasets(client_datasets, "client_datasets", minimum=0)
-        tables = [self._read(own, f"client {i}") for i, own in enumerate(data)]
+        sources = [open_source(own, f"client {i}", target) for i, own in enumerate(data)]
+        rows = self._read(*sources) if sources else None
         others = list_datasets(held_out_clients, "held_out_clients", minimum=0)
-        self._held_out = None if held_out is None else self._read(held_out, "held_out")
+        self._held_out = (
+            None if held_out is None else self._read(open_source(held_out, "held_out", target))
+        )
         self._held_out_clients = [
-            self._read(own, f"held-out client {i}") for i, own in enumerate(others)
+            self._read(open_source(own, f"held-out client {i}", target))
+            for i, own in enumerate(others)
         ]
-        sizes = np.array([len(table.targets) for table in tables], dtype=np.int64)
-        scale = client_scale(weights, sizes) if tables else np.empty(0)
+        sizes = np.array([source.length for source in sources], dtype=np.int64)
+        scale = client_scale(weights, sizes) if sources else np.empty(0)
         self.weights = weights if isinstance(weights, str) else "given"
 
         self._sizes = sizes
         self._of_rows: Objective | None = None
-        if tables:
-            rows = concatenate(tables)
+        if rows is not None:
             how = self._check(rows, batched, int(memory * 2**30))
             self._of_rows = Objective(self._flat, rows, sizes, scale, self.dtype, self.device, how)
 
@@ -270,19 +285,21 @@ class TorchProblem(ClientScoring):
 
         Args:
             x: Parameters (d,).
-            data: (inputs, targets) or a `torch.utils.data.Dataset`.
+            data: Rows in any form that clients may have.
 
         Returns:
             "loss" and the metrics.
         """
-        return self._evaluate_rows(x, self._read(data, "data"), "data")
+        rows = self._read(open_source(data, "data", self._target))
+        return self._evaluate_rows(x, rows, "data")
 
     def predict(self, x: Vector, inputs: Any) -> Any:
         """Compute the model's outputs for new rows.
 
         Args:
             x: Parameters (d,).
-            inputs: A tensor or an array with a row per example, or a tuple of them.
+            inputs: A tensor or an array with a row per example, or a tuple or a dict of them; or a
+                data set such as clients have, whose targets are not used.
 
         Returns:
             The outputs, with a row per example: a tensor, or a structure of tensors.
@@ -292,8 +309,13 @@ class TorchProblem(ClientScoring):
         """
         if np.shape(x) != (self.d,):
             raise InputError(f"predict: x must have shape ({self.d},), not {np.shape(x)}")
-        first = inputs[0] if isinstance(inputs, (tuple, list)) else inputs
-        rows = self._read((inputs, np.zeros(len(first))), "inputs")
+        if isinstance(inputs, Mapping):
+            inputs = {name: value for name, value in inputs.items() if name != self._target}
+        if isinstance(inputs, (torch.Tensor, np.ndarray, tuple, list, dict)):
+            parts = to_inputs(inputs)
+            first = next(iter(parts.values() if isinstance(parts, dict) else parts), ())
+            inputs = (parts, np.zeros(len(first)))
+        rows = self._read(open_source(inputs, "inputs", self._target))
         return self._objective.outputs(self._objective.tensor(x), rows)
 
     def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
@@ -462,16 +484,16 @@ class TorchProblem(ClientScoring):
                 f"TorchProblem: {self.model_name} cannot be copied to {self.device} ({why})"
             ) from error
 
-    def _read(self, data: ClientData, where: str) -> Table:
-        return read_table(data, where, self.device, self._torch_dtype)
+    def _read(self, *sources: Source) -> AnyTable:
+        return read_table(sources, self.device, self._torch_dtype, self.lazy)
 
-    def _evaluate_rows(self, x: Vector, rows: Table, where: str) -> dict[str, float]:
+    def _evaluate_rows(self, x: Vector, rows: AnyTable, where: str) -> dict[str, float]:
         outputs = self._objective.outputs(self._objective.tensor(x), rows)
         with torch.no_grad():
             loss = float(self._flat.loss_fn(outputs, rows.targets))
         return {"loss": loss} | evaluate_metrics(self.metrics, outputs, rows.targets, where)
 
-    def _check(self, rows: Table, batched: bool | None, memory: int) -> Computation:
+    def _check(self, rows: AnyTable, batched: bool | None, memory: int) -> Computation:
         """Check all rows and a sample of gradients, and choose how to compute gradients."""
         tables = {"the clients": rows}
         if self._held_out is not None:
@@ -480,6 +502,7 @@ class TorchProblem(ClientScoring):
             tables[f"held-out client {i}"] = table
         start, sample = torch.tensor(self.x0, device=self.device), sample_rows(rows)
         near = checks.perturb(start)
+        checks.check_names(self._flat.module, sample.inputs)
         with deterministic_algorithms() if self.deterministic else nullcontext():
             checks.check_rows(self._flat, near, sample, "the clients")
             checks.check_gradients(self._flat, near, sample)

@@ -1,48 +1,191 @@
-"""Read what a user gives a `TorchProblem`: rows, device and precision."""
+"""Hold the rows of a `TorchProblem`, in memory or read when needed; choose device and precision."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import Vector
+from fedpage.core.types import Ints, Vector
+from fedpage.problems.torch.model import Inputs, list_tensors, map_tensors
+from fedpage.problems.torch.sources import Source, check_alike, is_single
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_ALIGNMENT = 64
+"""Bytes that torch aligns memory to on a CPU."""
+_UNKNOWN_BLOCK = 64
+"""Rows that are read at once where no model says how many fit in memory."""
 
 
 class Table(NamedTuple):
     """Rows as tensors on the device."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: Inputs
     targets: Tensor
 
-    def take(self, rows: Tensor) -> Table:
+    @property
+    def length(self) -> int:
+        """Number of rows."""
+        return len(self.targets)
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """The inputs and the targets, each with a row per example."""
+        return (*list_tensors(self.inputs), self.targets)
+
+    def take(self, rows: Ints) -> Table:
         """Return rows by number: (r,) numbers, or (n, w) for n clients."""
-        flat, shape = rows.reshape(-1), rows.shape
+        flat = torch.from_numpy(rows.reshape(-1)).to(self.targets.device)
 
         def select(values: Tensor) -> Tensor:
-            return values.index_select(0, flat).reshape(*shape, *values.shape[1:])
+            return values.index_select(0, flat).reshape(*rows.shape, *values.shape[1:])
 
-        return Table(tuple(select(x) for x in self.inputs), select(self.targets))
+        return Table(map_tensors(select, self.inputs), select(self.targets))
 
     def row_bytes(self) -> int:
         """Return the bytes of a row."""
-        return sum(x[0].numel() * x.element_size() for x in (*self.inputs, self.targets))
+        return sum(x[0].numel() * x.element_size() for x in self.columns)
 
     def slice(self, start: int, end: int) -> Table:
         """Return rows start..end-1."""
-        return Table(tuple(x[start:end] for x in self.inputs), self.targets[start:end])
+        return Table(map_tensors(lambda x: x[start:end], self.inputs), self.targets[start:end])
 
     def blocks(self, size: int) -> Iterator[Table]:
         """Yield consecutive blocks of `size` rows, the last one with fewer."""
-        for start in range(0, len(self.targets), size):
-            yield self.slice(start, start + size)
+        for start in range(0, self.length, size):
+            inputs, targets = self.slice(start, start + size)
+            yield Table(map_tensors(_align, inputs), _align(targets))
+
+    def digests(self) -> list[str]:
+        """Return a digest of each column."""
+        digests = ColumnDigests()
+        digests.update(self)
+        return digests.values()
+
+
+class LazyTable:
+    """Rows that are read when they are needed, and copied to the device then.
+
+    The first pass over all rows checks them, digests them, and keeps their targets. Only one thread
+    reads at a time, because few data sets can be read by several.
+
+    Args:
+        sources: The rows, one source after the other.
+        device: Where the tensors go.
+        dtype: The type of floating-point values.
+    """
+
+    def __init__(self, sources: Sequence[Source], device: torch.device, dtype: torch.dtype) -> None:
+        self._sources, self._device, self._dtype = list(sources), device, dtype
+        self._starts = np.cumsum([0, *(source.length for source in sources)])
+        self._first, self.length = 0, int(self._starts[-1])
+        self._targets: Tensor | None = None
+        self._digests: list[str] = []
+        self._lock = threading.Lock()
+        self._row = _place(sources[0].read(np.zeros(1, dtype=np.int64)), device, dtype)
+
+    @property
+    def targets(self) -> Tensor:
+        """The targets of all rows, on the device."""
+        if self._targets is None:
+            for _ in self.blocks(_UNKNOWN_BLOCK):
+                pass
+        assert self._targets is not None
+        return self._targets
+
+    def take(self, rows: Ints) -> Table:
+        """Read rows by number, each one once: (r,) numbers, or (n, w) for n clients."""
+        numbers, places = np.unique(rows, return_inverse=True)
+        return self._read(numbers + self._first).take(places.reshape(rows.shape))
+
+    def row_bytes(self) -> int:
+        """Return the bytes of a row."""
+        return self._row.row_bytes()
+
+    def slice(self, start: int, end: int) -> Self:
+        """Return rows start..end-1, without reading them."""
+        part = copy(self)
+        part._first, part.length = self._first + start, end - start
+        part._targets = self.targets[start:end]
+        return part
+
+    def blocks(self, size: int) -> Iterator[Table]:
+        """Read consecutive blocks of `size` rows, the last one with fewer."""
+        is_first = self._targets is None
+        digests, targets = ColumnDigests(), []
+        for start in range(0, self.length, size):
+            numbers = self._first + np.arange(start, min(start + size, self.length))
+            rows = self._read(numbers, is_checked=is_first)
+            if is_first:
+                digests.update(rows)
+                targets.append(rows.targets)
+            yield rows
+        if is_first:
+            self._targets, self._digests = torch.cat(targets), digests.values()
+
+    def digests(self) -> list[str]:
+        """Return a digest of each column."""
+        assert self._first == 0
+        assert len(self.targets) == self.length  # reads all rows, if nobody has
+        return self._digests
+
+    def _read(self, numbers: Ints, is_checked: bool = False) -> Table:
+        """Read rows by their numbers in increasing order."""
+        owners = np.searchsorted(self._starts, numbers, side="right") - 1
+        parts = []
+        for owner in np.unique(owners):
+            source = self._sources[owner]
+            own = numbers[owners == owner] - self._starts[owner]
+            with self._lock:
+                part = _place(source.read(own), self._device, self._dtype)
+            where = f"{source.where}, row {own[0]}"
+            check_alike(part, where, self._row, f"{self._sources[0].where}, row 0")
+            if is_checked:
+                _check_finite(part, source.where)
+            parts.append(part)
+        return _concatenate(parts)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()  # locks cannot be pickled
+
+
+AnyTable: TypeAlias = Table | LazyTable
+
+
+class ColumnDigests:
+    """Digest rows column by column, so that the digest is the same for any blocks of rows."""
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._hashes: list[hashlib._Hash] = []
+
+    def update(self, rows: Table) -> None:
+        """Add a block of rows."""
+        if not self._words:
+            names = (
+                (*rows.inputs, "") if isinstance(rows.inputs, dict) else [""] * len(rows.columns)
+            )
+            for name, x in zip(names, rows.columns, strict=True):
+                self._words.append(f"{name} {x.dtype} {tuple(x.shape[1:])}")
+                self._hashes.append(hashlib.sha256())
+        for digest, x in zip(self._hashes, rows.columns, strict=True):
+            digest.update(to_numpy(x.contiguous()).tobytes())
+
+    def values(self) -> list[str]:
+        """Return the digest of each column, with its name, type and shape."""
+        pairs = zip(self._words, self._hashes, strict=True)
+        return [f"{words} {digest.hexdigest()}" for words, digest in pairs]
 
 
 def to_numpy(values: Tensor) -> Vector:
@@ -50,77 +193,66 @@ def to_numpy(values: Tensor) -> Vector:
     return values.detach().cpu().numpy()
 
 
-def read_table(data: object, where: str, device: torch.device, dtype: torch.dtype) -> Table:
-    """Copy a user's rows to the device, with floating-point values in `dtype`.
+def read_table(
+    sources: Sequence[Source], device: torch.device, dtype: torch.dtype, is_lazy: bool
+) -> AnyTable:
+    """Join rows, one source after the other, with floating-point values in `dtype`.
 
     Args:
-        data: (inputs, targets) or a `torch.utils.data.Dataset` of such rows.
-        where: Whose rows they are, for error messages.
+        sources: The rows.
         device: Where the tensors go.
         dtype: The type of floating-point values.
+        is_lazy: Whether rows are read when they are needed, or all now.
 
     Raises:
-        InputError: Inputs and targets differ in length, are empty, or are not finite.
+        InputError: Rows differ in shape or type, or are not finite.
     """
-    inputs, targets = _split(data, where)
-    table = Table(
-        tuple(_copy(x, where, device, dtype) for x in inputs), _copy(targets, where, device, dtype)
-    )
-    columns = (*table.inputs, table.targets)
-    if any(x.ndim == 0 for x in columns) or len({len(x) for x in columns}) > 1:
-        shapes = ", ".join(str(tuple(x.shape)) for x in columns)
-        raise InputError(
-            f"TorchProblem: {where}: inputs and targets must have the same number of rows, "
-            f"not {shapes}"
-        )
-    if not len(table.targets):
-        raise InputError(f"TorchProblem: {where} has no rows; give every client at least one")
-    for x in columns:
+    if is_lazy:
+        return LazyTable(sources, device, dtype)
+    tables: list[Table] = []
+    for source in sources:
+        table = _place(source.read(np.arange(source.length)), device, dtype)
+        if tables:
+            check_alike(table, source.where, tables[0], sources[0].where)
+        _check_finite(table, source.where)
+        tables.append(table)
+    return _concatenate(tables)
+
+
+def _place(rows: tuple[Inputs, Tensor], device: torch.device, dtype: torch.dtype) -> Table:
+    """Copy rows to the device, to memory that torch aligns, because alignment may change bits."""
+
+    def copy_to_device(x: Tensor) -> Tensor:
+        kind = dtype if x.is_floating_point() else x.dtype
+        return torch.empty(x.shape, dtype=kind, device=device).copy_(x)
+
+    return Table(*map_tensors(copy_to_device, rows))
+
+
+def _align(values: Tensor) -> Tensor:
+    """Return values in memory that torch aligns, because alignment may change bits."""
+    return values if values.data_ptr() % _ALIGNMENT == 0 else values.clone()
+
+
+def _check_finite(table: Table, where: str) -> None:
+    for x in table.columns:
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise InputError(f"TorchProblem: {where} has a NaN or an infinity in its rows")
-    return table
 
 
-def _copy(values: object, where: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-    try:
-        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-    except (TypeError, ValueError):
-        raise InputError(
-            f"TorchProblem: {where}: inputs and targets must be tensors or arrays of numbers, "
-            f"not {type(values).__name__}"
-        ) from None
-    return tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else None)
-
-
-def _split(data: object, where: str) -> tuple[tuple[object, ...], object]:
-    """Split data into its inputs and targets."""
-    if isinstance(data, TensorDataset):
-        *inputs, targets = data.tensors
-        return tuple(inputs), targets
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        inputs, targets = data
-        return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), targets
-    if isinstance(data, Dataset) and hasattr(data, "__len__"):
-        rows = [data[j] for j in range(len(data))]
-        if rows and all(isinstance(row, (tuple, list)) and len(row) >= 2 for row in rows):
-            columns = [
-                torch.stack([torch.as_tensor(value) for value in column])
-                for column in zip(*rows, strict=True)
-            ]
-            return tuple(columns[:-1]), columns[-1]
-    raise InputError(
-        f"TorchProblem: {where} must be (inputs, targets), or a torch Dataset of such rows with a "
-        f"length, not a {type(data).__name__}"
-    )
+def _concatenate(tables: list[Table]) -> Table:
+    """Join tables whose columns are alike."""
+    if len(tables) == 1:
+        return tables[0]
+    return Table(*map_tensors(lambda *parts: torch.cat(parts), *(tuple(t) for t in tables)))
 
 
 def list_datasets(datasets: object, name: str, minimum: int = 1) -> list[object]:
     """Return one data set per client as a list, or refuse the argument called `name`."""
-    single = isinstance(datasets, (Tensor, np.ndarray, str, bytes, Mapping))
-    if single or not isinstance(datasets, Iterable):
+    if is_single(datasets) or not isinstance(datasets, Iterable):
         raise InputError(
-            f"TorchProblem: {name} must be a list with (inputs, targets) for each client, "
-            f"not a {type(datasets).__name__}"
+            f"TorchProblem: {name} must be a list with the rows of each client, not a "
+            f"{type(datasets).__name__}; for a single client give [rows]"
         )
     found = list(datasets)
     if len(found) < minimum:
@@ -128,32 +260,24 @@ def list_datasets(datasets: object, name: str, minimum: int = 1) -> list[object]
     return found
 
 
-def concatenate(tables: list[Table]) -> Table:
-    """Join all clients' rows, one client after the other; row shapes and types must be the same."""
-    first = tables[0]
-    for i, table in enumerate(tables):
-        columns = zip((*first.inputs, first.targets), (*table.inputs, table.targets), strict=False)
-        for a, b in columns:
-            same = a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
-            if not same or len(first.inputs) != len(table.inputs):
-                raise InputError(
-                    f"TorchProblem: client {i} has rows {tuple(b.shape[1:])} {b.dtype}, "
-                    f"client 0 {tuple(a.shape[1:])} {a.dtype}; give all clients rows of the same "
-                    "shape and type"
-                )
-    inputs = tuple(torch.cat(column) for column in zip(*(t.inputs for t in tables), strict=True))
-    return Table(inputs, torch.cat([table.targets for table in tables]))
+def sample_rows(table: AnyTable) -> Table:
+    """Return at most 8 rows, spread over the table and, in memory, over its different targets.
 
-
-def sample_rows(table: Table) -> Table:
-    """Return at most 8 rows, spread over the table and over its different targets."""
-    count = len(table.targets)
-    rows = np.linspace(0, count - 1, min(8, count)).astype(np.int64)
-    if table.targets.ndim == 1:
+    Raises:
+        InputError: A row is another one when it is read again.
+    """
+    rows = np.linspace(0, table.length - 1, min(8, table.length)).astype(np.int64)
+    if isinstance(table, Table) and table.targets.ndim == 1:
         _, first = np.unique(to_numpy(table.targets), return_index=True)
         rows = np.concatenate([first[:8], rows])
-    chosen = list(dict.fromkeys(rows.tolist()))[:8]
-    return table.take(torch.tensor(chosen, device=table.targets.device))
+    chosen = np.array(list(dict.fromkeys(rows.tolist()))[:8])
+    sample = table.take(chosen)
+    if sample.digests() != table.take(chosen).digests():
+        raise InputError(
+            "TorchProblem: a row changes when it is read again, but with lazy=True rows must stay "
+            "as they are; leave out random transforms"
+        )
+    return sample
 
 
 def choose_device(device: str | torch.device) -> torch.device:
