@@ -29,7 +29,7 @@ class ClientBatches(NamedTuple):
     weights: Tensor
     """(n, w), the weight of each row in its client's loss: equal, or 0 for padding at the end."""
     keys: Tensor | None = None
-    """(n,) integers that the clients' masks of dropout depend on; None: nothing is dropped."""
+    """(n,) integers that the clients' masks of dropout depend on; None: an evaluation."""
 
 
 GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[Tensor, Tensor]]
@@ -79,12 +79,18 @@ class BatchedGradients:
         keys: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of the clients' weighted losses, and these losses (n,)."""
-        own = (v, inputs) if keys is None else (v, inputs, keys)
-        outputs = vmap(self._model.outputs)(*own)
+        penalties = None
+        if keys is not None and self._model.statistics:
+            outputs, penalties = vmap(self._model.penalised_outputs)(v, inputs, keys)
+        else:
+            own = (v, inputs) if keys is None else (v, inputs, keys)
+            outputs = vmap(self._model.outputs)(*own)
         rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
         each = self._model.row_losses(rows, targets.flatten(0, 1)).reshape(weights.shape)
         losses = (each * weights).sum(1)
-        return losses.sum(), losses
+        if penalties is None:
+            return losses.sum(), losses
+        return losses.sum() + (penalties * weights.sum(1)).sum(), losses
 
 
 class SequentialGradients:
@@ -128,9 +134,10 @@ class SequentialGradients:
             name: part.requires_grad_(True) for name, part in self._model.parameters(point).items()
         }
         with torch.enable_grad():
-            outputs = self._model.call(parts, inputs, key)
+            outputs, penalty = self._model.call(parts, inputs, key)
             loss = self._model.loss_fn(outputs, targets).reshape(()) * factor
-            gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
+            total = loss if penalty is None else loss + penalty * factor
+            gradients = torch.autograd.grad(total, list(parts.values()), allow_unused=True)
         flat = [
             (torch.zeros_like(part) if own is None else own).reshape(-1)
             for part, own in zip(parts.values(), gradients, strict=True)

@@ -13,6 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedpage.core.errors import InputError
+from fedpage.problems.torch.batch_norm import (
+    BatchNormOption,
+    active_layers,
+    forget_distances,
+    positive,
+    take_penalty,
+    use_client_norms,
+)
 from fedpage.problems.torch.dropout import layer_keys, use_keys
 
 Outputs = Any
@@ -27,36 +35,67 @@ LOSSES = nn.CrossEntropyLoss.__module__
 class FlatModel:
     """Evaluate a module and its loss at a vector (d,) of all trainable parameters.
 
-    Buffers and parameters that need no gradient are constants. `functional_call` changes the module
-    while it runs, so every thread calls a copy of its own.
+    Buffers and parameters that need no gradient are constants, except the statistics of batch
+    normalisation that are aggregated: they are the last coordinates of the vector.
+    `functional_call` changes the module while it runs, so every thread calls a copy of its own.
+
+    Args:
+        module: The module.
+        loss_fn: Its loss.
+        batch_norm: Where the statistics of batch normalisation come from.
+        is_frozen: Whether batch normalisation uses the module's own running statistics only.
     """
 
-    def __init__(self, module: nn.Module, loss_fn: Loss) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_fn: Loss,
+        batch_norm: BatchNormOption = None,
+        is_frozen: bool = False,
+    ) -> None:
         self.module, self.loss_fn = module, loss_fn
-        self.working = copy.deepcopy(module)
-        self.key_names = use_keys(self.working)
+        self.batch_norm = batch_norm if active_layers(module) else None
+        self._is_frozen = is_frozen
+        working = copy.deepcopy(module)
+        dropout_keys = use_keys(working)
+        self.working, self.statistics, norm_keys = use_client_norms(working, batch_norm, is_frozen)
+        self.has_dropout = bool(dropout_keys)
+        self.key_names = dropout_keys + norm_keys
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.names = [name for name, _ in trainable]
-        self.shapes = [p.shape for _, p in trainable]
-        self.counts = [p.numel() for _, p in trainable]
+        buffers = dict(module.named_buffers())
+        parts = trainable + [(name, buffers[name]) for name in self.statistics]
+        self.names = [name for name, _ in parts]
+        self.shapes = [p.shape for _, p in parts]
+        self.counts = [p.numel() for _, p in parts]
         self.d = sum(self.counts)
+        self.trainable = sum(p.numel() for _, p in trainable)
         self._idle_copies: list[nn.Module] = []
         self._is_shared = True
         self._unreduced = unreduced(loss_fn)
 
     def for_compiler(self) -> FlatModel:
         """Return a model that always calls one copy of the module, for one thread at a time."""
-        twin = FlatModel(self.module, self.loss_fn)
+        twin = FlatModel(self.module, self.loss_fn, self.batch_norm, self._is_frozen)
         twin._is_shared = False
         return twin
 
+    def for_checks(self) -> FlatModel:
+        """Return a model with the same parameters in which no row depends on another."""
+        if self.batch_norm != "silobn":
+            return self
+        return FlatModel(self.module, self.loss_fn, self.batch_norm, is_frozen=True)
+
+    def mixes_rows(self, is_training: bool) -> bool:
+        """Return whether a row's output depends on the other rows of its batch."""
+        return self.batch_norm == "silobn" or (is_training and bool(self.statistics))
+
     def vector(self, module: nn.Module) -> Tensor:
-        """Return the trainable parameters (d,) of a module of this architecture.
+        """Return the vector (d,) of a module of this architecture.
 
         Raises:
             InputError: A parameter is missing or has another shape.
         """
-        own = dict(module.named_parameters())
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in own or own[name].shape != shape:
                 raise InputError(
@@ -75,25 +114,42 @@ class FlatModel:
         Args:
             v: The parameters.
             inputs: The inputs of w rows.
-            key: An integer that the masks of dropout depend on; None: nothing is dropped.
+            key: An integer that the masks of dropout depend on; None: an evaluation, in which
+                nothing is dropped.
         """
-        return self.call(self.parameters(v), inputs, key)
+        return self.call(self.parameters(v), inputs, key)[0]
+
+    def penalised_outputs(
+        self, v: Tensor, inputs: tuple[Tensor, ...], key: Tensor
+    ) -> tuple[Outputs, Tensor]:
+        """Return `outputs` and the penalty of a model whose statistics are in v (d,)."""
+        outputs, penalty = self.call(self.parameters(v), inputs, key)
+        assert penalty is not None
+        return outputs, penalty
 
     def call(
         self, parameters: dict[str, Tensor], inputs: tuple[Tensor, ...], key: Tensor | None = None
-    ) -> Outputs:
-        """Call the module on inputs (w, ...) with parameters by name."""
+    ) -> tuple[Outputs, Tensor | None]:
+        """Call the module on inputs (w, ...) with parameters by name.
+
+        Returns:
+            The outputs, and with a key half the squared distance of aggregated statistics from
+            those of the batch, which is no part of losses but of gradients; None without them.
+        """
         if key is not None and self.key_names:
             keys = layer_keys(key, len(self.key_names))
             parameters = {**parameters, **dict(zip(self.key_names, keys, strict=True))}
         if not self._is_shared:
-            return functional_call(self.working, parameters, inputs)
+            return functional_call(self.working, parameters, inputs), None
         try:
             module = self._idle_copies.pop()
         except IndexError:
             module = copy.deepcopy(self.working)
         try:
-            return functional_call(module, parameters, inputs)
+            if key is None or not self.statistics:
+                return functional_call(module, parameters, inputs), None
+            forget_distances(module)
+            return functional_call(module, parameters, inputs), take_penalty(module)
         finally:
             self._idle_copies.append(module)
 
@@ -116,10 +172,11 @@ class FlatModel:
     def to_module(self, v: Tensor) -> nn.Module:
         """Return a copy of the module with parameters v (d,)."""
         module = copy.deepcopy(self.module)
-        own = dict(module.named_parameters())
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, value in self.parameters(v).items():
-                own[name].copy_(value)
+                is_variance = name in self.statistics and name.endswith("running_var")
+                own[name].copy_(positive(value) if is_variance else value)
         return module
 
     def buffers_after_call(self) -> dict[str, Tensor]:
