@@ -210,10 +210,10 @@ def test_batched_sequential_and_deterministic_runs_agree(option, method):
 def test_memory_does_not_divide_a_batch(option):
     """Half a batch has other statistics; a client that exceeds the bound is one call anyway."""
     sizes, method = [40, 6, 30], fp.FedAvg(S=3, K=2, eta_l=0.1, b=None)
-    runs = [
-        fp.simulate(make(option, sizes=sizes, memory=memory), method, rounds=2, seed=0)
-        for memory in (1.0, 1e-6)
-    ]
+    problems = [make(option, sizes=sizes, memory=memory) for memory in (1.0, 1e-6)]
+    runs = [fp.simulate(problem, method, rounds=2, seed=0) for problem in problems]
+    outputs = [p.predict(p.x0, rows(sizes)[0][0]) for p in problems]
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-13)
     np.testing.assert_allclose(runs[0].x, runs[1].x, rtol=0, atol=1e-12)
     np.testing.assert_allclose(runs[0]["loss"], runs[1]["loss"], rtol=1e-12)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -281,6 +282,24 @@ def check_batches(model: FlatModel, v: Tensor, tables: Mapping[str, Table]) -> N
         except InputError as error:
             why = str(error).removeprefix("TorchProblem: ")
             _refuse(f"{where} has {len(table.targets)} rows, but {why}", error)
+
+
+def check_autocast(model: FlatModel, v: Tensor, rows: Table) -> None:
+    """Refuse models that cannot be computed under autocast.
+
+    Raises:
+        InputError: A layer cannot, or the loss of its outputs is not finite.
+    """
+    name = type(model.module).__name__
+    try:
+        with torch.no_grad():
+            loss = float(model.mean_loss(v, *rows))
+    except InputError:
+        raise
+    except Exception as error:
+        _refuse(f"{name} cannot be computed with autocast ({_one_line(error)[:100]})", error)
+    if not math.isfinite(loss):
+        _refuse(f"the loss of {name} is {loss:g} with autocast; leave it out")
 
 
 def try_gradients(

@@ -44,6 +44,7 @@ class FlatModel:
         loss_fn: Its loss.
         batch_norm: Where the statistics of batch normalisation come from.
         is_frozen: Whether batch normalisation uses the module's own running statistics only.
+        autocast: The type to which torch casts the products of the module; None: none.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class FlatModel:
         loss_fn: Loss,
         batch_norm: BatchNormOption = None,
         is_frozen: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
-        self.module, self.loss_fn = module, loss_fn
+        self.module, self.loss_fn, self.autocast = module, loss_fn, autocast
         self.batch_norm = batch_norm if active_layers(module) else None
         self._is_frozen = is_frozen
         working = copy.deepcopy(module)
@@ -75,15 +77,16 @@ class FlatModel:
 
     def for_compiler(self) -> FlatModel:
         """Return a model that always calls one copy of the module, for one thread at a time."""
-        twin = FlatModel(self.module, self.loss_fn, self.batch_norm, self._is_frozen)
+        twin = FlatModel(self.module, self.loss_fn, self.batch_norm, self._is_frozen, self.autocast)
         twin._is_shared = False
         return twin
 
     def for_checks(self) -> FlatModel:
-        """Return a model with the same parameters in which no row depends on another."""
-        if self.batch_norm != "silobn":
+        """Return a model of full precision with the same parameters whose rows are independent."""
+        is_siloed = self.batch_norm == "silobn"
+        if not is_siloed and self.autocast is None:
             return self
-        return FlatModel(self.module, self.loss_fn, self.batch_norm, is_frozen=True)
+        return FlatModel(self.module, self.loss_fn, self.batch_norm, is_frozen=is_siloed)
 
     def mixes_rows(self, is_training: bool) -> bool:
         """Return whether a row's output depends on the other rows of its batch."""
@@ -140,18 +143,29 @@ class FlatModel:
             keys = layer_keys(key, len(self.key_names))
             parameters = {**parameters, **dict(zip(self.key_names, keys, strict=True))}
         if not self._is_shared:
-            return functional_call(self.working, parameters, inputs), None
+            return self._forward(self.working, parameters, inputs), None
         try:
             module = self._idle_copies.pop()
         except IndexError:
             module = copy.deepcopy(self.working)
         try:
             if key is None or not self.statistics:
-                return functional_call(module, parameters, inputs), None
+                return self._forward(module, parameters, inputs), None
             forget_distances(module)
-            return functional_call(module, parameters, inputs), take_penalty(module)
+            return self._forward(module, parameters, inputs), take_penalty(module)
         finally:
             self._idle_copies.append(module)
+
+    def _forward(
+        self, module: nn.Module, parameters: dict[str, Tensor], inputs: tuple[Tensor, ...]
+    ) -> Outputs:
+        if self.autocast is None:
+            return functional_call(module, parameters, inputs)
+        # Without a cache, because that of torch outlives the transformations of torch.func.
+        device = next(iter(parameters.values())).device.type
+        with torch.autocast(device, self.autocast, cache_enabled=False):
+            outputs = functional_call(module, parameters, inputs)
+        return map_tensors(lambda x: x.float() if x.is_floating_point() else x, outputs)
 
     def row_losses(self, outputs: Outputs, targets: Tensor) -> Tensor:
         """Return the loss (w,) of each row, f_ij."""

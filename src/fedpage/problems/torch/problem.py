@@ -45,6 +45,7 @@ from fedpage.problems.torch.objective import Computation, Mode, Objective
 from fedpage.problems.torch.oracle import TorchOracle
 from fedpage.problems.torch.rows import (
     Table,
+    choose_autocast,
     choose_device,
     choose_dtype,
     concatenate,
@@ -101,6 +102,8 @@ class TorchProblem(ClientScoring):
             of a batch. None: it is refused. "aggregated": the means and variances for evaluations
             are the last coordinates of x, and are averaged as parameters are. "silobn": a client's
             rows are evaluated by their own statistics, which never leave the client.
+        autocast: "bfloat16": the model computes under `torch.autocast`, with products of this type.
+            Parameters, outputs, losses, gradients and messages stay float32.
         memory: Gigabytes that one call may take, about; more clients or rows are divided.
         model_name: A name for descriptions; by default that of the model's class.
 
@@ -126,6 +129,7 @@ class TorchProblem(ClientScoring):
         compile: bool = False,
         deterministic: bool = False,
         batch_norm: batch_norms.BatchNormOption = None,
+        autocast: str | torch.dtype | None = None,
         memory: float = 1.0,
         model_name: str | None = None,
     ) -> None:
@@ -155,7 +159,10 @@ class TorchProblem(ClientScoring):
         self.dtype: DType = np.dtype(
             np.float32 if self._torch_dtype == torch.float32 else np.float64
         )
-        self._flat = FlatModel(self._copy_to_device(model), loss_fn, self.batch_norm)
+        self.autocast = choose_autocast(autocast, self.device, self._torch_dtype)
+        self._flat = FlatModel(
+            self._copy_to_device(model), loss_fn, self.batch_norm, autocast=self.autocast
+        )
         self.x0: Vector = to_numpy(self._flat.vector(self._flat.module))
         self.metrics = resolve_metrics(metrics, "TorchProblem")
         for entry in self.metrics.values():
@@ -430,6 +437,7 @@ class TorchProblem(ClientScoring):
             module_digest(self._flat.module, self._flat.names),
             function_digest(self._flat.loss_fn),
             *([f"batch_norm={self.batch_norm}"] if self.batch_norm else []),
+            *(["autocast=bfloat16"] if self.autocast else []),
         ]
         return hashlib.sha256(self.x0.tobytes() + " ".join(words).encode()).hexdigest()
 
@@ -468,6 +476,8 @@ class TorchProblem(ClientScoring):
         }
         if self.batch_norm:
             about["batch_norm"] = self.batch_norm
+        if self.autocast:
+            about["autocast"] = "bfloat16"
         if self.metrics:
             digests = {name: function_digest(m.function) for name, m in self.metrics.items()}
             about |= {"metrics": describe_metrics(self.metrics), "metric_digests": digests}
@@ -526,6 +536,8 @@ class TorchProblem(ClientScoring):
             )
             for where, table in tables.items():
                 checks.check_table(flat, near, table, self.metrics, where, how.block_rows())
+            if self.autocast:
+                checks.check_autocast(self._flat, near, sample)
             if batched is None:
                 batched = not self.deterministic and how.vector_bytes <= LARGEST_BATCHED
             if batched:

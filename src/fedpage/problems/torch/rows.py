@@ -169,6 +169,40 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def choose_autocast(
+    autocast: object, device: torch.device, dtype: torch.dtype
+) -> torch.dtype | None:
+    """Return bfloat16 or None, the type to which torch casts products.
+
+    Args:
+        autocast: What the user gave.
+        device: Where to compute.
+        dtype: The type of parameters.
+
+    Raises:
+        InputError: Another type, parameters of float64, or a device without it.
+    """
+    if autocast is None:
+        return None
+    if autocast in ("float16", torch.float16):
+        raise InputError(
+            "TorchProblem: autocast='float16' would need scaled losses, because its gradients "
+            "underflow; give 'bfloat16'"
+        )
+    if autocast not in ("bfloat16", torch.bfloat16):
+        raise InputError(
+            f"TorchProblem: autocast must be 'bfloat16' or None, not {short_repr(autocast)}"
+        )
+    if dtype == torch.float64:
+        raise InputError(
+            "TorchProblem: autocast casts products of float32; give dtype='float32', or leave it "
+            "out"
+        )
+    if not torch.amp.is_autocast_available(device.type):
+        raise InputError(f"TorchProblem: torch has no autocast on {device}; leave out autocast")
+    return torch.bfloat16
+
+
 def choose_dtype(model: nn.Module, dtype: object) -> torch.dtype:
     """Return float32 or float64: the requested type, or that of the trainable parameters."""
     if dtype is None:
