@@ -39,6 +39,22 @@ def whole(clients, **options):
     options["deterministic"] = True
     return fp.TorchProblem(network(), nn.CrossEntropyLoss(), all_rows, **options)
 
+def norms(client, clients):
+    own = [] if client is None else [rows(client)]
+    return fp.TorchProblem(
+        normalised(), nn.CrossEntropyLoss(), own, deterministic=True, batch_norm="aggregated"
+    )
+
+def normalised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+
+def silos(client, clients):
+    own = [] if client is None else [rows(client)]
+    return fp.TorchProblem(
+        normalised(), nn.CrossEntropyLoss(), own, deterministic=True, batch_norm="silobn"
+    )
+
 def two(client, clients):
     return whole(2)
 
@@ -59,7 +75,7 @@ def broken(client, clients):
 """
 
 
-NAMES = ["problem", "nothing", "rows", "two", "wider", "elsewhere", "broken"]
+NAMES = ["problem", "norms", "silos", "nothing", "rows", "two", "wider", "elsewhere", "broken"]
 
 
 @pytest.fixture
@@ -106,6 +122,29 @@ def test_bits_equal_the_simulator(federate, simulated, nodes, method, hyper, wei
     assert history.last("held_out_accuracy") == server.evaluate(history.x)["accuracy"]
     assert history.last("held_out_loss") == server.evaluate(history.x)["loss"]
     assert history["floats_up"][-1] * 4 == history["bytes_up"][-1]
+
+
+@pytest.mark.parametrize(("function", "option"), [("norms", "aggregated"), ("silos", "silobn")])
+def test_batch_normalisation_has_the_bits_of_the_simulator(
+    federate, simulated, nodes, function, option
+):
+    settings = {
+        "objective": f"app_module:{function}",
+        "clients": 3,
+        "method": "fedavg",
+        "hyper": "S=2 K=3 b=3 eta_l=0.1",
+        "rounds": 3,
+    }
+    history = federate(**settings).history
+    whole = fp.TorchProblem(
+        nodes.normalised(),
+        torch.nn.CrossEntropyLoss(),
+        [nodes.rows(i) for i in range(3)],
+        deterministic=True,
+        batch_norm=option,
+    )
+    assert history.same(simulated(problem=whole, **settings))
+    assert history.x.tobytes() != whole.x0.tobytes()
 
 
 def test_secure_aggregation_of_a_network_equals_the_simulator(federate, simulated, nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -13,21 +14,20 @@ from torch import Tensor, nn
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import Metric, evaluate_metrics, row_metrics
+from fedpage.problems.torch.batch_norm import BatchNormOption, check_layer
 from fedpage.problems.torch.gradients import (
     BatchedGradients,
     ClientBatches,
     SequentialGradients,
     check_compiler,
 )
+from fedpage.problems.torch.inputs import Inputs, list_tensors
 from fedpage.problems.torch.model import (
     FlatModel,
-    Inputs,
     Outputs,
     join_outputs,
-    list_tensors,
     map_tensors,
 )
-from fedpage.problems.torch.norms import BATCH_NORMS
 from fedpage.problems.torch.objective import Mode
 from fedpage.problems.torch.rows import AnyTable, Table
 
@@ -44,8 +44,12 @@ def _refuse(message: str, cause: Exception | None = None) -> NoReturn:
     raise InputError(f"TorchProblem: {message}") from cause
 
 
-def check_module(module: nn.Module | object) -> None:
+def check_module(module: nn.Module | object, batch_norm: BatchNormOption) -> None:
     """Refuse modules that cannot be trained as a function of their parameters.
+
+    Args:
+        module: The module.
+        batch_norm: Where the statistics of batch normalisation come from.
 
     Raises:
         InputError: A layer mixes rows or changes state when it is called, or a parameter
@@ -56,7 +60,9 @@ def check_module(module: nn.Module | object) -> None:
             f"model must be a torch.nn.Module such as nn.Linear(64, 10), not {short_repr(module)}"
         )
     for name, layer in module.named_modules():
-        _check_layer(layer, f"{name or 'the model'} ({type(layer).__name__})")
+        where = f"{name or 'the model'} ({type(layer).__name__})"
+        _check_layer(layer, where)
+        check_layer(layer, where, batch_norm)
     if not any(p.requires_grad for p in module.parameters()):
         _refuse("the model has no parameter that needs a gradient; there is nothing to train")
     for name, p in module.named_parameters():
@@ -66,11 +72,6 @@ def check_module(module: nn.Module | object) -> None:
 def _check_layer(layer: nn.Module, where: str) -> None:
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin) and layer.has_uninitialized_params():
         _refuse(f"{where} has no shape yet; call the model once on a row, or give its sizes")
-    if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
-        _refuse(
-            f"{where} mixes the rows of a batch and keeps statistics that are not parameters; "
-            "convert it by fp.to_group_norm(model), or freeze a trained one with .eval()"
-        )
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and (
         layer.max_norm is not None or layer.sparse
     ):
@@ -91,9 +92,15 @@ def _check_parameter(name: str, p: Tensor) -> None:
         _refuse(f"parameter {name} has a NaN or an infinity in it")
 
 
-def perturb(v: Tensor) -> Tensor:
-    """Return a point near v (d,), because initial parameters (all zero, say) can hide a fault."""
-    return v + 0.05 * torch.sin(torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device))
+def perturb(v: Tensor, count: int) -> Tensor:
+    """Return a point near v (d,), because initial parameters (all zero, say) can hide a fault.
+
+    Args:
+        v: The initial point.
+        count: How many of its coordinates are parameters; statistics, which follow, stay.
+    """
+    places = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
+    return torch.where(places <= count, v + 0.05 * torch.sin(places), v)
 
 
 def check_names(module: nn.Module, inputs: Inputs) -> None:
@@ -124,7 +131,7 @@ def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
         InputError: The loss cannot be computed, is random, changes buffers, is not finite for a
             row, or is not the mean over rows.
     """
-    buffers = {name: value.clone() for name, value in model.module.named_buffers()}
+    buffers = {name: value.clone() for name, value in model.working.named_buffers()}
     name, loss_name = type(model.module).__name__, _name_of(model.loss_fn)
     targets = rows.targets
     with torch.no_grad():
@@ -299,6 +306,41 @@ def choose_mode(model: FlatModel, v: Tensor, rows: Table) -> Mode:
     return "batched"
 
 
+def check_batches(model: FlatModel, v: Tensor, tables: Mapping[str, AnyTable]) -> None:
+    """Compute the outputs of tables as one batch each, by the statistics of the batch.
+
+    Raises:
+        InputError: A table has too few rows, or the outputs are not finite.
+    """
+    key = torch.zeros((), dtype=torch.int64, device=v.device) if model.key_names else None
+    for where, table in tables.items():
+        rows = table.take(np.arange(len(table.targets)))
+        try:
+            with torch.no_grad():
+                model.outputs(v, rows.inputs, key)
+        except InputError as error:
+            why = str(error).removeprefix("TorchProblem: ")
+            _refuse(f"{where} has {len(table.targets)} rows, but {why}", error)
+
+
+def check_autocast(model: FlatModel, v: Tensor, rows: Table) -> None:
+    """Refuse models that cannot be computed under autocast.
+
+    Raises:
+        InputError: A layer cannot, or the loss of its outputs is not finite.
+    """
+    name = type(model.module).__name__
+    try:
+        with torch.no_grad():
+            loss = float(model.mean_loss(v, *rows))
+    except InputError:
+        raise
+    except Exception as error:
+        _refuse(f"{name} cannot be computed with autocast ({_one_line(error)[:100]})", error)
+    if not math.isfinite(loss):
+        _refuse(f"the loss of {name} is {loss:g} with autocast; leave it out")
+
+
 def try_gradients(
     model: FlatModel, gradients: BatchedGradients | SequentialGradients, v: Tensor, rows: Table
 ) -> None:
@@ -322,7 +364,12 @@ def check_compiled(model: FlatModel, v: Tensor, rows: Table, mode: Mode) -> None
         InputError: It cannot, or there is no compiler.
     """
     check_compiler()
-    if model.key_names:  # what inductor made of the masks of torch 2.13 damaged the heap
+    if model.batch_norm:  # batches are not padded, and torch compiles few shapes of a function
+        _refuse(
+            "compile=True is not possible with batch_norm; leave out compile, or convert the model "
+            "by fp.to_group_norm"
+        )
+    if model.has_dropout:  # what inductor made of the masks of torch 2.13 damaged the heap
         _refuse("compile=True is not possible with dropout; leave out one of the two")
     kind = BatchedGradients if mode == "batched" else SequentialGradients
     try:

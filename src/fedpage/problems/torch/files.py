@@ -84,7 +84,7 @@ def _to_npz(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, value in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w") as entry:
-                contiguous = np.ascontiguousarray(value)
+                contiguous = np.asarray(value, order="C")  # which keeps a scalar a scalar
                 np.lib.format.write_array(entry, contiguous, allow_pickle=False)
     return buffer.getvalue()
 

@@ -17,7 +17,8 @@ from torch.func import grad, vmap
 from fedpage.core.errors import InputError
 from fedpage.core.types import Ints
 from fedpage.data.registry import platform_cache
-from fedpage.problems.torch.model import FlatModel, Inputs, list_tensors, map_tensors
+from fedpage.problems.torch.inputs import Inputs, list_tensors
+from fedpage.problems.torch.model import FlatModel, Outputs, map_tensors
 
 
 class ClientBatches(NamedTuple):
@@ -32,7 +33,7 @@ class ClientBatches(NamedTuple):
     sizes: Ints
     """(n,) rows of weight above 0; on the host, because they choose what is computed."""
     keys: Tensor | None = None
-    """(n,) integers that the clients' masks of dropout depend on; None: nothing is dropped."""
+    """(n,) integers that the clients' masks of dropout depend on; None: an evaluation."""
 
 
 GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[list[Tensor], Tensor]]
@@ -73,22 +74,28 @@ class BatchedGradients:
         parts = [part.detach().requires_grad_(True) for part in self.model.split(v)]
         inputs, targets, weights, _, keys = batches
         with torch.enable_grad():
-            each = self._row_losses(parts, inputs, targets, keys)
-            gradients = torch.autograd.grad(each, parts, weights.flatten(), allow_unused=True)
+            each, penalties = self._row_losses(parts, inputs, targets, keys)
+            terms, factors = [each], [weights.flatten()]
+            if penalties is not None:
+                terms, factors = [*terms, penalties], [*factors, weights.sum(1)]
+            gradients = torch.autograd.grad(terms, parts, factors, allow_unused=True)
         return _fill(parts, gradients), each.detach().reshape(weights.shape)
 
     def _row_losses(
-        self,
-        parts: list[Tensor],
-        inputs: Inputs,
-        targets: Tensor,
-        keys: Tensor | None,
-    ) -> Tensor:
-        """Return the loss of each row of each client, (n w,)."""
-        own = (parts, inputs) if keys is None else (parts, inputs, keys)
-        outputs = vmap(self.model.call)(*own)
+        self, parts: list[Tensor], inputs: Inputs, targets: Tensor, keys: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of each row of each client (n w,), and the clients' penalties (n,)."""
+        penalties = None
+        if keys is not None and self.model.statistics:
+            outputs, penalties = vmap(self.model.call)(parts, inputs, keys)
+        else:
+            own = (parts, inputs) if keys is None else (parts, inputs, keys)
+            outputs = vmap(self._outputs)(*own)
         rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
-        return self.model.row_losses(rows, targets.flatten(0, 1))
+        return self.model.row_losses(rows, targets.flatten(0, 1)), penalties
+
+    def _outputs(self, parts: list[Tensor], inputs: Inputs, key: Tensor | None = None) -> Outputs:
+        return self.model.call(parts, inputs, key)[0]
 
     def _weighted_losses(
         self,
@@ -99,8 +106,12 @@ class BatchedGradients:
         keys: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of the clients' weighted losses, and the losses of rows (n, w)."""
-        each = self._row_losses(parts, inputs, targets, keys).reshape(weights.shape)
-        return (each * weights).sum(), each
+        each, penalties = self._row_losses(parts, inputs, targets, keys)
+        each = each.reshape(weights.shape)
+        total = (each * weights).sum()
+        if penalties is not None:
+            total = total + (penalties * weights.sum(1)).sum()
+        return total, each
 
 
 class SequentialGradients:
@@ -141,9 +152,10 @@ class SequentialGradients:
             gradients, loss = self._compiled(self._model.split(point), inputs, targets, factor, key)
             return list(gradients), loss
         with self._model.set_parameters(point, key) as own, torch.enable_grad():
-            outputs = own(inputs)
+            outputs, penalty = self._model.call_copy(own, inputs)
             loss = self._model.loss_fn(outputs, targets).reshape(())
-            gradients = torch.autograd.grad(loss, own.parameters, factor, allow_unused=True)
+            total = loss if penalty is None else loss + penalty
+            gradients = torch.autograd.grad(total, own.parameters, factor, allow_unused=True)
             return _fill(own.parameters, gradients), loss.detach()
 
     def _scaled_loss(
@@ -155,7 +167,7 @@ class SequentialGradients:
         key: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss over all rows, times a factor and as it is."""
-        outputs = self._model.call(parts, inputs, key)
+        outputs, _ = self._model.call(parts, inputs, key)
         loss = self._model.loss_fn(outputs, targets).reshape(())
         return loss * factor, loss
 

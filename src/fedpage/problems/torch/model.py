@@ -6,18 +6,25 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedpage.core.errors import InputError
+from fedpage.problems.torch.batch_norm import (
+    BatchNormOption,
+    active_layers,
+    forget_distances,
+    positive,
+    take_penalty,
+    use_client_norms,
+)
 from fedpage.problems.torch.dropout import layer_keys, use_keys
+from fedpage.problems.torch.inputs import Inputs, call_with
 
-Inputs: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
-"""What a module is called with: positional arguments, or keyword arguments by name."""
 Outputs = Any
 """What a module returns: a tensor, or a tuple, list or dict of tensors with a row per example."""
 Loss = Callable[[Outputs, Tensor], Tensor]
@@ -40,16 +47,15 @@ class OwnedCopy:
         self.module = module
         own = dict(module.named_parameters())
         self.parameters = [own[name] for name in names]
-        self._keyed = [module.get_submodule(name.rpartition(".")[0]) for name in key_names]
-
-    def __call__(self, inputs: Inputs) -> Outputs:
-        """Call the copy on positional or keyword arguments."""
-        return self.module(**inputs) if isinstance(inputs, dict) else self.module(*inputs)
+        places = [name.rpartition(".") for name in key_names]
+        self._keyed = [(module.get_submodule(layer), leaf) for layer, _, leaf in places]
+        self.has_keys = False
 
     def set_keys(self, keys: Sequence[Tensor | None]) -> None:
-        """Give each layer with dropout its key; None: nothing is dropped."""
-        for layer, key in zip(self._keyed, keys, strict=True):
-            layer.dropout_key = key
+        """Give each layer that needs one its key; None: an evaluation."""
+        self.has_keys = bool(keys) and keys[0] is not None
+        for (layer, leaf), key in zip(self._keyed, keys, strict=True):
+            setattr(layer, leaf, key)
 
 
 class _Linear(nn.Linear):
@@ -66,44 +72,81 @@ class _Linear(nn.Linear):
 class FlatModel:
     """Evaluate a module and its loss at a vector (d,) of all trainable parameters.
 
-    Buffers and parameters that need no gradient are constants. `functional_call` changes the module
-    while it runs, so every thread calls a copy of its own.
+    Buffers and parameters that need no gradient are constants, except the statistics of batch
+    normalisation that are aggregated: they are the last coordinates of the vector.
+    `functional_call` changes the module while it runs, so every thread calls a copy of its own.
+
+    Args:
+        module: The module.
+        loss_fn: Its loss.
+        batch_norm: Where the statistics of batch normalisation come from.
+        is_frozen: Whether batch normalisation uses the module's own running statistics only.
+        autocast: The type to which torch casts the products of the module; None: none.
     """
 
-    def __init__(self, module: nn.Module, loss_fn: Loss) -> None:
-        self.module, self.loss_fn = module, loss_fn
-        self.working = copy.deepcopy(module)
-        self.key_names = use_keys(self.working)
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_fn: Loss,
+        batch_norm: BatchNormOption = None,
+        is_frozen: bool = False,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.module, self.loss_fn, self.autocast = module, loss_fn, autocast
+        self.batch_norm = batch_norm if active_layers(module) else None
+        self._is_frozen = is_frozen
+        working = copy.deepcopy(module)
+        dropout_keys = use_keys(working)
+        self.working, self.statistics, norm_keys = use_client_norms(working, batch_norm, is_frozen)
+        self.has_dropout = bool(dropout_keys)
+        self.key_names = dropout_keys + norm_keys
         trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.names = [name for name, _ in trainable]
-        self.shapes = [p.shape for _, p in trainable]
-        self.counts = [p.numel() for _, p in trainable]
+        buffers = dict(module.named_buffers())
+        parts = trainable + [(name, buffers[name]) for name in self.statistics]
+        self.names = [name for name, _ in parts]
+        self.shapes = [p.shape for _, p in parts]
+        self.counts = [p.numel() for _, p in parts]
         self.d = sum(self.counts)
+        self.trainable = sum(p.numel() for _, p in trainable)
         self._idle_copies: list[OwnedCopy] = []
         self._is_shared = True
         self._unreduced = unreduced(loss_fn)
 
     def for_compiler(self) -> FlatModel:
         """Return a model that always calls one copy of the module, for one thread at a time."""
-        twin = FlatModel(self.module, self.loss_fn)
+        twin = self._twin()
         twin._is_shared = False
         return twin
 
     def for_vmap(self) -> FlatModel:
         """Return a model whose linear layers are fast under `vmap`."""
-        twin = FlatModel(self.module, self.loss_fn)
+        twin = self._twin()
         for layer in twin.working.modules():
             if type(layer) is nn.Linear and layer.bias is not None:
                 layer.__class__ = _Linear
         return twin
 
+    def _twin(self) -> FlatModel:
+        return FlatModel(self.module, self.loss_fn, self.batch_norm, self._is_frozen, self.autocast)
+
+    def for_checks(self) -> FlatModel:
+        """Return a model of full precision with the same parameters whose rows are independent."""
+        is_siloed = self.batch_norm == "silobn"
+        if not is_siloed and self.autocast is None:
+            return self
+        return FlatModel(self.module, self.loss_fn, self.batch_norm, is_frozen=is_siloed)
+
+    def mixes_rows(self, is_training: bool) -> bool:
+        """Return whether a row's output depends on the other rows of its batch."""
+        return self.batch_norm == "silobn" or (is_training and bool(self.statistics))
+
     def vector(self, module: nn.Module) -> Tensor:
-        """Return the trainable parameters (d,) of a module of this architecture.
+        """Return the vector (d,) of a module of this architecture.
 
         Raises:
             InputError: A parameter is missing or has another shape.
         """
-        own = dict(module.named_parameters())
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name not in own or own[name].shape != shape:
                 raise InputError(
@@ -122,21 +165,35 @@ class FlatModel:
         Args:
             v: The parameters.
             inputs: The inputs of w rows.
-            key: An integer that the masks of dropout depend on; None: nothing is dropped.
+            key: An integer that the masks of dropout depend on; None: an evaluation, in which
+                nothing is dropped.
         """
-        return self.call(self.split(v), inputs, key)
+        return self.call(self.split(v), inputs, key)[0]
 
-    def call(self, parts: list[Tensor], inputs: Inputs, key: Tensor | None = None) -> Outputs:
-        """Call the module on inputs (w, ...) with a tensor for each parameter."""
+    def call(
+        self, parts: list[Tensor], inputs: Inputs, key: Tensor | None = None
+    ) -> tuple[Outputs, Tensor | None]:
+        """Call the module on inputs (w, ...) with a tensor for each parameter.
+
+        Returns:
+            The outputs, and with a key half the squared distance of aggregated statistics from
+            those of the batch, which is no part of losses but of gradients; None without them.
+        """
         parameters = dict(zip(self.names, parts, strict=True))
         if key is not None and self.key_names:
             keys = layer_keys(key, len(self.key_names))
             parameters |= dict(zip(self.key_names, keys, strict=True))
         if not self._is_shared:
-            return call_module(self.working, parameters, inputs)
+            with self._precision():
+                return self._widen(call_module(self.working, parameters, inputs)), None
         own = self._take_copy()
         try:
-            return call_module(own.module, parameters, inputs)
+            is_noted = key is not None and bool(self.statistics)
+            if is_noted:
+                forget_distances(own.module)
+            with self._precision():
+                outputs = call_module(own.module, parameters, inputs)
+            return self._widen(outputs), take_penalty(own.module) if is_noted else None
         finally:
             self._idle_copies.append(own)
 
@@ -148,7 +205,7 @@ class FlatModel:
 
         Args:
             v: The parameters.
-            key: An integer that the masks of dropout depend on; None: nothing is dropped.
+            key: An integer that the masks of dropout depend on; None: an evaluation.
         """
         own = self._take_copy()
         try:
@@ -162,11 +219,34 @@ class FlatModel:
                 own.set_keys([None] * len(self.key_names))
             self._idle_copies.append(own)
 
+    def call_copy(self, own: OwnedCopy, inputs: Inputs) -> tuple[Outputs, Tensor | None]:
+        """Return what `call` returns, of a copy that `set_parameters` lends."""
+        is_noted = own.has_keys and bool(self.statistics)
+        if is_noted:
+            forget_distances(own.module)
+        with self._precision():
+            outputs = call_with(own.module, inputs)
+        return self._widen(outputs), take_penalty(own.module) if is_noted else None
+
     def _take_copy(self) -> OwnedCopy:
         try:
             return self._idle_copies.pop()
         except IndexError:
             return OwnedCopy(copy.deepcopy(self.working), self.names, self.key_names)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Return the context in which torch casts the products of the module."""
+        if self.autocast is None:
+            return nullcontext()
+        # Without a cache, because that of torch outlives the transformations of torch.func.
+        device = next(self.working.parameters()).device.type
+        return torch.autocast(device, self.autocast, cache_enabled=False)
+
+    def _widen(self, outputs: Outputs) -> Outputs:
+        """Return outputs in the precision of the parameters."""
+        if self.autocast is None:
+            return outputs
+        return map_tensors(lambda x: x.float() if x.is_floating_point() else x, outputs)
 
     def row_losses(self, outputs: Outputs, targets: Tensor) -> Tensor:
         """Return the loss (w,) of each row, f_ij."""
@@ -187,19 +267,16 @@ class FlatModel:
     def to_module(self, v: Tensor) -> nn.Module:
         """Return a copy of the module with parameters v (d,)."""
         module = copy.deepcopy(self.module)
-        own = dict(module.named_parameters())
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, value in zip(self.names, self.split(v), strict=True):
-                own[name].copy_(value)
+                is_variance = name in self.statistics and name.endswith("running_var")
+                own[name].copy_(positive(value) if is_variance else value)
         return module
 
     def buffers_after_call(self) -> dict[str, Tensor]:
         """Return the buffers of the copy that was called last."""
         return dict(self._idle_copies[-1].module.named_buffers())
-
-    def discard_copies(self) -> None:
-        """Forget the copies; the next call copies the module as it is then."""
-        self._idle_copies.clear()
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_idle_copies": []}
@@ -210,11 +287,6 @@ def call_module(module: nn.Module, parameters: dict[str, Tensor], inputs: Inputs
     if isinstance(inputs, dict):
         return functional_call(module, parameters, (), inputs)
     return functional_call(module, parameters, inputs)
-
-
-def list_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
-    """Return the tensors of inputs, those of a dict in its order."""
-    return tuple(inputs.values()) if isinstance(inputs, dict) else inputs
 
 
 def unreduced(loss_fn: Loss) -> Loss | None:

@@ -9,11 +9,12 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad_and_value
 
 from fedpage.core.types import Batch, DType, Ints, Rows, Vector
 from fedpage.problems.base import equal_size
+from fedpage.problems.torch.batch_norm import rows_statistics
 from fedpage.problems.torch.deterministic import deterministic_algorithms
 from fedpage.problems.torch.gradients import (
     BatchedGradients,
@@ -156,13 +157,13 @@ class Objective:
             v: (n, d) points.
             clients: (n,) client numbers.
             batch: The minibatch of each client.
-            keys: (n,) integers that the masks of dropout depend on; None: nothing is dropped.
+            keys: (n,) integers that the masks of dropout depend on; None: an evaluation.
 
         Returns:
             Gradients (n, d) and losses (n,).
         """
         rows, sizes, asked = batch
-        widths = _batch_widths(sizes, asked)
+        widths = self._widths(sizes, asked, keys)
         first, count = int(widths[0]), len(clients)
         size = self.how.group_size(int(widths.max()))
         if count <= size and (count == 1 or bool((widths == first).all())):
@@ -199,7 +200,7 @@ class Objective:
             The minibatches of each step, or None where one call cannot compute them.
         """
         rows, sizes, asked = batch
-        widths = _batch_widths(sizes, asked)
+        widths = self._widths(sizes, asked, keys)
         width = int(widths[0])
         bytes_read = (1 if rows is None else steps) * len(clients) * width * self.table.row_bytes()
         if (
@@ -227,6 +228,11 @@ class Objective:
             for k in range(steps)
         ]
 
+    def _widths(self, sizes: Ints, asked: int | None, keys: Tensor | None) -> Ints:
+        """Return the widths (n,) of batches, without padding where rows depend on one another."""
+        is_exact = self.model.mixes_rows(keys is not None)
+        return sizes if is_exact else _batch_widths(sizes, asked)
+
     def gradient_parts(self, v: Tensor, batches: ClientBatches) -> list[Tensor]:
         """Return each client's gradient over minibatches that were read before.
 
@@ -245,8 +251,10 @@ class Objective:
     ) -> tuple[Tensor, Tensor]:
         """Compute gradients and losses of clients whose batches are padded to one width."""
         gradients, losses = None, None
-        for start in range(0, min(width, int(sizes.max())), self._block):
-            places = np.arange(start, min(start + self._block, width))
+        # A batch whose rows depend on one another is never divided.
+        block = width if self.model.mixes_rows(keys is not None) else self._block
+        for start in range(0, min(width, int(sizes.max())), block):
+            places = np.arange(start, min(start + block, width))
             batches = self._read(clients, rows, sizes, places)
             if keys is not None:
                 batches = batches._replace(keys=keys + start)
@@ -274,7 +282,7 @@ class Objective:
 
     def evaluate_pooled(self, x: Vector, want_outputs: bool) -> PooledEvaluation:
         """Compute f, its gradient and the outputs of all rows at x (d,), block by block."""
-        if self.how.mode == "sequential":
+        if self.how.mode == "sequential" or self.model.mixes_rows(is_training=False):
             return self._pooled_by_client(x, want_outputs)
         v = self.tensor(x)
         shares = self.scale / (self.N * self.sizes)
@@ -304,8 +312,13 @@ class Objective:
             losses, gradients = self.evaluate_clients(np.array([i], dtype=np.int64), x)
             gradient += gradients[0]
             loss += float(losses[0])
-        outputs = self.outputs(v, self.table) if want_outputs else None
+        outputs = self._all_outputs(v) if want_outputs else None
         return PooledEvaluation(gradient / self.N, loss / self.N, outputs)
+
+    def _all_outputs(self, v: Tensor) -> Outputs:
+        if not self.model.mixes_rows(is_training=False):
+            return self.outputs(v, self.table)
+        return join_outputs([self.outputs(v, self.client_rows(i)) for i in range(self.N)])
 
     def evaluate_clients(self, clients: Ints, x: Vector) -> tuple[Vector, Vector]:
         """Return each client's N w_i f_i(x) (n,) in float64, and its gradient (n, d)."""
@@ -318,10 +331,25 @@ class Objective:
 
     def outputs(self, v: Tensor, rows: AnyTable) -> Outputs:
         """Compute the model's outputs for all rows of a table at v (d,), block by block."""
+        block = len(rows.targets) if self.model.mixes_rows(is_training=False) else self._block
         with torch.no_grad(), self.guard():
-            return join_outputs(
-                [self.model.outputs(v, part.inputs) for part in rows.blocks(self._block)]
-            )
+            return join_outputs([self.model.outputs(v, part.inputs) for part in rows.blocks(block)])
+
+    def set_statistics(self, module: nn.Module, client: int | None) -> None:
+        """Give a module the running statistics of a client's rows, or their mean over clients."""
+        clients = range(self.N) if client is None else [client]
+        shares = self.scale[clients] / self.scale[clients].sum()
+        means: dict[str, Tensor] = {}
+        for i, share in zip(clients, shares, strict=True):
+            with self.guard():
+                own = rows_statistics(
+                    module, self.client_rows(i).take(np.arange(self.sizes[i])).inputs
+                )
+            for name, value in own.items():
+                means[name] = means.get(name, 0.0) + float(share) * value
+        buffers = dict(module.named_buffers())
+        for name, value in means.items():
+            buffers[name].copy_(value)
 
     def _choose_gradients(self) -> GradientFunction:
         kind = SequentialGradients if self.how.mode == "sequential" else BatchedGradients

@@ -35,6 +35,7 @@ from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Smoothness
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm
 from fedpage.problems.client_scores import ClientScoring, ClientTable
 from fedpage.problems.reprs import html_problem, repr_problem
+from fedpage.problems.torch import batch_norm as batch_norms
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import deterministic_algorithms
 from fedpage.problems.torch.fingerprint import function_digest, module_digest, table_digest
@@ -44,6 +45,7 @@ from fedpage.problems.torch.objective import Computation, Mode, Objective
 from fedpage.problems.torch.oracle import TorchOracle
 from fedpage.problems.torch.rows import (
     AnyTable,
+    choose_autocast,
     choose_device,
     choose_dtype,
     list_datasets,
@@ -101,6 +103,12 @@ class TorchProblem(ClientScoring):
             long runs. It needs a C++ compiler.
         deterministic: Compute clients one at a time, on one thread, with torch's deterministic
             algorithms. It is slower, and proves that a deployed run is the simulated one.
+        batch_norm: What becomes of BatchNorm in training mode, which normalises by the statistics
+            of a batch. None: it is refused. "aggregated": the means and variances for evaluations
+            are the last coordinates of x, and are averaged as parameters are. "silobn": a client's
+            rows are evaluated by their own statistics, which never leave the client.
+        autocast: "bfloat16": the model computes under `torch.autocast`, with products of this type.
+            Parameters, outputs, losses, gradients and messages stay float32.
         memory: Gigabytes that one call may take, about; more clients or rows are divided.
         model_name: A name for descriptions; by default that of the model's class.
 
@@ -127,11 +135,14 @@ class TorchProblem(ClientScoring):
         batched: bool | None = None,
         compile: bool = False,
         deterministic: bool = False,
+        batch_norm: batch_norms.BatchNormOption = None,
+        autocast: str | torch.dtype | None = None,
         memory: float = 1.0,
         model_name: str | None = None,
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
-        checks.check_module(model)
+        self.batch_norm = batch_norms.check_option(batch_norm)
+        checks.check_module(model, self.batch_norm)
         if not callable(loss_fn):
             raise InputError(
                 "TorchProblem: loss_fn must be a function of outputs and targets, "
@@ -155,7 +166,10 @@ class TorchProblem(ClientScoring):
         self.dtype: DType = np.dtype(
             np.float32 if self._torch_dtype == torch.float32 else np.float64
         )
-        self._flat = FlatModel(self._copy_to_device(model), loss_fn)
+        self.autocast = choose_autocast(autocast, self.device, self._torch_dtype)
+        self._flat = FlatModel(
+            self._copy_to_device(model), loss_fn, self.batch_norm, autocast=self.autocast
+        )
         self.x0: Vector = to_numpy(self._flat.vector(self._flat.module))
         self.metrics = resolve_metrics(metrics, "TorchProblem")
         for entry in self.metrics.values():
@@ -200,7 +214,7 @@ class TorchProblem(ClientScoring):
 
     @property
     def d(self) -> int:
-        """Number of trainable parameters."""
+        """Number of trainable parameters, and of statistics with batch_norm="aggregated"."""
         return self._flat.d
 
     @property
@@ -380,18 +394,34 @@ class TorchProblem(ClientScoring):
 
     # Modules and files
 
-    def to_module(self, x: Vector) -> nn.Module:
+    def to_module(self, x: Vector, client: int | None = None) -> nn.Module:
         """Return a copy of the model with parameters x (d,).
 
+        With batch_norm="aggregated" its running statistics are those in x. With "silobn" they are
+        the statistics of the clients' rows at x.
+
+        Args:
+            x: Parameters (d,).
+            client: With batch_norm="silobn", the client whose rows' statistics the model gets;
+                None: the means over clients, with their weights.
+
         Raises:
-            InputError: x has another shape.
+            InputError: x has another shape, or there is no such client.
         """
         if np.shape(x) != (self.d,):
             raise InputError(f"to_module: x must have shape ({self.d},), not {np.shape(x)}")
-        return self._flat.to_module(self._objective.tensor(x))
+        if client is not None and (self.batch_norm != "silobn" or client not in range(self.N)):
+            raise InputError(
+                f"to_module: client must be in 0..{self.N - 1}, with batch_norm='silobn', not "
+                f"{short_repr(client)}"
+            )
+        module = self._flat.to_module(self._objective.tensor(x))
+        if self.batch_norm == "silobn":
+            self._objective.set_statistics(module, client)
+        return module
 
     def from_module(self, module: nn.Module) -> Vector:
-        """Return the trainable parameters (d,) of a module of this architecture.
+        """Return the vector (d,) of a module of this architecture.
 
         Raises:
             InputError: A parameter is missing or has another shape.
@@ -427,6 +457,8 @@ class TorchProblem(ClientScoring):
             str(self.dtype),
             module_digest(self._flat.module, self._flat.names),
             function_digest(self._flat.loss_fn),
+            *([f"batch_norm={self.batch_norm}"] if self.batch_norm else []),
+            *(["autocast=bfloat16"] if self.autocast else []),
         ]
         return hashlib.sha256(self.x0.tobytes() + " ".join(words).encode()).hexdigest()
 
@@ -463,6 +495,10 @@ class TorchProblem(ClientScoring):
             "deterministic": self.deterministic,
             "compiled": self.compiled,
         }
+        if self.batch_norm:
+            about["batch_norm"] = self.batch_norm
+        if self.autocast:
+            about["autocast"] = "bfloat16"
         if self.metrics:
             digests = {name: function_digest(m.function) for name, m in self.metrics.items()}
             about |= {"metrics": describe_metrics(self.metrics), "metric_digests": digests}
@@ -501,21 +537,30 @@ class TorchProblem(ClientScoring):
         for i, table in enumerate(self._held_out_clients):
             tables[f"held-out client {i}"] = table
         start, sample = torch.tensor(self.x0, device=self.device), sample_rows(rows)
-        near = checks.perturb(start)
+        near, flat = checks.perturb(start, self._flat.trainable), self._flat.for_checks()
         checks.check_names(self._flat.module, sample.inputs)
         with deterministic_algorithms() if self.deterministic else nullcontext():
-            checks.check_rows(self._flat, near, sample, "the clients")
-            checks.check_gradients(self._flat, near, sample)
+            checks.check_rows(flat, near, sample, "the clients")
+            checks.check_gradients(flat, near, sample)
+            if self._flat.batch_norm:
+                i = int(np.argmin(self._sizes))
+                first = int(self._sizes[:i].sum())
+                batches = {f"client {i}": rows.slice(first, first + int(self._sizes[i]))}
+                if self.batch_norm == "silobn":
+                    batches |= {w: t for w, t in tables.items() if t is not rows}
+                checks.check_batches(self._flat, near, batches)
             how = Computation(
                 mode="sequential",
                 is_compiled=self.compiled,
                 is_deterministic=self.deterministic,
                 memory=memory,
                 vector_bytes=self.d * self.dtype.itemsize,
-                row_bytes=bytes_of_row(self._flat, start, *sample),
+                row_bytes=bytes_of_row(flat, start, *sample),
             )
             for where, table in tables.items():
-                checks.check_table(self._flat, near, table, self.metrics, where, how.block_rows())
+                checks.check_table(flat, near, table, self.metrics, where, how.block_rows())
+            if self.autocast:
+                checks.check_autocast(self._flat, near, sample)
             if batched is None:
                 batched = not self.deterministic and how.vector_bytes <= LARGEST_BATCHED
             if batched:

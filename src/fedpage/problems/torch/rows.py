@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Vector
-from fedpage.problems.torch.model import Inputs, list_tensors, map_tensors
+from fedpage.problems.torch.inputs import Inputs, list_tensors
+from fedpage.problems.torch.model import map_tensors
 from fedpage.problems.torch.sources import Source, check_alike, is_single
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -291,6 +292,40 @@ def choose_device(device: str | torch.device) -> torch.device:
             f"TorchProblem: device {short_repr(device)} cannot be used here ({why}); give 'cpu'"
         ) from None
     return chosen
+
+
+def choose_autocast(
+    autocast: object, device: torch.device, dtype: torch.dtype
+) -> torch.dtype | None:
+    """Return bfloat16 or None, the type to which torch casts products.
+
+    Args:
+        autocast: What the user gave.
+        device: Where to compute.
+        dtype: The type of parameters.
+
+    Raises:
+        InputError: Another type, parameters of float64, or a device without it.
+    """
+    if autocast is None:
+        return None
+    if autocast in ("float16", torch.float16):
+        raise InputError(
+            "TorchProblem: autocast='float16' would need scaled losses, because its gradients "
+            "underflow; give 'bfloat16'"
+        )
+    if autocast not in ("bfloat16", torch.bfloat16):
+        raise InputError(
+            f"TorchProblem: autocast must be 'bfloat16' or None, not {short_repr(autocast)}"
+        )
+    if dtype == torch.float64:
+        raise InputError(
+            "TorchProblem: autocast casts products of float32; give dtype='float32', or leave it "
+            "out"
+        )
+    if not torch.amp.is_autocast_available(device.type):
+        raise InputError(f"TorchProblem: torch has no autocast on {device}; leave out autocast")
+    return torch.bfloat16
 
 
 def choose_dtype(model: nn.Module, dtype: object) -> torch.dtype:

@@ -29,7 +29,7 @@ from torch.utils.data import (
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import Ints
 from fedpage.data.huggingface import scale_images
-from fedpage.problems.torch.model import Inputs, list_tensors
+from fedpage.problems.torch.inputs import Inputs, list_tensors
 
 Values: TypeAlias = Any
 """What a user gives for numbers: a tensor, an array, a number, or nested lists of numbers."""
