@@ -179,6 +179,8 @@ def test_predict_takes_dicts_and_data_sets():
     )["logits"]
     for inputs in (table, without_target(table), Rows(dicts(table))):
         assert torch.equal(problem.predict(x, inputs)["logits"], expected)
+    with pytest.raises(fp.InputError, match="Words has no argument 'input_id'; did you mean"):
+        problem.predict(x, {"input_id": table["input_ids"]})
 
 
 @dataclass
@@ -616,7 +618,7 @@ def test_a_held_out_set_of_a_model_without_clients_has_a_digest():
 
 def test_digests_depend_on_the_names_of_columns():
     class Difference(nn.Linear):
-        def forward(self, a, b=0, c=0):  # type: ignore[override]
+        def forward(self, a, b=0, c=0):
             return super().forward(a - b + c)
 
     def digest(**inputs):
