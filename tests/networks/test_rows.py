@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
     StackDataset,
     Subset,
     SubsetRandomSampler,
@@ -30,8 +32,10 @@ from torch.utils.data import (
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.problems.torch.sources import ColumnSource
+from fedpage.problems.torch.rows import read_table
+from fedpage.problems.torch.sources import ColumnSource, open_source
 
+CPU = torch.device("cpu")
 FEDAVG = fp.FedAvg(S=3, K=3, eta_l=0.1, b=4)
 FEDPAGE = fp.FedPAGE(S=3, K=3, eta_l=0.1, p=0.5, b1=4, b2=4, b3=2)
 
@@ -175,6 +179,8 @@ def test_predict_takes_dicts_and_data_sets():
     )["logits"]
     for inputs in (table, without_target(table), Rows(dicts(table))):
         assert torch.equal(problem.predict(x, inputs)["logits"], expected)
+    with pytest.raises(fp.InputError, match="Words has no argument 'input_id'; did you mean"):
+        problem.predict(x, {"input_id": table["input_ids"]})
 
 
 @dataclass
@@ -315,6 +321,10 @@ REFUSED: dict[str, Any] = {
     "a sampler": (
         [loader(sampler=SubsetRandomSampler([1, 2]))],
         r"SubsetRandomSampler of a DataLoader is not used.*\.Subset\(dataset, rows\)",
+    ),
+    "a sampler of some rows": (
+        [loader(sampler=RandomSampler(X, num_samples=3))],
+        "RandomSampler of a DataLoader is not used",
     ),
     "a sampler of batches": (
         [loader(batch_sampler=BatchSampler(SubsetRandomSampler([1]), 1, False))],
@@ -516,10 +526,25 @@ def test_lazy_rows_fit_in_the_given_memory(options):
     problem = fp.TorchProblem(
         Watching(), F.cross_entropy, Watching.data, lazy=True, memory=memory, **options
     )
-    for method in (FEDAVG, FEDPAGE, fp.FedAvg(S=3, K=2, eta_l=0.1, b=None)):
+    many, full = (fp.FedAvg(S=3, K=K, eta_l=0.1, b=b) for K, b in ((30, 60), (2, None)))
+    for method in (FEDPAGE, many, full):
         fp.simulate(problem, method, rounds=3, seed=0)
     assert 50 < max(REQUESTED) <= most < 1500  # of 6500 rows
     assert max(own.most_live for own in Watching.data) <= 2
+
+
+def test_slices_and_blocks_of_lazy_rows_are_those_in_memory():
+    whole, lazy = (
+        read_table([open_source(own, "rows") for own in rows(SIZES)], CPU, torch.float64, is_lazy)
+        for is_lazy in (False, True)
+    )
+    chosen = np.array([[3, 0, 3], [11, 40, 7]])
+    for start, end in ((0, 75), (2, 60)):
+        a, b = whole.slice(start, end), lazy.slice(start, end)
+        assert a.length == b.length == end - start
+        assert a.take(chosen).digests() == b.take(chosen).digests()
+        for left, right in zip(a.blocks(13), b.blocks(13), strict=True):
+            assert left.digests() == right.digests()
 
 
 def test_only_the_rows_of_a_minibatch_are_read():
@@ -565,6 +590,7 @@ class OneReader(Rows):
     def __getitem__(self, number):
         assert self.busy.acquire(blocking=False), "two threads read at the same time"
         try:
+            time.sleep(1e-5)  # let the other threads run
             return super().__getitem__(number)
         finally:
             self.busy.release()
@@ -591,20 +617,16 @@ def test_a_held_out_set_of_a_model_without_clients_has_a_digest():
 
 
 def test_digests_depend_on_the_names_of_columns():
-    x, y = rows([6], (4,))[0]
-    words = [{"a": x, "b": x + 1, "y": y}, {"b": x, "a": x + 1, "y": y}]
-
     class Difference(nn.Linear):
-        def forward(self, a, b):
-            return super().forward(a - b)
+        def forward(self, a, b=0, c=0):
+            return super().forward(a - b + c)
 
-    digests = {
-        fp.TorchProblem(Difference(4, 3), F.cross_entropy, [own], target="y").describe()[
-            "data_digest"
-        ]
-        for own in words
-    }
-    assert len(digests) == 2
+    def digest(**inputs):
+        model = Difference(4, 3)
+        return fp.TorchProblem(model, F.cross_entropy, [(inputs, y)]).describe()["data_digest"]
+
+    x, y = rows([6], (4,))[0]
+    assert digest(a=x, b=x) == digest(b=x, a=x) != digest(a=x, c=x)
 
 
 # Hugging Face

@@ -103,14 +103,14 @@ def perturb(v: Tensor, count: int) -> Tensor:
     return torch.where(places <= count, v + 0.05 * torch.sin(places), v)
 
 
-def check_names(module: nn.Module, inputs: Inputs) -> None:
+def check_names(module: nn.Module, inputs: Mapping[str, object] | tuple[object, ...]) -> None:
     """Refuse inputs by name that the module has no argument for.
 
     Raises:
         InputError: There is none.
     """
     known = inspect.signature(module.forward).parameters.values()
-    if not isinstance(inputs, dict) or any(p.kind == p.VAR_KEYWORD for p in known):
+    if isinstance(inputs, tuple) or any(p.kind == p.VAR_KEYWORD for p in known):
         return
     arguments = [p.name for p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for name in inputs:

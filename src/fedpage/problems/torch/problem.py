@@ -327,6 +327,7 @@ class TorchProblem(ClientScoring):
             inputs = {name: value for name, value in inputs.items() if name != self._target}
         if isinstance(inputs, (torch.Tensor, np.ndarray, tuple, list, dict)):
             parts = to_inputs(inputs)
+            checks.check_names(self._flat.module, parts)
             first = next(iter(parts.values() if isinstance(parts, dict) else parts), ())
             inputs = (parts, np.zeros(len(first)))
         rows = self._read(open_source(inputs, "inputs", self._target))

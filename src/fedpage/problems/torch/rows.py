@@ -123,7 +123,7 @@ class LazyTable:
         digests, targets = ColumnDigests(), []
         for start in range(0, self.length, size):
             numbers = self._first + np.arange(start, min(start + size, self.length))
-            rows = self._read(numbers, is_checked=is_first)
+            rows = self._read(numbers)
             if is_first:
                 digests.update(rows)
                 targets.append(rows.targets)
@@ -137,7 +137,7 @@ class LazyTable:
         assert len(self.targets) == self.length  # reads all rows, if nobody has
         return self._digests
 
-    def _read(self, numbers: Ints, is_checked: bool = False) -> Table:
+    def _read(self, numbers: Ints) -> Table:
         """Read rows by their numbers in increasing order."""
         owners = np.searchsorted(self._starts, numbers, side="right") - 1
         parts = []
@@ -148,7 +148,7 @@ class LazyTable:
                 part = _place(source.read(own), self._device, self._dtype)
             where = f"{source.where}, row {own[0]}"
             check_alike(part, where, self._row, f"{self._sources[0].where}, row 0")
-            if is_checked:
+            if self._targets is None:
                 _check_finite(part, source.where)
             parts.append(part)
         return _concatenate(parts)
