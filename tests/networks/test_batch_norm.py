@@ -116,14 +116,15 @@ def test_statistics_of_one_client_become_the_true_ones():
     np.testing.assert_allclose(frozen[-5:], hidden.var(0), atol=1e-12)
 
 
-def test_statistics_with_weights_are_weighted_means():
-    problem = make("aggregated", weights="size")
+@pytest.mark.parametrize("batched", [True, False])
+def test_statistics_with_weights_are_weighted_means(batched):
+    problem = make("aggregated", weights="size", batched=batched)
     x = problem.x0
     everyone = np.arange(4)
-    for _ in range(200):
+    for _ in range(100):
         oracle = problem.oracle(everyone, RoundDraws(0, 0))
         x = x.copy()
-        x[-10:] -= 0.2 * oracle.grad(x, oracle.batch(None)).mean(0)[-10:]
+        x[-10:] -= 0.3 * oracle.grad(x, oracle.batch(None)).mean(0)[-10:]
     shares = np.array(SIZES) / sum(SIZES)
     hidden = [network()[0](inputs).detach() for inputs, _ in client_tensors()]
     means = sum(w * h.mean(0) for w, h in zip(shares, hidden, strict=True))
