@@ -14,6 +14,9 @@ from fedpage.engine.simulation import start_of
 from fedpage.flower.node_data import load_own_problem
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'fedpage[torch]'")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "networks"))
+from network_models import MODELS  # noqa: E402 - where torch is installed
+
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower_digits"
 NODES = """
 import torch
@@ -39,22 +42,6 @@ def whole(clients, **options):
     options["deterministic"] = True
     return fp.TorchProblem(network(), nn.CrossEntropyLoss(), all_rows, **options)
 
-def norms(client, clients):
-    own = [] if client is None else [rows(client)]
-    return fp.TorchProblem(
-        normalised(), nn.CrossEntropyLoss(), own, deterministic=True, batch_norm="aggregated"
-    )
-
-def normalised():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
-
-def silos(client, clients):
-    own = [] if client is None else [rows(client)]
-    return fp.TorchProblem(
-        normalised(), nn.CrossEntropyLoss(), own, deterministic=True, batch_norm="silobn"
-    )
-
 def two(client, clients):
     return whole(2)
 
@@ -75,7 +62,7 @@ def broken(client, clients):
 """
 
 
-NAMES = ["problem", "norms", "silos", "nothing", "rows", "two", "wider", "elsewhere", "broken"]
+NAMES = ["problem", "nothing", "rows", "two", "wider", "elsewhere", "broken"]
 
 
 @pytest.fixture
@@ -124,27 +111,37 @@ def test_bits_equal_the_simulator(federate, simulated, nodes, method, hyper, wei
     assert history["floats_up"][-1] * 4 == history["bytes_up"][-1]
 
 
-@pytest.mark.parametrize(("function", "option"), [("norms", "aggregated"), ("silos", "silobn")])
-def test_batch_normalisation_has_the_bits_of_the_simulator(
-    federate, simulated, nodes, function, option
-):
+ANY = """
+import os
+from network_models import MODELS
+
+def problem(client, clients):
+    own = [] if client is None else [client]
+    return MODELS[os.environ["TRIED_MODEL"]].problem(own, deterministic=True)
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].flower == "yes"])
+def test_models_on_flower(federate, simulated, tmp_path, monkeypatch, name):
+    """The models of the table in docs/torch.md have the bits of the simulator."""
+    (tmp_path / "tried_module.py").write_text(ANY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDPAGE_ALLOW", "tried_module:problem")
+    monkeypatch.setenv("TRIED_MODEL", name)
+    load_own_problem.cache_clear()
     settings = {
-        "objective": f"app_module:{function}",
-        "clients": 3,
+        "objective": "tried_module:problem",
+        "clients": 2,
         "method": "fedavg",
-        "hyper": "S=2 K=3 b=3 eta_l=0.1",
-        "rounds": 3,
+        "hyper": "S=2 K=2 b=3 eta_l=0.1",
+        "rounds": 2,
     }
     history = federate(**settings).history
-    whole = fp.TorchProblem(
-        nodes.normalised(),
-        torch.nn.CrossEntropyLoss(),
-        [nodes.rows(i) for i in range(3)],
-        deterministic=True,
-        batch_norm=option,
-    )
+    whole = MODELS[name].problem(deterministic=True)
     assert history.same(simulated(problem=whole, **settings))
     assert history.x.tobytes() != whole.x0.tobytes()
+    sys.modules.pop("tried_module")
+    load_own_problem.cache_clear()
 
 
 def test_secure_aggregation_of_a_network_equals_the_simulator(federate, simulated, nodes):

@@ -116,14 +116,15 @@ def test_statistics_of_one_client_become_the_true_ones():
     np.testing.assert_allclose(frozen[-5:], hidden.var(0), atol=1e-12)
 
 
-def test_statistics_with_weights_are_weighted_means():
-    problem = make("aggregated", weights="size")
+@pytest.mark.parametrize("batched", [True, False])
+def test_statistics_with_weights_are_weighted_means(batched):
+    problem = make("aggregated", weights="size", batched=batched)
     x = problem.x0
     everyone = np.arange(4)
-    for _ in range(200):
+    for _ in range(100):
         oracle = problem.oracle(everyone, RoundDraws(0, 0))
         x = x.copy()
-        x[-10:] -= 0.2 * oracle.grad(x, oracle.batch(None)).mean(0)[-10:]
+        x[-10:] -= 0.3 * oracle.grad(x, oracle.batch(None)).mean(0)[-10:]
     shares = np.array(SIZES) / sum(SIZES)
     hidden = [network()[0](inputs).detach() for inputs, _ in client_tensors()]
     means = sum(w * h.mean(0) for w, h in zip(shares, hidden, strict=True))
@@ -297,6 +298,13 @@ def test_a_module_of_silobn_has_the_statistics_of_clients():
         make("aggregated").to_module(make("aggregated").x0, client=0)
 
 
+def test_nothing_is_dropped_when_a_module_gets_its_statistics():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3)).to(TYPE)
+    module = make("silobn", model).to_module(make("silobn", model).x0, client=1)
+    torch.testing.assert_close(module[1].running_mean, client_tensors()[1][0].mean(0))
+
+
 # Options of layers
 
 
@@ -457,6 +465,16 @@ def test_batches_of_one_row_are_refused(option):
             make(option, held_out=one)
     one_image = make(option, images(), shape=(1, 4, 4))
     assert one_image.mode == "batched"
+
+
+def test_a_refused_batch_leaves_nothing_behind():
+    """The first layer accepts one image, and the second refuses it."""
+    used, fresh = (make("aggregated", images(), shape=(1, 4, 4)) for _ in range(2))
+    with pytest.raises(fp.InputError, match=r"5 \(BatchNorm1d\) needs a batch of 2 rows"):
+        fp.simulate(used, fp.FedAvg(S=2, K=1, b=1), rounds=1, seed=0)
+    oracles = [p.oracle(np.arange(4), RoundDraws(0, 0)) for p in (used, fresh)]
+    gradients = [oracle.grad(used.x0, oracle.batch(None)) for oracle in oracles]
+    assert gradients[0].tobytes() == gradients[1].tobytes()
 
 
 def test_one_image_has_statistics_of_its_own():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from nets import SIZES, all_gradients, mlp_problem, network, rows
+from network_models import MODELS, Recurrent, Tied, resnet18
 from support import methods
 from torch import nn
 from torch.nn import functional as F
@@ -27,16 +30,6 @@ def test_frozen_parameters_and_buffers_are_constants():
 
 
 def test_tied_parameters_count_once():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Linear(6, 6, bias=False)
-            self.b = nn.Linear(6, 6, bias=False)
-            self.b.weight = self.a.weight
-
-        def forward(self, x):
-            return self.b(torch.tanh(self.a(x)))
-
     problem = fp.TorchProblem(Tied(), F.cross_entropy, rows(SIZES), dtype="float64")
     assert problem.d == 36
     x, small = problem.x0, 1e-6
@@ -189,36 +182,6 @@ def test_large_models_are_computed_one_client_at_a_time_unless_told_otherwise():
     assert [mode(300), mode(600), mode(600, batched=True)] == ["batched", "sequential", "batched"]
 
 
-class Block(nn.Module):
-    """Two convolutions with batch normalisation and a shortcut, as in ResNet-18."""
-
-    def __init__(self, before, after, stride):
-        super().__init__()
-        self.first = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(after), nn.BatchNorm2d(after)])
-        self.shortcut = nn.Sequential()
-        if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
-            )
-
-    def forward(self, x):
-        y = F.relu(self.norms[0](self.first(x)))
-        return F.relu(self.norms[1](self.second(y)) + self.shortcut(x))
-
-
-def resnet18(width=4):
-    """ResNet-18 for small images: four stages of two blocks."""
-    stages = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    before = width
-    for stage in range(4):
-        for block in range(2):
-            stages.append(Block(before, width * 2**stage, 2 if stage and not block else 1))
-            before = width * 2**stage
-    return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 3))
-
-
 def test_a_resnet_trains_with_group_norms_in_place_of_batch_norms():
     torch.manual_seed(0)
     plain = resnet18()
@@ -248,26 +211,114 @@ def test_a_group_norm_keeps_scales_and_shifts():
     assert torch.equal(norm.bias, layer.bias)
 
 
-class Recurrent(nn.Module):
-    """An LSTM over words, with the embedding tied to the output layer."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding, self.lstm = nn.Embedding(5, 4), nn.LSTM(4, 4, batch_first=True)
-        self.output = nn.Linear(4, 5)
-        self.output.weight = self.embedding.weight
-
-    def forward(self, words):
-        return self.output(self.lstm(self.embedding(words))[0][:, -1])
-
-
 def test_an_lstm_with_tied_embeddings_trains_one_client_at_a_time():
     words = torch.arange(24).reshape(6, 4) % 5
     clients = [(words, words[:, 0]), (words.flip(0), words.flip(0)[:, 0])]
-    with pytest.warns(UserWarning, match=r"lstm \(LSTM\) cannot be batched"):
-        problem = fp.TorchProblem(Recurrent(), F.cross_entropy, clients)
+    with pytest.warns(UserWarning, match=r"layer \(LSTM\) cannot be batched"):
+        problem = fp.TorchProblem(Recurrent(nn.LSTM), F.cross_entropy, clients)
     assert problem.mode == "sequential"
-    assert problem.d == sum(p.numel() for p in Recurrent().parameters())
+    assert problem.d == sum(p.numel() for p in Recurrent(nn.LSTM).parameters())
     history = fp.simulate(problem, fp.FedAvg(S=2, K=3, eta_l=0.3, b=4), rounds=5, seed=0)
     assert history.last("loss") < history.rows[0]["loss"]
+
+
+# The table of models in docs/torch.md
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+REFUSALS = {
+    "no: recurrent layers": "cannot be compiled",
+    "no: dropout": "compile=True is not possible with dropout",
+    "no: statistics of batches": "compile=True is not possible with batch_norm",
+}
+
+
+@pytest.mark.filterwarnings("ignore:TorchProblem. .* cannot be batched")
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name):
+    """It trains in the mode of the table, and deterministic chunks do not change a bit."""
+    case = MODELS[name]
+    problem = case.problem()
+    assert problem.mode == case.mode
+    method = fp.FedAvg(S=2, K=2, eta_l=case.eta, b=4)
+    history = fp.simulate(problem, method, rounds=4, seed=0)
+    assert history.last("loss") < history.rows[0]["loss"]
+    exact = case.problem(deterministic=True)
+    runs = [
+        fp.simulate(exact, method, rounds=1, seed=0, options=fp.RunOptions(chunk=chunk))
+        for chunk in (1, 2)
+    ]
+    assert runs[0].same(runs[1])
+    if case.compile in REFUSALS:
+        with pytest.raises(fp.InputError, match=REFUSALS[case.compile]):
+            case.problem(compile=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.compile == "yes"])
+def test_compiled_model(name):
+    case, method = MODELS[name], fp.FedAvg(S=2, K=2, eta_l=0.05, b=4)
+    runs = [
+        fp.simulate(case.problem(compile=value, dtype="float64"), method, rounds=2, seed=0).x
+        for value in (False, True)
+    ]
+    np.testing.assert_allclose(runs[0], runs[1], rtol=0, atol=1e-10)
+
+
+def test_the_table_of_models_is_that_of_the_tests():
+    cell = r" (.+?) \|"
+    lines = re.findall(rf"^\|{cell} (batched|sequential) \|{cell}{cell}$", PAGE.read_text(), re.M)
+    cases = MODELS.values()
+    assert lines == [(case.label, case.mode, case.compile, case.flower) for case in cases]
+
+
+# Losses of sequences, whose outputs are (rows, classes, places)
+
+
+def sequences(ignored=-100):
+    torch.manual_seed(0)
+    words = torch.randint(0, 5, (9, 4))
+    targets = torch.randint(0, 3, (9, 4))
+    targets[2, 1:], targets[5, 3:] = ignored, ignored
+    return [(words[:4], targets[:4]), (words[4:], targets[4:])]
+
+
+class Tagger(nn.Module):
+    """One label for each word: outputs (w, 3, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding, self.linear = nn.Embedding(5, 6), nn.Linear(6, 3)
+
+    def forward(self, words):
+        return self.linear(self.embedding(words)).transpose(1, 2)
+
+
+def test_cross_entropy_of_sequences_is_a_mean_over_rows_and_places():
+    data = [(words, targets.clamp(min=0)) for words, targets in sequences()]
+    problem = fp.TorchProblem(Tagger(), nn.CrossEntropyLoss(), data, dtype="float64")
+    model = Tagger().double()
+    losses = [F.cross_entropy(model(words), targets) for words, targets in data]
+    parts = torch.autograd.grad(sum(losses) / 2, list(model.parameters()))
+    expected = torch.cat([part.reshape(-1) for part in parts]).numpy()
+    np.testing.assert_allclose(problem.grad(problem.x0), expected, rtol=0, atol=1e-14)
+    gradients = all_gradients(problem, problem.x0)
+    np.testing.assert_allclose(gradients.mean(0), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{"ignore_index": -100}, {"weight": WEIGHTS}], ids=str)
+def test_ignored_or_weighted_places_are_refused_with_the_form_that_works(options):
+    data = sequences() if "weight" not in options else sequences(ignored=0)
+    with pytest.raises(fp.InputError, match=r"reduction='sum' divided by len\(targets\)"):
+        fp.TorchProblem(Tagger(), nn.CrossEntropyLoss(**options), data, dtype="float64")
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs, targets, reduction="sum", **options) / len(targets)
+
+    problem = fp.TorchProblem(Tagger(), loss, data, dtype="float64")
+    model = Tagger().double()
+    losses = [loss(model(words), targets) for words, targets in data]
+    parts = torch.autograd.grad(sum(losses) / 2, list(model.parameters()))
+    expected = torch.cat([part.reshape(-1) for part in parts]).numpy()
+    np.testing.assert_allclose(problem.grad(problem.x0), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(all_gradients(problem, problem.x0).mean(0), expected, atol=1e-13)
