@@ -169,7 +169,8 @@ for number, (label, (model, rounds, step)) in enumerate(models.items()):
         cost = np.median([h.cost_to("held_out_loss", loss, interpolate=True) for h in runs])
         needed.append(f"{cost / 1e6:.1f}" if math.isfinite(cost) else "-")
     end = np.median([history.last("held_out_loss") for history in runs]) / math.log(2)
-    print(f"{label:15} {problem.d:<11,} {rounds:<7} {needed[0]:12} {needed[1]:15} {end:.3f}")
+    done = int(runs[0].last("round"))
+    print(f"{label:15} {problem.d:<11,} {done:<7} {needed[0]:12} {needed[1]:15} {end:.3f}")
     for history in runs:
         bits = history["held_out_loss"][1:] / math.log(2)
         for axis, x in zip(axes, (history["bytes"][1:] / 1e6, history["round"][1:]), strict=True):
