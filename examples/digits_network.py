@@ -2,7 +2,7 @@
 
 Twenty clients share scikit-learn's digits by a Dirichlet partition with alpha = 0.1; five of them
 answer in a round. Every method may send 4 MB. FedAvg, FedAdam, whose server is Adam, and SCAFFOLD
-need the fewest bytes to 90 % accuracy, in this order, and differ by less than seeds do at the end.
+need the fewest bytes to 90 % accuracy, in this order, and end within three percent of each other.
 SecantPAGE, which has no step to choose, needs about three times as many, and FedPAGE does not get
 there. Use FedAvg here. FedPAGE's step is near the largest that is stable: it failed on one of the
 seeds 100 to 102.

@@ -12,7 +12,8 @@ scarce. Rank 2 needs about the bytes of rank 8 to 1 bit, and does not reach 0.6 
 What is compared was tuned equally: FedAvg whose clients use Adam, with the step of `STEPS` whose
 mean loss of the clients' rows at the end was the least with seeds 0 and 1 (`--tune`); none was at
 the end of the list. Sizes and targets were settled with seeds 0, 1, 100 and 101. The table has
-medians over the seeds 200 and 201, which were run once, after that, and over held-out text. MB are interpolated between records, which are four rounds apart.
+medians over the seeds 200 and 201, which were run once, after that, and over held-out text.
+MB are interpolated between records, which are four rounds apart.
 """
 
 import argparse
