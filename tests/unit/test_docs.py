@@ -284,8 +284,8 @@ def test_the_tools_doctests(tool):
     assert doctest.testmod(tool).failed == 0
 
 
-@pytest.mark.parametrize("example", gallery.find_examples(), ids=lambda example: example.name)
-def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
+def require_packages(example, real) -> None:
+    """Skip the test of an example whose packages or data are not here."""
     beside = {path.stem for path in example.path.parent.glob("*/*.py")}
     for package in sorted(
         example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"} - beside
@@ -297,13 +297,58 @@ def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, mo
         )
     if example.name == "quickstart":
         real("a9a")
-    monkeypatch.chdir(tmp_path)
-    output = gallery.run(example)
+
+
+def recorded(example) -> str:
     assert example.output.exists(), f"run: python tools/docs/gallery.py {example.name}"
-    assert gallery.is_similar(output, example.output.read_text(encoding="utf-8")), output
-    drawn = list(tmp_path.glob("*.png"))
+    return example.output.read_text(encoding="utf-8")
+
+
+def check_picture(example, folder) -> None:
+    drawn = list(folder.glob("*.png"))
     assert example.image.exists() == bool(drawn)
     assert all(picture.stat().st_size > 10_000 for picture in drawn)
+
+
+EXAMPLES = gallery.find_examples()
+LONG = [example for example in EXAMPLES if example.is_long]
+
+
+@pytest.mark.parametrize(
+    "example", [e for e in EXAMPLES if e not in LONG], ids=lambda example: example.name
+)
+def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
+    require_packages(example, real)
+    monkeypatch.chdir(tmp_path)
+    output = gallery.run(example)
+    assert gallery.is_similar(output, recorded(example)), output
+    check_picture(example, tmp_path)
+
+
+@pytest.mark.parametrize("example", LONG, ids=lambda example: example.name)
+def test_a_few_rounds_of_a_long_example_have_its_table(example, real, tmp_path, monkeypatch):
+    require_packages(example, real)
+    monkeypatch.chdir(tmp_path)
+    output = gallery.run(example, "--rounds", "1")
+    full = recorded(example)
+    assert output.splitlines()[0] == full.splitlines()[0]
+    assert [line[:10] for line in table_of(output)] == [line[:10] for line in table_of(full)]
+    check_picture(example, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", LONG, ids=lambda example: example.name)
+def test_a_long_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
+    require_packages(example, real)
+    monkeypatch.chdir(tmp_path)
+    output = gallery.run(example)
+    for own, shown in zip(table_of(output), table_of(recorded(example)), strict=True):
+        assert gallery.is_similar(own, shown, tolerance=0.25), output
+
+
+def table_of(output: str) -> list[str]:
+    """Return the lines up to the first empty one: what follows is text that a model wrote."""
+    return output.partition("\n\n")[0].splitlines()
 
 
 def test_contributing_shows_the_examples_as_they_are():
