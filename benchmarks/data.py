@@ -152,7 +152,7 @@ def write_csv(path: Path, rows: int, decimals: int | None) -> None:
     pyarrow.csv.write_csv(pyarrow.table(table), str(path))
 
 
-def measure_csv(size: float) -> dict[str, float]:
+def measure_csv(size: float, processes: int = 3) -> dict[str, float]:
     """Read CSV files by each reader in turn, in processes of their own."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +161,7 @@ def measure_csv(size: float) -> dict[str, float]:
             write_csv(path, int(1_000_000 * size), decimals)
             found[f"{digits}: file, GB"] = path.stat().st_size / 1e9
             least: dict[str, dict[str, float]] = {"pandas": {}, "fedpage": {}}
-            for _ in range(3):
+            for _ in range(processes):
                 for reader, values in least.items():
                     for what, value in run_worker(reader, size, BENCHMARK_CSV=str(path)).items():
                         values[what] = min(value, values.get(what, value))

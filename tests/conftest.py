@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+# Several processes share the cores, so one thread each: threads of torch that wait for each other
+# use a core meanwhile. Tests of threads set their number.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 BESIDE = Path(__file__).resolve().parents[2] / "shared"
 
 if "FEDPAGE_DATA" not in os.environ and (BESIDE / "data").is_dir():
@@ -24,6 +29,14 @@ def _separate_cache(tmp_path_factory):
         patch.setattr(registry, "parsed_dir", lambda: folder)
         patch.setattr(registry, "reference_dir", lambda: solutions)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk():
+    """Let files reach the disk when they do; processes that tests start and kill still wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 

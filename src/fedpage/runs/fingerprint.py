@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
@@ -139,11 +140,10 @@ def code_digest(cls: Code) -> str:
     if isinstance(cls, Schedule):
         own = {"class": code_digest(type(cls)), "function": getattr(cls, "digest", "")}
         return digest({**own, **{n: code_digest(each) for n, each in schedules_of(cls).items()}})
-    sources = {
-        name: (_PACKAGE / name).read_bytes() for name in ("core/random.py", "core/aggregate.py")
-    }
+    files = {name: _PACKAGE / name for name in ("core/random.py", "core/aggregate.py")}
     if issubclass(cls, Codec):
-        sources |= {f"codecs/{path.name}": path.read_bytes() for path in _CODECS.glob("*.py")}
+        files |= {f"codecs/{path.name}": path for path in _CODECS.glob("*.py")}
+    sources: dict[str, bytes] = {}
     own_modules = {base.__module__ for base in cls.__mro__}
     seen: set[int] = set()
     stack: list[object] = [*cls.__mro__]
@@ -155,28 +155,42 @@ def code_digest(cls: Code) -> str:
         if isinstance(item, type):
             stack += vars(item).values()
         elif isinstance(item, ModuleType):
-            path = Path(str(getattr(item, "__file__", None)))
-            inside = path.is_relative_to(_PACKAGE)
-            if path.is_file() and (inside or not is_installed(str(path))):
-                name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
-                sources[name] = path.read_bytes()
+            file = _locate(str(getattr(item, "__file__", None)))
+            if (file.inside or not file.installed) and file.path.is_file():
+                files[file.name] = file.path
         elif isinstance(item, FunctionType) and not item.__name__.startswith("__"):
             # dataclasses generate the functions with two underscores
-            path = Path(item.__code__.co_filename)
-            inside = path.is_relative_to(_PACKAGE)
-            if not inside and item.__module__ not in own_modules and is_installed(str(path)):
+            file = _locate(item.__code__.co_filename)
+            if not file.inside and item.__module__ not in own_modules and file.installed:
                 continue
-            name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
-            if path.is_file():
-                sources[name] = path.read_bytes()
+            if files.get(file.name) == file.path or file.path.is_file():
+                files[file.name] = file.path
             else:
-                sources[f"{name} {item.__qualname__}"] = _byte_code(item)
+                sources[f"{file.name} {item.__qualname__}"] = _byte_code(item)
             used = item.__code__.co_names
             stack += [item.__globals__[part] for part in used if part in item.__globals__]
+    sources |= {name: path.read_bytes() for name, path in files.items()}
     total = hashlib.sha256()
     for name in sorted(sources):
         total.update(f"{name} {len(sources[name])} ".encode() + sources[name])
     return total.hexdigest()
+
+
+class _File(NamedTuple):
+    """A source file, the name it counts with, and whether it is of this package or installed."""
+
+    path: Path
+    name: str
+    inside: bool
+    installed: bool
+
+
+@cache  # thousands of functions are in a few files
+def _locate(file: str) -> _File:
+    path = Path(file)
+    inside = path.is_relative_to(_PACKAGE)
+    name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
+    return _File(path, name, inside, is_installed(file))
 
 
 def _unwrap(item: object) -> object:
