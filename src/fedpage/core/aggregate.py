@@ -39,6 +39,8 @@ def mean_rows(rows: Vector) -> Vector:
     >>> mean_rows(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [2.0, 3.0]
     """
+    if not isinstance(rows, np.ndarray):
+        return add_rows(None, rows) / len(rows)  # on a device
     out = np.empty(rows.shape[1], rows.dtype)
     _mean_rows(np.ascontiguousarray(rows), out)
     return out
@@ -54,6 +56,10 @@ def add_rows(total: Vector | None, rows: Vector) -> Vector:
     >>> add_rows(None, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
+    if not isinstance(rows, np.ndarray):  # on a device, which adds whole rows
+        for row in rows:
+            total = row if total is None else total + row
+        return total
     if total is None:
         total = np.zeros(rows.shape[1], rows.dtype)
     _add_rows(total, np.ascontiguousarray(rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -62,11 +62,11 @@ class Layout(NamedTuple, Generic[T]):
             return f"is a {type(value).__name__} instead of a {self.type.__name__}"
         each = zip(self.fields, value, self.sizes, self.dtypes, strict=True)
         for name, part, size, dtype in each:
-            if not isinstance(part, np.ndarray):
+            if not isinstance(part, np.ndarray) and not hasattr(part, "dtype"):
                 return f"has {name} as a {type(part).__name__} instead of an array"
-            if part.shape != (n, size):
-                return f"has {name} of shape {part.shape} instead of {(n, size)}"
-            if part.dtype != dtype:
+            if tuple(part.shape) != (n, size):
+                return f"has {name} of shape {tuple(part.shape)} instead of {(n, size)}"
+            if _dtype_name(part) != dtype.name:
                 return f"has {name} of type {part.dtype} instead of {dtype}"
         return ""
 
@@ -75,11 +75,22 @@ class Layout(NamedTuple, Generic[T]):
         if type(value) is not self.type:
             return False
         for part, size, dtype in zip(value, self.sizes, self.dtypes, strict=True):
-            if type(part) is not np.ndarray or part.shape != (n, size):
-                return False
-            if part.dtype is not dtype and part.dtype != dtype:
+            if type(part) is not np.ndarray:
+                if not _is_on_device(part, n, size, dtype):
+                    return False
+            elif part.shape != (n, size) or (part.dtype is not dtype and part.dtype != dtype):
                 return False
         return True
+
+
+def _is_on_device(part: Any, n: int, size: int, dtype: DType) -> bool:
+    """Return whether a value is an array of a device with this shape and type."""
+    return getattr(part, "shape", None) == (n, size) and _dtype_name(part) == dtype.name
+
+
+def _dtype_name(part: Any) -> str:
+    """Return the name of an array's type, such as float32 for torch.float32."""
+    return str(part.dtype).rpartition(".")[2]
 
 
 def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:

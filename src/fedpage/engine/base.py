@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeAlias
 import numpy as np
 
 from fedpage.core.aggregate import add_rows, mean_rows
+from fedpage.core.arrays import DeviceArrays, to_device, to_host
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, check_seed
 from fedpage.core.scheduled import effective_step, schedules_of
@@ -46,6 +47,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             the seed, which suits simulations only.
         compared: The factor N w_i of each client's objective, (N,), if the norms of replies are
             compared because clients may send wrong numbers; None: they are not.
+        device: Where the state is kept; None: in numpy's arrays.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         aggregation: Aggregation | None = None,
         noise_key: bytes | None = None,
         compared: Vector | None = None,
+        device: DeviceArrays | None = None,
     ) -> None:
-        self.method, self.N, self.seed = method, N, check_seed(seed)
-        self.state = method.init(x0, N)
+        self.method, self.N, self.seed, self._device = method, N, check_seed(seed), device
+        self.state = method.init(x0 if device is None else device.to_device(x0), N)
         key = self.seed.to_bytes(8, "little") if noise_key is None else noise_key
         self.round = Round(
             method, N, len(x0), x0.dtype, transport, policy, costs, aggregation, key, compared
@@ -73,7 +76,14 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
     @property
     def x(self) -> Vector:
         """The current model, (d,)."""
-        return self.state.x
+        return self.state.x if self._device is None else self._device.to_host(self.state.x)
+
+    def _host_state(self) -> StateT:
+        """Return the state with numpy's arrays."""
+        if self._device is None:
+            return self.state
+        state: StateT = to_host(self._device, self.state)
+        return state
 
     @property
     def effective_step(self) -> float:
@@ -130,7 +140,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         misses = self.round.health.misses
         ledger, outliers = self.round.ledger, self.round.outliers
         tree: Snapshot = {
-            "state": state_to_tree(self.state),
+            "state": state_to_tree(self._host_state()),
             "costs": dict(vars(self.costs)),
             "misses": {str(client): times for client, times in misses.items()},
         }
@@ -158,7 +168,9 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             valid = valid and all(0 <= value < 2**63 for value in costs.values())
             if not valid or any(t < 1 or not 0 <= c < self.N for c, t in misses.items()):
                 raise TypeError
-            state = state_from_tree(self.state, tree["state"], source)
+            state = state_from_tree(self._host_state(), tree["state"], source)
+            if self._device is not None:
+                state = to_device(self._device, state, self.state)
             if self.round.ledger is not None:
                 self.round.ledger.restore(tree["privacy"])
             if self.round.outliers is not None:  # a federation may be resumed with the check

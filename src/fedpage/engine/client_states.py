@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Generic
+from functools import partial
+from typing import Any, Generic
 
 import numpy as np
 
+from fedpage.core.arrays import DeviceArrays
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names
 from fedpage.core.types import ClientStateT, DType, Ints, Vector
@@ -27,15 +29,25 @@ class ClientStates(Generic[ClientStateT]):
         N: The number of clients.
         d: The number of parameters.
         dtype: The type of the model's numbers.
+        device: Where the tables are kept; None: numpy's arrays.
     """
 
-    def __init__(self, type_: type[ClientStateT] | None, N: int, d: int, dtype: DType) -> None:
+    def __init__(
+        self,
+        type_: type[ClientStateT] | None,
+        N: int,
+        d: int,
+        dtype: DType,
+        device: DeviceArrays | None = None,
+    ) -> None:
+        self._device = device
         self._type: Callable[..., ClientStateT] | None = type_
         try:
             names = () if type_ is None else field_names(type_)
-            self._tables: list[Vector] = [_zeros(N, d, dtype) for _ in names]
+            zeros = partial(_zeros, dtype=dtype) if device is None else device.zeros
+            self._tables: list[Any] = [zeros(N, d) for _ in names]
             self._written = np.zeros(N if names else 0, dtype=bool)
-        except (MemoryError, OSError, OverflowError, ValueError):
+        except (MemoryError, OSError, OverflowError, ValueError, RuntimeError):
             raise InputError(
                 f"the states of {N} clients with {d} numbers each do not fit in memory; "
                 "use fewer clients"
@@ -45,8 +57,11 @@ class ClientStates(Generic[ClientStateT]):
         """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
         if self._type is None:
             return None  # type: ignore[return-value]  # ClientStateT is None then
-        states: ClientStateT = self._type(*[table.take(clients, axis=0) for table in self._tables])
+        states: ClientStateT = self._type(*[self._rows(table, clients) for table in self._tables])
         return states
+
+    def _rows(self, table: Any, clients: Ints) -> Any:
+        return table[clients] if self._device is not None else table.take(clients, axis=0)
 
     def put(self, clients: Ints, client_states: ClientStateT) -> None:
         """Store the new states of some clients, (n, d) each."""

@@ -8,10 +8,13 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from fedpage.codecs.wire import Size
+from fedpage.codecs.base import IDENTITY
+from fedpage.codecs.wire import Size, Wire
+from fedpage.core.arrays import DeviceArrays, OnDevice, to_host
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import mean_metrics
 from fedpage.core.types import (
+    AnyMethod,
     ClientEvaluator,
     ClientStateT,
     HasStart,
@@ -56,6 +59,16 @@ class HasCode(Protocol):
     @property
     def code(self) -> dict[str, type]:
         """Further classes, by role."""
+        ...
+
+
+@runtime_checkable
+class HasClientsAtOnce(Protocol):
+    """A problem that knows how many clients its memory allows to compute at once."""
+
+    @property
+    def clients_at_once(self) -> int:
+        """The number of clients."""
         ...
 
 
@@ -119,14 +132,18 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
                 f"evaluate must be 'pooled' or 'per_client', not {short_repr(evaluate)}"
             )
         check_whole("threads", threads, 1)
+        if chunk is None and threads == 1 and isinstance(problem, HasClientsAtOnce):
+            chunk = min(_CHUNK, problem.clients_at_once)
         if chunk is None:
             chunk = max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
         check_whole("chunk", chunk, 1)
         policy = Policy() if policy is None else policy
         start = start_of(problem, x0)
         self.problem, self.evaluation, self.threads = problem, evaluate, int(threads)
+        is_plain = faults is None and devices is None and aggregation is None
+        device = _device_of(problem, method) if is_plain else None
         self.client_states: ClientStates[ClientStateT] = ClientStates(
-            method.client_state, problem.N, problem.d, start.dtype
+            method.client_state, problem.N, problem.d, start.dtype, device
         )
         if devices is not None and devices.deadline is not None and faults is None:
             faults = Faults()  # replies may be late
@@ -143,6 +160,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             method, problem.N, start, self._transport,
             seed=seed, policy=policy, costs=costs, aggregation=aggregation, noise_key=noise_key,
             compared=_factors_of(problem) if faults is not None and faults.huge else None,
+            device=device,
         )  # fmt: skip
 
     @property
@@ -211,6 +229,8 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             }
             for one in self._transport.late
         ]
+        if self._device is not None:
+            states = to_host(self._device, states)
         table = None if states is None else {"clients": clients, "parts": list(states)}
         return {**super().snapshot(), "client_state": table, "late": late}
 
@@ -235,6 +255,8 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
         super().restore(tree, source)
         if states is not None:
+            if self._device is not None:
+                states = type(states)(*map(self._device.to_device, states))
             self.client_states.put(clients, states)
         self._transport.late = late
 
@@ -247,6 +269,18 @@ def _late_reply(entry: Snapshot) -> LateReply:
     type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
     size = Size(*map(int, entry["size"]))
     return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts), size)
+
+
+def _device_of(problem: Problem, method: AnyMethod) -> DeviceArrays | None:
+    """Return where the vectors of rounds are kept; None: in numpy's arrays.
+
+    Codecs and methods that say so with `needs_numpy` compute on the host.
+    """
+    arrays = problem.device_arrays if isinstance(problem, OnDevice) else None
+    if arrays is None or getattr(method, "needs_numpy", False):
+        return None
+    wire = Wire(method, problem.d, dtype_of(problem))
+    return None if wire.is_active or wire.down is not IDENTITY else arrays
 
 
 def _factors_of(problem: Problem) -> Vector:

@@ -89,6 +89,8 @@ class EF21BC:
 
     name: ClassVar[str] = "EF21-BC"
     paper: ClassVar[str] = "Fatkhullin et al. 2021"
+    needs_numpy: ClassVar[bool] = True
+    """The server compresses the model, by a codec of numpy's arrays."""
     messages: ClassVar[MessageTypes] = {Begin: Reply, Change: Reply}
     client_state: ClassVar[type[ClientState]] = ClientState
     compressible: ClassVar[Compressible] = {Begin: {"c": None}, Change: {"c": None}}

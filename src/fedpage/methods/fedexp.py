@@ -70,6 +70,8 @@ class FedExP:
     paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
     messages: ClassVar[MessageTypes] = {Model: Reply}
     client_state: ClassVar[None] = None
+    needs_numpy: ClassVar[bool] = True
+    """Norms are sums of numpy in float64."""
     compressible: ClassVar[Compressible] = {Model: {"dy": None}}
 
     S: int = 20

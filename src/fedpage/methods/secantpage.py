@@ -133,6 +133,8 @@ class SecantPAGE:
         FullGradient: Gradient,
     }
     client_state: ClassVar[None] = None
+    needs_numpy: ClassVar[bool] = True
+    """The metric has compiled kernels."""
 
     S: int = 10
     _: KW_ONLY

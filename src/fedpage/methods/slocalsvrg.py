@@ -109,6 +109,8 @@ class SLocalSVRG:
         Steps: Move,
     }
     client_state: ClassVar[type[ClientState]] = ClientState
+    needs_numpy: ClassVar[bool] = True
+    """The coins of clients are an array of numpy."""
     compressible: ClassVar[Compressible] = {
         Refresh: {"h": None},
         StepsWithGradient: {"dy": None},

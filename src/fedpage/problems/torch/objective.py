@@ -126,11 +126,13 @@ class Objective:
         """Return the context of torch's settings in which gradients are computed."""
         return self.how.guard()
 
-    def tensor(self, x: Vector) -> Tensor:
-        """Copy x (d,) or (n, d) to the device.
+    def tensor(self, x: Vector | Tensor) -> Tensor:
+        """Copy x (d,) or (n, d) to the device; a tensor is there already.
 
         The copy is in memory that torch aligns, because alignment may change bits.
         """
+        if isinstance(x, Tensor):
+            return x
         values = np.ascontiguousarray(x, dtype=self.dtype)
         if values.ndim not in (1, 2) or values.shape[-1] != self.d:
             raise ValueError(f"points of shape {values.shape} for {self.d} parameters")

@@ -133,7 +133,7 @@ class TensorOracle(RowOracle):
 
         It is contiguous, so that a shared vector gives the bits that n copies of it give.
         """
-        tensor = v if isinstance(v, Tensor) else self._objective.tensor(v)
+        tensor = self._objective.tensor(v)
         rows = tensor if tensor.ndim == 2 else tensor[None, :]
         return rows.expand(len(self.clients), self._objective.d).contiguous()
 
@@ -208,9 +208,12 @@ class TorchOracle(local_steps.FusedOracle):
         return self._tensors.epoch_batch(size, epochs, step)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
-        """Return the mean gradient (n, d) over each client's batch at y (n, d), or at y (d,)."""
+        """Return the mean gradient (n, d) over each client's batch at y (n, d), or at y (d,).
+
+        It is a tensor where y is one, and an array otherwise.
+        """
         with self._objective.guard():
-            return to_numpy(self._tensors.grad(self._tensors.lift(y), batch))
+            return _like(y, self._tensors.grad(self._tensors.lift(y), batch))
 
     def local_sgd(
         self,
@@ -310,4 +313,9 @@ class TorchOracle(local_steps.FusedOracle):
                 directions[group] = steps(oracle, *own)
                 whole.add(group, oracle)
             whole.skip_to(oracle)
-            return to_numpy(directions)
+            return _like(vectors[0], directions)
+
+
+def _like(given: Vector | Tensor, found: Tensor) -> Any:
+    """Return a tensor as it is where a tensor was given, and as an array otherwise."""
+    return found if isinstance(given, Tensor) else to_numpy(found)

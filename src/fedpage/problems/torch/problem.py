@@ -45,9 +45,11 @@ from fedpage.problems.torch.objective import Computation, Mode, Objective
 from fedpage.problems.torch.oracle import TorchOracle
 from fedpage.problems.torch.rows import (
     AnyTable,
+    TensorArrays,
     choose_autocast,
     choose_device,
     choose_dtype,
+    choose_memory,
     list_datasets,
     read_table,
     sample_rows,
@@ -109,7 +111,8 @@ class TorchProblem(ClientScoring):
             rows are evaluated by their own statistics, which never leave the client.
         autocast: "bfloat16": the model computes under `torch.autocast`, with products of this type.
             Parameters, outputs, losses, gradients and messages stay float32.
-        memory: Gigabytes that one call may take, about; more clients or rows are divided.
+        memory: Gigabytes that one call may take, about; more clients or rows are divided. By
+            default 1 on a CPU, and half of the free memory of another device.
         model_name: A name for descriptions; by default that of the model's class.
 
     Raises:
@@ -137,7 +140,7 @@ class TorchProblem(ClientScoring):
         deterministic: bool = False,
         batch_norm: batch_norms.BatchNormOption = None,
         autocast: str | torch.dtype | None = None,
-        memory: float = 1.0,
+        memory: float | None = None,
         model_name: str | None = None,
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
@@ -157,11 +160,7 @@ class TorchProblem(ClientScoring):
                 "TorchProblem: deterministic=True computes clients one at a time and as torch "
                 f"does; leave out {'compile' if compile else 'batched'}=True"
             )
-        if not 0 < memory < math.inf:
-            raise InputError(
-                f"TorchProblem: memory must be a positive number of gigabytes, not "
-                f"{short_repr(memory)}"
-            )
+        self._memory = choose_memory(memory, self.device)
         self._torch_dtype = choose_dtype(model, dtype)
         self.dtype: DType = np.dtype(
             np.float32 if self._torch_dtype == torch.float32 else np.float64
@@ -202,7 +201,7 @@ class TorchProblem(ClientScoring):
         self._sizes = sizes
         self._of_rows: Objective | None = None
         if rows is not None:
-            how = self._check(rows, batched, int(memory * 2**30))
+            how = self._check(rows, batched)
             self._of_rows = Objective(self._flat, rows, sizes, scale, self.dtype, self.device, how)
 
     # The problem
@@ -239,6 +238,21 @@ class TorchProblem(ClientScoring):
         other, because this was asked for or because `vmap` cannot transform the model.
         """
         return self._objective.how.mode
+
+    @property
+    def device_arrays(self) -> TensorArrays | None:
+        """How rounds keep their vectors on the device; None on a CPU, whose memory is the host's.
+
+        A tensor on a CPU and numpy's array share memory, so that nothing is copied there.
+        """
+        if self.device.type == "cpu":
+            return None
+        return TensorArrays(self.device, self._torch_dtype)
+
+    @property
+    def clients_at_once(self) -> int:
+        """How many clients a simulator should compute at once: their vectors fit in `memory`."""
+        return max(1, self._memory // (8 * self.d * self.dtype.itemsize))
 
     def oracle(self, clients: Ints, draws: Draws) -> TorchOracle:
         """Return the oracle of the called clients (n,) in this round."""
@@ -530,7 +544,7 @@ class TorchProblem(ClientScoring):
             loss = float(self._flat.loss_fn(outputs, rows.targets))
         return {"loss": loss} | evaluate_metrics(self.metrics, outputs, rows.targets, where)
 
-    def _check(self, rows: AnyTable, batched: bool | None, memory: int) -> Computation:
+    def _check(self, rows: AnyTable, batched: bool | None) -> Computation:
         """Check all rows and a sample of gradients, and choose how to compute gradients."""
         tables = {"the clients": rows}
         if self._held_out is not None:
@@ -554,7 +568,7 @@ class TorchProblem(ClientScoring):
                 mode="sequential",
                 is_compiled=self.compiled,
                 is_deterministic=self.deterministic,
-                memory=memory,
+                memory=self._memory,
                 vector_bytes=self.d * self.dtype.itemsize,
                 row_bytes=bytes_of_row(flat, start, *sample),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Vector
+from fedpage.core.validate import as_number
 from fedpage.problems.torch.inputs import Inputs, list_tensors
 from fedpage.problems.torch.model import map_tensors
 from fedpage.problems.torch.sources import Source, check_alike, is_single
@@ -189,6 +191,25 @@ class ColumnDigests:
         return [f"{words} {digest.hexdigest()}" for words, digest in pairs]
 
 
+class TensorArrays(NamedTuple):
+    """Keep vectors as tensors on a device (`fedpage.core.arrays.DeviceArrays`)."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def to_device(self, values: Vector) -> Tensor:
+        """Return a copy on the device."""
+        return torch.tensor(values, device=self.device)
+
+    def to_host(self, values: Tensor) -> Vector:
+        """Return a copy as numpy's array."""
+        return np.array(to_numpy(values))
+
+    def zeros(self, rows: int, d: int) -> Tensor:
+        """Return a table of zeros, (rows, d), on the device."""
+        return torch.zeros(rows, d, device=self.device, dtype=self.dtype)
+
+
 def to_numpy(values: Tensor) -> Vector:
     """Return a tensor's values as a numpy array."""
     return values.detach().cpu().numpy()
@@ -326,6 +347,31 @@ def choose_autocast(
     if not torch.amp.is_autocast_available(device.type):
         raise InputError(f"TorchProblem: torch has no autocast on {device}; leave out autocast")
     return torch.bfloat16
+
+
+def choose_memory(memory: float | None, device: torch.device) -> int:
+    """Return the bytes that one call may take, about.
+
+    Args:
+        memory: Gigabytes; None: 1 on a CPU, half of the free memory on another device.
+        device: Where to compute.
+
+    Raises:
+        InputError: The memory is not a positive number.
+    """
+    if memory is None:
+        if device.type == "cuda":
+            return int(torch.cuda.mem_get_info(device)[0]) // 2
+        if device.type == "mps":
+            used = torch.mps.current_allocated_memory()
+            return max(2**28, int(torch.mps.recommended_max_memory()) - int(used)) // 2
+        return 2**30
+    number = as_number(memory)
+    if not 0 < number < math.inf:
+        raise InputError(
+            f"TorchProblem: memory must be a positive number of gigabytes, not {short_repr(memory)}"
+        )
+    return max(1, int(number * 2**30))
 
 
 def choose_dtype(model: nn.Module, dtype: object) -> torch.dtype:
