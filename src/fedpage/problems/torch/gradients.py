@@ -6,8 +6,9 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -36,10 +37,25 @@ class ClientBatches(NamedTuple):
     """(n,) integers that the clients' masks of dropout depend on; None: an evaluation."""
 
 
-GradientFunction: TypeAlias = Callable[[Tensor, ClientBatches], tuple[list[Tensor], Tensor]]
-"""Gradients of sum_j weights_ij f_ij at each client's own row of v (n, d), and the losses f_ij of
-rows (n, w), or (n, 1) where only their mean is known. A gradient has a part (n, *shape) for each
-parameter."""
+PartsFunction: TypeAlias = Callable[[ClientBatches], list[Tensor]]
+"""Gradients over batches, with a part (n, *shape) for each parameter."""
+_ClientGradient: TypeAlias = Callable[[ClientBatches, int], tuple[Sequence[Tensor], Tensor]]
+
+
+class GradientFunction(Protocol):
+    """Computes gradients of sum_j weights_ij f_ij at each client's own row of v (n, d).
+
+    A gradient has a part (n, *shape) for each parameter.
+    """
+
+    def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
+        """Return gradients, and the losses of rows (n, w), or (n, 1) with their means."""
+        ...
+
+    def bind(self, v: Tensor) -> AbstractContextManager[PartsFunction]:
+        """Lend the gradients at v, which may be changed in place between two calls."""
+        ...
+
 
 _Function: TypeAlias = Callable[..., tuple[Sequence[Tensor], Tensor]]
 
@@ -80,6 +96,11 @@ class BatchedGradients:
                 terms, factors = [*terms, penalties], [*factors, weights.sum(1)]
             gradients = torch.autograd.grad(terms, parts, factors, allow_unused=True)
         return _fill(parts, gradients), each.detach().reshape(weights.shape)
+
+    @contextmanager
+    def bind(self, v: Tensor) -> Iterator[PartsFunction]:
+        """Lend the gradients at v (n, d), which may be changed in place between two calls."""
+        yield lambda batches: self(v, batches)[0]
 
     def _row_losses(
         self, parts: list[Tensor], inputs: Inputs, targets: Tensor, keys: Tensor | None
@@ -129,34 +150,45 @@ class SequentialGradients:
             self._compiled = _compile(grad(self._scaled_loss, has_aux=True))
 
     def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
-        """Return the parts of the gradients (n, *shape) and the losses of rows."""
-        each = [self._client(v, batches, i) for i in range(len(v))]
-        if len(each) == 1:
-            return [part[None] for part in each[0][0]], each[0][1].reshape(1, 1)
+        """Return the parts of the gradients (n, *shape) and the losses of rows.
+
+        A client's parameters are a copy where there are several, because the last bits of a
+        product may depend on where in memory its operands lie.
+        """
+        each = []
+        for i in range(len(v)):
+            point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
+            with self._bind(point) as gradient:
+                each.append(gradient(batches, i))
         gradients, losses = zip(*each, strict=True)
         parts = [torch.stack(own) for own in zip(*gradients, strict=True)]
         return parts, torch.stack(losses)[:, None]
 
-    def _client(self, v: Tensor, batches: ClientBatches, i: int) -> tuple[list[Tensor], Tensor]:
-        """Return the parts of the gradient and the loss of client i.
+    @contextmanager
+    def bind(self, v: Tensor) -> Iterator[PartsFunction]:
+        """Lend the gradients at v (1, d), which may be changed in place between two calls."""
+        with self._bind(v[0].detach()) as gradient:
+            yield lambda batches: [part[None] for part in gradient(batches, 0)[0]]
 
-        Its parameters are a copy, because the last bits of a product may depend on where in memory
-        its operands lie.
-        """
-        weights, used = batches.weights[i], int(batches.sizes[i])
-        inputs = map_tensors(lambda x: x[i, :used].clone(), batches.inputs)
-        targets, factor = batches.targets[i, :used].clone(), used * weights[0]
-        point = v[i].detach().clone() if len(v) > 1 else v[0].detach()
-        key = None if batches.keys is None else batches.keys[i]
+    @contextmanager
+    def _bind(self, point: Tensor) -> Iterator[_ClientGradient]:
+        """Lend the gradient and the loss of client i at a point (d,), as a function of batches."""
         if self._is_compiled:
-            gradients, loss = self._compiled(self._model.split(point), inputs, targets, factor, key)
-            return list(gradients), loss
-        with self._model.set_parameters(point, key) as own, torch.enable_grad():
-            outputs, penalty = self._model.call_copy(own, inputs)
-            loss = self._model.loss_fn(outputs, targets).reshape(())
-            total = loss if penalty is None else loss + penalty
-            gradients = torch.autograd.grad(total, own.parameters, factor, allow_unused=True)
-            return _fill(own.parameters, gradients), loss.detach()
+            parts = self._model.split(point)
+            yield lambda batches, i: self._compiled(parts, *_read_client(batches, i))
+            return
+        with self._model.set_parameters(point) as own:
+
+            def gradient(batches: ClientBatches, i: int) -> tuple[Sequence[Tensor], Tensor]:
+                inputs, targets, factor, key = _read_client(batches, i)
+                with torch.enable_grad():
+                    outputs, penalty = self._model.call_copy(own, inputs, key)
+                    loss = self._model.loss_fn(outputs, targets).reshape(())
+                    total = loss if penalty is None else loss + penalty
+                    found = torch.autograd.grad(total, own.parameters, factor, allow_unused=True)
+                return _fill(own.parameters, found), loss.detach()
+
+            yield gradient
 
     def _scaled_loss(
         self,
@@ -170,6 +202,14 @@ class SequentialGradients:
         outputs, _ = self._model.call(parts, inputs, key)
         loss = self._model.loss_fn(outputs, targets).reshape(())
         return loss * factor, loss
+
+
+def _read_client(batches: ClientBatches, i: int) -> tuple[Inputs, Tensor, Tensor, Tensor | None]:
+    """Return the inputs and targets of client i without padding, its factor and its key."""
+    used = int(batches.sizes[i])
+    inputs = map_tensors(lambda x: x[i, :used].clone(), batches.inputs)
+    key = None if batches.keys is None else batches.keys[i]
+    return inputs, batches.targets[i, :used].clone(), used * batches.weights[i, 0], key
 
 
 def _fill(parts: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> list[Tensor]:

@@ -49,11 +49,9 @@ class OwnedCopy:
         self.parameters = [own[name] for name in names]
         places = [name.rpartition(".") for name in key_names]
         self._keyed = [(module.get_submodule(layer), leaf) for layer, _, leaf in places]
-        self.has_keys = False
 
     def set_keys(self, keys: Sequence[Tensor | None]) -> None:
         """Give each layer that needs one its key; None: an evaluation."""
-        self.has_keys = bool(keys) and keys[0] is not None
         for (layer, leaf), key in zip(self._keyed, keys, strict=True):
             setattr(layer, leaf, key)
 
@@ -198,34 +196,34 @@ class FlatModel:
             self._idle_copies.append(own)
 
     @contextmanager
-    def set_parameters(self, v: Tensor, key: Tensor | None = None) -> Iterator[OwnedCopy]:
+    def set_parameters(self, v: Tensor) -> Iterator[OwnedCopy]:
         """Lend a copy of the module whose parameters are views of v (d,).
 
         It is faster than `functional_call`, which replaces and restores all parameters by name.
-
-        Args:
-            v: The parameters.
-            key: An integer that the masks of dropout depend on; None: an evaluation.
         """
         own = self._take_copy()
         try:
             for parameter, part in zip(own.parameters, self.split(v), strict=True):
                 parameter.data = part
-            if key is not None:
-                own.set_keys(layer_keys(key, len(self.key_names)))
             yield own
+        finally:
+            self._idle_copies.append(own)
+
+    def call_copy(
+        self, own: OwnedCopy, inputs: Inputs, key: Tensor | None
+    ) -> tuple[Outputs, Tensor | None]:
+        """Return what `call` returns, of a copy that `set_parameters` lends."""
+        is_noted = key is not None and bool(self.statistics)
+        if is_noted:
+            forget_distances(own.module)
+        if key is not None:
+            own.set_keys(layer_keys(key, len(self.key_names)))
+        try:
+            with self._precision():
+                outputs = call_with(own.module, inputs)
         finally:
             if key is not None:
                 own.set_keys([None] * len(self.key_names))
-            self._idle_copies.append(own)
-
-    def call_copy(self, own: OwnedCopy, inputs: Inputs) -> tuple[Outputs, Tensor | None]:
-        """Return what `call` returns, of a copy that `set_parameters` lends."""
-        is_noted = own.has_keys and bool(self.statistics)
-        if is_noted:
-            forget_distances(own.module)
-        with self._precision():
-            outputs = call_with(own.module, inputs)
         return self._widen(outputs), take_penalty(own.module) if is_noted else None
 
     def _take_copy(self) -> OwnedCopy:

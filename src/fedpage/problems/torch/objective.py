@@ -20,6 +20,7 @@ from fedpage.problems.torch.gradients import (
     BatchedGradients,
     ClientBatches,
     GradientFunction,
+    PartsFunction,
     SequentialGradients,
     join_parts,
 )
@@ -241,6 +242,10 @@ class Objective:
         It has a part (n, *shape) for each parameter.
         """
         return self._gradients(v, batches)[0]
+
+    def bind(self, v: Tensor) -> AbstractContextManager[PartsFunction]:
+        """Lend `gradient_parts` at v (n, d), which may be changed in place between two calls."""
+        return self._gradients.bind(v)
 
     def _equal_width(
         self,

@@ -83,7 +83,8 @@ class TensorOracle(RowOracle):
     def grad(self, y: Tensor, batch: Batch | ReadBatch | KeyedBatch) -> Tensor:
         """Return the mean gradient (n, d) over each client's batch at its own row of y (n, d)."""
         if isinstance(batch, ReadBatch):
-            return join_parts(self.gradient_parts(y, batch))
+            self._count(batch.size)
+            return join_parts(self._objective.gradient_parts(y, batch.batches))
         own, keys = batch if isinstance(batch, KeyedBatch) else (batch, None)
         self._count_batch(own)
         rows, sizes, asked = own
@@ -95,11 +96,6 @@ class TensorOracle(RowOracle):
         gradients[on] = self._objective.client_gradients(y[on], self.clients[on], part, on_keys)[0]
         return gradients
 
-    def gradient_parts(self, y: Tensor, batch: ReadBatch) -> list[Tensor]:
-        """Return `grad` with a part (n, *shape) for each parameter."""
-        self._count(batch.size)
-        return self._objective.gradient_parts(y, batch.batches)
-
     def sgd_in_place(
         self, x: Tensor, K: int, eta: float, b: int | None, shift: Tensor | None, mu: float
     ) -> Tensor:
@@ -110,14 +106,16 @@ class TensorOracle(RowOracle):
         """
         y = x.clone()
         parts = self._objective.model.split(y)
-        for _ in range(K):
-            gradients = self.gradient_parts(y, self.batch(b))
-            if mu != 0.0:
-                y.lerp_(x, eta * mu)  # y - eta mu (y - x)
-            if shift is not None:
-                y.sub_(shift, alpha=eta)
-            for part, gradient in zip(parts, gradients, strict=True):
-                part.sub_(gradient, alpha=eta)
+        with self._objective.bind(y) as gradients:
+            for _ in range(K):
+                found = gradients(self.batch(b).batches)
+                if mu != 0.0:
+                    y.lerp_(x, eta * mu)  # y - eta mu (y - x)
+                if shift is not None:
+                    y.sub_(shift, alpha=eta)
+                for part, gradient in zip(parts, found, strict=True):
+                    part.sub_(gradient, alpha=eta)
+        self._count(b if b is not None else self._largest, K)
         return (x - y).div_(K * eta)
 
     def _keys(self, first: int, count: int) -> Tensor | None:
