@@ -67,6 +67,9 @@ LARGEST_BATCHED = 2**20
 arithmetic of one client then takes longer than the calls that batching saves
 (benchmarks/torch_speed.py)."""
 
+_CACHED = 2**22
+"""Bytes of the replies that are added while they are in the cache."""
+
 
 class TorchProblem(ClientScoring):
     """Minimise f(x) = mean over clients of f_i(x), where x are the parameters of a torch module.
@@ -251,8 +254,14 @@ class TorchProblem(ClientScoring):
 
     @property
     def clients_at_once(self) -> int:
-        """How many clients a simulator should compute at once: their vectors fit in `memory`."""
-        return max(1, self._memory // (8 * self.d * self.dtype.itemsize))
+        """How many clients a simulator should compute at once.
+
+        Clients that are batched need `memory` for their vectors. Others are computed one after the
+        other, and their replies are added while they are in the cache.
+        """
+        if self._of_rows is None or self.mode == "batched":
+            return max(1, self._memory // (8 * self.d * self.dtype.itemsize))
+        return max(1, _CACHED // (self.d * self.dtype.itemsize))
 
     def oracle(self, clients: Ints, draws: Draws) -> TorchOracle:
         """Return the oracle of the called clients (n,) in this round."""
