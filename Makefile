@@ -60,9 +60,11 @@ bench: $(TESTS) ## speed; BEFORE=DIR compares with the fedpage in DIR/src
 bench-codecs: $(TESTS) ## cost of codecs, against the local steps they follow
 	$(BIN)/python benchmarks/codec_costs.py
 
-bench-torch: ## speed of torch models
-	$(MAKE) EXTRAS=torch $(VENV)/.extras-torch
-	$(BIN)/python benchmarks/torch_speed.py
+# jax is a reference of this benchmark only, in an environment of its own
+bench-torch: ## speed of torch models, beside jax
+	$(MAKE) VENV=.venv-bench EXTRAS=torch .venv-bench/.extras-torch
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check jax
+	.venv-bench/bin/python benchmarks/torch_speed.py
 
 REPETITIONS ?= 3
 bench-peers: $(TESTS) ## speed against other libraries
@@ -108,4 +110,4 @@ $(TESTS): $(VENV)/.core
 	@touch $@
 
 clean: ## remove the environment and everything that is built
-	rm -rf $(VENV) .venv-lock build dist site demo-report flower-demo
+	rm -rf $(VENV) .venv-lock .venv-bench build dist site demo-report flower-demo

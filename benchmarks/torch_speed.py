@@ -2,7 +2,7 @@
 
 All run in turns in one process on one thread, and the smallest time of several turns counts.
 Before the timing, fedpage and the loop compute the same rounds from the same minibatches in
-float64, and must agree. jax is a reference only: `pip install jax` adds its column.
+float64, and must agree. jax is a reference only; its column is left out where it is missing.
 
 - loop with copies: a copy of the model and an optimiser per client, as it is usually written;
 - loop: one model and one optimiser, whose parameters are set for each client;

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from nets import SIZES, all_gradients, image_problem, mlp_problem, rows
+from nets import SIZES, all_gradients, image_problem, mlp_problem, network, rows
 from rows import ROWS
 from support import Unfused, make_method, methods, uneven
 from torch import nn
@@ -19,7 +20,7 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Batch
 from fedpage.engine.round import Costs
 from fedpage.engine.simulation import Simulation
-from fedpage.problems.torch.gradients import padded_count
+from fedpage.problems.torch.gradients import BatchedGradients, padded_count
 from fedpage.problems.torch.objective import padded_width
 
 NAMES = [
@@ -383,3 +384,23 @@ def test_description_names_objective_and_model():
     assert mlp_problem().describe()["objective"] == "torch model Sequential"
     assert about["metrics"] == {"accuracy": True}
     assert problem.name == fp.TorchProblem.name == "torch model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD-II"])
+def test_steps_that_are_compiled_together_agree_with_single_steps(name, monkeypatch):
+    data = rows([9, 12, 10, 11, 15, 9, 13, 10, 12])  # nine clients are padded to ten
+    method = replace(methods(9, 7, 0.1)[name], b=4)
+
+    def run(**options):
+        problem = fp.TorchProblem(network(), F.cross_entropy, data, dtype="float64", **options)
+        return fp.simulate(problem, method, rounds=2, seed=0).x
+
+    calls = []
+    take_steps = BatchedGradients.take_steps
+    monkeypatch.setattr(
+        BatchedGradients, "take_steps", lambda *a: calls.append(len(a[2])) or take_steps(*a)
+    )
+    compiled = run(compile=True)
+    assert calls == [5, 5]  # of 7 steps in each of two rounds
+    np.testing.assert_allclose(compiled, run(), rtol=0, atol=1e-12)

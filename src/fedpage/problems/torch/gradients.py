@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -56,8 +56,17 @@ class GradientFunction(Protocol):
         """Lend the gradients at v, which may be changed in place between two calls."""
         ...
 
+    @property
+    def block(self) -> int:
+        """How many steps of local SGD one call takes by `take_steps`; 1: there is none."""
+        ...
 
-_Function: TypeAlias = Callable[..., tuple[Sequence[Tensor], Tensor]]
+
+_Function: TypeAlias = Callable[..., Any]
+
+_BLOCK = 5
+"""Steps that are compiled as one function: more take longer to compile and save little
+(benchmarks/torch_speed.py)."""
 
 
 class BatchedGradients:
@@ -76,8 +85,10 @@ class BatchedGradients:
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
         self.model = model.for_compiler() if is_compiled else model.for_vmap()
         self._is_compiled = is_compiled
+        self.block = _BLOCK if is_compiled else 1
         if is_compiled:
             self._compiled = _compile(grad(self._weighted_losses, has_aux=True))
+            self._compiled_steps = _compile(self._steps)
 
     def __call__(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
         """Return the parts of the gradients (n, *shape) and the losses of rows."""
@@ -101,6 +112,52 @@ class BatchedGradients:
     def bind(self, v: Tensor) -> Iterator[PartsFunction]:
         """Lend the gradients at v (n, d), which may be changed in place between two calls."""
         yield lambda batches: self(v, batches)[0]
+
+    def take_steps(
+        self, v: Tensor, batches: Sequence[ClientBatches], eta: float, shift: Tensor | None
+    ) -> None:
+        """Take local SGD steps from v (n, d), in place, in one compiled call.
+
+        Args:
+            v: The points, which are moved.
+            batches: The minibatches of the steps, of equal sizes.
+            eta: The step size.
+            shift: A constant to add to the gradients, (n, d), or None.
+        """
+        n = len(v)
+        padded = [_pad_clients(v, own, padded_count(n)) for own in batches]
+        point, first = padded[0]
+        shifts = None
+        if shift is not None:
+            shifts = self.model.split(_repeat_last(shift, len(point) - n))
+        moved = self._compiled_steps(
+            self.model.split(point),
+            [own.inputs for _, own in padded],
+            [own.targets for _, own in padded],
+            first.weights,
+            torch.tensor(eta, dtype=v.dtype, device=v.device),
+            shifts,
+        )
+        for part, new in zip(self.model.split(v), moved, strict=True):
+            part.copy_(new[:n])
+
+    def _steps(
+        self,
+        parts: list[Tensor],
+        inputs: list[Inputs],
+        targets: list[Tensor],
+        weights: Tensor,
+        eta: Tensor,
+        shifts: list[Tensor] | None,
+    ) -> list[Tensor]:
+        """Return the parts after a step on each of the minibatches."""
+        gradient = grad(self._weighted_losses, has_aux=True)
+        for own_inputs, own_targets in zip(inputs, targets, strict=True):
+            found = gradient(parts, own_inputs, own_targets, weights, None)[0]
+            if shifts is not None:
+                found = [g + shift for g, shift in zip(found, shifts, strict=True)]
+            parts = [part - eta * g for part, g in zip(parts, found, strict=True)]
+        return parts
 
     def _row_losses(
         self, parts: list[Tensor], inputs: Inputs, targets: Tensor, keys: Tensor | None
@@ -142,6 +199,8 @@ class SequentialGradients:
         model: The model and its loss.
         is_compiled: Whether to compile the gradient of a client.
     """
+
+    block = 1
 
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
         self._model, self._is_compiled = model, is_compiled
@@ -235,6 +294,13 @@ def padded_count(n: int) -> int:
     return -(-n // unit) * unit
 
 
+def _repeat_last(values: Tensor, extra: int) -> Tensor:
+    """Return values (n, ...) with `extra` copies of the last row after them."""
+    if not extra:
+        return values
+    return torch.cat([values, values[-1:].expand(extra, *values.shape[1:])])
+
+
 def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor, ClientBatches]:
     """Repeat the last client with weight 0 until there are `count` clients."""
     extra = count - len(v)
@@ -242,7 +308,7 @@ def _pad_clients(v: Tensor, batches: ClientBatches, count: int) -> tuple[Tensor,
         return v, batches
 
     def pad(values: Tensor) -> Tensor:
-        return torch.cat([values, values[-1:].expand(extra, *values.shape[1:])])
+        return _repeat_last(values, extra)
 
     inputs, targets, weights, sizes, keys = batches
     zeros = torch.zeros(extra, weights.shape[1], dtype=weights.dtype, device=weights.device)
@@ -257,7 +323,7 @@ def _compile(function: _Function) -> _Function:
     # Inductor keeps what it compiled in this directory, for later processes too.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(platform_cache() / "torch"))
 
-    def call(*arguments: object) -> tuple[Sequence[Tensor], Tensor]:
+    def call(*arguments: object) -> Any:
         return function(*arguments)
 
     # torch compiles few shapes of one code object, so every function gets a code object.
@@ -265,7 +331,7 @@ def _compile(function: _Function) -> _Function:
     compiled: _Function = torch.compile(call, dynamic=False, fullgraph=True)
     lock = threading.Lock()
 
-    def one_at_a_time(*arguments: object) -> tuple[Sequence[Tensor], Tensor]:
+    def one_at_a_time(*arguments: object) -> Any:
         with lock:
             return compiled(*arguments)
 

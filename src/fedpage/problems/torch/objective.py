@@ -247,6 +247,11 @@ class Objective:
         """Lend `gradient_parts` at v (n, d), which may be changed in place between two calls."""
         return self._gradients.bind(v)
 
+    def compiled_steps(self) -> BatchedGradients | None:
+        """Return what takes several steps of local SGD in one compiled call, if there is any."""
+        found = self._gradients
+        return found if isinstance(found, BatchedGradients) and found.block > 1 else None
+
     def _equal_width(
         self,
         v: Tensor,

@@ -106,8 +106,13 @@ class TensorOracle(RowOracle):
         """
         y = x.clone()
         parts = self._objective.model.split(y)
+        compiled, left = self._objective.compiled_steps(), K
+        while compiled is not None and mu == 0.0 and left >= compiled.block:
+            batches = [self.batch(b).batches for _ in range(compiled.block)]
+            compiled.take_steps(y, batches, eta, shift)
+            left -= compiled.block
         with self._objective.bind(y) as gradients:
-            for _ in range(K):
+            for _ in range(left):
                 found = gradients(self.batch(b).batches)
                 if mu != 0.0:
                     y.lerp_(x, eta * mu)  # y - eta mu (y - x)
