@@ -85,6 +85,7 @@ class BatchedGradients:
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
         self.model = model.for_compiler() if is_compiled else model.for_vmap()
         self._is_compiled = is_compiled
+        self._all_outputs, self._all_penalised = vmap(self._outputs), vmap(self.model.call)
         self.block = _BLOCK if is_compiled else 1
         if is_compiled:
             self._compiled = _compile(grad(self._weighted_losses, has_aux=True))
@@ -98,20 +99,26 @@ class BatchedGradients:
             inputs, targets, weights, _, keys = batches
             gradients, losses = self._compiled(self.model.split(v), inputs, targets, weights, keys)
             return [part[:n] for part in gradients], losses[:n]
+        gradients, each = self._compute(v, batches)
+        return gradients, each.detach().reshape(batches.weights.shape)
+
+    def _compute(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
+        """Return the parts of the gradients and the losses of all rows (n w,), not compiled."""
         parts = [part.detach().requires_grad_(True) for part in self.model.split(v)]
         inputs, targets, weights, _, keys = batches
         with torch.enable_grad():
             each, penalties = self._row_losses(parts, inputs, targets, keys)
             terms, factors = [each], [weights.flatten()]
             if penalties is not None:
-                terms, factors = [*terms, penalties], [*factors, weights.sum(1)]
+                terms, factors = [each, penalties], [weights.flatten(), weights.sum(1)]
             gradients = torch.autograd.grad(terms, parts, factors, allow_unused=True)
-        return _fill(parts, gradients), each.detach().reshape(weights.shape)
+        return _fill(parts, gradients), each
 
     @contextmanager
     def bind(self, v: Tensor) -> Iterator[PartsFunction]:
         """Lend the gradients at v (n, d), which may be changed in place between two calls."""
-        yield lambda batches: self(v, batches)[0]
+        compute = self if self._is_compiled else self._compute
+        yield lambda batches: compute(v, batches)[0]
 
     def take_steps(
         self, v: Tensor, batches: Sequence[ClientBatches], eta: float, shift: Tensor | None
@@ -165,10 +172,10 @@ class BatchedGradients:
         """Return the loss of each row of each client (n w,), and the clients' penalties (n,)."""
         penalties = None
         if keys is not None and self.model.statistics:
-            outputs, penalties = vmap(self.model.call)(parts, inputs, keys)
+            outputs, penalties = self._all_penalised(parts, inputs, keys)
         else:
             own = (parts, inputs) if keys is None else (parts, inputs, keys)
-            outputs = vmap(self._outputs)(*own)
+            outputs = self._all_outputs(*own)
         rows = map_tensors(lambda part: part.flatten(0, 1), outputs)
         return self.model.row_losses(rows, targets.flatten(0, 1)), penalties
 

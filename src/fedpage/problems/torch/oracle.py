@@ -121,7 +121,7 @@ class TensorOracle(RowOracle):
                 for part, gradient in zip(parts, found, strict=True):
                     part.sub_(gradient, alpha=eta)
         self._count(b if b is not None else self._largest, K)
-        return (x - y).div_(K * eta)
+        return torch.sub(x, y, out=y).div_(K * eta)
 
     def _keys(self, first: int, count: int) -> Tensor | None:
         """Return keys (count, n) for minibatches first..first+count-1; None without dropout."""
@@ -305,7 +305,8 @@ class TorchOracle(local_steps.FusedOracle):
         size = self._objective.how.group_size(max(min(b or most, most) for b, _ in minibatches))
         with self._objective.guard():
             on_device = [self._objective.tensor(v) for v in vectors]
-            directions = on_device[0].new_empty(count, self._objective.d)
+            if count > size:
+                directions = on_device[0].new_empty(count, self._objective.d)
             for start in range(0, count, size):
                 group = slice(start, start + size)
                 oracle = whole.select(group)
@@ -313,7 +314,10 @@ class TorchOracle(local_steps.FusedOracle):
                     if not oracle.read_ahead(b, times):
                         break
                 own = (oracle.lift(v if v.ndim == 1 else v[group]) for v in on_device)
-                directions[group] = steps(oracle, *own)
+                if count > size:
+                    directions[group] = steps(oracle, *own)
+                else:
+                    directions = steps(oracle, *own)
                 whole.add(group, oracle)
             whole.skip_to(oracle)
             return _like(vectors[0], directions)
