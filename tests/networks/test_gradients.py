@@ -399,8 +399,20 @@ def test_steps_that_are_compiled_together_agree_with_single_steps(name, monkeypa
     calls = []
     take_steps = BatchedGradients.take_steps
     monkeypatch.setattr(
-        BatchedGradients, "take_steps", lambda *a: calls.append(len(a[2])) or take_steps(*a)
+        BatchedGradients, "take_steps", lambda *a: calls.append(len(a[3])) or take_steps(*a)
     )
     compiled = run(compile=True)
     assert calls == [5, 5]  # of 7 steps in each of two rounds
     np.testing.assert_allclose(compiled, run(), rtol=0, atol=1e-12)
+
+
+def test_directions_of_tiny_local_steps_keep_their_digits():
+    """X - y_K has no digits where a step is smaller than the last digit of x."""
+    problem = mlp_problem("float32")
+    clients = np.arange(problem.N)
+    x = problem.x0 + np.float32(1.0)
+    found = problem.oracle(clients, RoundDraws(0, 0)).local_sgd(x, K=3, eta=1e-9, b=1)
+    oracle = problem.oracle(clients, RoundDraws(0, 0))
+    expected = sum(oracle.grad(x, oracle.batch(1)) for _ in range(3)) / 3
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert np.abs(expected).max() > 0.01

@@ -240,7 +240,7 @@ def test_model(name):
     problem = case.problem()
     assert problem.mode == case.mode
     method = fp.FedAvg(S=2, K=2, eta_l=case.eta, b=4)
-    history = fp.simulate(problem, method, rounds=4, seed=0)
+    history = fp.simulate(problem, method, rounds=8, seed=0)
     assert history.last("loss") < history.rows[0]["loss"]
     exact = case.problem(deterministic=True)
     runs = [

@@ -121,50 +121,56 @@ class BatchedGradients:
         yield lambda batches: compute(v, batches)[0]
 
     def take_steps(
-        self, v: Tensor, batches: Sequence[ClientBatches], eta: float, shift: Tensor | None
+        self,
+        x: Tensor,
+        total: Tensor,
+        batches: Sequence[ClientBatches],
+        eta: float,
+        shift: Tensor | None,
     ) -> None:
-        """Take local SGD steps from v (n, d), in place, in one compiled call.
+        """Take further steps of local SGD from x (n, d) in one compiled call.
 
         Args:
-            v: The points, which are moved.
+            x: The start.
+            total: The sum of the directions so far, (n, d), which grows in place.
             batches: The minibatches of the steps, of equal sizes.
             eta: The step size.
             shift: A constant to add to the gradients, (n, d), or None.
         """
-        n = len(v)
-        padded = [_pad_clients(v, own, padded_count(n)) for own in batches]
-        point, first = padded[0]
-        shifts = None
-        if shift is not None:
-            shifts = self.model.split(_repeat_last(shift, len(point) - n))
-        moved = self._compiled_steps(
-            self.model.split(point),
+        n, split = len(x), self.model.split
+        extra = padded_count(n) - n
+        padded = [_pad_clients(x, own, n + extra) for own in batches]
+        grown = self._compiled_steps(
+            split(padded[0][0]),
+            split(_repeat_last(total, extra)),
             [own.inputs for _, own in padded],
             [own.targets for _, own in padded],
-            first.weights,
-            torch.tensor(eta, dtype=v.dtype, device=v.device),
-            shifts,
+            padded[0][1].weights,
+            torch.tensor(eta, dtype=x.dtype, device=x.device),
+            None if shift is None else split(_repeat_last(shift, extra)),
         )
-        for part, new in zip(self.model.split(v), moved, strict=True):
+        for part, new in zip(split(total), grown, strict=True):
             part.copy_(new[:n])
 
     def _steps(
         self,
-        parts: list[Tensor],
+        starts: list[Tensor],
+        totals: list[Tensor],
         inputs: list[Inputs],
         targets: list[Tensor],
         weights: Tensor,
         eta: Tensor,
         shifts: list[Tensor] | None,
     ) -> list[Tensor]:
-        """Return the parts after a step on each of the minibatches."""
+        """Return the sums of directions after a step on each of the minibatches."""
         gradient = grad(self._weighted_losses, has_aux=True)
         for own_inputs, own_targets in zip(inputs, targets, strict=True):
-            found = gradient(parts, own_inputs, own_targets, weights, None)[0]
+            points = [x - eta * total for x, total in zip(starts, totals, strict=True)]
+            found = gradient(points, own_inputs, own_targets, weights, None)[0]
             if shifts is not None:
                 found = [g + shift for g, shift in zip(found, shifts, strict=True)]
-            parts = [part - eta * g for part, g in zip(parts, found, strict=True)]
-        return parts
+            totals = [total + g for total, g in zip(totals, found, strict=True)]
+        return totals
 
     def _row_losses(
         self, parts: list[Tensor], inputs: Inputs, targets: Tensor, keys: Tensor | None

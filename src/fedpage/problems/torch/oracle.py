@@ -99,29 +99,32 @@ class TensorOracle(RowOracle):
     def sgd_in_place(
         self, x: Tensor, K: int, eta: float, b: int | None, shift: Tensor | None, mu: float
     ) -> Tensor:
-        """Take the steps of `local_sgd` on minibatches that were read ahead, in one vector.
+        """Take the steps of `local_sgd` on minibatches that were read ahead, in two vectors.
 
-        The mean direction is (x - y_K)/(K eta), which is rounded as y_K is. A step passes over
-        the parameters once, where `local_sgd` makes three new vectors.
+        The sum of the directions grows in place, and y_k is x - eta times it. The mean direction
+        comes from this sum, because x - y_K would have few digits where eta is small.
         """
-        y = x.clone()
-        parts = self._objective.model.split(y)
+        y, total = x.clone(), torch.zeros_like(x)
+        parts = self._objective.model.split(total)
         compiled, left = self._objective.compiled_steps(), K
         while compiled is not None and mu == 0.0 and left >= compiled.block:
             batches = [self.batch(b).batches for _ in range(compiled.block)]
-            compiled.take_steps(y, batches, eta, shift)
+            compiled.take_steps(x, total, batches, eta, shift)
             left -= compiled.block
+        if left < K:
+            torch.sub(x, total, alpha=eta, out=y)
         with self._objective.bind(y) as gradients:
             for _ in range(left):
                 found = gradients(self.batch(b).batches)
                 if mu != 0.0:
-                    y.lerp_(x, eta * mu)  # y - eta mu (y - x)
+                    total.add_(y - x, alpha=mu)
                 if shift is not None:
-                    y.sub_(shift, alpha=eta)
+                    total.add_(shift)
                 for part, gradient in zip(parts, found, strict=True):
-                    part.sub_(gradient, alpha=eta)
+                    part.add_(gradient)
+                torch.sub(x, total, alpha=eta, out=y)
         self._count(b if b is not None else self._largest, K)
-        return torch.sub(x, y, out=y).div_(K * eta)
+        return total.div_(K)
 
     def _keys(self, first: int, count: int) -> Tensor | None:
         """Return keys (count, n) for minibatches first..first+count-1; None without dropout."""
@@ -231,7 +234,7 @@ class TorchOracle(local_steps.FusedOracle):
         """Run `core.local_steps.local_sgd` on the device."""
 
         def steps(oracle: TensorOracle, x: Tensor, shift: Tensor | None = None) -> Tensor:
-            if K > 1 and eta > 0.0 and oracle.has_read:
+            if oracle.has_read:
                 return oracle.sgd_in_place(x, K, eta, b, shift, mu)
             return local_steps.local_sgd(oracle, x, K=K, eta=eta, b=b, shift=shift, mu=mu)
 
