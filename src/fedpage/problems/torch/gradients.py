@@ -53,12 +53,7 @@ class GradientFunction(Protocol):
         ...
 
     def bind(self, v: Tensor) -> AbstractContextManager[PartsFunction]:
-        """Lend the gradients at v, which may be changed in place between two calls."""
-        ...
-
-    @property
-    def block(self) -> int:
-        """How many steps of local SGD one call takes by `take_steps`; 1: there is none."""
+        """Yield the gradients at v, which may be changed in place between two calls."""
         ...
 
 
@@ -87,6 +82,7 @@ class BatchedGradients:
         self._is_compiled = is_compiled
         self._all_outputs, self._all_penalised = vmap(self._outputs), vmap(self.model.call)
         self.block = _BLOCK if is_compiled else 1
+        """How many steps of local SGD `take_steps` takes in one compiled call; 1: it is none."""
         if is_compiled:
             self._compiled = _compile(grad(self._weighted_losses, has_aux=True))
             self._compiled_steps = _compile(self._steps)
@@ -116,7 +112,7 @@ class BatchedGradients:
 
     @contextmanager
     def bind(self, v: Tensor) -> Iterator[PartsFunction]:
-        """Lend the gradients at v (n, d), which may be changed in place between two calls."""
+        """Yield the gradients at v (n, d), which may be changed in place between two calls."""
         compute = self if self._is_compiled else self._compute
         yield lambda batches: compute(v, batches)[0]
 
@@ -213,8 +209,6 @@ class SequentialGradients:
         is_compiled: Whether to compile the gradient of a client.
     """
 
-    block = 1
-
     def __init__(self, model: FlatModel, is_compiled: bool = False) -> None:
         self._model, self._is_compiled = model, is_compiled
         if is_compiled:
@@ -238,13 +232,13 @@ class SequentialGradients:
 
     @contextmanager
     def bind(self, v: Tensor) -> Iterator[PartsFunction]:
-        """Lend the gradients at v (1, d), which may be changed in place between two calls."""
+        """Yield the gradients at v (1, d), which may be changed in place between two calls."""
         with self._bind(v[0].detach()) as gradient:
             yield lambda batches: [part[None] for part in gradient(batches, 0)[0]]
 
     @contextmanager
     def _bind(self, point: Tensor) -> Iterator[_ClientGradient]:
-        """Lend the gradient and the loss of client i at a point (d,), as a function of batches."""
+        """Yield the gradient and the loss of client i at a point (d,), as a function of batches."""
         if self._is_compiled:
             parts = self._model.split(point)
             yield lambda batches, i: self._compiled(parts, *_read_client(batches, i))

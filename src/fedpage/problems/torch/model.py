@@ -34,13 +34,13 @@ LOSSES = nn.CrossEntropyLoss.__module__
 """The module of torch's losses."""
 
 
-class OwnedCopy:
+class ModuleCopy:
     """A copy of a module that one thread uses at a time.
 
     Args:
         module: The copy.
         names: The names of its trainable parameters.
-        key_names: The names of the buffers that take the keys of dropout.
+        key_names: The names of the buffers that take the keys of dropout and batch norms.
     """
 
     def __init__(self, module: nn.Module, names: list[str], key_names: list[str]) -> None:
@@ -106,7 +106,7 @@ class FlatModel:
         self.counts = [p.numel() for _, p in parts]
         self.d = sum(self.counts)
         self.trainable = sum(p.numel() for _, p in trainable)
-        self._idle_copies: list[OwnedCopy] = []
+        self._idle_copies: list[ModuleCopy] = []
         self._is_shared = True
         self._unreduced = unreduced(loss_fn)
 
@@ -186,18 +186,13 @@ class FlatModel:
                 return self._widen(call_module(self.working, parameters, inputs)), None
         own = self._take_copy()
         try:
-            is_noted = key is not None and bool(self.statistics)
-            if is_noted:
-                forget_distances(own.module)
-            with self._precision():
-                outputs = call_module(own.module, parameters, inputs)
-            return self._widen(outputs), take_penalty(own.module) if is_noted else None
+            return self._forward(own, key, lambda: call_module(own.module, parameters, inputs))
         finally:
             self._idle_copies.append(own)
 
     @contextmanager
-    def set_parameters(self, v: Tensor) -> Iterator[OwnedCopy]:
-        """Lend a copy of the module whose parameters are views of v (d,).
+    def set_parameters(self, v: Tensor) -> Iterator[ModuleCopy]:
+        """Yield a copy of the module whose parameters are views of v (d,).
 
         It is faster than `functional_call`, which replaces and restores all parameters by name.
         """
@@ -210,27 +205,33 @@ class FlatModel:
             self._idle_copies.append(own)
 
     def call_copy(
-        self, own: OwnedCopy, inputs: Inputs, key: Tensor | None
+        self, own: ModuleCopy, inputs: Inputs, key: Tensor | None
     ) -> tuple[Outputs, Tensor | None]:
-        """Return what `call` returns, of a copy that `set_parameters` lends."""
-        is_noted = key is not None and bool(self.statistics)
-        if is_noted:
-            forget_distances(own.module)
+        """Return what `call` returns, of a copy that `set_parameters` yields."""
         if key is not None:
             own.set_keys(layer_keys(key, len(self.key_names)))
         try:
-            with self._precision():
-                outputs = call_with(own.module, inputs)
+            return self._forward(own, key, lambda: call_with(own.module, inputs))
         finally:
             if key is not None:
                 own.set_keys([None] * len(self.key_names))
-        return self._widen(outputs), take_penalty(own.module) if is_noted else None
 
-    def _take_copy(self) -> OwnedCopy:
+    def _forward(
+        self, own: ModuleCopy, key: Tensor | None, function: Callable[[], Outputs]
+    ) -> tuple[Outputs, Tensor | None]:
+        """Call a copy by a function, and return the outputs and the penalty of `call`."""
+        has_penalty = key is not None and bool(self.statistics)
+        if has_penalty:
+            forget_distances(own.module)
+        with self._precision():
+            outputs = function()
+        return self._widen(outputs), take_penalty(own.module) if has_penalty else None
+
+    def _take_copy(self) -> ModuleCopy:
         try:
             return self._idle_copies.pop()
         except IndexError:
-            return OwnedCopy(copy.deepcopy(self.working), self.names, self.key_names)
+            return ModuleCopy(copy.deepcopy(self.working), self.names, self.key_names)
 
     def _precision(self) -> AbstractContextManager[object]:
         """Return the context in which torch casts the products of the module."""

@@ -244,7 +244,7 @@ class Objective:
         return self._gradients(v, batches)[0]
 
     def bind(self, v: Tensor) -> AbstractContextManager[PartsFunction]:
-        """Lend `gradient_parts` at v (n, d), which may be changed in place between two calls."""
+        """Yield `gradient_parts` at v (n, d), which may be changed in place between two calls."""
         return self._gradients.bind(v)
 
     def compiled_steps(self) -> BatchedGradients | None:
