@@ -6,10 +6,12 @@ Messages cross the grid as bytes, as they do on a network.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from importlib.resources import files
 
+import freeze
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -22,27 +24,23 @@ from fedpage.flower.client_app import app
 from fedpage.flower.config import AppConfig
 from fedpage.flower.server_app import FedpageStrategy
 
-HYPER = {
-    "fedpage": "S=3 K=3 eta_g=0.2 p=0.4", "page": "S=3 eta_g=0.2 p=0.4",
-    "s-local-svrg": "K=3 q=0.3", "fedpage-full": "S=3 K=3 p=0.4",
-}  # fmt: skip
+FROZEN = json.loads((freeze.HERE / "bits.json").read_text(encoding="utf-8"))
 
 
 def small(method):
-    """Return hyper-parameters that fit eight clients: S and K, where the method has them."""
-    if method in HYPER:
-        return HYPER[method]
-    defaults = fp.METHODS[method].hyper_parameters
-    sampled = ["S=3"] if defaults.get("S") is not None else []
-    return " ".join([*sampled, *(["K=3"] if "K" in defaults else [])])
+    """Return hyper-parameters that fit eight clients, as text."""
+    return " ".join(f"{name}={value}" for name, value in freeze.small(method).items())
 
 
+@pytest.mark.parametrize("objective", ["robust", "logistic-l2"])
 @pytest.mark.parametrize("method", fp.METHODS)
-def test_history_equals_the_simulator(federate, simulated, method, tmp_path):
+def test_history_equals_the_simulator(federate, simulated, method, objective, tmp_path):
     hyper = small(method)
-    strategy = federate(method=method, hyper=hyper)
-    history = simulated(method=method, hyper=hyper)
+    strategy = federate(method=method, hyper=hyper, objective=objective)
+    history = simulated(method=method, hyper=hyper, objective=objective)
     assert strategy.history.same(history)
+    if freeze.probe() == FROZEN["processor"]:
+        assert freeze.digest(strategy.history) == FROZEN["federations"][f"{method} {objective}"]
     assert fp.History.load(tmp_path / "run" / "history.jsonl").same(history)
 
 
