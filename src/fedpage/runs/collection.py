@@ -211,7 +211,7 @@ class Runs(Sequence[History]):
         return frame
 
     def to_polars(self) -> Any:
-        """Return the table as a polars frame (needs `pip install fedpage[polars]`)."""
+        """Return the table as a polars frame."""
         return self.frame("polars")
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
