@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, overload
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
 E = TypeVar("E")
+D = TypeVar("D")
 
 
 class UnknownName(InputError, KeyError):
-    """Report a name that is not in a registry; a KeyError too, so that `get` and `in` work."""
+    """Report a name that is not in a registry. It is a KeyError too, as for any mapping."""
 
     __str__ = ValueError.__str__  # a KeyError would quote its message
 
@@ -73,6 +74,17 @@ class Registry(Mapping[str, T], Generic[T]):
             return self._entries[name]
         except (KeyError, TypeError):  # TypeError: the name cannot be a key at all
             raise UnknownName(self.unknown(name)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._entries
+
+    @overload
+    def get(self, name: str, /) -> T | None: ...
+    @overload
+    def get(self, name: str, default: T | D, /) -> T | D: ...
+    def get(self, name: str, default: object = None, /) -> object:
+        """Return the entry, or `default` without building the message of an unknown name."""
+        return self._entries[name] if name in self else default
 
     def unknown(self, name: object) -> str:
         """Write the message for a name that is not in the registry."""
