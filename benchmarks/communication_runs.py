@@ -18,7 +18,6 @@ import numpy as np
 import fedpage as fp
 from fedpage.core.columns import read_column
 from fedpage.core.errors import InputError
-from fedpage.engine.simulate import describe_simulation
 from fedpage.runs.fingerprint import code_digest
 
 COSTS = ("round", "clients", "bytes_up", "bytes")
@@ -105,7 +104,7 @@ class Runs:
             "stop": ladder,
         }
         # The ladder's own description takes its place: its state changes from run to run.
-        run = describe_simulation(self.problem, method, **{**options, "stop": None})
+        run = fp.RunSpec(self.problem, method, **{**options, "stop": None}).describe()
         about = [run, ladder.describe(), code_digest(type(method))]
         key = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:20]
         if key not in self._known:

@@ -51,7 +51,7 @@ from fedpage.core.types import StopReason
 from fedpage.data import libsvm, registry
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
-from fedpage.engine.simulate import RunOptions, prepare
+from fedpage.engine.simulate import prepare
 from fedpage.engine.transport import RoundFailed
 from fedpage.methods import SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
@@ -60,6 +60,7 @@ from fedpage.runs.config import RunCommand, structure
 from fedpage.runs.history import History
 from fedpage.runs.history_lines import model_path
 from fedpage.runs.provenance import describe_method
+from fedpage.runs.spec import RunOptions, RunSpec
 from fedpage.runs.store import RunStore
 from fedpage.studies.claims import UNDECIDED, judge
 from fedpage.studies.study import Study
@@ -739,7 +740,7 @@ STOPS = {
 
 
 def prepare_run() -> Any:
-    return prepare(Quadratic.random(4, 2, 3, seed=0), SCAFFOLD(S=2, K=1), **STOPS)
+    return prepare(RunSpec(Quadratic.random(4, 2, 3, seed=0), SCAFFOLD(S=2, K=1), **STOPS))
 
 
 class _Killed(BaseException):

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from fedpage.engine.fixed_point import FixedPointMean
     from fedpage.engine.policy import Policy
     from fedpage.engine.privacy import PrivateMean
-    from fedpage.engine.simulate import RunOptions, simulate
+    from fedpage.engine.simulate import simulate
     from fedpage.engine.simulation import Simulation
     from fedpage.engine.stopping import Stop
     from fedpage.methods import (
@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from fedpage.report.plots import plot
     from fedpage.runs.collection import Runs
     from fedpage.runs.history import History
+    from fedpage.runs.spec import RunOptions, RunSpec
     from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
@@ -145,7 +146,7 @@ _EXPORTS = {
     "fedpage.engine.privacy": "PrivateMean",
     "fedpage.engine.check_method": "check_method",
     "fedpage.engine.simulation": "Simulation",
-    "fedpage.engine.simulate": "RunOptions simulate",
+    "fedpage.engine.simulate": "simulate",
     "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",
@@ -159,6 +160,7 @@ _EXPORTS = {
     "fedpage.report.plots": "plot",
     "fedpage.runs.collection": "Runs",
     "fedpage.runs.history": "History",
+    "fedpage.runs.spec": "RunOptions RunSpec",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
     "Quadratic RobustRegression RowProblem Softmax SquaredHinge",
@@ -229,6 +231,7 @@ __all__ = [
     "RobustRegression",
     "RowProblem",
     "RunOptions",
+    "RunSpec",
     "Runs",
     "SLocalSVRG",
     "Scaled",

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage.engine.simulation import start_of
 from fedpage.flower.node_data import load_own_problem
+from fedpage.runs.spec import start_of
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'fedpage[torch]'")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "networks"))

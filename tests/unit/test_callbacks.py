@@ -203,8 +203,8 @@ def test_a_sweep_makes_the_callbacks_of_each_run(tmp_path, jobs):
     runs = iterate_sweep(
         linear(),
         methods,
+        [3, 5],
         rounds=2,
-        seeds=[3, 5],
         jobs=jobs,
         callbacks=lambda method, seed: [Writer(tmp_path / f"{method.name}-{seed}")],
     )

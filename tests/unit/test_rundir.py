@@ -174,7 +174,7 @@ def killed(tmp_path):
 
         def __call__(self, callbacks=()):
             """Return the history of the resumed run, and the round it resumed from."""
-            run = prepare(problem, method, **arguments)
+            run = prepare(fp.RunSpec(problem, method, **arguments))
             self.messages.clear()
             with RunStore(tmp_path, checkpoint_every=7, notify=self.messages.append) as store:
                 finished = store.open_run(run, resume=True)

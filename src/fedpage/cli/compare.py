@@ -54,9 +54,9 @@ from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod
-    from fedpage.engine.simulate import RunOptions
     from fedpage.problems import LinearModel
     from fedpage.runs.history import History
+    from fedpage.runs.spec import RunOptions
 
 
 @with_json
@@ -140,9 +140,9 @@ def execute(
     """Run a comparison, or continue it from `out`, and print and return its results."""
     from fedpage.engine import faults
     from fedpage.engine.devices import check_time
-    from fedpage.engine.simulate import RunOptions
     from fedpage.runs import build, run_file
     from fedpage.runs.lock import DirectoryLock
+    from fedpage.runs.spec import RunOptions
 
     config = command.compare
     if table is not None:

@@ -154,9 +154,10 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
     """
     from fedpage.engine.aggregation import Aggregation
     from fedpage.engine.faults import parse
-    from fedpage.engine.simulate import RunOptions, prepare
+    from fedpage.engine.simulate import prepare
     from fedpage.engine.stopping import Stop
     from fedpage.runs import build
+    from fedpage.runs.spec import RunOptions, RunSpec
 
     config = command.run
     method = build.build_method(command.method)
@@ -176,7 +177,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
     faults, policy = (None, None)
     if command.faults is not None:
         faults, policy = parse(command.faults, faults_source)
-    prepared = prepare(
+    spec = RunSpec(
         problem,
         method,
         rounds=config.rounds,
@@ -191,6 +192,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
             aggregation=Aggregation.from_text(config.aggregation),
         ),
     )
+    prepared = prepare(spec)
     print_problem(settled, problem)
     return replace(command, problem=settled), prepared
 

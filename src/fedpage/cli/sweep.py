@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedpage.core.recording import RecordEvery
     from fedpage.core.types import AnyMethod, Problem
-    from fedpage.engine.simulate import RunOptions
     from fedpage.runs.history import History
+    from fedpage.runs.spec import RunOptions
 
 
 def sweep(
@@ -29,6 +29,7 @@ def sweep(
     In one process every method has a bar over its rounds; in several there is one over the runs.
     """
     from fedpage.callbacks.progress import Progress, progress_bars
+    from fedpage.runs.spec import RunOptions
     from fedpage.studies.sweep import iterate_sweep
 
     runs: list[History] = []
@@ -44,13 +45,13 @@ def sweep(
         histories = iterate_sweep(
             problem,
             methods,
-            rounds=rounds,
-            seeds=seeds,
-            record_every=record_every,
+            seeds,
             jobs=jobs,
             callbacks=show_rounds if jobs == 1 else None,
             out=out,
-            options=options,
+            rounds=rounds,
+            record_every=record_every,
+            options=options or RunOptions(),
         )
         for history in histories:
             runs.append(history)

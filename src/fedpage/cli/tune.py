@@ -177,8 +177,8 @@ def _write_report(
     report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
 ) -> None:
     """Run the winner on the fresh seeds and write a report with the picture and the command."""
-    from fedpage.engine.simulate import RunOptions
     from fedpage.report import page, search_plot
+    from fedpage.runs.spec import RunOptions
     from fedpage.studies.sweep import sweep
 
     question = found.question

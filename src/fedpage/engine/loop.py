@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TypeAlias
 
 import numpy as np
 
@@ -21,9 +20,7 @@ from fedpage.engine.transport import Event, RoundFailed
 from fedpage.runs.checkpoint import Snapshot, make_read_only
 from fedpage.runs.fingerprint import Code
 from fedpage.runs.history import History, is_complete
-
-StopRule: TypeAlias = Stop | Callable[[Mapping[str, float]], str | None] | None
-"""When to end a run: a Stop, or a function of the newest record that returns a reason or None."""
+from fedpage.runs.spec import StopRule
 
 _EVENTS_KEPT = 1000
 _FREQUENT_EVENTS = ("rejected", "measured")

@@ -80,6 +80,10 @@ class Policy:
                 f"policy: commit must be 'counted' or 'always', not {short_repr(self.commit)}"
             )
 
+    def describe(self) -> dict[str, object]:
+        """Return all settings as plain values, or nothing for the default policy."""
+        return {} if self == Policy() else vars(self).copy()
+
     @classmethod
     def naive(cls) -> Policy:
         """Return a policy without retries, validation or fallback, for comparison."""

@@ -3,63 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
-from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.function_digest import function_digest
 from fedpage.core.recording import RecordEvery
-from fedpage.core.types import AnyMethod, HasStart, Problem, Vector
-from fedpage.engine.aggregation import Aggregation, Mean
-from fedpage.engine.devices import Devices, check_time
-from fedpage.engine.faults import Faults
-from fedpage.engine.loop import Run, StopRule
-from fedpage.engine.policy import Policy
-from fedpage.engine.simulation import Evaluation, Simulation, start_of
+from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.devices import check_time
+from fedpage.engine.loop import Run
+from fedpage.engine.simulation import Simulation
 from fedpage.engine.stopping import Stop
-from fedpage.problems.client_scores import ClientScoring
 from fedpage.runs.history import History
-from fedpage.runs.provenance import describe_run
+from fedpage.runs.spec import RunOptions, RunSpec, StopRule
 from fedpage.runs.store import RunStore
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of `simulate` and `sweep` that few runs need.
-
-    The result has the same bits for any `threads`, `chunk`, `checkpoint_every` and `resume`.
-    """
-
-    x0: Vector | None = None
-    """(d,) the first model; by default the problem's own (a network's parameters), or zero."""
-    threads: int = 1
-    """Threads that compute the clients' work."""
-    chunk: int | None = None
-    """The most clients computed at once; by default as many as fit 4 MiB, at most 512."""
-    faults: Faults | None = None
-    """How clients fail."""
-    policy: Policy | None = None
-    """What a round does about clients that fail."""
-    aggregation: Aggregation | None = None
-    """How replies are combined, such as TrimmedMean(0.1); by default by their mean."""
-    devices: Devices | None = None
-    """The clients' devices, which add the column seconds_simulated."""
-    evaluate: Evaluation = "pooled"
-    """Evaluate f at once, or take the mean of the clients' evaluations, as a federation does."""
-    resume: bool = False
-    """Resume the run in the directory `out`, begin it if there is none, or read it if it ended.
-
-    A run that has done all its rounds continues if `rounds` is larger now."""
-    overwrite: bool = False
-    """Delete a run that is already in the directory `out`, and begin anew."""
-    checkpoint_every: str | int = "10s"
-    """Rounds (100) or seconds ("10s", "5m") between checkpoints in `out`."""
-
-    __repr__ = repr_settings
 
 
 def simulate(
@@ -110,69 +68,55 @@ def simulate(
     >>> bool(history.last("grad_norm") < history["grad_norm"][0])
     True
     """
-    run = prepare(
-        problem,
-        method,
-        rounds=rounds,
-        seed=seed,
-        record_every=record_every,
-        stop=stop,
-        options=options,
-    )
+    spec = RunSpec(problem, method, rounds, seed, record_every, stop, options or RunOptions())
     if not isinstance(progress, bool):
         raise InputError(
             f"progress must be True or False, not {short_repr(progress)}; "
             "for a function of yours, see fp.FunctionCallback"
         )
     observers = check_callbacks(callbacks) + ((Progress(),) if progress else ())
-    options = options or RunOptions()
+    return execute(spec, observers, out)
+
+
+def execute(
+    spec: RunSpec, callbacks: Sequence[Callback] = (), out: str | os.PathLike[str] | None = None
+) -> History:
+    """Run what a spec describes, as `simulate` does.
+
+    Args:
+        spec: The run's settings.
+        callbacks: Observers of the run.
+        out: A directory to write the run to, or None.
+
+    Returns:
+        The history.
+
+    Raises:
+        InputError: If a setting cannot be used.
+        Interrupted: If the run was interrupted by a signal, after it had written a checkpoint.
+    """
+    run, options = prepare(spec), spec.options
     if out is None:
         if options.resume:
             raise InputError("resume=True needs out=, the directory of the run")
-        return run.run(observers)
+        return run.run(callbacks)
     with RunStore(out, checkpoint_every=options.checkpoint_every) as store:
         finished = store.open_run(run, resume=options.resume, overwrite=options.overwrite)
         # The store comes last: a checkpoint says that every other callback has seen the round.
-        return run.run([*observers, Checkpointing(store)]) if finished is None else finished
+        return run.run([*callbacks, Checkpointing(store)]) if finished is None else finished
 
 
-def prepare(
-    problem: Problem,
-    method: AnyMethod,
-    *,
-    rounds: int,
-    seed: int,
-    record_every: RecordEvery = 10,
-    stop: StopRule = None,
-    options: RunOptions | None = None,
-) -> Run:
-    """Return a run that has not begun.
-
-    Args:
-        problem: The problem.
-        method: The method with its hyper-parameters.
-        rounds: The number of rounds.
-        seed: The seed of all random numbers.
-        record_every: The number of rounds between two records, or "log".
-        stop: When to end early.
-        options: Rarely used options.
-
-    Returns:
-        The run, whose history holds its provenance.
+def prepare(spec: RunSpec) -> Run:
+    """Return a run that has not begun, whose history holds its provenance.
 
     Raises:
-        InputError: If an argument cannot be used.
+        InputError: If a setting cannot be used.
     """
-    if options is None:
-        options = RunOptions()
-    if not isinstance(options, RunOptions):
-        raise InputError(
-            f"options must be RunOptions such as RunOptions(threads=2), not {short_repr(options)}"
-        )
+    options = spec.options
     engine = Simulation(
-        problem,
-        method,
-        seed=seed,
+        spec.problem,
+        spec.method,
+        seed=spec.seed,
         x0=options.x0,
         threads=options.threads,
         chunk=options.chunk,
@@ -182,60 +126,9 @@ def prepare(
         devices=options.devices,
         aggregation=options.aggregation,
     )
-    if isinstance(stop, Stop):
-        for budget in stop.budgets:
+    if isinstance(spec.stop, Stop):
+        for budget in spec.stop.budgets:
             check_time(budget, options.devices)
-    run = Run(engine, History(), rounds=rounds, record_every=record_every, stop=stop)
-    run.history.meta = describe_simulation(
-        problem,
-        method,
-        rounds=rounds,
-        seed=seed,
-        record_every=record_every,
-        stop=stop,
-        options=options,
-    )
+    run = Run(engine, History(), rounds=spec.rounds, record_every=spec.record_every, stop=spec.stop)
+    run.history.meta = spec.describe()
     return run
-
-
-def describe_simulation(
-    problem: Problem,
-    method: AnyMethod,
-    *,
-    rounds: int,
-    seed: int,
-    record_every: RecordEvery,
-    stop: StopRule = None,
-    options: RunOptions | None = None,
-) -> dict[str, object]:
-    """Return the provenance of a run of `simulate`, given the same arguments."""
-    options = options or RunOptions()
-    ending: Mapping[str, object] = {}
-    if isinstance(stop, Stop):
-        ending = stop.describe()
-    elif stop is not None:
-        ending = {"function": function_digest(stop)}
-    own = problem.x0 if isinstance(problem, HasStart) else None
-    has_start = options.x0 is not None or own is not None
-    meta = describe_run(
-        method,
-        problem.describe(),
-        seed=seed,
-        rounds=rounds,
-        record_every=record_every,
-        x0=start_of(problem, options.x0) if has_start else None,
-        stop=ending,
-    )
-    if isinstance(problem, ClientScoring):
-        meta |= problem.describe_reference()
-    if options.evaluate != "pooled":
-        meta["evaluate"] = options.evaluate
-    if options.faults is not None:
-        meta["faults"] = options.faults.describe()
-    if options.devices is not None:
-        meta["devices"] = options.devices.describe()
-    if options.aggregation is not None and not isinstance(options.aggregation, Mean):
-        meta["aggregation"] = options.aggregation.describe()
-    if options.policy is not None and options.policy != Policy():
-        meta["policy"] = vars(options.policy).copy()
-    return meta

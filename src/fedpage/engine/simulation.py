@@ -17,7 +17,6 @@ from fedpage.core.types import (
     AnyMethod,
     ClientEvaluator,
     ClientStateT,
-    HasStart,
     HeldOutEvaluator,
     MessageT,
     Method,
@@ -42,6 +41,7 @@ from fedpage.engine.round import RoundInfo, TimedCosts
 from fedpage.problems.client_scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.fingerprint import Code
+from fedpage.runs.spec import start_of
 
 Evaluation = Literal["pooled", "per_client"]
 """Over all rows at once, or client by client as in a federation; the last bits may differ."""
@@ -288,28 +288,3 @@ def _factors_of(problem: Problem) -> Vector:
     if isinstance(problem, ClientScoring):
         return problem.client_factors
     return np.ones(problem.N)
-
-
-def start_of(problem: Problem, x0: object = None) -> Vector:
-    """Return a copy of the given start, or the problem's own, or zeros; (d,).
-
-    Raises:
-        InputError: The start is not d finite numbers.
-    """
-    d, dtype = problem.d, dtype_of(problem)
-    if x0 is None and isinstance(problem, HasStart):
-        x0 = problem.x0
-    if x0 is None:
-        return np.zeros(d, dtype)
-    try:
-        start = np.array(x0)
-        if start.dtype.kind not in "fiu":
-            raise ValueError
-        start = start.astype(dtype)
-    except (TypeError, ValueError):
-        raise InputError(f"x0 must be {d} finite numbers, not {type(x0).__name__}") from None
-    if start.shape != (d,):
-        raise InputError(f"x0 must be {d} finite numbers, not an array of shape {start.shape}")
-    if not np.isfinite(start).all():
-        raise InputError(f"x0 must be {d} finite numbers; it has a NaN or an infinity")
-    return start

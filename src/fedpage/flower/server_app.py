@@ -32,7 +32,6 @@ from fedpage.engine.loop import Run
 from fedpage.engine.privacy import PrivateMean
 from fedpage.engine.releases import ReleaseJournal, read_noise_key
 from fedpage.engine.round import Round
-from fedpage.engine.simulation import start_of
 from fedpage.engine.stopping import Stop
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.config import Value, build_method, parse_app_config
@@ -50,6 +49,7 @@ from fedpage.problems import OBJECTIVES
 from fedpage.runs.fingerprint import method_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_run
+from fedpage.runs.spec import start_of
 from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")

@@ -10,10 +10,11 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, HasConvexity, Problem
 from fedpage.engine.devices import Devices
-from fedpage.engine.simulate import RunOptions, simulate
+from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.runs import build
 from fedpage.runs.history import History
+from fedpage.runs.spec import RunOptions
 from fedpage.studies.question import Question
 
 UP = ("natural", "topk:0.1", "float32")

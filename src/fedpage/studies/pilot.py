@@ -24,10 +24,10 @@ from fedpage.core.scheduled import effective_step, with_step
 from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
-from fedpage.engine.simulation import start_of
 from fedpage.methods import METHODS, PAGE, MethodEntry, SLocalSVRG
 from fedpage.methods.scaffnew import Scaffnew
 from fedpage.runs.history import History
+from fedpage.runs.spec import start_of
 from fedpage.studies.extrapolate import Curve, Forecast, forecast
 from fedpage.theory import reference
 from fedpage.theory.planner import DESCENT, Costs, Measure

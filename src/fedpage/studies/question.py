@@ -18,11 +18,12 @@ from fedpage.core.scheduled import effective_step
 from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
-from fedpage.engine.simulate import RunOptions, simulate
-from fedpage.engine.simulation import HasCode, start_of
+from fedpage.engine.simulate import simulate
+from fedpage.engine.simulation import HasCode
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_start
+from fedpage.runs.spec import RunOptions, start_of
 from fedpage.runs.store import parse_interval
 from fedpage.studies.parallel import run_tasks
 from fedpage.studies.space import Candidate

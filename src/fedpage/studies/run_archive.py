@@ -6,16 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from fedpage.core.errors import InputError
-from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
-from fedpage.engine.loop import StopRule
-from fedpage.engine.simulate import RunOptions, describe_simulation, simulate
+from fedpage.engine.simulate import execute as execute_run
 from fedpage.engine.simulation import Simulation
 from fedpage.runs import run_file
 from fedpage.runs.build_problem import build_problem
@@ -23,6 +21,7 @@ from fedpage.runs.config import ProblemConfig
 from fedpage.runs.fingerprint import digest, fingerprint, result_key
 from fedpage.runs.history import History
 from fedpage.runs.lock import RunInUse, is_in_use
+from fedpage.runs.spec import RunOptions, RunSpec
 
 _LOG = logging.getLogger("fedpage")
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -54,22 +53,13 @@ class Plan:
     """A run that a study needs.
 
     Attributes:
-        source: The problem, or its configuration.
-        method: The method.
-        seed: The seed.
-        rounds: The number of rounds.
-        record_every: Rounds between two records, or "log".
-        stop: When to end early.
+        spec: Its settings. The problem may be a `ProblemConfig`, which takes little to send to
+            another process, and is opened there.
         place: The run's directory.
         key: The digest of all that the run's bits depend on.
     """
 
-    source: Any
-    method: AnyMethod
-    seed: int
-    rounds: int
-    record_every: RecordEvery
-    stop: StopRule
+    spec: RunSpec
     place: Path
     key: str
 
@@ -114,16 +104,7 @@ class Plan:
             False if another process is writing it.
         """
         try:
-            simulate(
-                open_source(self.source),
-                self.method,
-                rounds=self.rounds,
-                seed=self.seed,
-                record_every=self.record_every,
-                stop=self.stop,
-                out=self.place,
-                options=RunOptions(resume=True),
-            )
+            execute_run(replace(self.spec, problem=open_source(self.spec.problem)), out=self.place)
         except RunInUse:
             return False
         return True
@@ -134,10 +115,7 @@ def plan_runs(
     source: ProblemConfig | Problem,
     method: AnyMethod,
     seeds: Sequence[int],
-    *,
-    rounds: int,
-    record_every: RecordEvery,
-    stop: StopRule = None,
+    **settings: Any,
 ) -> list[Plan]:
     """Find the directory of the runs of a method on a problem.
 
@@ -149,9 +127,7 @@ def plan_runs(
         source: The problem, or its configuration.
         method: The method.
         seeds: The seeds.
-        rounds: The number of rounds.
-        record_every: Rounds between two records, or "log".
-        stop: When to end early.
+        settings: Further fields of `RunSpec`: rounds, record_every, stop.
 
     Returns:
         A run for each seed.
@@ -160,19 +136,18 @@ def plan_runs(
         InputError: The data cannot be read, or the method does not fit the problem.
     """
     problem = open_source(source)
+    spec = RunSpec(problem, method, seed=0, options=RunOptions(resume=True), **settings)
     engine = Simulation(problem, method, seed=0)  # refuses what cannot be run
-    meta = describe_simulation(
-        problem, method, rounds=rounds, seed=0, record_every=record_every, stop=stop
-    )
-    about = fingerprint(meta, engine.code)
+    about = fingerprint(spec.describe(), engine.code)
     root = Path(store).resolve()  # a worker may have been started in another directory
     words = [method.name, str(problem.describe().get("data", ""))]
     prefix = "-".join(filter(None, (_slug(word) for word in words)))
+    unopened: Any = source
     plans = []
     for seed in seeds:
         key = result_key(about | {"seed": seed})
         place = root / f"{prefix}-seed{seed}-{key[:16]}"
-        plans.append(Plan(source, method, seed, rounds, record_every, stop, place, key))
+        plans.append(Plan(replace(spec, problem=unopened, seed=seed), place, key))
     return plans
 
 

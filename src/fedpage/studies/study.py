@@ -212,7 +212,7 @@ class Study:
                 place = f"{self._where}: {curve.label} on {curve.problem}"
                 raise InputError(f"{place}: {error}") from None
             for plan in plans:
-                key = RunKey(curve.problem, curve.method, curve.setting_text, plan.seed)
+                key = RunKey(curve.problem, curve.method, curve.setting_text, plan.spec.seed)
                 found[key] = plan
         return found
 

@@ -6,19 +6,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedpage.callbacks.base import Callback
+from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import check_path
 from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
-from fedpage.engine.loop import StopRule
-from fedpage.engine.simulate import RunOptions, simulate
+from fedpage.engine.simulate import execute
 from fedpage.engine.simulation import Simulation
 from fedpage.runs.history import History
+from fedpage.runs.spec import RunOptions, RunSpec, StopRule
 from fedpage.studies.parallel import run_tasks
 
 CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
@@ -68,34 +69,24 @@ def sweep(
     >>> [(run.label, run.meta["seed"]) for run in runs]
     [('FedPAGE', 0), ('FedPAGE', 1), ('FedAvg', 0), ('FedAvg', 1)]
     """
+    settings = {"rounds": rounds, "record_every": record_every, "stop": stop}
     return list(
         iterate_sweep(
-            problem,
-            methods,
-            rounds=rounds,
-            seeds=seeds,
-            record_every=record_every,
-            stop=stop,
-            jobs=jobs,
-            callbacks=callbacks,
-            out=out,
-            options=options,
+            problem, methods, seeds,
+            jobs=jobs, callbacks=callbacks, out=out, options=options or RunOptions(), **settings,
         )
-    )
+    )  # fmt: skip
 
 
 def iterate_sweep(
     problem: Problem,
     methods: Sequence[AnyMethod],
+    seeds: int | Iterable[int],
     *,
-    rounds: int,
-    seeds: int | Iterable[int] = 5,
-    record_every: RecordEvery = 10,
-    stop: StopRule = None,
     jobs: int | None = 1,
     callbacks: CallbackFactory | None = None,
     out: str | os.PathLike[str] | None = None,
-    options: RunOptions | None = None,
+    **settings: Any,
 ) -> Iterator[History]:
     """Yield the histories of `sweep`, each as soon as its run and all runs before it have ended.
 
@@ -114,57 +105,28 @@ def iterate_sweep(
         )
     if jobs is not None:
         check_whole("jobs", jobs, 1)
-    methods = list(methods)
     if isinstance(seeds, (int, np.integer)):
         check_whole("seeds", seeds, 1, 1_000_000)
-    seed_list = list(range(int(seeds))) if isinstance(seeds, (int, np.integer)) else list(seeds)
-    tasks = [(method, seed) for method in methods for seed in seed_list]
-    if not tasks:
+        seeds = range(int(seeds))
+    methods, seeds = list(methods), list(seeds)
+    specs = [
+        RunSpec(problem, method, seed=seed, **settings) for method in methods for seed in seeds
+    ]
+    if not specs:
         raise InputError("nothing to run: give at least one method and one seed")
-    for method, seed in tasks:  # so that a wrong argument is refused here, not in a worker
-        Simulation(problem, method, seed=seed)
+    for spec in specs:  # so that a wrong argument is refused here, not in a worker
+        Simulation(problem, spec.method, seed=spec.seed)
     # A worker may have been started in another directory.
     root = None if out is None else check_path(out).resolve()
-    names = run_names(methods, seed_list)
-
-    run_one = partial(
-        _run_one,
-        problem,
-        callbacks=callbacks,
-        rounds=rounds,
-        record_every=record_every,
-        stop=stop,
-        options=options,
-    )
-    places = [None if root is None else root / name for name in names]
-    arguments = [(*task, place) for task, place in zip(tasks, places, strict=True)]
-    yield from run_tasks(run_one, arguments, jobs)
+    places = [None if root is None else root / name for name in run_names(methods, seeds)]
+    run_one = partial(_run_one, callbacks=callbacks)
+    yield from run_tasks(run_one, list(zip(specs, places, strict=True)), jobs)
 
 
-def _run_one(
-    problem: Problem,
-    method: AnyMethod,
-    seed: int,
-    out: Path | None,
-    *,
-    callbacks: CallbackFactory | None,
-    rounds: int,
-    record_every: RecordEvery,
-    stop: StopRule,
-    options: RunOptions | None,
-) -> History:
+def _run_one(spec: RunSpec, out: Path | None, *, callbacks: CallbackFactory | None) -> History:
     """Run one method with one seed, in the process that is to run it."""
-    return simulate(
-        problem,
-        method,
-        rounds=rounds,
-        seed=seed,
-        record_every=record_every,
-        stop=stop,
-        callbacks=() if callbacks is None else list(callbacks(method, seed)),
-        out=out,
-        options=options,
-    )
+    observers = () if callbacks is None else callbacks(spec.method, spec.seed)
+    return execute(spec, check_callbacks(list(observers)), out)
 
 
 def run_names(methods: Sequence[AnyMethod], seeds: Sequence[int]) -> list[str]:

@@ -20,7 +20,8 @@ from fedpage.core.scheduled import effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
-from fedpage.engine.simulate import RunOptions, simulate
+from fedpage.engine.simulate import simulate
+from fedpage.runs.spec import RunOptions
 from fedpage.studies.judge import Judgement
 from fedpage.studies.question import (
     FRESH_SEED,
