@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
-from fedpage.core.scheduled import with_step
+from fedpage.core.schedules import with_step
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
 from fedpage.data import Dataset, Partition, by_id

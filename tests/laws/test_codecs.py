@@ -669,9 +669,9 @@ def test_other_ways_to_write_a_codec():
     ("text", "message"),
     [
         ("rnadk:3", "unknown codec 'rnadk': did you mean 'randk'?"),
-        ("randk", "randk needs its k, such as randk:0.1"),
-        ("natural:3", "natural takes no number"),
-        ("randk:x", "'x' is no number"),
+        ("randk", "write randk:K"),
+        ("natural:3", "write natural"),
+        ("randk:x", "write randk:K"),
         ("randk:0", "k must be a whole number from 1"),
         ("randk:1.5", "k must be a whole number, or a share of d between 0 and 1"),
         ("topk:-1", "k must be a whole number, or a share"),

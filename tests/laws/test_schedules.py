@@ -11,8 +11,7 @@ from support import make_method, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.core.scheduled import at_round, with_step
-from fedpage.core.schedules import Constant, Cosine, Schedule, Step, Warmup
+from fedpage.core.schedules import Constant, Cosine, Schedule, Step, Warmup, at_round, with_step
 from fedpage.engine.simulation import Simulation
 from fedpage.runs.config import field_types
 

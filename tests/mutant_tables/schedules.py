@@ -25,7 +25,7 @@ TRANSPORT = [
 ]  # fmt: skip
 
 TABLES = {
-    "core/scheduled.py": SCHEDULED,
+    "core/schedules.py": SCHEDULED,
     "engine/round.py": ROUND,
     "engine/local_transport.py": TRANSPORT,
 }

@@ -51,7 +51,7 @@ def test_a_run_does_not_resume_with_another_codec(tmp_path):
     ("words", "says"),
     [
         (("fedpage", "--up", "natral"), "FedPAGE: up: unknown codec 'natral': did you mean 'nat"),
-        (("fedpage", "--up", "randk"), "randk needs its k, such as randk:"),
+        (("fedpage", "--up", "randk"), "write randk:K"),
         (("fedpage", "--up", "randk:1.5"), "k must be a whole number, or a share of d"),
         (("fedpage", "--up", "randk:5000"), "randk:5000: cannot keep 5000 of 123 numbers"),
         (("fedpage", "--up", "topk:3"), "FedPAGE: up=topk:3 is biased"),

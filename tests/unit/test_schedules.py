@@ -9,8 +9,19 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.core.scheduled import at_peak, at_round, effective_step, with_step
-from fedpage.core.schedules import Constant, Cosine, OfFunction, Scaled, Schedule, Step, Warmup
+from fedpage.core.schedules import (
+    Constant,
+    Cosine,
+    OfFunction,
+    ScaledSchedule,
+    Schedule,
+    Step,
+    Warmup,
+    at_peak,
+    at_round,
+    effective_step,
+    with_step,
+)
 from fedpage.report.methods import scheduled
 from fedpage.runs.build import build_fair_method, describe_in_text, hyper_words
 from fedpage.runs.build import build_method as build
@@ -65,7 +76,8 @@ def test_values_follow_their_formulas():
     "schedule",
     [
         Constant(0.25), Cosine(0.1, 200, 0.001), Step(1e-3, 50, 0.3), Warmup(3, 0.5),
-        Warmup(3, Cosine(0.1, 7)), Scaled(3.0, Step(0.1, 5)), Warmup(2, Warmup(3, Step(1.0, 4))),
+        Warmup(3, Cosine(0.1, 7)), ScaledSchedule(3.0, Step(0.1, 5)),
+        Warmup(2, Warmup(3, Step(1.0, 4))),
     ],
     ids=str,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,9 +19,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedpage.codecs import kernels
 from fedpage.core import validate
-from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, fold_each
 from fedpage.core.registry import Registry
+from fedpage.core.spec import parse, split_sum, split_wrapper
 from fedpage.core.types import Ints, Vector
 
 C = TypeVar("C", bound="type[Codec]")
@@ -449,53 +450,28 @@ def as_codec(value: Any) -> Codec:
     if not isinstance(value, str):
         raise InputError(f"a codec is a text such as 'randk:12', not {short_repr(value)}")
     text = "".join(value.split()).lower()
-    inside = re.fullmatch(r"scaled\((.*)\)", text)
-    if inside:
-        return CODECS["scaled"](_chain(inside[1], value))  # type: ignore[call-arg]
-    return _chain(text, value)
+    wrapper, inner = split_wrapper(text)
+    parts = [_simple(part, value) for part in split_sum(inner)]
+    if len(parts) > 2:
+        raise InputError(f"codec {short_repr(value)}: at most two codecs can follow each other")
+    codec: Any = CODECS["chain"](*parts) if len(parts) == 2 else parts[0]
+    if wrapper not in ("", "scaled"):
+        raise InputError(f"codec {short_repr(value)}: {_FORMS}")
+    return CODECS["scaled"](codec) if wrapper else codec  # type: ignore[call-arg]
 
 
-def _chain(text: str, whole: str) -> Codec:
-    """Parse "a" or "a+b"."""
-    if text.count("+") > 1:
-        raise InputError(f"codec {short_repr(whole)}: at most two codecs can follow each other")
-    first, plus, second = text.partition("+")
-    if not plus:
-        return _simple(text, whole)
-    return CODECS["chain"](_simple(first, whole), _simple(second, whole))  # type: ignore[call-arg]
+_FORMS = "write name, name:number, first+second or scaled(codec)"
 
 
 def _simple(text: str, whole: str) -> Codec:
     """Parse "name" or "name:number"."""
-    name, colon, argument = text.partition(":")
-    name = {"identity": "none", "scaledsign": "sign"}.get(name, name)
+    spec = parse(text)
+    name = {"identity": "none", "scaledsign": "sign"}.get(spec.name, spec.name)
     if name in ("scaled", "chain") or not re.fullmatch(r"[a-z0-9_]*", name):
-        raise InputError(
-            f"codec {short_repr(whole)}: write name, name:number, first+second or scaled(codec)"
-        )
+        raise InputError(f"codec {short_repr(whole)}: {_FORMS}")
     if name not in CODECS:
-        simple = ", ".join(known for known in CODECS if known not in ("scaled", "chain"))
-        hint = did_you_mean(name, CODECS) or f" known are {simple}"
-        raise InputError(f"unknown codec {short_repr(name)}:{hint} (see `fedpage codecs`)")
-    cls = CODECS[name]
-    number = fields(cls)
-    if colon and not number:
-        raise InputError(f"codec {short_repr(whole)}: {name} takes no number")
-    if not colon and number and number[0].default is MISSING:
-        example = "4" if number[0].name == "s" else "0.1"
-        raise InputError(
-            f"codec {short_repr(whole)}: {name} needs its {number[0].name}, such as "
-            f"{name}:{example}"
-        )
-    return cls(_number(argument, whole)) if colon else cls()  # type: ignore[call-arg]
-
-
-def _number(text: str, whole: str) -> int | float:
-    """Parse a whole number or a decimal one."""
-    try:
-        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else float(text)
-    except ValueError:
-        raise InputError(f"codec {short_repr(whole)}: {short_repr(text)} is no number") from None
+        raise InputError(f"{CODECS.unknown(name)} (see `fedpage codecs`)")
+    return spec.build(CODECS[name], "codec")
 
 
 def check_count(codec: Codec, name: str, value: object) -> None:

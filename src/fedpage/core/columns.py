@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.spec import split_sum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,8 +160,8 @@ class Cost:
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"a cost must be text such as 'up+0.1*down', not {short_repr(text)}")
         weights: dict[str, float] = {}
-        for term in re.split(r"(?<![\d.][eE])\+", text):
-            column, weight = _parse_term(term.strip(), text)
+        for term in split_sum(text):
+            column, weight = _parse_term(term, text)
             weights[column] = weights.get(column, 0.0) + weight
         parts = (c if w == 1 else f"{w:.12g}*{c}" for c, w in weights.items())
         return cls("+".join(parts), tuple(weights.items()))

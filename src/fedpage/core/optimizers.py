@@ -1,29 +1,33 @@
-"""Client optimisers: what a local step makes of a gradient, as values.
+"""Client optimisers: frozen values that turn gradients into the directions of local steps.
 
-An optimiser is a frozen value such as `Momentum(0.9, weight_decay=1e-4, clip=1.0)`. It turns each
-client's gradient into a direction u, and the local step is y -= eta u. Its moments begin at zero in
-every round, as is usual, because clients keep nothing between rounds. Formulas are those of
-`torch.optim` and `torch.nn.utils.clip_grad_norm_`. They use arithmetic operators on (n, d) arrays
-only, so that the same code runs on numpy arrays and on tensors, and a client's numbers do not
-depend on who else is called.
+`Momentum(0.9, weight_decay=1e-4, clip=1.0)` turns each client's gradient into a direction u, and
+the local step is y -= eta u. The moments begin at zero in every round, as is usual, because clients
+keep nothing between rounds. The formulas follow `torch.optim` and
+`torch.nn.utils.clip_grad_norm_`. They use arithmetic operators on (n, d) arrays only, so that the
+same code runs on numpy arrays and on tensors, and a client's numbers do not depend on the other
+called clients.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 
 from fedpage.core import validate
-from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.registry import Registry
+from fedpage.core.spec import number, parse, split_sum
 from fedpage.core.types import Vector
+from fedpage.core.validate import Checks
 
 Moments: TypeAlias = tuple[Vector, ...]
-"""What an optimiser remembers between the steps of a round, (n, d) each; () before the first."""
+"""The arrays (n, d) that pass from one step of a round to the next; () before the first."""
+OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
+"""Every client optimiser by its name in text."""
 
 _CLIP_EPS = 1e-6
-"""What `torch.nn.utils.clip_grad_norm_` adds to a norm."""
+"""The number that `torch.nn.utils.clip_grad_norm_` adds to a norm."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,13 @@ class Optimizer:
     Args:
         weight_decay: The weight w of the decay. It is coupled: w y is added to the gradient, as an
             l2 regulariser would. Only AdamW's is decoupled.
-        clip: The largest norm of a client's gradient, before the decay; None: it is not clipped.
+        clip: The largest norm of a client's gradient, before the decay. If None, it is not clipped.
     """
 
     label: ClassVar[str] = ""
     """Its name in text."""
+    checks: ClassVar[Checks] = {}
+    """The check of each field of a subclass."""
     decoupled: ClassVar[bool] = False
     """Whether w y is added to the direction instead of the gradient."""
 
@@ -50,10 +56,11 @@ class Optimizer:
     def __post_init__(self) -> None:
         if type(self) is Optimizer:
             raise InputError("optimizer: write one as text, such as momentum:0.9+clip:1")
-        validate.plain(self)
-        validate.at_least_zero(f"optimizer {self.label}", "weight_decay", self.weight_decay)
+        label = f"optimizer {self.label}"
+        checks = {"weight_decay": validate.at_least_zero, **self.checks}
+        validate.check_fields(self, label, checks)
         if self.clip is not None:
-            validate.positive(f"optimizer {self.label}", "clip", self.clip)
+            validate.positive(label, "clip", self.clip)
 
     def direction(
         self, gradient: Vector, y: Vector, moments: Moments, step: int
@@ -98,27 +105,36 @@ class Optimizer:
         >>> str(Optimizer.from_text("adamw+decay:0.01"))
         'adamw:0.9:0.999:1e-08+decay:0.01'
         """
-        return _parse(text)
+        first, *parts = split_sum(text)
+        spec = parse(first)
+        options: dict[str, Any] = {}
+        for part in map(parse, parts):
+            name = {"decay": "weight_decay", "clip": "clip"}.get(part.name, "")
+            value = number(":".join(part.values))
+            if not name or name in options or value is None:
+                raise InputError(
+                    f"optimizer {short_repr(text)}: after + write decay:NUMBER or clip:NUMBER, "
+                    "each once"
+                )
+            options[name] = value
+        return spec.build(OPTIMIZERS[spec.name], "optimizer", **options)
 
     def __str__(self) -> str:
-        text = ":".join(map(str, self._words()))
+        own = [entry.name for entry in fields(self) if not entry.kw_only]
+        text = ":".join([self.label, *(str(getattr(self, name)) for name in own)])
         if self.weight_decay:
             text += f"+decay:{self.weight_decay}"
         return text if self.clip is None else f"{text}+clip:{self.clip}"
 
-    def _words(self) -> list[object]:
-        """Return the name and the numbers of the text, without decay and clipping."""
-        own = [entry.name for entry in fields(self) if not entry.kw_only]
-        return [self.label, *(getattr(self, name) for name in own)]
 
-
+@OPTIMIZERS.register("sgd")
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Take the gradient for the direction: plain local SGD, with decay or clipping.
 
     Args:
         weight_decay: The weight of the coupled weight decay.
-        clip: The largest norm of a client's gradient; None: it is not clipped.
+        clip: The largest norm of a client's gradient. If None, it is not clipped.
     """
 
     label: ClassVar[str] = "sgd"
@@ -128,6 +144,7 @@ class SGD(Optimizer):
         return g, ()
 
 
+@OPTIMIZERS.register("momentum")
 @dataclass(frozen=True)
 class Momentum(Optimizer):
     """Add up gradients with heavy-ball or Nesterov momentum: m = beta m + g.
@@ -136,28 +153,33 @@ class Momentum(Optimizer):
         beta: The momentum, in [0, 1).
         nesterov: The direction is g + beta m instead of m.
         weight_decay: The weight of the coupled weight decay.
-        clip: The largest norm of a client's gradient; None: it is not clipped.
+        clip: The largest norm of a client's gradient. If None, it is not clipped.
     """
 
     label: ClassVar[str] = "momentum"
+    checks: ClassVar[Checks] = {"beta": validate.decay, "nesterov": validate.flag}
 
     beta: float = 0.9
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.decay(f"optimizer {self.label}", "beta", self.beta)
-        validate.flag(f"optimizer {self.label}", "nesterov", self.nesterov)
+    nesterov: bool = field(default=False, kw_only=True)
 
     def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
         """Return m, or g + beta m."""
         m = self.beta * moments[0] + g if moments else g
         return (g + self.beta * m if self.nesterov else m), (m,)
 
-    def _words(self) -> list[object]:
-        return ["nesterov" if self.nesterov else "momentum", self.beta]
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text.replace("momentum", "nesterov") if self.nesterov else text
 
 
+@OPTIMIZERS.register("nesterov")
+def _nesterov(
+    beta: float = 0.9, *, weight_decay: float = 0.0, clip: float | None = None
+) -> Momentum:
+    return Momentum(beta, nesterov=True, weight_decay=weight_decay, clip=clip)
+
+
+@OPTIMIZERS.register("adam")
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Divide a running mean of gradients by the root of one of their squares (Kingma, Ba 2015).
@@ -167,22 +189,21 @@ class Adam(Optimizer):
     Args:
         beta1: The decay of the mean of gradients, in [0, 1).
         beta2: The decay of the mean of squares, in [0, 1).
-        eps: What is added to the root.
+        eps: The number that is added to the root.
         weight_decay: The weight of the coupled weight decay.
-        clip: The largest norm of a client's gradient; None: it is not clipped.
+        clip: The largest norm of a client's gradient. If None, it is not clipped.
     """
 
     label: ClassVar[str] = "adam"
+    checks: ClassVar[Checks] = {
+        "beta1": validate.decay,
+        "beta2": validate.decay,
+        "eps": validate.positive,
+    }
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.decay(f"optimizer {self.label}", "beta1", self.beta1)
-        validate.decay(f"optimizer {self.label}", "beta2", self.beta2)
-        validate.positive(f"optimizer {self.label}", "eps", self.eps)
 
     def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
         """Return m/(1 - beta1^step) / (sqrt(v/(1 - beta2^step)) + eps)."""
@@ -193,6 +214,7 @@ class Adam(Optimizer):
         return m / (1 - self.beta1**step) / (root + self.eps), (m, v)
 
 
+@OPTIMIZERS.register("adamw")
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay: w y is added to the direction (Loshchilov, Hutter 2019).
@@ -200,9 +222,9 @@ class AdamW(Adam):
     Args:
         beta1: The decay of the mean of gradients, in [0, 1).
         beta2: The decay of the mean of squares, in [0, 1).
-        eps: What is added to the root.
+        eps: The number that is added to the root.
         weight_decay: The weight of the decoupled weight decay: a step subtracts eta w y.
-        clip: The largest norm of a client's gradient; None: it is not clipped.
+        clip: The largest norm of a client's gradient. If None, it is not clipped.
     """
 
     label: ClassVar[str] = "adamw"
@@ -233,53 +255,3 @@ def row_norms(v: Vector) -> Vector:
         squares = squares[:, : d // 2] + squares[:, d // 2 : d // 2 * 2]
     norms: Vector = (squares + rest) ** 0.5
     return norms
-
-
-# --- from text ------------------------------------------------------------------------------------
-
-
-def _nesterov(beta: float = 0.9, **options: Any) -> Momentum:
-    return Momentum(beta, nesterov=True, **options)
-
-
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": SGD, "momentum": Momentum, "nesterov": _nesterov, "adam": Adam, "adamw": AdamW,
-}  # fmt: skip
-"""Every client optimiser by its name in text."""
-_NUMBERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 3, "adamw": 3}
-"""How many numbers may follow a name."""
-_PARTS = {"decay": "weight_decay", "clip": "clip"}
-
-
-def _parse(text: str) -> Optimizer:
-    """Parse "name:number:...", with "+decay:number" and "+clip:number" after it."""
-    first, *parts = text.strip().split("+")
-    if parts and first[-2:-1].isdigit() and first[-1] == "e":  # the plus of 1e+3
-        raise InputError(f"optimizer {short_repr(text)}: write 1000 instead of 1e+3")
-    name, *numbers = first.split(":")
-    if name not in OPTIMIZERS:
-        hint = did_you_mean(name, OPTIMIZERS) or f" known are {', '.join(OPTIMIZERS)}"
-        raise InputError(f"unknown optimizer {short_repr(name)}:{hint}")
-    options: dict[str, float] = {}
-    for part in parts:
-        key, _, number = part.partition(":")
-        if key not in _PARTS or _PARTS[key] in options:
-            raise InputError(
-                f"optimizer {short_repr(text)}: after + write decay:NUMBER or clip:NUMBER, each "
-                "once"
-            )
-        options[_PARTS[key]] = _number(number, text)
-    if len(numbers) > _NUMBERS[name]:
-        raise InputError(f"optimizer {short_repr(text)}: {name} takes {_NUMBERS[name]} numbers")
-    return OPTIMIZERS[name](*(_number(word, text) for word in numbers), **options)
-
-
-def _number(text: str, whole: str) -> float:
-    """Parse a whole number or a decimal one."""
-    try:
-        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else float(text)
-    except ValueError:
-        raise InputError(
-            f"optimizer {short_repr(whole)}: {short_repr(text)} is no number; write it as in "
-            "momentum:0.9+decay:0.0001+clip:1"
-        ) from None

@@ -1,17 +1,16 @@
 """Schedules: step sizes that are functions of the round, given in place of a number.
 
 A schedule is a frozen value such as `Cosine(0.1, rounds=200)`. Before each round the engine
-replaces the schedules of a method by their numbers (`fedpage.core.scheduled.at_round`), so that
-methods compute with numbers only. The value of a round depends on nothing but the round's number:
-a resumed run, and every node of a federation, has the same steps.
+replaces the schedules of a method by their numbers (`at_round`), so that methods compute with
+numbers only. A value depends on the round's number alone, so a resumed run and every node of a
+federation have the same steps.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
@@ -20,6 +19,9 @@ from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.function_digest import function_digest
 from fedpage.core.import_file import import_object
 from fedpage.core.registry import Registry
+from fedpage.core.spec import Spec, number, parse
+from fedpage.core.types import AnyMethod
+from fedpage.core.validate import Checks
 
 if TYPE_CHECKING:
     # For a type checker a schedule is a float, because it may be given wherever a step size is
@@ -29,6 +31,7 @@ else:
     Base = object
 
 S = TypeVar("S", bound="type[Schedule]")
+M = TypeVar("M", bound=AnyMethod)
 
 
 class Schedule(Base):
@@ -40,6 +43,13 @@ class Schedule(Base):
 
     label: ClassVar[str] = ""
     """Its name in text."""
+    checks: ClassVar[Checks] = {}
+    """The check of each field."""
+    scales: ClassVar[tuple[str, ...]] = ()
+    """The fields to multiply in order to multiply all values."""
+
+    def __post_init__(self) -> None:
+        validate.check_fields(self, f"schedule {self.label}", self.checks)  # type: ignore[arg-type]
 
     def at(self, round: int) -> float:
         """Return the step size of a round, counted from 0: a finite number above 0."""
@@ -47,12 +57,15 @@ class Schedule(Base):
 
     @property
     def peak(self) -> float:
-        """The largest value, or that of round 0 where the largest is not known."""
+        """The largest value, or the value of round 0 if the largest is not known."""
         return self.at(0)
 
     def scaled(self, factor: float) -> Schedule:
         """Return this schedule with all values multiplied by a factor."""
-        return Scaled(factor, self)
+        if not self.scales:
+            return ScaledSchedule(factor, self)
+        values = {name: scale(getattr(self, name), factor) for name in self.scales}
+        return replace(self, **values)  # type: ignore[type-var]
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
@@ -74,7 +87,24 @@ class Schedule(Base):
         >>> str(Schedule.from_text("warmup:10:0.1"))
         'warmup:10:0.1'
         """
-        return _parse(text)
+        spec = parse(text)
+        path, at, name = spec.name.partition("@")
+        if at:
+            return _import(Path(path), name, spec)
+        found = SCHEDULES.get(spec.name)
+        if found is None:
+            hint = did_you_mean(spec.name, SCHEDULES) if spec.name[:1].isalpha() else ""
+            raise InputError(
+                "must be a finite number or a schedule such as cosine:0.1:200, not "
+                f"{short_repr(text)}{';' if hint else ''}{hint}"
+            )
+        if found in (Warmup, ScaledSchedule):
+            inner = ":".join(spec.values[1:])
+            value = number(inner)
+            of: Any = Schedule.from_text(inner) if value is None else value
+            first = Spec(text, spec.name, spec.values[:1])
+            return first.build(found, "schedule", **{fields(found)[1].name: of})
+        return spec.build(found, "schedule")
 
     def __str__(self) -> str:
         values = [getattr(self, entry.name) for entry in fields(self)]  # type: ignore[arg-type]
@@ -82,8 +112,8 @@ class Schedule(Base):
 
     def _refuse_arithmetic(self, *_: object) -> NoReturn:
         raise InputError(
-            f"{self} has no single value; use fp.core.scheduled.at_round(method, round), or "
-            "effective_step(method) beside it for the largest one"
+            f"{self} has no single value; use fp.schedules.at_round(method, round), or "
+            "fp.schedules.effective_step(method) for the largest one"
         )
 
     if not TYPE_CHECKING:
@@ -107,6 +137,38 @@ def register_schedule(name: str) -> Callable[[S], S]:
     return decorate
 
 
+def check_step(method: str, name: str, value: object) -> None:
+    """Check a step size: a schedule, or a finite number above 0."""
+    if not isinstance(value, Schedule):
+        validate.positive(method, name, value)
+
+
+def check_constant(method: str, name: str, value: object, why: str) -> None:
+    """Check a step size that has to be the same in all rounds: a finite number above 0.
+
+    Args:
+        method: The method's name.
+        name: The hyper-parameter.
+        value: Its value.
+        why: What would go wrong with a schedule, in a few words.
+    """
+    if isinstance(value, Schedule):
+        raise InputError(f"{method}: {name} cannot be a schedule: {why}")
+    validate.positive(method, name, value)
+
+
+def _import(path: Path, name: str, spec: Spec) -> Schedule:
+    """Return the schedule of a function or of a class in a file."""
+    found: Any = import_object(path, name, "schedule")
+    if isinstance(found, type) and issubclass(found, Schedule):
+        found.label = f"{path}@{name}"
+        return spec.build(found, "schedule")
+    if found is None or isinstance(found, type) or not callable(found):
+        raise InputError(f"{path}: has no function of the round and no Schedule {name!r}")
+    schedule = OfFunction(found, f"{path}@{name}")
+    return spec.build(ScaledSchedule, "schedule", of=schedule) if spec.values else schedule
+
+
 @register_schedule("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
@@ -116,18 +178,14 @@ class Constant(Schedule):
         value: The step size.
     """
 
-    value: float
+    checks: ClassVar[Checks] = {"value": validate.positive}
+    scales = ("value",)
 
-    def __post_init__(self) -> None:
-        _check_positive(self, "value")
+    value: float
 
     def at(self, round: int) -> float:
         """Return the value."""
         return self.value
-
-    def scaled(self, factor: float) -> Constant:
-        """Multiply the value by a factor."""
-        return Constant(self.value * factor)
 
 
 @register_schedule("cosine")
@@ -140,22 +198,28 @@ class Cosine(Schedule):
     Args:
         value: The step of round 0.
         rounds: The round that first has the step `final`.
-        final: The last step; None: value/100.
+        final: The last step. If None, use value/100.
 
     >>> [round(Cosine(0.1, rounds=4, final=0.02).at(t), 3) for t in range(6)]
     [0.1, 0.088, 0.06, 0.032, 0.02, 0.02]
     """
+
+    checks: ClassVar[Checks] = {
+        "value": validate.positive,
+        "rounds": validate.whole,
+        "final": validate.positive,
+    }
+    scales = ("value", "final")
 
     value: float
     rounds: int
     final: float | None = None
 
     def __post_init__(self) -> None:
-        _check_positive(self, "value")
-        _check_whole(self, "rounds")
         if self.final is None:
+            validate.positive(f"schedule {self.label}", "value", self.value)
             object.__setattr__(self, "final", self.value / 100)
-        _check_positive(self, "final")
+        super().__post_init__()
 
     def at(self, round: int) -> float:
         """Return the step of a round."""
@@ -169,10 +233,6 @@ class Cosine(Schedule):
         """The larger of the first and the last step."""
         return max(self.value, self.at(self.rounds))
 
-    def scaled(self, factor: float) -> Cosine:
-        """Multiply the first and the last step by a factor."""
-        return Cosine(self.value * factor, self.rounds, self.at(self.rounds) * factor)
-
 
 @register_schedule("step")
 @dataclass(frozen=True)
@@ -182,28 +242,26 @@ class Step(Schedule):
     Args:
         value: The step of round 0.
         every: The number of rounds with the same step.
-        factor: What the step is then multiplied by, in (0, 1].
+        factor: The ratio of a step to the one before, in (0, 1].
 
     >>> [Step(0.8, every=2, factor=0.5).at(t) for t in range(5)]
     [0.8, 0.8, 0.4, 0.4, 0.2]
     """
 
+    checks: ClassVar[Checks] = {
+        "value": validate.positive,
+        "every": validate.whole,
+        "factor": validate.probability,
+    }
+    scales = ("value",)
+
     value: float
     every: int
     factor: float = 0.1
 
-    def __post_init__(self) -> None:
-        _check_positive(self, "value")
-        _check_whole(self, "every")
-        validate.probability(f"schedule {self.label}", "factor", self.factor)
-
     def at(self, round: int) -> float:
         """Return the step of a round."""
         return self.value * self.factor ** (round // self.every)
-
-    def scaled(self, factor: float) -> Step:
-        """Multiply the first step by a factor."""
-        return Step(self.value * factor, self.every, self.factor)
 
 
 @register_schedule("warmup")
@@ -221,13 +279,11 @@ class Warmup(Schedule):
     [0.2, 0.4, 0.6000000000000001, 0.8, 0.8, 0.8]
     """
 
+    checks: ClassVar[Checks] = {"rounds": validate.whole, "then": check_step}
+    scales = ("then",)
+
     rounds: int
     then: StepSize
-
-    def __post_init__(self) -> None:
-        _check_whole(self, "rounds")
-        if not isinstance(self.then, Schedule):
-            _check_positive(self, "then")
 
     def at(self, round: int) -> float:
         """Return the step of a round."""
@@ -240,14 +296,10 @@ class Warmup(Schedule):
         """The largest step of the schedule after the warm-up."""
         return peak_of(self.then)
 
-    def scaled(self, factor: float) -> Warmup:
-        """Multiply the schedule after the warm-up by a factor."""
-        return Warmup(self.rounds, scale(self.then, factor))
-
 
 @register_schedule("scaled")
 @dataclass(frozen=True)
-class Scaled(Schedule):
+class ScaledSchedule(Schedule):
     """Another schedule times a factor.
 
     Args:
@@ -255,11 +307,14 @@ class Scaled(Schedule):
         of: The schedule.
     """
 
+    checks: ClassVar[Checks] = {"factor": validate.positive}
+    scales = ("factor",)
+
     factor: float
     of: Schedule
 
     def __post_init__(self) -> None:
-        _check_positive(self, "factor")
+        super().__post_init__()
         if not isinstance(self.of, Schedule):
             raise InputError(f"schedule scaled: of must be a schedule, not {short_repr(self.of)}")
 
@@ -272,21 +327,17 @@ class Scaled(Schedule):
         """The factor times the other schedule's largest step."""
         return self.factor * self.of.peak
 
-    def scaled(self, factor: float) -> Scaled:
-        """Multiply the factor."""
-        return Scaled(self.factor * factor, self.of)
-
 
 @dataclass(frozen=True)
 class OfFunction(Schedule):
     """A step that a function of the round returns.
 
-    Two are equal if the code of their functions is.
+    Two are equal if their functions have the same code.
 
     Args:
         function: Returns the step of a round, counted from 0. It must return the same number for
             the same round, or a resumed run would not continue the first one.
-        source: Where it comes from, as text: "file.py@name".
+        source: The function's file and name as text, "file.py@name".
     """
 
     function: Callable[[int], float] = field(compare=False)
@@ -334,67 +385,62 @@ def scale(step: StepSize, factor: float) -> StepSize:
     return step.scaled(factor) if isinstance(step, Schedule) else step * factor
 
 
-# --- from text ------------------------------------------------------------------------------------
+# --- methods with schedules -----------------------------------------------------------------------
 
 
-def _check_positive(schedule: Any, name: str) -> None:
-    validate.plain(schedule)
-    validate.positive(f"schedule {schedule.label}", name, getattr(schedule, name))
+def schedules_of(method: object) -> dict[str, Schedule]:
+    """Return the schedules among the hyper-parameters of a method, by name."""
+    return {name: value for name, value in vars(method).items() if isinstance(value, Schedule)}
 
 
-def _check_whole(schedule: Any, name: str) -> None:
-    validate.whole(f"schedule {schedule.label}", name, getattr(schedule, name))
+def at_round(method: M, round: int) -> M:
+    """Return a method with the numbers of a round in place of its schedules.
 
+    Args:
+        method: The method.
+        round: The round's number, counted from 0.
 
-def _parse(text: str) -> Schedule:
-    """Parse "name:number:...", "warmup:number:schedule" or "file.py@name:number:..."."""
-    name, _, rest = text.strip().partition(":")
-    path, at, name_in_file = text.partition("@")
-    if name in ("warmup", "scaled"):
-        first, _, then = rest.partition(":")
-        of = _parse(then) if _as_number(then) is None else _as_number(then)
-        return _build(SCHEDULES[name], text, [first, of])
-    if at:
-        name_in_file, _, rest = name_in_file.partition(":")
-        return _import(Path(path), name_in_file, rest.split(":") if rest else [], text)
-    if name not in SCHEDULES:
-        hint = did_you_mean(name, SCHEDULES) if re.match("[a-z]", name) else ""
-        raise InputError(
-            "must be a finite number or a schedule such as cosine:0.1:200, not "
-            f"{short_repr(text)}{';' if hint else ''}{hint}"
-        )
-    return _build(SCHEDULES[name], text, rest.split(":") if rest else [])
+    Returns:
+        The method itself if it has no schedules.
 
-
-def _import(path: Path, name: str, words: list[str], text: str) -> Schedule:
-    """Return the schedule of a function or of a class in a file."""
-    found: Any = import_object(path, name, "schedule")
-    if isinstance(found, type) and issubclass(found, Schedule):
-        found.label = f"{path}@{name}"
-        return _build(found, text, words)
-    if found is None or isinstance(found, type) or not callable(found):
-        raise InputError(f"{path}: has no function of the round and no Schedule {name!r}")
-    schedule = OfFunction(found, f"{path}@{name}")
-    return _build(Scaled, text, [*words, schedule]) if words else schedule
-
-
-def _build(cls: Any, text: str, words: list[Any]) -> Schedule:
-    """Build a schedule from the numbers that follow its name."""
-    names = [entry.name for entry in fields(cls) if entry.init]
-    values = [_as_number(word) if isinstance(word, str) else word for word in words]
-    if None in values or len(values) > len(names):
-        form = ":".join([cls.label, *(name.upper() for name in names)])
-        raise InputError(f"schedule {short_repr(text)}: write {form}")
+    Raises:
+        InputError: A schedule gives a number that the method refuses.
+    """
+    found = schedules_of(method)
+    if not found:
+        return method
+    numbers: dict[str, Any] = {name: schedule.at(round) for name, schedule in found.items()}
     try:
-        return cls(*values)  # type: ignore[no-any-return]
-    except TypeError:  # too few numbers
-        form = ":".join([cls.label, *(name.upper() for name in names)])
-        raise InputError(f"schedule {short_repr(text)}: write {form}") from None
+        return replace(method, **numbers)
+    except InputError as error:
+        raise InputError(f"round {round}: {error} (see its schedule)") from None
 
 
-def _as_number(text: str) -> float | None:
-    """Parse a whole number or a decimal one; None if it is neither."""
-    try:
-        return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else float(text)
-    except ValueError:
-        return None
+def at_peak(method: M) -> M:
+    """Return a method with the largest values of its schedules in their place."""
+    found: dict[str, Any] = {name: each.peak for name, each in schedules_of(method).items()}
+    return replace(method, **found) if found else method
+
+
+def effective_step(method: AnyMethod) -> float:
+    """Return a method's effective step, with schedules at their largest values."""
+    return float(at_peak(method).effective_step)
+
+
+def with_step(method: M, step: float) -> M:
+    """Return a method with another effective step.
+
+    Args:
+        method: The method.
+        step: The effective step, reached at the largest values of its schedules.
+
+    Returns:
+        The method, whose schedules keep their form and are scaled.
+    """
+    peak = at_peak(method)
+    moved: M = peak.with_step(step)
+    found: dict[str, Any] = {
+        name: each.scaled(getattr(moved, name) / getattr(peak, name))
+        for name, each in schedules_of(method).items()
+    }
+    return replace(moved, **found) if found else moved

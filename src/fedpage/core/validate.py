@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ from fedpage.core.errors import InputError, short_repr
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+Check: TypeAlias = Callable[[str, str, Any], None]
+"""Raise an InputError if a value is wrong, given the method's name, the field and the value."""
+Checks: TypeAlias = Mapping[str, Check]
+"""The check of each field that has one."""
 
 _LARGEST = 2**31 - 1
 
@@ -24,6 +29,19 @@ def plain(method: DataclassInstance) -> None:
         value = getattr(method, field.name)
         if hasattr(value, "item") and getattr(value, "shape", None) == ():
             object.__setattr__(method, field.name, value.item())
+
+
+def check_fields(value: DataclassInstance, label: str, checks: Checks) -> None:
+    """Check the fields of a frozen dataclass, after `plain`.
+
+    Args:
+        value: The dataclass.
+        label: Its name in error messages.
+        checks: A function of this module for each field that is to be checked.
+    """
+    plain(value)
+    for name, check in checks.items():
+        check(label, name, getattr(value, name))
 
 
 def whole(method: str, name: str, value: object, least: int = 1) -> None:

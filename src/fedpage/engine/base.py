@@ -13,7 +13,7 @@ from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.arrays import DeviceArrays, to_device, to_host
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, check_seed
-from fedpage.core.scheduled import effective_step, schedules_of
+from fedpage.core.schedules import effective_step, schedules_of
 from fedpage.core.types import (
     ClientStateT,
     Draws,

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
-from fedpage.core.scheduled import at_peak
+from fedpage.core.schedules import at_peak
 from fedpage.core.types import AnyMethod, Oracle, Vector
 from fedpage.engine.base import check_is_method
 from fedpage.engine.faults import Faults

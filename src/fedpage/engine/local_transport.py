@@ -14,7 +14,7 @@ from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of
-from fedpage.core.scheduled import at_round
+from fedpage.core.schedules import at_round
 from fedpage.core.types import (
     Call,
     ClientStateT,

@@ -15,7 +15,7 @@ import numpy as np
 from fedpage.callbacks.base import Slowest
 from fedpage.codecs.wire import Wire
 from fedpage.core.aggregate import mean_rows
-from fedpage.core.scheduled import at_round
+from fedpage.core.schedules import at_round
 from fedpage.core.types import (
     Call,
     ClientStateT,

@@ -15,7 +15,7 @@ from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
-from fedpage.core.scheduled import at_round
+from fedpage.core.schedules import at_round
 from fedpage.core.types import dtype_of
 from fedpage.flower import audit, messages
 from fedpage.flower.agreement import write_names

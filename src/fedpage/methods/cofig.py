@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -95,7 +95,7 @@ class COFIG:
         validate.plain(self)
         if self.S is not None:
             validate.whole(self.name, "S", self.S)
-        scheduled.check(self.name, "eta", self.eta)
+        schedules.check_step(self.name, "eta", self.eta)
         if self.a is not None:
             validate.probability(self.name, "a", self.a)
         validate.batch(self.name, "b", self.b)

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.messages import as_scalar
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -91,7 +91,7 @@ class DASHA:
 
     def __post_init__(self) -> None:
         validate.plain(self)
-        scheduled.check(self.name, "eta", self.eta)
+        schedules.check_step(self.name, "eta", self.eta)
         codecs.check(self, "unbiased")
 
     @property

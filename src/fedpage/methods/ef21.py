@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -101,7 +101,7 @@ class EF21:
 
     def __post_init__(self) -> None:
         validate.plain(self)
-        scheduled.check(self.name, "eta", self.eta)
+        schedules.check_step(self.name, "eta", self.eta)
         validate.decay(self.name, "beta", self.beta)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "contractive")

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.codecs.wire import as_received
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -104,7 +104,7 @@ class EF21BC:
     def __post_init__(self) -> None:
         validate.plain(self)
         why = "clients move x by the last round's step"
-        scheduled.check_constant(self.name, "eta", self.eta, why)
+        schedules.check_constant(self.name, "eta", self.eta, why)
         validate.batch(self.name, "b", self.b)
         if codecs.as_codec(self.down).is_random:
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpage.core.scheduled import with_step
+from fedpage.core.schedules import with_step
 from fedpage.core.types import AnyMethod, measures_step
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.marina import PPMARINA

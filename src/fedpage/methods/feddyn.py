@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -94,7 +94,7 @@ class FedDyn:
         validate.whole(self.name, "K", self.K)
         validate.positive(self.name, "mu", self.mu)
         if self.eta_l is not None:
-            scheduled.check(self.name, "eta_l", self.eta_l)
+            schedules.check_step(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 

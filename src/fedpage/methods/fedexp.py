@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -87,7 +87,7 @@ class FedExP:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        scheduled.check(self.name, "eta_l", self.eta_l)
+        schedules.check_step(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         validate.positive(self.name, "eps", self.eps)
         validate.flag(self.name, "averaged", self.averaged)

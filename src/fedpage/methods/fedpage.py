@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
 from fedpage.core.schedules import StepSize
@@ -166,12 +166,12 @@ class FedPAGE:
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
         if self.leak_free is True:  # clients receive x
-            scheduled.check(self.name, "eta_g", self.eta_g)
+            schedules.check_step(self.name, "eta_g", self.eta_g)
         else:
             why = "clients compute x from the last step, unless leak_free=True"
-            scheduled.check_constant(self.name, "eta_g", self.eta_g, why)
+            schedules.check_constant(self.name, "eta_g", self.eta_g, why)
         if self.eta_l is not None:
-            scheduled.check(self.name, "eta_l", self.eta_l)
+            schedules.check_step(self.name, "eta_l", self.eta_l)
         if self.p is not None:
             validate.probability(self.name, "p", self.p)
         for name in ("b1", "b2", "b3"):

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
@@ -145,7 +145,7 @@ class ICGM:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.positive(self.name, "lam", self.lam)
-        scheduled.check(self.name, "eta_l", self.eta_l)
+        schedules.check_step(self.name, "eta_l", self.eta_l)
         validate.geometric(self.name, self.p)
         if self.beta is not None:
             validate.probability(self.name, "beta", self.beta)

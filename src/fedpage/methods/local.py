@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, Self
 
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.schedules import StepSize
 
 
@@ -41,8 +41,8 @@ class LocalSGD:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.steps)
-        scheduled.check(self.name, "eta_l", self.eta_l)
-        scheduled.check(self.name, "eta_g", self.eta_g)
+        schedules.check_step(self.name, "eta_l", self.eta_l)
+        schedules.check_step(self.name, "eta_g", self.eta_g)
         validate.batch(self.name, "b", self.b)
 
     @property

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Chain, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
 from fedpage.core.schedules import StepSize
@@ -112,7 +112,7 @@ class PPMARINA:
         validate.plain(self)
         validate.batch(self.name, "S", self.S)
         why = "clients compute x from the last round's step"
-        scheduled.check_constant(self.name, "eta_g", self.eta_g, why)
+        schedules.check_constant(self.name, "eta_g", self.eta_g, why)
         if self.p is not None:
             validate.probability(self.name, "p", self.p)
         validate.batch(self.name, "b", self.b)

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize, peak_of
@@ -47,9 +47,9 @@ class ProximalSteps:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        scheduled.check(self.name, "eta_l", self.eta_l)
+        schedules.check_step(self.name, "eta_l", self.eta_l)
         if self.gamma is not None:
-            scheduled.check(self.name, "gamma", self.gamma)
+            schedules.check_step(self.name, "gamma", self.gamma)
             if peak_of(self.eta_l) > peak_of(self.gamma):
                 raise InputError(
                     f"{self.name}: eta_l {self.eta_l!r} must be at most gamma "

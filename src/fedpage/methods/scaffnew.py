@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
@@ -105,7 +105,7 @@ class Scaffnew:
         validate.plain(self)
         validate.geometric(self.name, self.p)
         why = "corrections are divided by the last round's step"
-        scheduled.check_constant(self.name, "eta", self.eta, why)
+        schedules.check_constant(self.name, "eta", self.eta, why)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 

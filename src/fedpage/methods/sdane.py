@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
@@ -126,7 +126,7 @@ class DANE:
         validate.batch(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
         validate.positive(self.name, "lam", self.lam)
-        scheduled.check(self.name, "eta_l", self.eta_l)
+        schedules.check_step(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast")
 

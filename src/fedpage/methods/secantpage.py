@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple, Self, get_args
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.codecs.wire import as_received
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.schedules import StepSize
 from fedpage.core.secant import Metric, dot, new_metric, norm
 from fedpage.core.types import (
@@ -159,7 +159,7 @@ class SecantPAGE:
         for name in ("damping", "ridge", "first_step", "tau"):
             validate.positive(self.name, name, getattr(self, name))
         if self.eta is not None:
-            scheduled.check(self.name, "eta", self.eta)
+            schedules.check_step(self.name, "eta", self.eta)
         if self.theta is not None:
             validate.positive(self.name, "theta", self.theta)
         validate.decay(self.name, "beta", self.beta)

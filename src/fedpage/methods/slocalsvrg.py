@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.local_steps import local_svrg
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
@@ -130,7 +130,7 @@ class SLocalSVRG:
         validate.plain(self)
         validate.batch(self.name, "S", self.S)
         validate.whole(self.name, "K", self.K)
-        scheduled.check(self.name, "eta_l", self.eta_l)
+        schedules.check_step(self.name, "eta_l", self.eta_l)
         validate.batch(self.name, "b", self.b)
         if self.q is not None:
             validate.probability(self.name, "q", self.q)

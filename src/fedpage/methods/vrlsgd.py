@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
@@ -87,7 +87,7 @@ class VRLSGD:
         validate.plain(self)
         validate.whole(self.name, "K", self.K)
         why = "corrections are divided by the last round's step"
-        scheduled.check_constant(self.name, "eta_l", self.eta_l, why)
+        schedules.check_constant(self.name, "eta_l", self.eta_l, why)
         validate.batch(self.name, "b", self.b)
         codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import scheduled, validate
+from fedpage.core import schedules, validate
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import (
     Call,
@@ -103,7 +103,7 @@ class ZeroSARAH:
     def __post_init__(self) -> None:
         validate.plain(self)
         validate.whole(self.name, "S", self.S)
-        scheduled.check(self.name, "eta", self.eta)
+        schedules.check_step(self.name, "eta", self.eta)
         if self.lam is not None:
             validate.probability(self.name, "lam", self.lam)
         validate.batch(self.name, "b", self.b)

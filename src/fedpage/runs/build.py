@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.scheduled import effective_step, with_step
+from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import at_step, match_terms

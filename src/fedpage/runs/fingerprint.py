@@ -13,8 +13,7 @@ from typing import NamedTuple, TypeAlias
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import is_installed
-from fedpage.core.scheduled import schedules_of
-from fedpage.core.schedules import Schedule
+from fedpage.core.schedules import Schedule, schedules_of
 from fedpage.core.types import AnyMethod
 from fedpage.runs import provenance
 from fedpage.runs.run_file import flatten

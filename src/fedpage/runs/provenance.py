@@ -13,8 +13,7 @@ from fedpage._version import __version__
 from fedpage.codecs.base import Codec
 from fedpage.core.optimizers import Optimizer
 from fedpage.core.recording import RecordEvery, check_record_every
-from fedpage.core.scheduled import effective_step
-from fedpage.core.schedules import Schedule
+from fedpage.core.schedules import Schedule, effective_step
 from fedpage.core.types import AnyMethod, Vector, measures_step
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.scheduled import effective_step, with_step
+from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate

@@ -14,7 +14,7 @@ import numpy as np
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
-from fedpage.core.scheduled import effective_step
+from fedpage.core.schedules import effective_step
 from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time

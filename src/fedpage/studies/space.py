@@ -17,8 +17,7 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.core.errors import InputError
-from fedpage.core.scheduled import effective_step, with_step
-from fedpage.core.schedules import Schedule
+from fedpage.core.schedules import Schedule, effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem, dtype_of
 
 Candidate: TypeAlias = Any

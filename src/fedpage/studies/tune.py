@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.display import format_number, html_card, html_note, html_table
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.scheduled import effective_step, with_step
+from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
