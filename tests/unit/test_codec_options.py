@@ -60,7 +60,7 @@ def test_a_run_does_not_resume_with_another_codec(tmp_path):
         (("fedpage", "--up"), "option --up needs a value"),
         (("fedpage", "--up", "natural", "--up", "float32"), "option --up is given twice"),
         (("fedpage", "--up", "quick"), "known are none, float32"),
-        (("fedpage", "--up", "dither"), "dither needs its s, such as dither:4"),
+        (("fedpage", "--up", "dither"), "write dither:S"),
         (("vrl-sgd", "--up", "natural"), "use SCALLION"),
         (("marina", "--S", "3"), "with S sampled clients it is PP-MARINA"),
         (
