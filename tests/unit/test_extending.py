@@ -200,15 +200,10 @@ def test_the_command_line_extends_a_comparison(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("rounds = 20", "rounds = 30", "run.rounds"),
-        ("rounds = 20", "rounds = 1979-05-27", "run.rounds"),
-        ('S = "4"', 'S = "5"', "method.hyper.S"),
-        ("stop = false", "stop = true", "run.stop"),
-    ],
+    ("old", "new"),
+    [("rounds = 20", "rounds = 30"), ('S = "4"', 'S = "5"'), ("stop = false", "stop = true")],
 )
-def test_a_run_file_that_was_edited_by_hand_is_refused(run, tmp_path, old, new, what):
+def test_a_run_file_that_was_edited_by_hand_is_refused(run, tmp_path, old, new):
     assert run(*RUN, "--rounds", "20", "--out", "r")[0] == 0
     path = tmp_path / "r" / "run.toml"
     text = path.read_text()
@@ -217,7 +212,7 @@ def test_a_run_file_that_was_edited_by_hand_is_refused(run, tmp_path, old, new, 
     code, _, err = run("resume", "r")
     assert code == 2
     assert err.count("\n") == 1
-    assert re.search(rf"run.toml: {re.escape(what)} of \[command\] was edited by hand", err)
+    assert "run.toml: damaged or edited by hand" in err
     assert "`fedpage resume r --rounds N`" in err
     assert "`fedpage run --config r/run.toml --set KEY=VALUE --out NEW`" in err
 
@@ -229,14 +224,13 @@ def test_a_comparison_that_was_edited_by_hand_is_refused(run, tmp_path):
     path.write_text(path.read_text().replace("seeds = 1", "seeds = 2"))
     code, _, err = run("resume", "c")
     assert code == 2
-    assert "compare.toml: compare.seeds of [command] was edited by hand" in err
+    assert "compare.toml: damaged or edited by hand" in err
 
 
 def test_a_run_file_of_an_earlier_version_has_no_checksum_and_is_refused(run, tmp_path):
     assert run(*RUN, "--rounds", "20", "--out", "r")[0] == 0
     path = tmp_path / "r" / "run.toml"
-    text = path.read_text().partition("\n[digests]")[0]
-    path.write_text(re.sub(r"format = 2\n|checksum = .*\n", "", text))
+    path.write_text(re.sub(r"format = \d\n|checksum = .*\n", "", path.read_text()))
     code, _, err = run("resume", "r", "--rounds", "21")
     assert code == 2
     assert "r/run.toml: not the settings of a run of this version of fedpage" in err

@@ -95,7 +95,7 @@ def test_misspelt_words_get_a_suggestion(fail, words, meant):
         (*RUN, "--partition", ""),
         (*RUN, "--partition", "power-law:-1"), (*RUN, "--partition", f"label-shards:{BIG}"),
         (*RUN, "--objective", ""),
-        (*RUN, "--data", f"census:rows={BIG}"), (*RUN, "--data", "census:rows=1e3"),
+        (*RUN, "--data", f"census:rows={BIG}"),
         (*RUN, "--data", "census:seed=-1"),
         (*RUN, "--data", "digits:rows=3"), (*RUN, "--data", "a\nb.txt"),
         (*RUN, "--data", "a\0b.txt"),

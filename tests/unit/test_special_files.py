@@ -11,7 +11,6 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.runs import toml
 from fedpage.runs.import_class import import_class
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
@@ -24,8 +23,6 @@ READERS = {
     "parquet": (".parquet", lambda path: fp.load(path, label="y")),
     "history": (".jsonl", fp.History.load),
     "history as csv": (".csv", fp.History.load),
-    "configuration": (".toml", toml.read),
-    "study": (".toml", lambda path: fp.Study.load(path)),
     "method": (".py", lambda path: import_class(path, "Own", "method")),
     "devices": (".csv", lambda path: fp.Devices.from_text(str(path))),
 }
@@ -68,9 +65,3 @@ def test_special_files_are_refused_at_once(reader, kind, tmp_path):
     assert isinstance(found[0], InputError), found[0]
     assert str(path) in str(found[0])
     assert "\n" not in str(found[0])
-
-
-def test_regular_files_and_links_to_them_are_read(tmp_path):
-    (tmp_path / "a.toml").write_text("rounds = 3\n")
-    (tmp_path / "b.toml").symlink_to("a.toml")
-    assert toml.read(tmp_path / "b.toml") == {"rounds": 3}

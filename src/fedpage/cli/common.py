@@ -284,9 +284,9 @@ def read_command(cls: type[T], path: Path) -> T:
     Raises:
         InputError: the file is not one that this version has written, or was edited by hand.
     """
-    from fedpage.runs import run_file
+    from fedpage.runs import toml
 
-    table = run_file.read(path)
+    table = toml.read_settings(path)
     if not isinstance(table.get("command"), dict):
         raise InputError(f"{path}: not the settings of a run of this version of fedpage")
     return structure(cls, table["command"], f"{path}, [command]")

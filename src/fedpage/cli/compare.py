@@ -114,7 +114,7 @@ def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
     Raises:
         InputError: It has more rounds already.
     """
-    from fedpage.runs import run_file
+    from fedpage.runs import toml
 
     if rounds < command.compare.rounds:
         raise InputError(
@@ -122,7 +122,7 @@ def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
             "give at least as many, or start another one"
         )
     command = replace(command, compare=replace(command.compare, rounds=rounds))
-    run_file.write(out / "compare.toml", {"command": to_table(command)})
+    toml.write_settings(out / "compare.toml", {"command": to_table(command)})
     return command
 
 
@@ -140,7 +140,7 @@ def execute(
     """Run a comparison, or continue it from `out`, and print and return its results."""
     from fedpage.engine import faults
     from fedpage.engine.devices import check_time
-    from fedpage.runs import build, run_file
+    from fedpage.runs import build, toml
     from fedpage.runs.lock import DirectoryLock
     from fedpage.runs.spec import RunOptions
 
@@ -167,7 +167,7 @@ def execute(
     with DirectoryLock(out) as lock:
         if not resume:
             lock.clear("runs")  # of an older comparison, with --force
-            run_file.write(out / "compare.toml", {"command": to_table(command)})
+            toml.write_settings(out / "compare.toml", {"command": to_table(command)})
         print_problem(settled, problem)
         with explain_os_errors(out, f"`fedpage resume {out}` continues"):
             runs = _run_all(command, problem, methods, options, out, jobs)

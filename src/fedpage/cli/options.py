@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, Field, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -14,8 +14,6 @@ from typer.core import TyperCommand, TyperOption
 
 from fedpage.core.recording import RecordEvery
 from fedpage.runs.config import (
-    AnyClass,
-    AnyField,
     RoundsConfig,
     dataclass_fields,
     field_types,
@@ -107,7 +105,7 @@ def with_config_options(command: Callable[..., T]) -> Callable[..., T]:
     a ProblemConfig that `structure` has checked. Field metadata gives the help texts.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, AnyClass] = {
+    groups: dict[str, type[Any]] = {
         name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)
     }
     parameters: list[Parameter] = []
@@ -132,7 +130,7 @@ def with_config_options(command: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-def _options(cls: AnyClass) -> list[Parameter]:
+def _options(cls: type[Any]) -> list[Parameter]:
     kinds = field_types(cls)
     return [
         _option(field, kinds[name])
@@ -141,7 +139,7 @@ def _options(cls: AnyClass) -> list[Parameter]:
     ]
 
 
-def _option(field: AnyField, kind: Any) -> Parameter:
+def _option(field: Field[Any], kind: Any) -> Parameter:
     name = field.name.replace("_", "-")
     is_choice = kind == bool | None  # neither is the default, so that both can be given
     option = typer.Option(

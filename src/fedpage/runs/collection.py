@@ -15,7 +15,7 @@ from fedpage.core.atomic import put
 from fedpage.core.display import format_number, html_card, html_note, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.runs.history import History
-from fedpage.runs.run_file import flatten
+from fedpage.runs.toml import flatten
 
 if TYPE_CHECKING:
     from pandas import DataFrame

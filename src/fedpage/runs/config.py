@@ -7,26 +7,34 @@ Flower's run config. The module imports no numpy, so that `fedpage --help` is fa
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
 Table: TypeAlias = dict[str, Any]
 """Keys and values, as TOML has them."""
-Kind: TypeAlias = Any
-"""A type such as `int | None`, which Python cannot express as a type."""
-AnyClass: TypeAlias = type[Any]
-AnyField: TypeAlias = Field[Any]
 _NONE_WORDS = ("none", "all", "default")
 """Words for None: an optional hyper-parameter at its default, or a minibatch of all rows."""
-_BOOLEAN_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def setting(
@@ -41,14 +49,14 @@ def setting(
     """Declare a field of a configuration dataclass.
 
     Args:
-        default: its value where none is given; without one the field must be given.
-        help: what it means, in a few words, for the command line.
-        at_least: the smallest number that is accepted.
-        above: the largest number that is too small.
-        at_most: the largest number that is accepted.
-        option: whether the command line has an option for it.
+        default: Its default. A field without one must be given.
+        help: Its meaning in a few words, for the command line.
+        at_least: The smallest number that is accepted.
+        above: A bound that a number must exceed.
+        at_most: The largest number that is accepted.
+        option: Whether the command line has an option for it.
     """
-    limits = {"at_least": at_least, "above": above, "at_most": at_most}
+    limits = {"ge": at_least, "gt": above, "le": at_most}
     metadata = {"help": help, "option": option, "limits": limits}
     return field(default=default, metadata=metadata)
 
@@ -151,8 +159,10 @@ class Target:
         """
         column, _, number = text.rpartition(":")
         try:
-            value = _finite(float(number))
-        except (ValueError, _Mismatch):
+            value = float(number)
+            if not math.isfinite(value):
+                raise ValueError
+        except ValueError:
             raise InputError(
                 "expected a finite number or column:number, such as 0.01 or accuracy:0.9, "
                 f"not {short_repr(text)}"
@@ -251,26 +261,25 @@ class CompareCommand:
 
 
 def structure(cls: type[T], table: object, where: str, *, words: bool = False) -> T:
-    """Build a dataclass from a table of a TOML file, from Flower's run config or from words.
+    """Build a dataclass from a TOML table, from Flower's run config or from words.
 
-    Fields may be bool, int, float, str, Path, enums, Literal, Optional and other unions, lists,
-    tuples, dictionaries with text keys, and dataclasses of these. A class with a classmethod
+    msgspec converts the values. A nested dataclass is a table. A class with a classmethod
     `from_text` may be given as text. A key may have dashes where the field has underscores. A float
     may be written without a point, and must be finite.
 
     Args:
-        cls: the dataclass.
-        table: keys and values.
-        where: the place that an error names, such as "run.toml, [command]", or "--" where the
-            keys are options of the command line.
-        words: values are text, as on a command line: "1" is a number, "true" a boolean, "a,b" a
-            list, "all" None where the field is optional, and capitals in a key do not matter.
+        cls: The dataclass.
+        table: Keys and values.
+        where: The place that an error names, such as "run.toml, [command]", or "--" if the keys
+            are options of the command line.
+        words: Whether values are text, as on a command line: "1" is a number, "true" a boolean,
+            "a,b" a list, "all" None if the field is optional. Capitals in a key do not matter.
 
     Returns:
         An instance of `cls`.
 
     Raises:
-        InputError: a key is unknown or missing, or a value has another type or is out of range.
+        InputError: If a key is unknown or missing, or a value has another type or is out of range.
 
     >>> @dataclass
     ... class Server:
@@ -289,30 +298,47 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
     try:
         return cls(**values)
     except InputError as error:
-        named = where == "--" or str(error).startswith(where)
-        raise InputError(str(error) if named else f"{where}: {error}") from None
+        is_named = where == "--" or str(error).startswith(where)
+        raise InputError(str(error) if is_named else f"{where}: {error}") from None
 
 
-def field_values(cls: AnyClass, table: object, where: str, *, words: bool = False) -> Table:
-    """Convert the given values of a dataclass's fields, as `structure` does, and build nothing."""
+def field_values(cls: type[Any], table: object, where: str, *, words: bool = False) -> Table:
+    """Convert the given values of a dataclass's fields as `structure` does, without building it."""
     if not isinstance(table, Mapping):
         raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
-    known = dataclass_fields(cls)
-    kinds = field_types(cls)
+    known, kinds = dataclass_fields(cls), field_types(cls)
+    spelling = {name.lower() if words else name: name for name in known}
     values: Table = {}
     for key, value in table.items():
-        name = _field_name(key, known, words)
-        if name is None:
+        name = str(key).replace("-", "_")
+        name = name if name in known else spelling.get(name.lower() if words else name, "")
+        if not name:
             hint = did_you_mean(str(key), known) or f" known are {', '.join(known)}"
             raise InputError(f"{where}: unknown key {short_repr(key)};{hint}")
         if name in values:
             raise InputError(f"{where}: {name} is given twice")
-        values[name] = _field_value(known[name], kinds[name], key, value, where, words)
+        place = f"--{key.replace('_', '-')}" if where == "--" else f"{where}: {key}"
+        limits = known[name].metadata.get("limits", {})
+        try:
+            values[name] = _convert(kinds[name], value, f"{where}, [{key}]", words)
+            if type(values[name]) in (int, float):
+                msgspec.convert(values[name], Annotated[float, msgspec.Meta(**limits)])
+        except msgspec.ValidationError:
+            wanted = _describe(kinds[name]) + _describe_limits(**limits)
+            hint = did_you_mean(value, _choices(kinds[name])) if isinstance(value, str) else ""
+            raise InputError(
+                f"{place} must be {wanted}, not {short_repr(value)}{';' if hint else ''}{hint}"
+            ) from None
+        except InputError as error:
+            if not isinstance(value, (str, float)):
+                raise  # the error of a nested table names its place
+            colon = "" if str(error).startswith("must ") else ":"
+            raise InputError(f"{place}{colon} {error}") from None
     return values
 
 
 def to_table(config: object) -> Table:
-    """Convert a dataclass to a table for a TOML file, which `structure` reads; None is left out."""
+    """Convert a dataclass to a table for a TOML file, which `structure` reads, without None."""
     table = {}
     for entry in fields(config):  # type: ignore[arg-type]
         value = getattr(config, entry.name)
@@ -321,12 +347,12 @@ def to_table(config: object) -> Table:
     return table
 
 
-def dataclass_fields(cls: AnyClass) -> dict[str, AnyField]:
+def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
     """Return the fields of a dataclass that its constructor takes, by name."""
     return {entry.name: entry for entry in fields(cls) if entry.init}
 
 
-def field_types(cls: AnyClass) -> Table:
+def field_types(cls: type[Any]) -> Table:
     """Return the types of a dataclass's fields by name, with annotations in quotes resolved."""
     if cls not in _TYPES:
         hints = get_type_hints(cls)
@@ -334,197 +360,85 @@ def field_types(cls: AnyClass) -> Table:
     return _TYPES[cls]
 
 
-_TYPES: WeakKeyDictionary[AnyClass, Table] = WeakKeyDictionary()
+_TYPES: WeakKeyDictionary[type[Any], Table] = WeakKeyDictionary()
 
 
-def _origin(kind: Kind) -> object:
-    """Return what a generic type is made of, such as list for list[int], or None."""
-    return get_origin(kind)
+def _members(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type itself, without None."""
+    is_union = get_origin(kind) in (Union, UnionType)
+    return tuple(m for m in get_args(kind) if m is not NoneType) if is_union else (kind,)
 
 
-class _Mismatch(Exception):
-    """A value that is not of the wanted type."""
+def _convert(kind: Any, value: object, where: str, words: bool) -> object:
+    """Convert a value to the first type of a union that takes it.
 
-
-def _field_name(key: object, known: Mapping[str, object], words: bool) -> str | None:
-    if not isinstance(key, str):
+    Raises:
+        msgspec.ValidationError: If no type takes the value.
+        InputError: If a nested table or a text cannot be used; `where` is the table's place.
+    """
+    is_none_word = words and isinstance(value, str) and value.lower() in _NONE_WORDS
+    if NoneType in get_args(kind) and (value is None or is_none_word):
         return None
-    name = key.replace("-", "_")
-    if name in known or not words:
-        return name if name in known else None
-    return next((other for other in known if other.lower() == name.lower()), None)
+    for member in _members(kind):
+        if hasattr(member, "from_text") and isinstance(value, (str, float)):
+            return member.from_text(str(value))
+        if isinstance(member, type) and is_dataclass(member):
+            return structure(member, value, where, words=words)
+        items, (item, *_) = value, get_args(member) or (None,)
+        if get_origin(member) in (list, tuple, Sequence):
+            if words and isinstance(value, str):
+                items = [part.strip() for part in value.split(",")]
+            elif isinstance(value, list) and is_dataclass(item):
+                items = [_convert(item, v, f"{where} {i}", words) for i, v in enumerate(value, 1)]
+        with suppress(msgspec.ValidationError, UnicodeEncodeError):  # bytes that are not UTF-8
+            found = msgspec.convert(items, member, strict=not words, dec_hook=_convert_path)
+            if _is_finite(found):
+                return found
+    raise msgspec.ValidationError
 
 
-def _field_value(
-    entry: AnyField, kind: Kind, key: str, value: object, where: str, words: bool
-) -> object:
-    limits: Mapping[str, float | None] = entry.metadata.get("limits", {})
-    place = f"--{key.replace('_', '-')}" if where == "--" else f"{where}: {key}"
-    try:
-        found = _convert(kind, value, f"{where}, [{key}]", words)
-        if isinstance(found, (int, float)) and not _within(found, limits):
-            raise _Mismatch
-        return found
-    except InputError as error:
-        if not isinstance(value, (str, float)):
-            raise
-        colon = "" if str(error).startswith("must ") else ":"
-        raise InputError(f"{place}{colon} {error}") from None
-    except _Mismatch:
-        wanted = _describe(kind) + _describe_limits(limits)
-        hint = did_you_mean(value, _choices(kind)) if isinstance(value, str) else ""
-        raise InputError(
-            f"{place} must be {wanted}, not {short_repr(value)}{';' if hint else ''}{hint}"
-        ) from None
+def _convert_path(kind: type, value: object) -> object:
+    return Path(value) if kind is Path and isinstance(value, str) else value
 
 
-def _convert(kind: Kind, value: object, where: str, words: bool) -> object:
-    """Convert a value to a type, or raise _Mismatch; `where` is the place of a nested table."""
-    origin, arguments = _origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _convert_union(arguments, value, where, words)
-    if origin is Literal:
-        return _choose({choice: choice for choice in arguments}, value)
-    if origin in (list, tuple, Sequence):
-        return _convert_items(origin, arguments, value, where, words)
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise _Mismatch
-        return {key: _convert(arguments[1], item, where, words) for key, item in value.items()}
-    if isinstance(kind, type) and hasattr(kind, "from_text") and isinstance(value, (str, float)):
-        return kind.from_text(str(value))
-    if is_dataclass(kind):
-        return structure(kind, value, where, words=words)  # type: ignore[arg-type]
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _choose({member.value: member for member in kind}, value)
-    if words and isinstance(value, str) and kind in (bool, int, float):
-        value = _parse_word(kind, value)
-    if kind is float:
-        return _finite(value)
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _Mismatch
-    return value
+def _is_finite(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def _convert_union(kinds: Sequence[Kind], value: object, where: str, words: bool) -> object:
-    if type(None) in kinds and (
-        value is None or (words and isinstance(value, str) and value.lower() in _NONE_WORDS)
-    ):
-        return None
-    for kind in kinds:
-        if kind is not type(None):
-            try:
-                return _convert(kind, value, where, words)
-            except _Mismatch:
-                continue
-    raise _Mismatch
-
-
-def _convert_items(
-    origin: Kind, kinds: Sequence[Kind], value: object, where: str, words: bool
-) -> list[object] | tuple[object, ...]:
-    if words and isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
-    if not isinstance(value, (list, tuple)):
-        raise _Mismatch
-    fixed = origin is tuple and kinds[-1] is not Ellipsis
-    if fixed and len(kinds) != len(value):
-        raise _Mismatch
-    each = kinds if fixed else [kinds[0]] * len(value)
-    items = [
-        _convert(kind, item, f"{where} {number}", words)
-        for number, (kind, item) in enumerate(zip(each, value, strict=True), start=1)
-    ]
-    return tuple(items) if origin is tuple else items
-
-
-def _choose(choices: Mapping[object, object], value: object) -> object:
-    for choice, found in choices.items():
-        if type(choice) is type(value) and choice == value:
-            return found
-    raise _Mismatch
-
-
-def _parse_word(kind: type, text: str) -> object:
-    try:
-        return _BOOLEAN_WORDS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise _Mismatch from None
-
-
-def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _Mismatch
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond all floats
-        raise _Mismatch from None
-    if not math.isfinite(number):
-        raise _Mismatch
-    return number
-
-
-def _within(value: float, limits: Mapping[str, float | None]) -> bool:
-    low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
-    return (
-        (low is None or value >= low)
-        and (above is None or value > above)
-        and (high is None or value <= high)
-    )
-
-
-def _describe_limits(limits: Mapping[str, float | None]) -> str:
-    low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
-    if low is not None and high is not None:
-        return f" from {low:,} to {high:,}"
-    parts = [
-        text
-        for bound, text in (
-            (low, f" of at least {low}"), (above, f" above {above}"), (high, f" of at most {high}"),
-        )
-        if bound is not None
-    ]  # fmt: skip
-    return " and".join(parts)
-
-
-_NAMES = {
-    bool: "true or false", int: "a whole number", float: "a finite number", str: "text",
-    Path: "a path",
-}  # fmt: skip
-_PLURALS = {int: "whole numbers", float: "finite numbers", str: "words"}
-
-
-def _describe(kind: Kind) -> str:
+def _describe(kind: Any) -> str:
     """Name a type in the words of an error message."""
-    origin, arguments = _origin(kind), get_args(kind)
-    choices = _choices(kind)
-    if choices:
-        return " or ".join(repr(choice) for choice in choices)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(each) for each in arguments if each is not type(None))
+    if choices := _choices(kind):
+        return " or ".join(map(repr, choices))
+    if len(members := _members(kind)) > 1:
+        return " or ".join(map(_describe, members))
+    (member,), origin, arguments = members, get_origin(members[0]), get_args(members[0])
     if origin in (list, tuple, Sequence):
-        fixed = origin is tuple and arguments[-1] is not Ellipsis
-        return (
-            f"a list of {len(arguments)} " * fixed
-            + "a list of " * (not fixed)
-            + _PLURALS.get(arguments[0], "tables" if is_dataclass(arguments[0]) else "lists")
-        )
-    if origin in (dict, Mapping) or is_dataclass(kind):
+        count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not ... else ""
+        names = {int: "whole numbers", float: "finite numbers", str: "words"}
+        noun = "tables" if is_dataclass(arguments[0]) else "lists"
+        return f"a list of {count}{names.get(arguments[0], noun)}"
+    if origin in (dict, Mapping) or is_dataclass(member):
         return "a table"
-    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+    return names.get(member, getattr(member, "__name__", str(member)))
 
 
-def _choices(kind: Kind) -> list[str]:
-    """Return the words among which a field chooses; none if it takes other values too."""
-    if _origin(kind) is Literal:
-        return [str(choice) for choice in get_args(kind)]
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return [str(member.value) for member in kind]
-    if _origin(kind) in (Union, types.UnionType):
-        members = [each for each in get_args(kind) if each is not type(None)]
-        return _choices(members[0]) if len(members) == 1 else []
+def _describe_limits(
+    ge: float | None = None, gt: float | None = None, le: float | None = None
+) -> str:
+    if ge is not None and le is not None:
+        return f" from {ge:,} to {le:,}"
+    words = {f" of at least {ge}": ge, f" above {gt}": gt, f" of at most {le}": le}
+    return " and".join(text for text, bound in words.items() if bound is not None)
+
+
+def _choices(kind: Any) -> list[str]:
+    """Return the words among which a field chooses, or nothing if it takes other values too."""
+    members = _members(kind)
+    if len(members) == 1 and get_origin(members[0]) is Literal:
+        return [str(choice) for choice in get_args(members[0])]
+    if len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Enum):
+        return [str(member.value) for member in members[0]]
     return []

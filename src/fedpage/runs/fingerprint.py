@@ -16,7 +16,7 @@ from fedpage.core.function_digest import is_installed
 from fedpage.core.schedules import Schedule, schedules_of
 from fedpage.core.types import AnyMethod
 from fedpage.runs import provenance
-from fedpage.runs.run_file import flatten
+from fedpage.runs.toml import drop_none, flatten
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CODECS = _PACKAGE / "codecs"
@@ -38,7 +38,7 @@ def fingerprint(meta: Mapping[str, object], code: Mapping[str, Code]) -> dict[st
     """
     about = {key: value for key, value in meta.items() if key not in ("versions", "reference")}
     about["code"] = {name: code_digest(cls) for name, cls in code.items()}
-    return _drop_none(json.loads(json.dumps(about, default=str)))
+    return drop_none(json.loads(json.dumps(about, default=str)))
 
 
 def result_key(about: Mapping[str, object]) -> str:
@@ -52,14 +52,6 @@ def result_key(about: Mapping[str, object]) -> str:
         packages that a run's bits depend on.
     """
     return digest({**about, "versions": provenance.versions()})
-
-
-def _drop_none(table: Mapping[str, object]) -> dict[str, object]:
-    return {
-        key: _drop_none(value) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if value is not None
-    }
 
 
 def digest(table: Mapping[str, object]) -> str:

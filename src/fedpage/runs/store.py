@@ -16,7 +16,7 @@ from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, find_memory_error, short_repr
 from fedpage.core.files import check_path, refuse_special
 from fedpage.core.types import StopReason
-from fedpage.runs import run_file
+from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.fingerprint import Code, check_same_run, digest, fingerprint
 from fedpage.runs.history import History
@@ -192,7 +192,7 @@ class RunStore:
         try:
             with self._explain_os_errors():
                 self._file.create(meta)
-                run_file.write(self.path / "run.toml", table)
+                toml.write_settings(self.path / "run.toml", table)
         except OSError:
             self.history_path.unlink(missing_ok=True)  # so that the directory can be used again
             raise
@@ -224,7 +224,7 @@ class RunStore:
             )
         if run.rounds != rounds:
             with self._explain_os_errors():
-                run_file.change_rounds(self.path / "run.toml", run.rounds)
+                self._change_rounds(run.rounds)
         has_diverged = finished is not None and finished.diverged
         if finished is not None and run.rounds == done and not has_diverged:
             return finished
@@ -235,6 +235,14 @@ class RunStore:
                     path.unlink()
         self._return_to_checkpoint(run, text)
         return None
+
+    def _change_rounds(self, rounds: int) -> None:
+        """Write another number of rounds into run.toml."""
+        table = toml.read_settings(self.path / "run.toml")
+        table["fingerprint"]["rounds"] = rounds
+        if "run" in table.get("command", {}):
+            table["command"]["run"]["rounds"] = rounds
+        toml.write_settings(self.path / "run.toml", table)
 
     def _return_to_checkpoint(self, run: StorableRun, text: bytes) -> None:
         """Restore the newest valid checkpoint, or begin the run again if there is none."""
@@ -265,7 +273,7 @@ class RunStore:
         Returns:
             The rounds of run.toml, which may differ from those of the run.
         """
-        table = run_file.read(self.path / "run.toml")
+        table = toml.read_settings(self.path / "run.toml")
         about = table.get("fingerprint")
         if not isinstance(about, dict):
             raise InputError(f"{self.path / 'run.toml'}: not the settings of a run")

@@ -1,111 +1,114 @@
-"""Read and write TOML files; errors are one line that names the file."""
+"""Read and write TOML files, and the run.toml of a run directory, which has a checksum."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import tomli_w
+
+from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
-from fedpage.core.files import refuse_special
 from fedpage.runs.config import Table
 
-_LARGEST = 1 << 20
-"""The most bytes of a TOML file; those of fedpage have some hundred."""
+_FORMAT = 3
+"""The layout of run.toml and compare.toml."""
 
 
 def read(path: str | os.PathLike[str]) -> Table:
     """Read the table of a TOML file.
 
     Raises:
-        InputError: the file cannot be read, or is not TOML.
+        InputError: If the file cannot be read, or is not TOML.
     """
-    refuse_special(path)
-    path = Path(path)
     try:
-        with open(path, "rb") as stream:
-            text = stream.read(_LARGEST + 1)
+        return loads(Path(path).read_text(encoding="utf-8"), os.fspath(path))
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    if len(text) > _LARGEST:
-        raise InputError(f"{path}: larger than {_LARGEST:,} bytes, which no configuration is")
-    try:
-        return loads(text.decode("utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        line = text.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {line}: not UTF-8 text") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
 
 
 def loads(text: str, source: str) -> Table:
-    """Parse TOML text.
-
-    Args:
-        text: the text.
-        source: what errors call it.
-
-    Raises:
-        InputError: the text is not TOML; the message names the line where it is known.
-    """
+    """Parse TOML text; an InputError names its `source` and, if known, the line."""
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError) as error:
-        raise InputError(f"{source}: not TOML ({' '.join(str(error).split())[:200]})") from None
-    except RecursionError:
-        raise InputError(f"{source}: nested too deeply to be read") from None
+    except ValueError as error:
+        raise InputError(f"{source}: not TOML ({error})") from None
 
 
 def dumps(table: Mapping[str, object]) -> str:
-    """Write a table of tables, text, numbers, booleans and lists as TOML; None is left out.
+    """Write a table as TOML, without the values that are None.
 
-    >>> print(dumps({"seed": 0, "method": {"name": "fedpage", "eta_g": 0.1}}), end="")
+    >>> print(dumps({"seed": 0, "note": None, "method": {"name": "fedpage", "eta_g": 0.1}}), end="")
     seed = 0
     <BLANKLINE>
     [method]
     name = "fedpage"
     eta_g = 0.1
     """
-    lines: list[str] = []
-    _write(table, "", lines)
-    return "\n".join(lines).lstrip("\n") + "\n"
+    return tomli_w.dumps(drop_none(table))
 
 
-def _write(table: Mapping[str, object], name: str, lines: list[str]) -> None:
-    plain = {
-        key: value
+def drop_none(table: Mapping[str, object]) -> Table:
+    """Return a copy of nested tables without the values that are None."""
+    return {
+        key: drop_none(value) if isinstance(value, Mapping) else value
         for key, value in table.items()
-        if value is not None and not isinstance(value, Mapping)
+        if value is not None
     }
-    if name and (plain or not table):
-        lines.extend(["", f"[{name}]"])
-    lines.extend(f"{_key(key)} = {_value(value)}" for key, value in plain.items())
+
+
+def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return the values of nested tables by their keys with dots.
+
+    >>> flatten({"seed": 0, "method": {"name": "FedPAGE", "S": 10}})
+    {'seed': 0, 'method.name': 'FedPAGE', 'method.S': 10}
+    """
+    flat: dict[str, object] = {}
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            _write(value, f"{name}.{_key(key)}" if name else _key(key), lines)
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
-def _key(key: str) -> str:
-    bare = key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key)
-    return key if bare else _value(key)
+# --- run.toml and compare.toml --------------------------------------------------------------------
 
 
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        return '"' + "".join(_character(c) for c in value) + '"'
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    raise TypeError(f"{type(value).__name__} cannot be written to a TOML file")
+def write_settings(path: Path, table: Mapping[str, object]) -> None:
+    """Write run.toml or compare.toml as a whole, with a checksum of its values."""
+    table = drop_none({**table, "format": _FORMAT})
+    put(path, dumps({"checksum": _checksum(table), **table}).encode("utf-8"))
 
 
-def _character(c: str) -> str:
-    if c in '"\\':
-        return "\\" + c
-    if ord(c) < 32 or ord(c) == 127:
-        return f"\\u{ord(c):04x}"
-    return c
+def read_settings(path: Path) -> Table:
+    """Read run.toml or compare.toml, and check that its values are those that fedpage wrote.
+
+    A run with other settings is another run: its records would not belong to its settings.
+
+    Raises:
+        InputError: If the file is of another version of fedpage, damaged, or edited by hand.
+    """
+    table = read(path)
+    if table.get("format") != _FORMAT:
+        raise InputError(f"{path}: not the settings of a run of this version of fedpage")
+    if table.pop("checksum", None) != _checksum(table):
+        more = f"`fedpage resume {path.parent} --rounds N`"
+        other = f"`fedpage run --config {path} --set KEY=VALUE --out NEW`"
+        if path.name != "run.toml":
+            other = "`fedpage compare` with another --out"
+        raise InputError(
+            f"{path}: damaged or edited by hand (its checksum differs); undo it; for more rounds "
+            f"use {more}, for another run {other}"
+        )
+    return table
+
+
+def _checksum(table: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()

@@ -15,7 +15,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.simulate import execute as execute_run
 from fedpage.engine.simulation import Simulation
-from fedpage.runs import run_file
+from fedpage.runs import toml
 from fedpage.runs.build_problem import build_problem
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.fingerprint import digest, fingerprint, result_key
@@ -83,7 +83,7 @@ class Plan:
 
     def _check_own(self, history: History) -> None:
         """Refuse a run that was put here, but is another one or of another version."""
-        table = run_file.read(self.place / "run.toml")
+        table = toml.read_settings(self.place / "run.toml")
         stored = table.get("fingerprint", {})
         about = {key: value for key, value in stored.items() if key != "code"}
         key = digest({**stored, "versions": table.get("versions", {})})
