@@ -1,6 +1,6 @@
 """Count the source: `python tools/size.py [SRC]` prints a row for each package and the totals.
 
-Lines include docstrings; code is what remains without docstrings, comments and blank lines. A module
+Lines include docstrings; code is the rest without docstrings, comments and blank lines. A module
 is imported once if exactly one other module of the package imports it.
 """
 

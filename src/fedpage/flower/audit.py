@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from fedpage.core.errors import InputError
 from fedpage.core.files import refuse_special
-from fedpage.flower.private_files import lock, make_private, open_private
+from fedpage.flower.private_files import locked, make_private, open_private
 
 FIRST = "0" * 64
 """What the first line has as the digest of the line before."""
@@ -81,26 +81,25 @@ def append(path: Path, entry: Entry) -> None:
         OSError: The log cannot be written, or other users can change it.
     """
     make_private(path.parent, tighten=False)
-    handle = open_private(path, os.O_RDWR | os.O_APPEND)
-    try:
-        lock(handle)
-        size = os.fstat(handle).st_size
-        os.lseek(handle, max(0, size - _LONGEST_LINE), os.SEEK_SET)
-        tail = os.read(handle, _LONGEST_LINE)
+    with (
+        locked(path.with_name(f".{path.name}.lock")),
+        os.fdopen(open_private(path, os.O_RDWR | os.O_APPEND), "r+b", buffering=0) as stream,
+    ):
+        size = os.fstat(stream.fileno()).st_size
+        stream.seek(max(0, size - _LONGEST_LINE))
+        tail = stream.read(_LONGEST_LINE)
         last = tail.removesuffix(b"\n").rpartition(b"\n")[2]
         table = asdict(entry) | {"previous": _digest(last) if size else FIRST}
-        # After a crash the last line may be incomplete. It stays as it is, on a line of its own.
+        # After a crash the last line may be incomplete. It stays, on a line by itself.
         begin = b"\n" if size and not tail.endswith(b"\n") else b""
         data = begin + json.dumps(table).encode("ascii") + b"\n"
         try:
-            if os.write(handle, data) != len(data):
+            if os.write(stream.fileno(), data) != len(data):
                 raise OSError(f"{path}: the disk is full")
-            os.fsync(handle)
+            os.fsync(stream.fileno())
         except OSError:
-            os.ftruncate(handle, size)
+            stream.truncate(size)
             raise
-    finally:
-        os.close(handle)
 
 
 class Audit(NamedTuple):

@@ -155,7 +155,7 @@ def _locked(folder: Path) -> Iterator[Path]:
     """Create a private directory and hold its lock."""
     with _explain_unsafe():
         make_private(folder)
-        with locked(folder):
+        with locked(folder / ".lock"):
             yield folder
 
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_LOCK = ".lock"
+from filelock import FileLock
+from platformdirs import user_state_path
 
 
 class UnsafePath(OSError):
@@ -64,18 +65,18 @@ def check_private(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a directory; other processes that ask for it wait.
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock; other processes that ask for it wait.
 
     Args:
-        folder: An existing private directory.
+        path: The lock file, in a private directory.
+
+    Raises:
+        UnsafePath: If other users can change the file.
     """
-    handle = open_private(folder / _LOCK, os.O_RDWR)
-    try:
-        lock(handle)
+    check_private(path)
+    with FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False):
         yield
-    finally:
-        os.close(handle)  # which unlocks it
 
 
 def open_private(path: Path, flags: int) -> int:
@@ -100,25 +101,6 @@ def open_private(path: Path, flags: int) -> int:
     return handle
 
 
-def lock(handle: int) -> None:
-    """Lock an open file for this process; the lock ends when the file is closed."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        os.lseek(handle, 0, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_LOCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX)
-
-
 def state_home() -> Path:
     """Return fedpage's folder in the platform's directory for the state of programs."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return base / "fedpage"
+    return user_state_path("fedpage", appauthor=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-import time
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
+
+from filelock import FileLock, Timeout
 
 from fedpage.core.errors import InputError
 
@@ -17,12 +17,18 @@ LOCK = ".lock"
 class RunInUse(InputError):
     """Another process is writing to the directory."""
 
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(
+            f"{os.fspath(path)}: another process is writing to it; wait for it, stop it, or choose "
+            "another directory"
+        )
+
 
 class DirectoryLock:
     """Hold the lock of a directory until the block, or the process, ends.
 
     Args:
-        path: The directory; it is created.
+        path: The directory, which is created.
 
     Raises:
         InputError: If the directory cannot be written.
@@ -31,44 +37,38 @@ class DirectoryLock:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._stream: IO[str] | None = None
+        self._lock = _file_lock(self.path)
 
     def __enter__(self) -> Self:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self.path / LOCK, "a", encoding="utf-8")
+            self._lock.acquire(timeout=0.2)  # `is_in_use` of another process has it for a moment
+        except Timeout:
+            raise RunInUse(self.path) from None
         except OSError as error:
             raise InputError(
                 f"{self.path}: cannot be written ({error.strerror or error})"
             ) from None
-        locked = _try_lock(self._stream)
-        if not locked:
-            time.sleep(0.1)  # `is_in_use` of another process takes the lock for a moment
-            locked = _try_lock(self._stream)
-        if not locked:
-            self._stream.close()
-            raise _in_use(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._stream is not None:
-            self._stream.close()  # which unlocks it
+        self._lock.release()
 
     def clear(self, *names: str) -> None:
-        """Delete what is in the directory, except the lock itself.
+        """Delete the files and folders in the directory, except the lock itself.
 
         Args:
-            names: Delete only these.
+            names: Delete only these, if any are given.
 
         Raises:
-            RunInUse: If another process writes to a directory below; nothing is deleted.
+            RunInUse: If another process writes to a directory below; nothing is deleted then.
         """
         found = [path for path in self.path.iterdir() if path.name != LOCK]
         found = [path for path in found if not names or path.name in names]
         for folder in found:
             for lock in () if folder.is_symlink() else folder.rglob(LOCK):
                 if is_in_use(lock.parent):
-                    raise _in_use(lock.parent)
+                    raise RunInUse(lock.parent)
         for path in found:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -77,32 +77,18 @@ class DirectoryLock:
 
 
 def is_in_use(path: str | os.PathLike[str]) -> bool:
-    """Say whether a process is writing to a directory."""
+    """Return True if a process is writing to a directory."""
+    if not (Path(path) / LOCK).is_file():
+        return False
     try:
-        with open(Path(path) / LOCK, encoding="utf-8") as stream:
-            return not _try_lock(stream)
+        with _file_lock(Path(path)).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
     except OSError:
         return False
 
 
-def _in_use(path: Path) -> RunInUse:
-    return RunInUse(
-        f"{path}: another process is writing to it; wait for it, stop it, or choose another "
-        "directory"
-    )
-
-
-def _try_lock(stream: IO[str]) -> bool:
-    """Lock a file until it is closed or the process ends; return False if another has it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _file_lock(folder: Path) -> FileLock:
+    # The kernel ends the lock with its process; a soft lock would stay behind after a crash.
+    return FileLock(folder / LOCK, thread_local=False, fallback_to_soft=False)
