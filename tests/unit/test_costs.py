@@ -15,7 +15,7 @@ from fedpage.report import page, plots, summary
 from fedpage.runs.history import History, by_method
 from fedpage.studies import tune as tuning
 from fedpage.studies.question import FRESH_SEED, Question
-from fedpage.theory.planner import Costs
+from fedpage.theory.planner import TimeModel
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--S", "5")
 
@@ -137,7 +137,7 @@ def test_budgets_are_costs_too():
 
 def test_a_search_for_the_least_sum():
     history = make_history()
-    links = Costs(latency=2.0)
+    links = TimeModel(latency=2.0)
     for cost, paid in (("bits_up+0.1*bits_down", 236.0), ("seconds+rounds", 3.0)):
         assert Question(0.5, "loss", Cost.parse(cost), link=links).cost_of(history) == paid
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)

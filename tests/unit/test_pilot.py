@@ -14,7 +14,7 @@ from fedpage.codecs import IDENTITY, as_codec
 from fedpage.core.errors import InputError
 from fedpage.studies.extrapolate import Forecast, first_passages, forecast
 from fedpage.studies.pilot import OUT_OF_TIME, Pilot, has_floor, pilot_methods, run_pilots
-from fedpage.theory.planner import Costs
+from fedpage.theory.planner import TimeModel
 
 ROUNDS = np.arange(0.0, 601.0, 10.0)
 DECAYS = {
@@ -199,7 +199,7 @@ def test_a_pilot_that_reaches_the_target_is_a_measurement(quadratic):
     assert pilot.cost("clients")[0] == pytest.approx(quadratic.N * pilot.forecast.rounds)
     assert pilot.cost("rounds")[0] == pilot.forecast.rounds
     each = 2.0 + 8 * quadratic.d / 100 + 3 * 0.5
-    seconds = pilot.cost("seconds", Costs(latency=2.0, uplink=100.0, gradient=0.5))
+    seconds = pilot.cost("seconds", TimeModel(latency=2.0, uplink=100.0, gradient=0.5))
     assert seconds[0] == pytest.approx(each * pilot.forecast.rounds)
     with pytest.raises(InputError, match="a pilot has no seconds"):
         pilot.cost("seconds")

@@ -212,7 +212,7 @@ def test_the_command_line_has_codecs_costs_and_constants(run):
         (("--up", "bernoulli:0.1"), "a plan needs a codec of which every vector has the same size"),
         (("--cost", "floats_up"), "a plan has no floats_up"),
         (("--cost", "up+dwn"), "did you mean 'down'?"),
-        (("--mu", "2"), "mu must be above 0 and at most L=1"),
+        (("--mu", "2"), "mu must be at most L=1"),
         (("--up", "randk:200"), "cannot keep 200 of 100"),
     ):
         code, _, err = run("plan", "--epsilon", "0.1", *more)

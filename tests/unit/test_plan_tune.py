@@ -87,14 +87,14 @@ def test_a_plans_bytes_are_those_of_real_runs():
 
 
 def test_wall_clock_is_linear_in_the_users_costs():
-    costs = planning.Costs(latency=2.0, uplink=100.0, downlink=400.0, gradient=0.5)
+    costs = planning.TimeModel(latency=2.0, uplink=100.0, downlink=400.0, gradient=0.5)
     assert costs.seconds(10, down=800.0, up=300.0, gradients=4) == 10 * (2 + 2 + 3 + 2)
-    assert not planning.Costs().given
-    rows = planning.plan(SETTING, d=100, convex=False, costs=planning.Costs(latency=1.0))
+    assert not planning.TimeModel().given
+    rows = planning.plan(SETTING, d=100, convex=False, costs=planning.TimeModel(latency=1.0))
     assert rows[0].seconds == rows[0].rounds
     for bad in ({"latency": -1}, {"uplink": 0.0}, {"downlink": math.nan}, {"gradient": math.inf}):
         with pytest.raises(InputError):
-            planning.Costs(**bad)
+            planning.TimeModel(**bad)
 
 
 def test_plan_on_the_command_line(run):

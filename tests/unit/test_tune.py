@@ -25,7 +25,7 @@ from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, build_candidate, codec_axis, given_axes, search_space
 from fedpage.studies.trials import Trial, TrialStore
 from fedpage.studies.tune import coordinate
-from fedpage.theory.planner import Costs
+from fedpage.theory.planner import TimeModel
 
 RATIO = 20.0
 BEST = 2 / (1 + RATIO)
@@ -280,9 +280,9 @@ def test_every_cost(problem):
         exact = history.cost_to("grad_norm", 0.03, cost)
         assert 0.8 * exact < question.cost_of(history) <= exact
     rounds = history.cost_to("grad_norm", 0.03, "round", interpolate=True)
-    seconds = Question(0.03, "grad_norm", Cost.parse("seconds"), link=Costs(latency=2.0))
+    seconds = Question(0.03, "grad_norm", Cost.parse("seconds"), link=TimeModel(latency=2.0))
     assert seconds.cost_of(history) == pytest.approx(2 * rounds)
-    work = Question(0.03, "grad_norm", Cost.parse("seconds"), link=Costs(gradient=2.0))
+    work = Question(0.03, "grad_norm", Cost.parse("seconds"), link=TimeModel(gradient=2.0))
     per_client = history.cost_to("grad_norm", 0.03, "gradients_per_client", interpolate=True)
     assert work.cost_of(history) == pytest.approx(2 * per_client)
 

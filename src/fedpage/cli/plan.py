@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fedpage.problems import LinearModel
     from fedpage.studies.plan import ProblemConstants
-    from fedpage.theory.planner import Costs
+    from fedpage.theory.planner import TimeModel
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class LinkConfig:
         0.0, "Seconds that a client takes for one row's gradient."
     )
 
-    def costs(self) -> Costs:
-        """Return the planner's costs."""
-        from fedpage.theory.planner import Costs
+    def costs(self) -> TimeModel:
+        """Return latency and speeds, for the planner."""
+        from fedpage.theory.planner import TimeModel
 
         up = math.inf if self.uplink is None else self.uplink
         down = math.inf if self.downlink is None else self.downlink
-        return Costs(self.latency, up, down, self.seconds_per_gradient)
+        return TimeModel(self.latency, up, down, self.seconds_per_gradient)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedpage.studies.entrants import counts_bytes, list_entrants
 from fedpage.studies.question import Question, Trials, check_link, parse_budget, resolve_target
 from fedpage.studies.race import Notify, Race
 from fedpage.studies.trials import TrialStore
-from fedpage.theory.planner import Costs
+from fedpage.theory.planner import TimeModel
 
 
 def choose(
@@ -33,7 +33,7 @@ def choose(
     record_every: int = 10,
     rounds: int = 20_000,
     jobs: int | None = 1,
-    costs: Costs | None = None,
+    costs: TimeModel | None = None,
     devices: Devices | None = None,
     store: str | os.PathLike[str] | None = None,
     progress: Notify | None = None,
@@ -83,7 +83,7 @@ def choose(
         "seeds": seeds, "fresh": fresh, "record_every": record_every, "rounds": rounds,
     }.items():  # fmt: skip
         check_whole(name, value, 1)
-    price, link = Cost.parse(cost), costs or Costs()
+    price, link = Cost.parse(cost), costs or TimeModel()
     check_link(price, link, devices)
     target, column = resolve_target(problem, target, column)
     with_codecs = counts_bytes(price) if codecs is None else codecs

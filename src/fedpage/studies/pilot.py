@@ -30,7 +30,7 @@ from fedpage.runs.history import History
 from fedpage.runs.spec import start_of
 from fedpage.studies.extrapolate import Curve, Forecast, forecast
 from fedpage.theory import reference
-from fedpage.theory.planner import DESCENT, Costs, Measure
+from fedpage.theory.planner import DESCENT, Measure, TimeModel
 
 MOST_ROUNDS = 600
 LEAST_ROUNDS = 40
@@ -96,7 +96,7 @@ class Pilot:
         return effective_step(self.method)
 
     def cost(
-        self, cost: str | Cost, costs: Costs | None = None
+        self, cost: str | Cost, costs: TimeModel | None = None
     ) -> tuple[float, float, float] | None:
         """Convert the predicted rounds to a cost, at the traffic of the pilot's rounds.
 
@@ -129,7 +129,7 @@ class Pilot:
         low = max(middle - math.hypot(middle - low, noise), 0.0)
         return middle, low, middle + math.hypot(high - middle, noise)
 
-    def _row(self, rounds: float, costs: Costs | None) -> dict[str, float]:
+    def _row(self, rounds: float, costs: TimeModel | None) -> dict[str, float]:
         """Return all columns after so many rounds."""
         row = {key: each.start + each.growth * rounds for key, each in self.traffic.items()}
         if costs is not None and costs.given:

@@ -20,7 +20,7 @@ from fedpage.studies import pilot as pilots
 from fedpage.studies.pilot import Pilot
 from fedpage.studies.question import check_link, parse_budget
 from fedpage.theory import Setting, estimate, planner
-from fedpage.theory.planner import Costs, Measure, Row
+from fedpage.theory.planner import Measure, Row, TimeModel
 from fedpage.theory.tables import RIVALS
 
 CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2")
@@ -62,7 +62,7 @@ class Plan:
     analyses: tuple[Row, ...]
     codec: Codec
     pilots: Mapping[str, Pilot]
-    costs: Costs
+    costs: TimeModel
     compared: Cost
 
     @property
@@ -194,7 +194,7 @@ def plan(
     K: int = 10,
     up: Codec | str = IDENTITY,
     cost: str | Cost = "bytes",
-    costs: Costs | None = None,
+    costs: TimeModel | None = None,
     constants: Mapping[str, float] | None = None,
     pilots: bool = True,
     budget: str | float = "15s",
@@ -237,7 +237,7 @@ def plan(
         given=constants or {},
         up=up,
         cost=cost,
-        costs=costs or Costs(),
+        costs=costs or TimeModel(),
         pilots=pilots,
         budget=budget,
         progress=progress,
@@ -314,7 +314,7 @@ def compute_plan(
     given: Mapping[str, float],
     up: Codec | str,
     cost: str | Cost,
-    costs: Costs,
+    costs: TimeModel,
     pilots: bool,
     budget: str | float,
     progress: Progress | None = None,

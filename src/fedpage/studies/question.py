@@ -29,7 +29,7 @@ from fedpage.studies.parallel import run_tasks
 from fedpage.studies.space import Candidate
 from fedpage.studies.trials import Trial, TrialStore
 from fedpage.theory.constants import reference
-from fedpage.theory.planner import Costs
+from fedpage.theory.planner import TimeModel
 
 FRESH_SEED = 10_000
 """The first seed on which a winner is judged; searches use 0, 1, ..."""
@@ -68,7 +68,7 @@ class Question:
     record_every: int = 10
     rounds: int = 20_000
     gradients: float = math.inf
-    link: Costs = dataclasses.field(default_factory=Costs)
+    link: TimeModel = dataclasses.field(default_factory=TimeModel)
     devices: Devices | None = None
 
     def costs(self, history: History) -> Vector:
@@ -144,7 +144,7 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def check_link(cost: Cost, link: Costs, devices: Devices | None = None) -> None:
+def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> None:
     """Refuse seconds as a cost where nothing tells what takes time.
 
     Raises:

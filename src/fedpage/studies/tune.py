@@ -44,7 +44,7 @@ from fedpage.studies.space import (
     unit_step,
 )
 from fedpage.studies.trials import Trial, TrialStore
-from fedpage.theory.planner import Costs
+from fedpage.theory.planner import TimeModel
 
 _PILOT = 200
 """The most rounds of the run that measures what a round costs."""
@@ -246,7 +246,7 @@ def tune(
     seeds: int = 10,
     fresh: int = 10,
     jobs: int | None = 1,
-    costs: Costs | None = None,
+    costs: TimeModel | None = None,
     devices: Devices | None = None,
     store: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -304,7 +304,7 @@ def tune(
     began = time.monotonic()
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
     target, column = check_question(
-        problem, target, column, cost, costs or Costs(), counts, devices
+        problem, target, column, cost, costs or TimeModel(), counts, devices
     )
     given = _given(method, search, fixed)
     if search is None:
@@ -406,7 +406,7 @@ def make_question(
     rounds: int = 2000,
     limit: float | None = None,
     record_every: int = 10,
-    costs: Costs | None = None,
+    costs: TimeModel | None = None,
     devices: Devices | None = None,
 ) -> Question:
     """Return the question of a search, with a limit that is what `rounds` rounds cost.
@@ -427,7 +427,7 @@ def make_question(
     """
     question = Question(
         float(target), column, Cost.parse(cost), record_every=record_every,
-        rounds=_MORE * rounds, link=costs or Costs(), devices=devices,
+        rounds=_MORE * rounds, link=costs or TimeModel(), devices=devices,
     )  # fmt: skip
     length = min(rounds, _PILOT)
     pilot = with_step(method, 1e-3 * unit_step(method, problem))
@@ -444,7 +444,7 @@ def check_question(
     target: float,
     column: str,
     cost: str | Cost,
-    costs: Costs,
+    costs: TimeModel,
     counts: Mapping[str, int],
     devices: Devices | None = None,
 ) -> tuple[float, str]:

@@ -60,17 +60,14 @@ class Constants(NamedTuple):
     convex: bool
     """Whether f is known to be convex."""
     mu: float
-    """Strong convexity of every f_i, and so of f; 0 where it is not known."""
+    """Strong convexity of every f_i, and so of f, or 0 if it is not known."""
 
 
-def _client_gradients(
-    problem: Problem, x: Vector, chunk: int = 1024
-) -> Iterator[tuple[Ints, Vector]]:
-    """Yield client numbers (n,) and their full gradients (n, d), a chunk of clients at a time."""
-    for first in range(0, problem.N, chunk):
-        clients = np.arange(first, min(first + chunk, problem.N), dtype=np.int64)
-        oracle = problem.oracle(clients, RoundDraws(0, 0))
-        yield clients, oracle.grad(x, oracle.batch(None))
+def _oracles(problem: Problem, most: int = 1024) -> Iterator[tuple[Ints, Oracle]]:
+    """Yield client numbers (n,) and their oracle, for at most this many clients at a time."""
+    for first in range(0, problem.N, most):
+        clients = np.arange(first, min(first + most, problem.N), dtype=np.int64)
+        yield clients, problem.oracle(clients, RoundDraws(0, 0))
 
 
 def variance(problem: Problem, x: Vector, *, most_rows: int = 200) -> Vector:
@@ -79,17 +76,17 @@ def variance(problem: Problem, x: Vector, *, most_rows: int = 200) -> Vector:
     Args:
         problem: The problem.
         x: (d,) the point.
-        most_rows: A client with more rows is judged by this many of them, evenly spaced.
+        most_rows: The most rows of a client that are used, evenly spaced.
 
     Returns:
         (N,) mean_j |grad f_ij(x) - grad f_i(x)|^2.
     """
     out = np.empty(problem.N)
-    for clients, full in _client_gradients(problem, x):
+    for clients, oracle in _oracles(problem):
+        full = oracle.grad(x, oracle.batch(None))
         sizes = problem.sizes[clients]
         used = np.minimum(sizes, most_rows)
         total = np.zeros(len(clients))
-        oracle = problem.oracle(clients, RoundDraws(0, 0))
         for j in range(int(used.max())):
             row = np.minimum(j * sizes // used, sizes - 1).astype(np.uint32)[:, None]
             each = oracle.grad(x, Batch(row, np.ones(len(clients), dtype=np.int64)))
@@ -113,7 +110,8 @@ def heterogeneity(problem: Problem, points: list[Vector]) -> tuple[float, float]
     """
     norms = []
     for x in points:
-        squares = sum(float((g**2).sum()) for _, g in _client_gradients(problem, x)) / problem.N
+        gradients = (oracle.grad(x, oracle.batch(None)) for _, oracle in _oracles(problem))
+        squares = sum(float((g**2).sum()) for g in gradients) / problem.N
         norms.append((squares, float((problem.grad(x) ** 2).sum())))
     G2 = max(norms[0][0] - norms[0][1], 0.0)
     B2 = max([1.0, *((square - G2) / norm for square, norm in norms if norm > 1e-12)])
@@ -126,7 +124,7 @@ def dissimilarity(
     """Compute delta, the average second-order dissimilarity of the clients.
 
     It is the smallest delta with mean_i |grad h_i(x) - grad h_i(y)|^2 <= delta^2 |x - y|^2 for all
-    x and y, where h_i = f_i - f (Khaled and Jin 2023, Assumption 1; also that of S-DANE). With
+    x and y, where h_i = f_i - f (Khaled and Jin 2023, Assumption 1, which S-DANE uses too). With
     Hessians: delta^2 is the supremum over x of the largest eigenvalue of mean_i (H_i(x) - H(x))^2.
 
     The Hessians of a quadratic are constant, so its delta is exact. Otherwise the largest value at
@@ -141,7 +139,7 @@ def dissimilarity(
         tolerance: Stop them when the estimate changes by less than this factor.
 
     Returns:
-        delta; inf where the gradients overflow.
+        delta, or inf if the gradients overflow.
 
     >>> import fedpage as fp
     >>> A = np.array([[[1.0]], [[2.0]], [[6.0]]])  # deviations -2, -1 and 3
@@ -169,20 +167,13 @@ def _difference(problem: Problem, x: Vector) -> float:
     return root * (1.0 + float(np.linalg.norm(x)))
 
 
-def _chunks(problem: Problem, most: int) -> Iterator[Oracle]:
-    """Yield oracles of at most so many clients, which together are all of them."""
-    for first in range(0, problem.N, most):
-        clients = np.arange(first, min(first + most, problem.N), dtype=np.int64)
-        yield problem.oracle(clients, RoundDraws(0, 0))
-
-
 def _dense_dissimilarity(problem: Problem, x: Vector) -> float:
     """Compute the root of the largest eigenvalue of mean_i (H_i - H)^2 at x."""
     d, h = problem.d, _difference(problem, x)
     directions = h * np.eye(d, dtype=x.dtype)
     H = np.array([problem.grad(x + e) - problem.grad(x - e) for e in directions])
     squares = np.zeros((d, d))
-    for oracle in _chunks(problem, max(1, (1 << 22) // (d * d))):
+    for _, oracle in _oracles(problem, max(1, (1 << 22) // (d * d))):
         rows = oracle.batch(None)
         deviations = [oracle.grad(x + e, rows) - oracle.grad(x - e, rows) for e in directions]
         D = (np.stack(deviations, axis=1) - H) / (2 * h)  # (n, d, d): rows H_i e - H e
@@ -194,7 +185,7 @@ def _dense_dissimilarity(problem: Problem, x: Vector) -> float:
 
 
 def _power_dissimilarity(problem: Problem, x: Vector, iterations: int, tolerance: float) -> float:
-    """Estimate it by power iterations: the mean of (H_i - H)^2 v is that of H_i (H_i - H) v."""
+    """Estimate it by power iterations: (H_i - H)^2 v and H_i (H_i - H) v have the same mean."""
     h = _difference(problem, x)
     v = uniforms(0, 30, size=problem.d).astype(x.dtype) - 0.5
     top = 0.0
@@ -203,7 +194,7 @@ def _power_dissimilarity(problem: Problem, x: Vector, iterations: int, tolerance
         e = h * v
         Hv = (problem.grad(x + e) - problem.grad(x - e)) / (2 * h)
         total, square = np.zeros(problem.d), 0.0
-        for oracle in _chunks(problem, 1024):
+        for _, oracle in _oracles(problem):
             rows = oracle.batch(None)
             u = (oracle.grad(x + e, rows) - oracle.grad(x - e, rows)) / (2 * h) - Hv
             sizes = np.linalg.norm(u, axis=1, keepdims=True)
@@ -230,7 +221,7 @@ def strong_convexity(problem: Problem) -> float:
         problem: The problem.
 
     Returns:
-        mu; 0 where none is known.
+        mu, or 0 if it is not known.
 
     >>> import fedpage as fp
     >>> strong_convexity(fp.Quadratic(np.array([[[1.0]], [[2.0]]]), np.zeros((2, 1, 1))))
@@ -256,7 +247,7 @@ def local_smoothness(
         tolerance: Stop when the estimate changes by less than this factor.
 
     Returns:
-        The norm; inf where the gradients overflow.
+        The norm, or inf if the gradients overflow.
 
     >>> import fedpage as fp
     >>> problem = fp.Quadratic.random(3, 2, 4)
@@ -285,7 +276,7 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
 
     Args:
         problem: The problem.
-        x0: (d,) the start; zero by default.
+        x0: (d,) the start. If None, zero.
 
     Returns:
         The constants.

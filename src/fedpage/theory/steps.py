@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError
+from fedpage.core.validate import check_whole
 from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
 from fedpage.methods.steps import (
     check_variant,
@@ -21,7 +22,7 @@ from fedpage.methods.steps import (
     page_nonconvex,
     page_strongly_convex,
 )
-from fedpage.theory.tables import check_range
+from fedpage.theory.tables import check_number
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,19 @@ class Tuned:
     variant: str
 
 
-def _check_constants(N: int, S: int, epsilon: float, **positive: float) -> float:
+def _check_constants(
+    N: int, S: int, *, K: int = 1, sigma2: float = 0.0, **positive: float
+) -> float:
     """Check the constants and return p = S/N."""
-    if isinstance(N, bool) or not hasattr(N, "__index__") or N < 1:
-        raise InputError(f"N must be a whole number of at least 1, not {short_repr(N)}")
-    if isinstance(S, bool) or not hasattr(S, "__index__") or not 1 <= S <= N:
-        raise InputError(f"S must be a whole number from 1 to N={N}, not {short_repr(S)}")
-    for name, value in {"epsilon": epsilon, **positive}.items():
-        if not (isinstance(value, (int, float)) and math.isfinite(value)) or value <= 0:
-            raise InputError(f"{name} must be a finite number above 0, not {short_repr(value)}")
-        check_range(name, value)
+    check_whole("N", N, 1)
+    check_whole("S", S, 1)
+    if S > N:
+        raise InputError(f"S must be at most N={N}, not {S}")
+    check_whole("K", K, 1)
+    for name, value in positive.items():
+        check_number(name, value)
+    check_number("sigma2", sigma2, positive=False, power=2)
     return S / N
-
-
-def _check_variance(sigma2: float) -> None:
-    if not math.isfinite(sigma2) or sigma2 < 0:
-        raise InputError(f"sigma2 must be a finite number of at least 0, not {short_repr(sigma2)}")
-    check_range("sigma2", max(sigma2, 1.0), 2)
 
 
 def nonconvex_page(
@@ -88,7 +85,7 @@ def nonconvex_page(
     >>> round(tuned.method.eta_g, 6), round(tuned.rounds, 3)  # c = 0.9, eta_g = 1/(1 + sqrt 0.9)
     (0.513167, 389.737)
     """
-    p = _check_constants(N, S, epsilon, L=L, D0=D0)
+    p = _check_constants(N, S, epsilon=epsilon, L=L, D0=D0)
     eta_g = page_nonconvex(L, N, S, p, variant)
     is_covered = variant == "corrected" or (1 - p) / (p * S) <= 2
     rounds = 2 * D0 / (eta_g * epsilon**2) if is_covered else math.nan
@@ -132,10 +129,7 @@ def nonconvex_fedpage(
     Raises:
         InputError: A constant is out of range.
     """
-    p = _check_constants(N, S, epsilon, L=L, D0=D0)
-    _check_variance(sigma2)
-    if isinstance(K, bool) or K < 1:
-        raise InputError(f"K must be a whole number of at least 1, not {short_repr(K)}")
+    p = _check_constants(N, S, K=K, sigma2=sigma2, epsilon=epsilon, L=L, D0=D0)
     eta_g, eta_l = fedpage_nonconvex(L, N, S, K, p, variant)
     b1, b2 = _at_most(nonconvex_batches(sigma2, epsilon, S, p), M)
     method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p, b1=b1, b2=b2)
@@ -180,7 +174,7 @@ def convex_page(*, L: float, N: int, S: int, R2: float, epsilon: float) -> Tuned
     Raises:
         InputError: A constant is out of range.
     """
-    p = _check_constants(N, S, epsilon, L=L, R2=R2)
+    p = _check_constants(N, S, epsilon=epsilon, L=L, R2=R2)
     delta, q = _delta(N, S), 1 - p
     c = 1 + 1 / math.sqrt(S * p) + q / (p**1.5 * math.sqrt(S) * (1 + delta)) + q / math.sqrt(p * S)
     c += q**2 / (p * (1 + delta) * math.sqrt(p * S))
@@ -229,11 +223,8 @@ def convex_fedpage(
     Raises:
         InputError: A constant is out of range.
     """
-    p = _check_constants(N, S, epsilon, L=L, R2=R2)
-    _check_variance(sigma2)
+    p = _check_constants(N, S, K=K, sigma2=sigma2, epsilon=epsilon, L=L, R2=R2)
     check_variant(variant)
-    if isinstance(K, bool) or K < 1:
-        raise InputError(f"K must be a whole number of at least 1, not {short_repr(K)}")
     proof = _ConvexProof(L=L, S=S, p=p, delta=_delta(N, S))
     eta_g = 0.9 * proof.largest_step()
     is_full = sigma2 == 0
@@ -343,7 +334,7 @@ def strongly_convex_page(
     >>> tuned.method.eta_g, round(tuned.rounds, 3)  # gradient descent: log 100/-log 0.99
     (1.0, 458.211)
     """
-    p = _check_constants(N, S, epsilon, L=L, mu=mu, D0=D0)
+    p = _check_constants(N, S, epsilon=epsilon, L=L, mu=mu, D0=D0)
     eta_g = page_strongly_convex(L, mu, S, p)
     rounds = _linear_rounds(mu * eta_g, D0 / epsilon)
     return Tuned(PAGE(S=S, eta_g=eta_g, p=p), rounds, "strongly convex PAGE", "corrected")
@@ -373,9 +364,7 @@ def strongly_convex_fedpage(
     Raises:
         InputError: A constant is out of range.
     """
-    p = _check_constants(N, S, epsilon, L=L, mu=mu, D0=D0)
-    if isinstance(K, bool) or K < 1:
-        raise InputError(f"K must be a whole number of at least 1, not {short_repr(K)}")
+    p = _check_constants(N, S, K=K, epsilon=epsilon, L=L, mu=mu, D0=D0)
     eta_g, eta_l = fedpage_strongly_convex(L, mu, S, K, p)
     rounds = _linear_rounds(2 * mu * eta_g / 3, D0 / epsilon)
     method = FedPAGE(S=S, K=K, eta_g=eta_g, eta_l=eta_l, p=p)
@@ -411,7 +400,7 @@ def scaffold_steps(
     Raises:
         InputError: A constant is out of range.
     """
-    _check_constants(N, S, 1.0, L=L, eta_g=eta_g)
+    _check_constants(N, S, L=L, eta_g=eta_g)
     step = 1 / (81 * L) if convex else (S / N) ** (2 / 3) / (24 * L)
     return SCAFFOLD(S=S, K=K, eta_g=eta_g).with_step(step)
 
@@ -439,5 +428,5 @@ def fedavg_steps(
     Raises:
         InputError: A constant is out of range.
     """
-    _check_constants(N, S, 1.0, L=L, B=B, eta_g=eta_g)
+    _check_constants(N, S, L=L, B=B, eta_g=eta_g)
     return FedAvg(S=S, K=K, eta_g=eta_g).with_step(1 / ((6 if convex else 8) * (1 + B**2) * L))
