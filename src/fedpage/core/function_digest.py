@@ -1,37 +1,43 @@
-"""Identify functions by what they compute: their code, and the values and functions they use."""
+"""Identify code: functions by their byte code and values, classes by their source files."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 
 import numpy as np
 
 Render = Callable[[object], str | None]
 """Renders a value of a type that this module does not know, or returns None."""
 
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The directory of fedpage."""
 _INSTALLED = (
-    Path(__file__).resolve().parents[1],
+    PACKAGE,
     *{Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")},
 )
 """The directories of fedpage, of Python and of installed packages."""
 _PLAIN = (bool, int, float, complex, str, bytes)
+_OF_EVERY_CLASS = (
+    "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+    "__static_attributes__", "__slots__",
+)  # fmt: skip
 
 
-def function_digest(function: object, render: Render | None = None) -> str:
-    """Digest a function's code, closure, defaults, partial arguments and the globals it uses.
+def function_digest(*functions: object, render: Render | None = None) -> str:
+    """Digest the code, closure, defaults, partial arguments and used globals of functions.
 
     Functions and classes of the same package, and of files that are not installed, are followed
-    into the functions that they use in turn; those of installed packages count by name. An object
+    into the functions that they use in turn. Those of installed packages count by name. An object
     counts with its class and with those of its attributes that are numbers, text or functions.
 
     Args:
-        function: A function, a method, a partial or an object that can be called.
+        *functions: Functions, methods, partials or objects that can be called.
         render: Renders values of further types, such as tensors.
 
     Returns:
@@ -43,25 +49,91 @@ def function_digest(function: object, render: Render | None = None) -> str:
     >>> first == function_digest(lambda record: record["loss"] < limit)
     False
     """
-    renderer = _Renderer(_root(function), render)
-    return hashlib.sha256(renderer.render(function).encode()).hexdigest()
+    renderer = _Renderer(_root(functions[0]), render)
+    text = " ".join(map(renderer.render, functions))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def is_installed(file: str) -> bool:
-    """Say whether a file belongs to fedpage, to Python or to an installed package."""
+def source_digest(cls: type, files: Iterable[Path] = ()) -> str:
+    """Digest the source files that a class computes with.
+
+    These are the files of the class, of its bases, and of the functions that they use, of fedpage
+    and of files that are not installed, such as the user's. A function without a file, such as one
+    typed at a prompt, counts with its compiled code.
+
+    Args:
+        cls: The class.
+        files: Further files that count.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    paths = {_locate(str(path))[0]: path for path in files}
+    sources: dict[str, bytes] = {}
+    own_modules = {base.__module__ for base in cls.__mro__}
+    seen: set[int] = set()
+    stack: list[object] = [*cls.__mro__]
+    while stack:
+        item = _unwrap(stack.pop())
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, type):
+            stack += vars(item).values()
+        elif isinstance(item, ModuleType):
+            path = Path(str(getattr(item, "__file__", None)))
+            name, is_counted = _locate(str(path))
+            if is_counted and path.is_file():
+                paths[name] = path
+        elif isinstance(item, FunctionType) and not item.__name__.startswith("__"):
+            # dataclasses generate the functions with two underscores
+            path = Path(item.__code__.co_filename)
+            name, is_counted = _locate(str(path))
+            if not is_counted and item.__module__ not in own_modules:
+                continue
+            if paths.get(name) == path or path.is_file():
+                paths[name] = path
+            else:
+                sources[f"{name} {item.__qualname__}"] = _render_code(item.__code__).encode()
+            used = item.__code__.co_names
+            stack += [item.__globals__[part] for part in used if part in item.__globals__]
+    return hash_sources(sources | {name: path.read_bytes() for name, path in paths.items()})
+
+
+def hash_sources(sources: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 of files and their names, in any order."""
+    total = hashlib.sha256()
+    for name in sorted(sources):
+        total.update(f"{name} {len(sources[name])} ".encode() + sources[name])
+    return total.hexdigest()
+
+
+@cache  # thousands of functions are in a few files
+def _locate(file: str) -> tuple[str, bool]:
+    """Return the name with which a file counts, and whether it is of fedpage or not installed."""
+    path = Path(file)
+    if path.is_relative_to(PACKAGE):
+        return path.relative_to(PACKAGE).as_posix(), True
+    return path.name, not _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
     return file[:7] == "<frozen" or any(map(Path(file).is_relative_to, _INSTALLED))
+
+
+def _unwrap(value: object) -> object:
+    """Return the plain function behind a numba function, a property or a class method."""
+    for attribute in ("py_func", "fget", "__func__"):
+        inner: object = getattr(value, attribute, None)
+        if inner is not None:
+            return inner
+    return value
 
 
 def _root(value: object) -> str:
     """Return the name of the package that a function or an object belongs to."""
     module = getattr(value, "__module__", None)
     return (module if isinstance(module, str) else "").partition(".")[0]
-
-
-_OF_EVERY_CLASS = (
-    "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-    "__static_attributes__", "__slots__",
-)  # fmt: skip
 
 
 class _Renderer:
@@ -97,14 +169,13 @@ class _Renderer:
             return f"{type(value).__name__} {[self.render(part) for part in parts]}"
         if isinstance(value, MethodType):
             return f"method {self.render(value.__func__)} {self.render(value.__self__)}"
-        if isinstance(value, FunctionType):
-            return self._render_function(value)
+        if isinstance(function := getattr(value, "py_func", value), FunctionType):
+            return self._render_function(function)
         if isinstance(value, ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, type):
             return self._render_class(value)
-        name = getattr(value, "__qualname__", "")
-        if name or isinstance(value, BuiltinFunctionType):
+        if name := getattr(value, "__qualname__", ""):
             return f"{getattr(value, '__module__', '')}.{name}"
         attributes = {
             key: part
@@ -117,11 +188,12 @@ class _Renderer:
         if self._is_foreign(function, function.__code__.co_filename):
             return f"function {function.__module__}.{function.__qualname__}"
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        used = {
-            name: function.__globals__[name]
-            for name in _names(function.__code__)
-            if name in function.__globals__
-        }
+        names = _names(function.__code__)
+        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        for name, module in list(used.items()):
+            file = getattr(module, "__file__", None)
+            if isinstance(module, ModuleType) and file and not _is_installed(file):
+                used |= {f"{name}.{key}": vars(module)[key] for key in names if key in vars(module)}
         given = [cells, function.__defaults__, function.__kwdefaults__, used]
         return f"function {_render_code(function.__code__)} {self.render(given)}"
 
@@ -129,16 +201,12 @@ class _Renderer:
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
         if cls.__module__ == "builtins" or self._is_foreign(cls, file or ""):
             return f"class {cls.__module__}.{cls.__qualname__}"
-        own = {
-            key: part.fget if isinstance(part, property) else getattr(part, "__func__", part)
-            for key, part in vars(cls).items()
-            if key not in _OF_EVERY_CLASS
-        }
+        own = {key: _unwrap(part) for key, part in vars(cls).items() if key not in _OF_EVERY_CLASS}
         return f"class {cls.__qualname__} {self.render(own)} {self.render(cls.__bases__)}"
 
     def _is_foreign(self, value: object, file: str) -> bool:
-        """Say whether a function or a class belongs to another package, which is installed."""
-        return is_installed(file) and _root(value) not in {self._package} - {"fedpage"}
+        """Return True for a function or a class of another package that is installed."""
+        return _is_installed(file) and _root(value) not in {self._package} - {"fedpage"}
 
 
 def _names(code: CodeType) -> list[str]:

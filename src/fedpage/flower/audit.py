@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from fedpage.core.errors import InputError
 from fedpage.core.files import refuse_special
+from fedpage.core.function_digest import PACKAGE, hash_sources
 from fedpage.flower.private_files import locked, make_private, open_private
 
 FIRST = "0" * 64
@@ -199,12 +200,8 @@ def _digest(line: bytes) -> str:
 @lru_cache(maxsize=1)
 def code_digest() -> str:
     """Return a SHA-256 of the installed code of fedpage: names and content of its Python files."""
-    root = Path(__file__).resolve().parents[1]
-    found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        found.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
-    return found.hexdigest()
+    files = PACKAGE.rglob("*.py")
+    return hash_sources({path.relative_to(PACKAGE).as_posix(): path.read_bytes() for path in files})
 
 
 def installed_app() -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
-import numpy as np
 from numba import njit, types
 from numba.core.errors import NumbaError
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.function_digest import function_digest
 from fedpage.problems.kernels import CompiledLoss, Loss
 
 _MARGINS = (-2.37, -0.83, 0.19, 0.61, 1.73, 3.11)
@@ -56,7 +54,7 @@ def compile_loss(cls: Any) -> Loss:
         flags[name] = getattr(cls, name, False)
         if not isinstance(flags[name], bool):
             raise InputError(f"{where}: {name} must be True or False")
-    digest = _digest(where, *functions.values())
+    digest = function_digest(*functions.values())
     name = f"{cls.__name__} {digest}"
     code = CompiledLoss.known.get(name) or CompiledLoss(
         name, *(_compile(where, name, part, function) for part, function in functions.items())
@@ -129,76 +127,4 @@ def _check_numbers(where: str, loss: Loss) -> None:
         raise InputError(
             f"{where}: value or slope is not finite at every t from {min(_MARGINS)} to "
             f"{max(_MARGINS)} that was tried; correct them"
-        )
-
-
-# --- identity -------------------------------------------------------------------------------------
-
-
-def _digest(where: str, *functions: FunctionType) -> str:
-    """Compute the SHA-256 of functions: their code, and the constants and functions they use.
-
-    The code is what Python runs, so the digest cannot belong to a file that was edited since.
-    """
-    state = hashlib.sha256()
-    for function in functions:
-        for part in _parts_of_function(where, function, {function.__code__}):
-            state.update(part.encode() + b"\0")
-    return state.hexdigest()
-
-
-def _parts_of_function(where: str, function: FunctionType, seen: set[CodeType]) -> Iterator[str]:
-    code = function.__code__
-    yield from _parts_of_code(code)
-    for value in (*(function.__defaults__ or ()), *(c.cell_contents for c in _cells(function))):
-        yield from _parts_of_value(where, "an argument", value, code, seen)
-    for name in code.co_names:
-        if name in function.__globals__:
-            yield name
-            yield from _parts_of_value(where, name, function.__globals__[name], code, seen)
-
-
-def _cells(function: FunctionType) -> tuple[Any, ...]:
-    return function.__closure__ or ()
-
-
-def _parts_of_code(code: CodeType) -> Iterator[str]:
-    yield code.co_code.hex()
-    yield repr((code.co_names, code.co_varnames, code.co_freevars))
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _parts_of_code(constant)
-        else:
-            is_set = isinstance(constant, frozenset)
-            yield repr(sorted(map(repr, constant))) if is_set else repr(constant)
-
-
-def _parts_of_value(
-    where: str, name: str, value: Any, code: CodeType, seen: set[CodeType]
-) -> Iterator[str]:
-    """Write what identifies a value that a function with this code uses."""
-    value = getattr(value, "py_func", value)  # of a function that numba compiles
-    if isinstance(value, FunctionType):
-        if value.__code__ not in seen:
-            seen.add(value.__code__)
-            yield from _parts_of_function(where, value, seen)
-    elif isinstance(value, ModuleType):
-        yield value.__name__
-        for attribute in code.co_names:  # such as math.exp, or a number of a module
-            if hasattr(value, attribute):
-                part = getattr(value, attribute)
-                yield from _parts_of_value(where, f"{name}.{attribute}", part, code, seen)
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _parts_of_value(where, name, item, code, seen)
-    elif isinstance(value, np.ndarray):
-        yield f"{value.dtype} {value.shape} {value.tobytes().hex()}"
-    elif isinstance(value, (BuiltinFunctionType, np.ufunc, type)):
-        yield f"{getattr(value, '__module__', '')}.{value.__name__}"
-    elif value is None or isinstance(value, (bool, int, float, complex, str, np.generic)):
-        yield repr(value)
-    else:
-        raise InputError(
-            f"{where}: it uses {name}, a {type(value).__name__}; numbers, tuples and arrays of "
-            "numbers, and functions can be compiled"
         )

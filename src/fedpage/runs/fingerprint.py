@@ -5,21 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.function_digest import is_installed
+from fedpage.core.function_digest import PACKAGE, source_digest
 from fedpage.core.schedules import Schedule, schedules_of
 from fedpage.core.types import AnyMethod
 from fedpage.runs import provenance
 from fedpage.runs.toml import drop_none, flatten
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_CODECS = _PACKAGE / "codecs"
 _OF_CODECS = ("code.up", "code.down")
 Code: TypeAlias = type | Schedule
 """A class that computes something, or a schedule, which may hold a function."""
@@ -117,10 +112,8 @@ def method_digest(method: AnyMethod) -> str:
 def code_digest(cls: Code) -> str:
     """Return the SHA-256 of the source files that a class or a schedule computes with.
 
-    These are the files of the class, of its bases, and of the functions that they use, of this
-    package and of files that are not installed, such as the user's own. Random numbers and sums
-    belong to every class, and all codecs to each of them, because a codec may contain others. A
-    function without a file, such as one typed at a prompt, counts with its compiled code.
+    Random numbers and sums belong to every class, and all codecs to each of them, because a codec
+    may contain others. A schedule of a function counts with the function's digest.
 
     Args:
         cls: The class of a method, of a problem or of a codec, or a schedule.
@@ -131,70 +124,7 @@ def code_digest(cls: Code) -> str:
     if isinstance(cls, Schedule):
         own = {"class": code_digest(type(cls)), "function": getattr(cls, "digest", "")}
         return digest({**own, **{n: code_digest(each) for n, each in schedules_of(cls).items()}})
-    files = {name: _PACKAGE / name for name in ("core/random.py", "core/aggregate.py")}
+    files = [PACKAGE / "core" / "random.py", PACKAGE / "core" / "aggregate.py"]
     if issubclass(cls, Codec):
-        files |= {f"codecs/{path.name}": path for path in _CODECS.glob("*.py")}
-    sources: dict[str, bytes] = {}
-    own_modules = {base.__module__ for base in cls.__mro__}
-    seen: set[int] = set()
-    stack: list[object] = [*cls.__mro__]
-    while stack:
-        item = _unwrap(stack.pop())
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, type):
-            stack += vars(item).values()
-        elif isinstance(item, ModuleType):
-            file = _locate(str(getattr(item, "__file__", None)))
-            if (file.inside or not file.installed) and file.path.is_file():
-                files[file.name] = file.path
-        elif isinstance(item, FunctionType) and not item.__name__.startswith("__"):
-            # dataclasses generate the functions with two underscores
-            file = _locate(item.__code__.co_filename)
-            if not file.inside and item.__module__ not in own_modules and file.installed:
-                continue
-            if files.get(file.name) == file.path or file.path.is_file():
-                files[file.name] = file.path
-            else:
-                sources[f"{file.name} {item.__qualname__}"] = _byte_code(item)
-            used = item.__code__.co_names
-            stack += [item.__globals__[part] for part in used if part in item.__globals__]
-    sources |= {name: path.read_bytes() for name, path in files.items()}
-    total = hashlib.sha256()
-    for name in sorted(sources):
-        total.update(f"{name} {len(sources[name])} ".encode() + sources[name])
-    return total.hexdigest()
-
-
-class _File(NamedTuple):
-    """A source file, the name it counts with, and whether it is of this package or installed."""
-
-    path: Path
-    name: str
-    inside: bool
-    installed: bool
-
-
-@cache  # thousands of functions are in a few files
-def _locate(file: str) -> _File:
-    path = Path(file)
-    inside = path.is_relative_to(_PACKAGE)
-    name = path.relative_to(_PACKAGE).as_posix() if inside else path.name
-    return _File(path, name, inside, is_installed(file))
-
-
-def _unwrap(item: object) -> object:
-    """Return the plain function behind a numba function, a property or a method."""
-    for attribute in ("py_func", "fget", "__func__"):
-        inner: object = getattr(item, attribute, None)
-        if inner is not None:
-            return inner
-    return item
-
-
-def _byte_code(function: FunctionType) -> bytes:
-    """Return the byte code, names and plain constants of a function."""
-    code = function.__code__
-    plain = [c for c in code.co_consts if isinstance(c, (int, float, str, bool, type(None)))]
-    return code.co_code + repr((code.co_names, plain)).encode()
+        files += (PACKAGE / "codecs").glob("*.py")
+    return source_digest(cls, files)

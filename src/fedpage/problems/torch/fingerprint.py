@@ -26,7 +26,9 @@ def module_digest(module: nn.Module, trained: Iterable[str]) -> str:
         digest.update(f"{name} {kind} {part.extra_repr()} ".encode())
         for key in sorted(vars(part)):
             if not key.startswith("_"):
-                digest.update(f"{key}={core.function_digest(vars(part)[key], _render)} ".encode())
+                digest.update(
+                    f"{key}={core.function_digest(vars(part)[key], render=_render)} ".encode()
+                )
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
         if name not in ignored:
@@ -44,7 +46,7 @@ def table_digest(sizes: Ints, *tables: AnyTable) -> str:
 
 def function_digest(function: Callable[..., object]) -> str:
     """Digest a function's code and the values it uses, tensors and modules among them."""
-    return core.function_digest(function, _render)
+    return core.function_digest(function, render=_render)
 
 
 def _render(value: object) -> str | None:
