@@ -42,8 +42,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "problems.LinearModel", "problems.Quadratic", "problems.RowProblem",
             "problems.reference_solution.reference_solution",
             "problems.client_scores.ClientScores",
-            "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS", "core.metric",
-            "core.metric_functions",
+            "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
         ],
     ),
     "sklearn": (

@@ -1,6 +1,4 @@
-"""Metrics: what problems record beside the loss, each with a direction.
-
-A metric is registered where it is defined (see `fedpage.core.metric_functions`):
+"""Metrics: named functions with a direction that problems record beside the loss.
 
     @metric("accuracy", higher_is_better=True)
     def accuracy(outputs, targets): ...
@@ -10,134 +8,244 @@ rows under its own name, over held-out rows as `held_out_NAME`. `NAME_worst` and
 worst value and a percentile over the clients, and `f_minus_fstar` and `distance_to_optimum` compare
 a model with the reference solution. Whatever looks for a best value or a target (`History.best`,
 `History.cost_to`, `Stop`, tuning, plots) asks `higher_is_better(column)`.
+
+The functions agree with scikit-learn's to 1e-15. They are not called through it, because they run
+at every record, and for every client: its checks of input make them 3 to 50 times slower.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.metric import (
-    COST_COLUMNS,
-    EVALUATED,
-    LOSS,
-    METRICS,
-    PREFIXES,
-    Array,
-    ClientQuantile,
-    DeviceArray,
-    Metric,
-    MetricFunction,
-    ReferenceMetric,
-    check_name,
-    metric,
-)
-from fedpage.core.metric_functions import (
-    accuracy,
-    auc,
-    distance_to_optimum,
-    evaluate_groups,
-    f1,
-    f_minus_fstar,
-    log_loss,
-    mae,
-    mse,
-    r2,
-    rmse,
-)
-from fedpage.core.types import Vector
+from fedpage.core.registry import Registry
+from fedpage.core.types import Ints, Vector
 
-__all__ = [
-    "COST_COLUMNS",
-    "EVALUATED",
-    "LOSS",
-    "METRICS",
-    "PREFIXES",
-    "Array",
-    "ClientQuantile",
-    "DeviceArray",
-    "Metric",
-    "MetricFunction",
-    "MetricsOption",
-    "ReferenceMetric",
-    "accuracy",
-    "auc",
-    "check_name",
-    "client_quantiles",
-    "describe_metrics",
-    "distance_to_optimum",
-    "evaluate_groups",
-    "evaluate_metrics",
-    "f1",
-    "f_minus_fstar",
-    "find_quantile",
-    "higher_is_better",
-    "log_loss",
-    "mae",
-    "mean_metrics",
-    "metric",
-    "mse",
-    "quantile_bases",
-    "r2",
-    "resolve_metrics",
-    "rmse",
-    "row_metrics",
-]
-
-MetricsOption: TypeAlias = (
-    str | Sequence[str | Metric | MetricFunction] | Mapping[str, str | Metric | MetricFunction]
-)
-"""What `metrics=` takes: names of registered metrics, functions, or a table name -> function."""
+EVALUATED = ("loss", "grad_norm")
+"""Columns that every problem evaluates. Lower is better."""
+PREFIXES = ("held_out_clients_", "held_out_", "test_")
+"""A column with such a prefix has the direction of the column without it."""
 _QUANTILE = re.compile(r"(\w+?)_(?:worst|p([1-9][0-9]?))")
 
 
+Array: TypeAlias = Any
+"""A numpy array, or something like one, or a torch tensor on any device."""
+MetricFunction: TypeAlias = Callable[..., float]
+"""(outputs, targets) -> float. A problem's own array type is passed: numpy's, or torch tensors."""
+M = TypeVar("M", bound=MetricFunction)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named function of outputs and targets.
+
+    Attributes:
+        name: The column it is recorded as.
+        function: Maps outputs (rows,) or (rows, classes) and targets (rows,) to a number.
+        higher_is_better: Its direction. If None, it can be recorded but not compared.
+        needs_labels: Whether the targets must be classes.
+        maximum: The highest value that it can have.
+        minimum: The lowest value that it can have.
+        on_rows: Whether it is computed from the outputs and targets of rows, pooled or of a client.
+    """
+
+    name: str
+    function: MetricFunction
+    higher_is_better: bool | None = None
+    needs_labels: bool = False
+    maximum: float = math.inf
+    minimum: float = -math.inf
+    on_rows: bool = True
+
+    def __repr__(self) -> str:
+        words = {True: "higher is better", False: "lower is better", None: "no direction"}
+        return f"Metric({self.name}, {words[self.higher_is_better]})"
+
+    def __call__(self, outputs: Array, targets: Array, where: str = "the rows") -> float:
+        """Compute the metric.
+
+        Args:
+            outputs: Margins or predictions (rows,), or a score for each class (rows, classes).
+            targets: Labels or values (rows,).
+            where: Which rows these are, for the error message.
+
+        Raises:
+            InputError: The function failed, or did not return a number.
+        """
+        try:
+            return float(self.function(outputs, targets))
+        except Exception as error:  # the function may be a user's
+            raise self.explain(error, where) from error
+
+    def explain(self, error: Exception, where: str) -> InputError:
+        """Return the error to raise where the metric cannot be computed."""
+        why = " ".join(str(error).split())[:160] or type(error).__name__
+        return InputError(f"metric {self.name!r} cannot be computed on {where}: {why}")
+
+
+def _client_loss(outputs: Array, targets: Array) -> float:
+    raise NotImplementedError("the loss of a client is not a function of outputs and targets")
+
+
+LOSS = Metric("loss", _client_loss, higher_is_better=False, on_rows=False)
+"""The objective f_i of a client, of which `loss_worst` is a quantile."""
+
+
+@dataclass(frozen=True, repr=False)
+class ClientQuantile(Metric):
+    """The worst value or a percentile over the clients of another metric, such as accuracy_worst.
+
+    Attributes:
+        base: The metric that each client has a value of.
+        percent: The percentile, 1 to 99. If None, it is the worst client's value.
+    """
+
+    on_rows: bool = False
+    base: Metric = LOSS
+    percent: int | None = None
+
+    def reduce(self, values: Vector) -> float:
+        """Compute the quantile of clients' values (n,), without those that are NaN.
+
+        Percentiles are interpolated between two clients. If all values are NaN, so is the quantile.
+
+        >>> ClientQuantile("loss_p50", LOSS.function, False, percent=50).reduce(
+        ...     np.array([1.0, 4.0, 2.0, math.nan])
+        ... )
+        2.0
+        """
+        ordered = np.sort(values[~np.isnan(values)])
+        if not len(ordered):
+            return math.nan
+        if self.percent is None:
+            return float(ordered[0] if self.higher_is_better else ordered[-1])
+        whole, rest = divmod(self.percent * (len(ordered) - 1), 100)
+        low = float(ordered[whole])
+        high = float(ordered[whole + 1]) if rest else low
+        return low if low == high else low + rest / 100 * (high - low)
+
+
+@dataclass(frozen=True, repr=False)
+class ReferenceMetric(Metric):
+    """A comparison of a model with the reference solution of its problem, such as f_minus_fstar.
+
+    `function` maps (loss, x, the reference's loss, the reference's x) to a number.
+    """
+
+    on_rows: bool = False
+
+
+METRICS: Registry[Metric] = Registry("metric")
+"""Every metric by name."""
+MetricsOption: TypeAlias = (
+    str | Sequence[str | Metric | MetricFunction] | Mapping[str, str | Metric | MetricFunction]
+)
+"""The type of `metrics=`: names of registered metrics, functions, or a table name -> function."""
+
+
+def metric(
+    name: str,
+    *,
+    higher_is_better: bool,
+    needs_labels: bool = False,
+    maximum: float = math.inf,
+    minimum: float = -math.inf,
+    kind: type[Metric] = Metric,
+) -> Callable[[M], M]:
+    """Register a function of outputs and targets as a metric.
+
+    Args:
+        name: The column that it is recorded as.
+        higher_is_better: Whether a higher value is better.
+        needs_labels: Whether the targets must be classes.
+        maximum: The highest value that it can have. A target above it is refused.
+        minimum: The lowest value that it can have. A federation rejects a client's value outside
+            this range.
+        kind: `ReferenceMetric` for a comparison with the reference solution.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        InputError: The name is taken or cannot name a column.
+
+    >>> @metric("largest_error", higher_is_better=False)
+    ... def largest_error(outputs, targets):
+    ...     return abs(outputs - targets).max()
+    >>> METRICS["largest_error"]
+    Metric(largest_error, lower is better)
+    >>> METRICS.remove("largest_error")
+    """
+
+    def decorate(function: M) -> M:
+        _check_name(name, "metric")
+        METRICS.add(name, kind(name, function, higher_is_better, needs_labels, maximum, minimum))
+        return function
+
+    return decorate
+
+
+def _check_name(name: object, owner: str) -> None:
+    """Refuse a name that is not a word, or that a history uses for another column."""
+    word = isinstance(name, str) and name.isidentifier() and not name.startswith(PREFIXES)
+    if not word or name in COLUMNS:
+        raise InputError(
+            f"{owner}: a metric cannot be called {short_repr(name)}; "
+            "use a word that no other column has"
+        )
+
+
+# --- which metrics are meant ----------------------------------------------------------------------
+
+
 def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
-    """Look up what a user gave as `metrics=`.
+    """Look up the metrics that a user gave as `metrics=`.
 
     `NAME_worst` and `NAME_p1` to `NAME_p99`, where NAME is "loss" or one of the metrics, are the
     worst value and a percentile over the clients; NAME itself is then recorded, too.
 
     Args:
-        metrics: names of registered metrics, functions (named after themselves), `Metric`s, or a
+        metrics: Names of registered metrics, functions (named after themselves), `Metric`s, or a
             table of name -> function or Metric.
-        owner: who asks, for the error message.
+        owner: Who asks, for the error message.
 
     Returns:
         The metrics by column name, in the order given.
 
     Raises:
-        InputError: a name is unknown or taken, or an entry is not a function.
+        InputError: A name is unknown or taken, or an entry is not a function.
 
     >>> list(resolve_metrics(["accuracy", "auc"], "logistic regression"))
     ['accuracy', 'auc']
     >>> list(resolve_metrics(["accuracy_worst", "accuracy_p10", "loss_p90"], "mine"))
     ['accuracy', 'accuracy_worst', 'accuracy_p10', 'loss_p90']
     """
-    given: Iterable[tuple[str | None, object]]
+    entries: list[tuple[str | None, object]]
     if isinstance(metrics, Mapping):
-        given = metrics.items()
+        entries = list(metrics.items())
     elif isinstance(metrics, (str, Metric)) or callable(metrics):
-        given = [(None, metrics)]
+        entries = [(None, metrics)]
     elif isinstance(metrics, Iterable):
-        given = [(None, entry) for entry in metrics]
+        entries = [(None, entry) for entry in metrics]
     else:
         raise InputError(
             f"{owner}: metrics must be names, functions or a table of functions, "
             f"not {short_repr(metrics)}"
         )
-    entries = list(given)
     own = [_resolve(name, entry, owner) for name, entry in entries if not isinstance(entry, str)]
     known = {**METRICS, **{entry.name: entry for entry in own}}
     found: dict[str, Metric] = {}
     for name, entry in entries:
         resolved = _resolve(name, entry, owner, known)
-        check_name(resolved.name, owner)
+        _check_name(resolved.name, owner)
         if isinstance(resolved, ClientQuantile) and resolved.base is not LOSS:
             found.setdefault(resolved.base.name, resolved.base)
         found[resolved.name] = resolved
@@ -173,15 +281,15 @@ def find_quantile(name: str, known: Mapping[str, Metric], owner: str) -> ClientQ
     """Return the quantile over clients that a name such as accuracy_p10 means.
 
     Args:
-        name: the name.
-        known: the metrics whose quantiles may be meant.
-        owner: who asks, for the error message.
+        name: The name.
+        known: The metrics whose quantiles may be meant.
+        owner: Who asks, for the error message.
 
     Returns:
-        The quantile; None if the name means none.
+        The quantile, or None if the name is not one of a quantile.
 
     Raises:
-        InputError: it is the worst value of a metric whose direction is unknown.
+        InputError: It is the worst value of a metric whose direction is unknown.
     """
     match = _QUANTILE.fullmatch(name)
     base = {**known, "loss": LOSS}.get(match[1]) if match else None
@@ -198,30 +306,31 @@ def find_quantile(name: str, known: Mapping[str, Metric], owner: str) -> ClientQ
 
 
 def higher_is_better(column: str, directions: Mapping[str, bool | None] | None = None) -> bool:
-    """Say whether a higher value of a history's column is better.
+    """Return whether a higher value of a history's column is better.
 
     Args:
-        column: a column's name, such as "loss" or "held_out_accuracy".
-        directions: directions of metrics that are not registered; see `describe_metrics`.
+        column: A column's name, such as "loss" or "held_out_accuracy".
+        directions: Directions of metrics that are not registered; see `describe_metrics`.
 
     Raises:
-        InputError: the direction of the column is not known.
+        InputError: The direction of the column is not known.
 
     >>> higher_is_better("grad_norm"), higher_is_better("test_accuracy")
     (False, True)
     """
+    lower = (*EVALUATED, *(name for name, column in COLUMNS.items() if column.is_cost))
     prefix = next((prefix for prefix in PREFIXES if column.startswith(prefix)), "")
     name = column.removeprefix(prefix)
     found = (directions or {}).get(name)
     if found is None and name in METRICS:
         found = METRICS[name].higher_is_better
-    if found is None and name in (*EVALUATED, *COST_COLUMNS):
+    if found is None and name in lower:
         found = False
     match = _QUANTILE.fullmatch(name)
     if found is None and match is not None:
         return higher_is_better(match[1], directions)
     if found is None:
-        hint = did_you_mean(name, (*EVALUATED, *COST_COLUMNS, *METRICS))
+        hint = did_you_mean(name, (*lower, *METRICS))
         raise InputError(
             f"column {column!r}: whether higher is better is not known;{hint} "
             f'declare it with @fp.metric("{name}", higher_is_better=...)'
@@ -232,15 +341,6 @@ def higher_is_better(column: str, directions: Mapping[str, bool | None] | None =
 def describe_metrics(metrics: Mapping[str, Metric]) -> dict[str, bool | None]:
     """List the metrics with their directions, for `Problem.describe()["metrics"]`."""
     return {name: entry.higher_is_better for name, entry in metrics.items()}
-
-
-def evaluate_metrics(
-    metrics: Mapping[str, Metric], outputs: Array, targets: Array, where: str = "the rows"
-) -> dict[str, float]:
-    """Compute every metric of rows on outputs and targets."""
-    return {
-        name: entry(outputs, targets, where) for name, entry in metrics.items() if entry.on_rows
-    }
 
 
 def row_metrics(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
@@ -254,14 +354,26 @@ def quantile_bases(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return {entry.base.name: entry.base for entry in quantiles}
 
 
+# --- many metrics, and many clients ---------------------------------------------------------------
+
+
+def evaluate_metrics(
+    metrics: Mapping[str, Metric], outputs: Array, targets: Array, where: str = "the rows"
+) -> dict[str, float]:
+    """Compute every metric of rows on outputs and targets."""
+    return {
+        name: entry(outputs, targets, where) for name, entry in metrics.items() if entry.on_rows
+    }
+
+
 def client_quantiles(
     metrics: Mapping[str, Metric], values: Mapping[str, Vector]
 ) -> dict[str, float]:
     """Compute the quantiles over the clients that are among the metrics.
 
     Args:
-        metrics: the metrics of a problem.
-        values: for each of `quantile_bases(metrics)` the values (n,) of the clients.
+        metrics: The metrics of a problem.
+        values: For each of `quantile_bases(metrics)` the values (n,) of the clients.
 
     >>> asked = resolve_metrics(["loss_worst", "loss_p50"], "mine")
     >>> client_quantiles(asked, {"loss": np.array([1.0, 4.0, 2.0])})
@@ -283,11 +395,11 @@ def mean_metrics(
     sum is exact, so that chunks and their order change no bit.
 
     Args:
-        chunks: tables of (n,) values, of some clients each.
-        factors: the factors N w_i of all these clients, in their order; None: equal weights.
+        chunks: Tables of (n,) values, of some clients each.
+        factors: The factors N w_i of all these clients, in their order. If None, weights are equal.
 
     Returns:
-        The mean of each metric; NaN where no client has a value.
+        The mean of each metric, NaN where no client has a value.
 
     >>> mean_metrics([{"auc": np.array([0.5, math.nan])}, {"auc": np.array([1.0])}])
     {'auc': 0.75}
@@ -312,3 +424,232 @@ def _mean(column: Sequence[float], factors: Vector | None) -> float:
         return math.fsum(products) / total
     except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
         return float(np.sum(products) / total)
+
+
+def evaluate_groups(
+    entry: Metric, outputs: Array, targets: Array, starts: Ints, where: str = "a client's rows"
+) -> Vector:
+    """Compute a metric of each group of consecutive rows, such as the rows of a client.
+
+    Args:
+        entry: The metric.
+        outputs: (rows,) or (rows, classes).
+        targets: (rows,).
+        starts: (n+1,) where groups begin, and the number of rows. Every group has a row.
+        where: What the groups are, for the error message.
+
+    Returns:
+        (n,) values, NaN where the metric is not defined.
+
+    >>> evaluate_groups(METRICS["mse"], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0], np.array([0, 2, 3]))
+    array([2., 0.])
+    """
+    of_rows = _MEANS.get(entry.function)
+    if of_rows is None:
+        values, wanted = _array(outputs), _array(targets)
+        groups = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+        return np.array([entry(values[a:b], wanted[a:b], where) for a, b in groups])
+    try:
+        scores = np.asarray(of_rows(outputs, targets), dtype=np.float64)
+    except Exception as error:
+        raise entry.explain(error, where) from error
+    means = np.add.reduceat(scores, starts[:-1]) / np.diff(starts)
+    return np.asarray(np.sqrt(means) if entry.function is rmse else means)
+
+
+# --- the metrics ----------------------------------------------------------------------------------
+
+
+def _array(values: Array) -> NDArray[np.generic]:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def _predictions(outputs: Array, targets: Array) -> tuple[Vector, Vector]:
+    """Return outputs (rows,) and targets (rows,) as float64."""
+    values = np.asarray(_array(outputs), dtype=np.float64)
+    wanted = np.asarray(_array(targets), dtype=np.float64).reshape(-1)
+    if values.size != wanted.size:
+        raise ValueError(f"outputs of shape {values.shape} for {wanted.size} targets")
+    return values.reshape(-1), wanted
+
+
+def _class_scores(outputs: Array, targets: Array) -> tuple[NDArray[np.generic], Ints] | None:
+    """Return scores (rows, classes) and true classes (rows,), or None if outputs are (rows,)."""
+    values = _array(outputs)
+    if values.ndim < 2 or values.shape[1] == 1:
+        return None
+    return values, np.asarray(_array(targets), dtype=np.int64).reshape(-1)
+
+
+def _classes(outputs: Array, targets: Array) -> tuple[Ints, Ints]:
+    """Return the predicted and the true class (rows,), by the largest score or by the sign."""
+    if several := _class_scores(outputs, targets):
+        return several[0].argmax(1), several[1]
+    margins, labels = _predictions(outputs, targets)
+    return (margins > 0).astype(np.int64), (labels > 0).astype(np.int64)
+
+
+def _correct(outputs: Array, targets: Array) -> NDArray[np.bool_]:
+    predicted, true = _classes(outputs, targets)
+    return np.asarray(predicted == true)
+
+
+def _log_losses(outputs: Array, targets: Array) -> Vector:
+    if several := _class_scores(outputs, targets):
+        values, true = several[0].astype(np.float64), several[1]
+        top = values.max(1, keepdims=True)
+        total = np.log(np.exp(values - top).sum(1)) + top[:, 0]
+        return np.asarray(total - values[np.arange(len(true)), true])
+    margins, labels = _predictions(outputs, targets)
+    return np.asarray(np.logaddexp(0.0, np.where(labels > 0, -margins, margins)))
+
+
+def _squares(outputs: Array, targets: Array) -> Vector:
+    predicted, true = _predictions(outputs, targets)
+    return np.asarray((predicted - true) ** 2)
+
+
+def _absolutes(outputs: Array, targets: Array) -> Vector:
+    predicted, true = _predictions(outputs, targets)
+    return np.asarray(np.abs(predicted - true))
+
+
+@metric("accuracy", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
+def accuracy(outputs: Array, targets: Array) -> float:
+    """Compute the share of rows whose class is predicted.
+
+    Args:
+        outputs: Margins (rows,), whose sign is the class, or scores (rows, classes).
+        targets: Labels 0/1 or -1/1, or class numbers (rows,).
+
+    >>> accuracy([[0.1, 0.9], [0.8, 0.2]], [1, 1]), accuracy([0.3, -2.0], [1, -1])
+    (0.5, 1.0)
+    """
+    return float(np.mean(_correct(outputs, targets)))
+
+
+@metric("f1", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
+def f1(outputs: Array, targets: Array) -> float:
+    """Compute the F1 score of the positive class, or with several classes the mean over classes.
+
+    >>> round(f1([1.0, 1.0, -1.0], [1, -1, 1]), 3)
+    0.5
+    """
+    predicted, true = _classes(outputs, targets)
+    several = _class_scores(outputs, targets) is not None
+    classes = np.union1d(predicted, true).tolist() if several else [1]
+    scores = []
+    for label in classes:
+        hits = float(np.sum((predicted == label) & (true == label)))
+        marked = float(np.sum(predicted == label) + np.sum(true == label))
+        scores.append(2.0 * hits / marked if marked else 0.0)
+    return float(np.mean(scores))
+
+
+@metric("auc", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
+def auc(outputs: Array, targets: Array) -> float:
+    """Compute the area under the ROC curve. It is NaN if all rows are of one class.
+
+    Args:
+        outputs: Margins (rows,), or scores (rows, classes). With several classes it is the mean
+            over the classes that occur of the AUC of each against the rest (one-vs-rest, macro).
+        targets: Labels 0/1 or -1/1, or class numbers (rows,).
+
+    >>> auc([0.1, 0.4, 0.35, 0.8], [-1, -1, 1, 1])
+    0.75
+    """
+    several = _class_scores(outputs, targets)
+    if several is None:
+        return _binary_auc(*_predictions(outputs, targets))
+    scores, true = several[0].astype(np.float64), several[1]
+    present = np.unique(true)
+    if len(present) < 2:
+        return math.nan
+    return float(np.mean([_binary_auc(scores[:, c], (true == c) * 1.0) for c in present]))
+
+
+def _binary_auc(margins: Vector, labels: Vector) -> float:
+    if np.isnan(margins).any():
+        return math.nan
+    _, inverse, counts = np.unique(margins, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - 0.5 * (counts - 1))[inverse]  # equal margins share a mean rank
+    positive = labels > 0
+    ones = int(positive.sum())
+    zeros = len(labels) - ones
+    if not ones or not zeros:
+        return math.nan
+    return float((ranks[positive].sum() - 0.5 * ones * (ones + 1)) / (ones * zeros))
+
+
+@metric("log_loss", higher_is_better=False, needs_labels=True, minimum=0.0)
+def log_loss(outputs: Array, targets: Array) -> float:
+    """Compute the mean negative log-likelihood of margins (rows,) or logits (rows, classes).
+
+    >>> round(log_loss([0.0, 0.0], [-1, 1]), 4)
+    0.6931
+    """
+    return float(np.mean(_log_losses(outputs, targets)))
+
+
+@metric("mse", higher_is_better=False, minimum=0.0)
+def mse(outputs: Array, targets: Array) -> float:
+    """Compute the mean squared error.
+
+    >>> mse([1.0, 3.0], [1.0, 1.0])
+    2.0
+    """
+    return float(np.mean(_squares(outputs, targets)))
+
+
+@metric("rmse", higher_is_better=False, minimum=0.0)
+def rmse(outputs: Array, targets: Array) -> float:
+    """Compute the root of the mean squared error."""
+    return math.sqrt(mse(outputs, targets))
+
+
+@metric("mae", higher_is_better=False, minimum=0.0)
+def mae(outputs: Array, targets: Array) -> float:
+    """Compute the mean absolute error.
+
+    >>> mae([1.0, 3.0], [1.0, 1.0])
+    1.0
+    """
+    return float(np.mean(_absolutes(outputs, targets)))
+
+
+@metric("r2", higher_is_better=True, maximum=1.0)
+def r2(outputs: Array, targets: Array) -> float:
+    """Compute the share of the targets' variance that is explained, NaN for constant targets.
+
+    >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), r2([2.0, 2.0, 2.0], [1.0, 2.0, 3.0])
+    (1.0, 0.0)
+    """
+    predicted, true = _predictions(outputs, targets)
+    spread = float(np.sum((true - true.mean()) ** 2))
+    return 1.0 - float(np.sum((predicted - true) ** 2)) / spread if spread else math.nan
+
+
+_MEANS: dict[MetricFunction, Callable[[Array, Array], NDArray[np.generic]]] = {
+    accuracy: _correct, log_loss: _log_losses, mse: _squares, rmse: _squares, mae: _absolutes,
+}  # fmt: skip
+"""Metrics that are means over the rows, or roots of such, with the function of each row."""
+
+
+@metric("f_minus_fstar", higher_is_better=False, kind=ReferenceMetric)
+def f_minus_fstar(loss: float, x: Vector, best_loss: float, best_x: Vector) -> float:
+    """Compute f(x) - f*, where f* is the loss of the reference solution.
+
+    A negative difference within rounding (1e-12 of f*) is 0. A loss that is clearly below f*, which
+    a problem that is not convex may reach, gives a negative number.
+
+    >>> f_minus_fstar(1.0 - 1e-15, np.zeros(1), 1.0, np.zeros(1))
+    0.0
+    """
+    gap = loss - best_loss
+    return 0.0 if -1e-12 * abs(best_loss) <= gap < 0.0 else gap
+
+
+@metric("distance_to_optimum", higher_is_better=False, kind=ReferenceMetric)
+def distance_to_optimum(loss: float, x: Vector, best_loss: float, best_x: Vector) -> float:
+    """Compute |x - x*|, the distance to the reference solution."""
+    return math.dist(x.tolist(), best_x.tolist())  # its sum has one order, for any d
