@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,6 @@ class Metric:
         needs_labels: Whether the targets must be classes.
         maximum: The highest value that it can have.
         minimum: The lowest value that it can have.
-        on_rows: Whether it is computed from the outputs and targets of rows, pooled or of a client.
     """
 
     name: str
@@ -63,7 +62,9 @@ class Metric:
     needs_labels: bool = False
     maximum: float = math.inf
     minimum: float = -math.inf
-    on_rows: bool = True
+
+    on_rows: ClassVar[bool] = True
+    """Whether it is computed from the outputs and targets of rows, pooled or of a client."""
 
     def __repr__(self) -> str:
         words = {True: "higher is better", False: "lower is better", None: "no direction"}
@@ -91,12 +92,18 @@ class Metric:
         return InputError(f"metric {self.name!r} cannot be computed on {where}: {why}")
 
 
+@dataclass(frozen=True, repr=False)
+class ClientLoss(Metric):
+    """The objective f_i of a client, of which `loss_worst` is a quantile."""
+
+    on_rows: ClassVar[bool] = False
+
+
 def _client_loss(outputs: Array, targets: Array) -> float:
     raise NotImplementedError("the loss of a client is not a function of outputs and targets")
 
 
-LOSS = Metric("loss", _client_loss, higher_is_better=False, on_rows=False)
-"""The objective f_i of a client, of which `loss_worst` is a quantile."""
+LOSS = ClientLoss("loss", _client_loss, higher_is_better=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,9 +115,10 @@ class ClientQuantile(Metric):
         percent: The percentile, 1 to 99. If None, it is the worst client's value.
     """
 
-    on_rows: bool = False
     base: Metric = LOSS
     percent: int | None = None
+
+    on_rows: ClassVar[bool] = False
 
     def reduce(self, values: Vector) -> float:
         """Compute the quantile of clients' values (n,), without those that are NaN.
@@ -140,7 +148,7 @@ class ReferenceMetric(Metric):
     `function` maps (loss, x, the reference's loss, the reference's x) to a number.
     """
 
-    on_rows: bool = False
+    on_rows: ClassVar[bool] = False
 
 
 METRICS: Registry[Metric] = Registry("metric")
@@ -158,7 +166,6 @@ def metric(
     needs_labels: bool = False,
     maximum: float = math.inf,
     minimum: float = -math.inf,
-    kind: type[Metric] = Metric,
 ) -> Callable[[M], M]:
     """Register a function of outputs and targets as a metric.
 
@@ -169,7 +176,6 @@ def metric(
         maximum: The highest value that it can have. A target above it is refused.
         minimum: The lowest value that it can have. A federation rejects a client's value outside
             this range.
-        kind: `ReferenceMetric` for a comparison with the reference solution.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -187,7 +193,7 @@ def metric(
 
     def decorate(function: M) -> M:
         _check_name(name, "metric")
-        METRICS.add(name, kind(name, function, higher_is_better, needs_labels, maximum, minimum))
+        METRICS.add(name, Metric(name, function, higher_is_better, needs_labels, maximum, minimum))
         return function
 
     return decorate
@@ -635,7 +641,6 @@ _MEANS: dict[MetricFunction, Callable[[Array, Array], NDArray[np.generic]]] = {
 """Metrics that are means over the rows, or roots of such, with the function of each row."""
 
 
-@metric("f_minus_fstar", higher_is_better=False, kind=ReferenceMetric)
 def f_minus_fstar(loss: float, x: Vector, best_loss: float, best_x: Vector) -> float:
     """Compute f(x) - f*, where f* is the loss of the reference solution.
 
@@ -649,7 +654,12 @@ def f_minus_fstar(loss: float, x: Vector, best_loss: float, best_x: Vector) -> f
     return 0.0 if -1e-12 * abs(best_loss) <= gap < 0.0 else gap
 
 
-@metric("distance_to_optimum", higher_is_better=False, kind=ReferenceMetric)
 def distance_to_optimum(loss: float, x: Vector, best_loss: float, best_x: Vector) -> float:
     """Compute |x - x*|, the distance to the reference solution."""
     return math.dist(x.tolist(), best_x.tolist())  # its sum has one order, for any d
+
+
+for _function in (f_minus_fstar, distance_to_optimum):
+    METRICS.add(
+        _function.__name__, ReferenceMetric(_function.__name__, _function, higher_is_better=False)
+    )
