@@ -189,49 +189,22 @@ def html(value) -> str:
     return text
 
 
-def test_a_history_in_a_notebook_has_values_costs_and_a_plot():
+def test_a_history_in_a_notebook_is_a_table_of_its_columns():
     text = html(history())
-    for word in ("loss", "gradient norm", "accuracy", "bytes up", "<polyline", "best"):
+    for word in ("loss", "gradient norm", "accuracy", "bytes up", "first", "last"):
         assert word in text
     assert html(History({"method": {"name": "FedPAGE"}})).count("<table") == 0
 
 
-def test_a_history_with_one_record_or_values_that_are_not_finite_has_html():
-    run = History()
-    run.append({"round": 0, "loss": 1.0, "mine": 2.0})
-    assert "<polyline" not in html(run)
-    run.append({"round": 1, "loss": float("inf"), "mine": float("nan")})
-    run.append({"round": 2, "loss": 0.5, "mine": 1.0})
-    assert "<polyline" in html(run)
-
-
 @pytest.mark.parametrize("name", ["LogisticRegression", "Quadratic", "RowProblem", "TorchProblem"])
 def test_a_problem_in_a_notebook_is_a_table(name):
-    assert "clients" in html(make(name))
+    assert "objective" in html(make(name))
 
 
-def test_a_data_set_in_a_notebook_has_its_labels_and_clients():
-    ids = np.array(["a", "b", "b", "b"])
-    data = fp.Dataset.from_arrays(np.ones((4, 2)), ["no", "yes", "yes", "no"], clients=ids)
-    text = html(data)
-    for words in ("no: 2, yes: 2", "2 (1 to 3 each, median 2)", "a dense array", "<rect"):
-        assert words in text
-    targets = fp.Dataset("prices", np.ones((4, 2)), np.array([1.0, 2.0, 3.5, 4.0]))
-    assert "1 to 4, mean 2.625" in html(targets)
+def test_a_data_set_in_a_notebook_has_its_labels():
+    data = fp.Dataset.from_arrays(np.ones((4, 2)), ["no", "yes", "yes", "yes"])
+    assert "{&#x27;no&#x27;: 1, &#x27;yes&#x27;: 3}" in html(data)
     assert "nonzeros" in html(fp.load("census", rows=10))
-
-
-def test_a_partition_in_a_notebook_shows_its_sizes():
-    assert "1,000 (" in html(fp.power_law(1000, 30))
-    assert html(fp.power_law(1000, 30)).count("<rect") == 30
-    assert "500 each" in html(fp.iid(1000, 2))
-
-
-def test_sizes_that_differ_are_drawn():
-    data = fp.load("census", rows=60)
-    unequal = fp.LogisticRegression(data, fp.power_law(60, 6))
-    assert html(unequal).count("<rect") == 6
-    assert "<svg" not in html(problem())
 
 
 def test_html_is_escaped():
@@ -240,16 +213,12 @@ def test_html_is_escaped():
     run.append({"round": 0, "loss": 1.0, evil: 3.0})
     run.append({"round": 1, "loss": 0.1, evil: 2.0})
     data = fp.Dataset(evil, np.ones((4, 1)), np.ones(4))
-    for text in (html(run), html(fp.LeastSquares(data, 2)), display.html_note(evil)):
+    for text in (
+        html(run),
+        html(fp.LeastSquares(data, 2)),
+        display.html_table(evil, [evil], [[evil]]),
+    ):
         assert "<script" not in text
-    assert "<script" not in display.html_curve(np.arange(2.0), np.arange(2.0), evil, evil)
-    assert "<script" not in display.html_table([evil], [[evil]])
-
-
-def test_many_bars_and_points_are_thinned():
-    many = np.arange(1.0, 10_001.0)
-    assert display.html_bars(many, "x", "y").count("<rect") == 200
-    assert display.html_curve(many, many, "x", "y").count(",") < 250
 
 
 @pytest.mark.parametrize(
@@ -304,9 +273,3 @@ def test_plan_uses_constants_that_are_given():
     assert plan.setting.L == 100.0
     assert plan.origin["L"] == "given"
     assert "L=100 (given)" in str(plan)
-
-
-def test_numbers_are_aligned_under_headings_and_facts_with_their_names():
-    table = display.html_table(("", "loss"), [("first", "0.5"), ("last", "12")])
-    assert table.count("text-align:right") == 3
-    assert "text-align:right" not in display.html_facts({"clients": "8", "rows": "400 (50 each)"})

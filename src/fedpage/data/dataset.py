@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpage.core.display import html_table
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import Ints, Vector
@@ -465,9 +466,12 @@ class Dataset:
         return f"Dataset({', '.join(words)})"
 
     def _repr_html_(self) -> str:
-        from fedpage.data.reprs import html_dataset
-
-        return html_dataset(self)
+        facts: dict[str, object] = {"rows": self.rows, "features": self.features}
+        if self.classes is not None:
+            numbers = np.unique(self.y, return_inverse=True)[1]
+            counts = np.bincount(numbers, minlength=len(self.classes)).tolist()
+            facts["labels"] = dict(zip(self.classes, counts, strict=True))
+        return html_table(repr(self), (), facts.items(), self.note)
 
 
 def is_finite(values: Vector) -> bool:

@@ -104,11 +104,6 @@ class Partition:
         state.update(np.ascontiguousarray(self.order, dtype="<i8").tobytes())
         return state.hexdigest()
 
-    def _repr_html_(self) -> str:
-        from fedpage.data.reprs import html_partition
-
-        return html_partition(self)
-
     def rows(self, client: int) -> Ints:
         """Return the row numbers of one client."""
         return self.order[self.ptr[client] : self.ptr[client + 1]]

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
     Metric,
@@ -26,7 +27,7 @@ from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoo
 from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.client_scores import ClientScoring, ClientTable
-from fedpage.problems.reprs import html_problem, repr_problem
+from fedpage.problems.reprs import repr_problem
 
 Weights: TypeAlias = Literal["uniform", "size"] | Sequence[float] | NDArray[np.generic]
 """The clients' weights w_i: equal, proportional to M_i, or N positive numbers."""
@@ -380,8 +381,7 @@ class RowProblem(ClientScoring):
     def __repr__(self) -> str:
         return repr_problem(self)
 
-    def _repr_html_(self) -> str:
-        return html_problem(self, {"objective": self.name})
+    _repr_html_ = html_description
 
     def describe(self) -> Description:
         """Describe the problem: its name and shape."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from fedpage.core.display import format_number, html_card, html_note, html_table
+from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
     LOSS,
@@ -106,8 +106,7 @@ class ClientScores(dict[ClientId, float]):
 
     def _repr_html_(self) -> str:
         lines, rest = self._table()
-        table = html_table(("client", self.metric, "rows"), lines)
-        return html_card(f"{self.metric} by client", table, html_note(rest) if rest else "")
+        return html_table(f"{self.metric} by client", ("client", self.metric, "rows"), lines, rest)
 
 
 class ClientTable(NamedTuple):

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import MetricsOption, describe_metrics, resolve_metrics
 from fedpage.core.types import Draws, Ints, Smoothness, Vector
@@ -29,7 +30,7 @@ from fedpage.problems.linear_oracle import LinearOracle
 from fedpage.problems.linear_scores import LinearScores
 from fedpage.problems.own_loss import compile_loss
 from fedpage.problems.prediction import check_encoding
-from fedpage.problems.reprs import html_linear, repr_linear
+from fedpage.problems.reprs import repr_linear
 from fedpage.problems.smoothness import smoothness
 from fedpage.problems.storage import kernel_rows
 
@@ -213,8 +214,7 @@ class LinearModel(LinearScores):
     def __repr__(self) -> str:
         return repr_linear(self)
 
-    def _repr_html_(self) -> str:
-        return html_linear(self)
+    _repr_html_ = html_description
 
     def describe(self) -> Description:
         """Describe the problem: objective, data and partition, with digests."""

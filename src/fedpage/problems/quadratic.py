@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedpage.core.display import html_description
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
     Metric,
@@ -34,7 +35,7 @@ from fedpage.problems.base import (
     power_of_two,
 )
 from fedpage.problems.client_scores import ClientScoring, ClientTable
-from fedpage.problems.reprs import html_problem, repr_problem
+from fedpage.problems.reprs import repr_problem
 
 
 class Quadratic(ClientScoring):
@@ -239,8 +240,7 @@ class Quadratic(ClientScoring):
     def __repr__(self) -> str:
         return repr_problem(self)
 
-    def _repr_html_(self) -> str:
-        return html_problem(self, {"objective": "mean of x.A_i x/2 - b_ij.x"})
+    _repr_html_ = html_description
 
     def describe(self) -> Description:
         """Describe the problem: its shape, digest and weights."""

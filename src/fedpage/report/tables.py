@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from fedpage.core.display import html_card, html_note, html_table
+from fedpage.core.display import html_table
 from fedpage.core.errors import InputError, short_repr
 
 FORMATS: dict[str, str] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
@@ -145,9 +145,7 @@ class Table:
         """Show the table in a notebook; bold cells have an asterisk."""
         plain = self.starred()
         cells = [[cell.text for cell in row] for row in plain.rows]
-        return html_card(
-            self.caption, html_table(self.flat_headings, cells), *map(html_note, plain.notes)
-        )
+        return html_table(self.caption, self.flat_headings, cells, *plain.notes)
 
     def to_text(self) -> str:
         """Write plain text; bold cells have an asterisk."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from fedpage.core.atomic import put
-from fedpage.core.display import format_number, html_card, html_note, html_table
+from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.runs.history import History
 from fedpage.runs.toml import flatten
@@ -257,7 +257,7 @@ class Runs(Sequence[History]):
         notes = [f"{path}: {reason}" for path, reason in list(self.problems.items())[:_SHOWN]]
         if len(self) > _SHOWN:
             notes.insert(0, f"and {len(self) - _SHOWN:,} more")
-        return html_card(repr(self), html_table(head, rows), *map(html_note, notes))
+        return html_table(repr(self), head, rows, *notes)
 
 
 _FILES = ("run.toml", "history.jsonl")

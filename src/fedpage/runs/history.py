@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.atomic import put
 from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_column, read_column
+from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import check_path, refuse_special
 from fedpage.core.metrics import higher_is_better
@@ -458,9 +459,9 @@ class History:
         return f"History({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        from fedpage.runs.history_html import history_html
-
-        return history_html(self)
+        ends = [(describe_column(name).label, self[name][[0, -1]]) for name in self.columns]
+        rows = [(label, *map(format_number, values.tolist())) for label, values in ends]
+        return html_table(repr(self), ("", "first", "last"), rows, self.stop_text)
 
 
 def is_complete(row: Mapping[str, float]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpage.core.columns import describe_column
-from fedpage.core.display import html_card, html_note, html_table
+from fedpage.core.display import html_table
 from fedpage.core.types import AnyMethod
 from fedpage.report.summary import format_duration
 from fedpage.runs import build
@@ -228,7 +228,7 @@ class Choice:
     def _repr_html_(self) -> str:
         head, rows = self.rows()
         notes = [*self.departures(), self.effort, f"Recommended: {self.reason}"]
-        return html_card(self.title, html_table(head, rows), *map(html_note, notes))
+        return html_table(self.title, head, rows, *notes)
 
     def __str__(self) -> str:
         _, rows = self.rows()

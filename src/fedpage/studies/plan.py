@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.core.columns import Cost
-from fedpage.core.display import html_card, html_note, html_table
+from fedpage.core.display import html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import Problem
 from fedpage.core.validate import as_number, check_whole
@@ -181,8 +181,9 @@ class Plan:
     def _repr_html_(self) -> str:
         columns = self.columns()
         rows = list(zip(*columns.values(), strict=True))
-        note = html_note(f"Constants: {', '.join(self.constants)}.")
-        return html_card(self.title, html_table(list(columns), rows), note)
+        return html_table(
+            self.title, list(columns), rows, f"Constants: {', '.join(self.constants)}."
+        )
 
 
 def plan(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from fedpage.core.columns import Cost, describe_column
-from fedpage.core.display import format_number, html_card, html_note, html_table
+from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem
@@ -140,13 +140,12 @@ class Tuning:
             (*map(_show, point.values()), format_number(ratio), score.seeds)
             for (point, ratio), (_, score) in zip(self.points, self.scores, strict=True)
         ]
-        changes = [(change.name, change.default, change.value) for change in self.changes]
-        return html_card(
-            f"{self.name}: {self.goal}: {self._found()}",
-            html_table(("winner", "default", "value"), changes) if changes else "",
-            html_table(head, rows[:10]),
-            html_note(f"Searched: {', '.join(self.axes)}; {self.enclosure} {self.advice}"),
-        )
+        changes = ", ".join(f"{c.name}={c.value} (default {c.default})" for c in self.changes)
+        return html_table(
+            f"{self.name}: {self.goal}: {self._found()}", head, rows[:10],
+            f"Winner: {changes}" if changes else "",
+            f"Searched: {', '.join(self.axes)}; {self.enclosure} {self.advice}",
+        )  # fmt: skip
 
     def _found(self) -> str:
         """Return the cost on fresh seeds, or that nothing was judged."""

@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("TorchProblem needs torch: pip install 'fedpage[torch]'") from error
 from torch import nn
 
+from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
     Metric,
@@ -34,7 +35,7 @@ from fedpage.core.metrics import (
 from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Smoothness, Vector
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm
 from fedpage.problems.client_scores import ClientScoring, ClientTable
-from fedpage.problems.reprs import html_problem, repr_problem
+from fedpage.problems.reprs import repr_problem
 from fedpage.problems.torch import batch_norm as batch_norms
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import deterministic_algorithms
@@ -497,9 +498,7 @@ class TorchProblem(ClientScoring):
     def __repr__(self) -> str:
         return repr_problem(self, [self.model_name, self.dtype.name, str(self.device)])
 
-    def _repr_html_(self) -> str:
-        facts = {"model": self.model_name, "type": self.dtype.name, "device": self.device}
-        return html_problem(self, facts)
+    _repr_html_ = html_description
 
     def describe(self) -> dict[str, object]:
         """Describe the model, the rows and the options, with digests."""
