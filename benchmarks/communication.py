@@ -40,10 +40,10 @@ from communication_screening import Screened, screen_all, selected
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.methods import METHODS
-from fedpage.studies.judge import Judgement
 from fedpage.studies.question import Question, SearchEnded, Trials
 from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, search_space
+from fedpage.studies.statistics import CostSample
 from fedpage.studies.trials import TrialStore
 
 FRESH = 20_000
@@ -154,7 +154,7 @@ def evaluate(
         for seed in range(FRESH, FRESH + terms.seeds)
     ]
     costs = {
-        name: Judgement(tuple(run["costs"][f"{target:g}"][name] for run in found))
+        name: CostSample(tuple(run["costs"][f"{target:g}"][name] for run in found))
         for name in report.SCALES
     }
     return report.Found(words, costs, float(np.median([run["best"] for run in found])))

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedpage.report.style import METHOD_STYLES
 from fedpage.runs.provenance import versions as provenance_versions
-from fedpage.studies.judge import Judgement, ranking
+from fedpage.studies.statistics import CostSample, ranking
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCALES = {"clients": 1.0, "bytes_up": 1e6, "bytes": 1e6}
@@ -37,7 +37,7 @@ class Found:
     """
 
     settings: str
-    costs: Mapping[str, Judgement]
+    costs: Mapping[str, CostSample]
     best: float
 
 
@@ -63,7 +63,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
-def cell(judgement: Judgement, cost: str, first: bool) -> str:
+def cell(judgement: CostSample, cost: str, first: bool) -> str:
     """Write the median and the worst seed; the number of seeds where some did not reach."""
     median, worst = (number(v / SCALES[cost]) for v in (judgement.median, judgement.worst))
     if not judgement.reached:
@@ -131,7 +131,7 @@ def table(lines: Sequence[Line], targets: Sequence[float], by: str) -> str:
 
 
 def _order(line: Line, targets: Sequence[float], cost: str) -> tuple[object, ...]:
-    none = Judgement((math.inf,))
+    none = CostSample((math.inf,))
     return tuple(
         (line.found[target].costs[cost] if target in line.found else none).order
         for target in targets
@@ -260,7 +260,7 @@ def _tick(value: float, _: int) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
-def _mark(ax: Any, found: Judgement, scale: float, row: int, place: int) -> None:
+def _mark(ax: Any, found: CostSample, scale: float, row: int, place: int) -> None:
     """Draw the median and a line to the worst seed; an arrow where a seed did not reach."""
     if not math.isfinite(found.median):
         return

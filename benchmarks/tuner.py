@@ -26,10 +26,10 @@ import fedpage as fp
 from fedpage.core.types import Smoothness
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
-from fedpage.studies.judge import Judgement
 from fedpage.studies.question import FRESH_SEED, Question, Trials
 from fedpage.studies.search import CAP, Search
 from fedpage.studies.space import Axis, search_space
+from fedpage.studies.statistics import CostSample
 from fedpage.studies.tune import Tuning, coordinate, make_question, tune
 
 SEEDS = 10
@@ -282,7 +282,7 @@ def compare(repeats: int, only: str) -> None:
                     final = Trials(problem, question).run(
                         [(winner, FRESH_SEED + s, math.inf) for s in range(20)]
                     )
-                    judged = Judgement(tuple(trial.cost for trial in final))
+                    judged = CostSample(tuple(trial.cost for trial in final))
                 line(contest, axes, f"{kind} {seed}", runs, judged, began)
 
 
@@ -291,7 +291,7 @@ def line(
     axes: Mapping[str, Axis],
     way: str,
     runs: int,
-    judged: Judgement | None,
+    judged: CostSample | None,
     began: float,
 ) -> None:
     text = "nothing" if judged is None else judged.text("B")

@@ -112,7 +112,6 @@ if TYPE_CHECKING:
     from fedpage.problems.torch.norms import to_group_norm
     from fedpage.problems.torch.problem import TorchProblem
     from fedpage.report import Report
-    from fedpage.report.critical_difference import plot_critical_difference
     from fedpage.report.partition_plot import plot_partition
     from fedpage.report.plots import plot
     from fedpage.runs.collection import Runs
@@ -121,7 +120,7 @@ if TYPE_CHECKING:
     from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
-    from fedpage.studies.ranks import rank_over_problems
+    from fedpage.studies.ranks import plot_critical_difference, rank_over_problems
     from fedpage.studies.study import Study
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
@@ -152,10 +151,9 @@ _EXPORTS = {
     "fedpage.studies.choose": "choose",
     "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
-    "fedpage.studies.ranks": "rank_over_problems",
+    "fedpage.studies.ranks": "plot_critical_difference rank_over_problems",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
-    "fedpage.report.critical_difference": "plot_critical_difference",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.report.plots": "plot",
     "fedpage.runs.collection": "Runs",

@@ -20,8 +20,8 @@ from fedpage.methods import METHODS
 from fedpage.runs.provenance import describe_method
 from fedpage.studies import race as racing
 from fedpage.studies.entrants import list_entrants
-from fedpage.studies.judge import Judgement
 from fedpage.studies.question import Question, Trials, parse_budget, resolve_target
+from fedpage.studies.statistics import CostSample
 from fedpage.theory import reference
 
 HOUR = "1h"
@@ -246,9 +246,9 @@ def test_the_one_that_asks_less_is_recommended_among_tied(choice):
 def test_a_method_that_does_not_reach_the_target_is_not_recommended_for_asking_less(choice):
     """Two seeds never tell methods apart, so one that asks less would win by failing."""
     saga, page = sorted(choice.ranking, key=lambda finalist: finalist.name, reverse=True)
-    failed = Judgement((1.0, float("inf")))
+    failed = CostSample((1.0, float("inf")))
     page = replace(page, is_tied=True, judgement=failed)
-    saga = replace(saga, is_tied=True, judgement=Judgement((1.0, 2.0)))
+    saga = replace(saga, is_tied=True, judgement=CostSample((1.0, 2.0)))
     assert replace(choice, ranking=(saga, page)).recommended.name == "saga"
     saga = replace(saga, judgement=failed)
     assert replace(choice, ranking=(saga, page)).recommended.name == "page"

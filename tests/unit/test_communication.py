@@ -14,7 +14,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.methods import METHODS
-from fedpage.studies.judge import Judgement
+from fedpage.studies.statistics import CostSample
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = ("", "_cases", "_runs", "_screening", "_report")
@@ -250,7 +250,7 @@ def test_bytes_of_a_contact_are_those_of_its_cheapest_codec(
 def _found(bench, costs):
     scaled = {"clients": 1.0, "bytes_up": 1e6, "bytes": 2e6}
     judged = {
-        name: Judgement(tuple(scale * cost for cost in costs)) for name, scale in scaled.items()
+        name: CostSample(tuple(scale * cost for cost in costs)) for name, scale in scaled.items()
     }
     return bench.report.Found("step 0.1", judged, 1e-3)
 

@@ -10,13 +10,13 @@ import pytest
 from scipy import stats
 
 from fedpage.core.errors import InputError
-from fedpage.studies.judge import Judgement, rank_test
 from fedpage.studies.ranks import rank_over_problems
 from fedpage.studies.statistics import (
     Pair,
     compare_pairs,
     format_beside,
     format_p,
+    rank_test,
     t_interval,
     tied_with_best,
 )
@@ -109,7 +109,7 @@ def test_a_seed_that_does_not_reach_makes_no_ratio():
     a, b = (1.0, 2.0, 3.0, 4.0, 5.0), (6.0, 7.0, 8.0, INF, INF)
     pair = Pair("A", "B", a, b)
     assert all(math.isnan(value) for value in (*pair.interval, pair.effect_size))
-    assert pair.p_value == rank_test(Judgement(a), Judgement(b)) == pytest.approx(2 / 252)
+    assert pair.p_value == rank_test(a, b) == pytest.approx(2 / 252)
     assert (pair.better, pair.wins, pair.superiority) == ("A", (5, 0), 1.0)
     assert pair.sentence("bytes") == (
         "A reaches the target on 5 of 5 seeds and B on 3; A is ahead on 5 and B on 0 "

@@ -78,7 +78,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Theorems as functions, the planner, the search for hyper-parameters, and choose.",
         [
             "theory", "theory.planner", "studies.plan", "studies.pilot", "studies.tune",
-            "studies.choose", "studies.judge",
+            "studies.choose",
         ],
     ),
     "statistics": (
@@ -86,7 +86,6 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Comparisons of methods over seeds and over problems, and tables of them.",
         [
             "studies.comparison", "studies.statistics", "studies.ranks", "report.tables",
-            "report.critical_difference.plot_critical_difference",
         ],
     ),
     "studies": (

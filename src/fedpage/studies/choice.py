@@ -13,8 +13,8 @@ from fedpage.core.types import AnyMethod
 from fedpage.report.summary import format_duration
 from fedpage.runs import build
 from fedpage.studies.entrants import Entrant, describe_settings
-from fedpage.studies.judge import Judgement
 from fedpage.studies.question import Question
+from fedpage.studies.statistics import CostSample
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Finalist:
 
     entrant: Entrant
     method: AnyMethod
-    judgement: Judgement
+    judgement: CostSample
     is_tied: bool
     p_value: float
     rounds: int

@@ -11,15 +11,17 @@ from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, short_repr
 from fedpage.report.tables import Cell, Table
 from fedpage.runs.history import History, by_method
-from fedpage.studies.judge import Judgement, format_digits, scale_unit
 from fedpage.studies.statistics import (
     ALPHA,
     MIN_SEEDS,
+    CostSample,
     Pair,
     compare_pairs,
     format_beside,
+    format_digits,
     format_p,
     no_verdict,
+    scale_unit,
     tied_with_best,
 )
 
@@ -47,9 +49,9 @@ class Comparison:
     title: str = ""
 
     @cached_property
-    def judgements(self) -> dict[str, Judgement]:
+    def judgements(self) -> dict[str, CostSample]:
         """The median cost of each method with its interval, the best method first."""
-        found = {name: Judgement(tuple(costs.values())) for name, costs in self.costs.items()}
+        found = {name: CostSample(tuple(costs.values())) for name, costs in self.costs.items()}
         return dict(sorted(found.items(), key=lambda item: item[1].order))
 
     @property

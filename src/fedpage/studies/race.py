@@ -22,10 +22,10 @@ from fedpage.core.errors import InputError
 from fedpage.runs import build
 from fedpage.studies.choice import Eliminated, Finalist
 from fedpage.studies.entrants import Entrant
-from fedpage.studies.judge import Judgement, ranking
 from fedpage.studies.question import FRESH_SEED, Question, SearchEnded, Trials
 from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, Candidate, Point, search_space
+from fedpage.studies.statistics import CostSample, ranking
 from fedpage.studies.trials import Trial
 
 LIMIT = 3.0
@@ -453,10 +453,10 @@ class Race:
                 judged[racer.entrant.name].append(trial)
         racers = {racer.entrant.name: racer for racer in self._racers}
         costs = {name: tuple(trial.cost for trial in found) for name, found in judged.items()}
-        places = ranking({name: Judgement(paid) for name, paid in costs.items()})
+        places = ranking({name: CostSample(paid) for name, paid in costs.items()})
         return [
             Finalist(
-                racers[place.name].entrant, racers[place.name].method, place.judgement,
+                racers[place.name].entrant, racers[place.name].method, place.sample,
                 place.is_tied, place.p_value, max(t.rounds for t in judged[place.name]),
                 self._note(racers[place.name]),
             )

@@ -22,7 +22,6 @@ from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
 from fedpage.runs.spec import RunOptions
-from fedpage.studies.judge import Judgement
 from fedpage.studies.question import (
     FRESH_SEED,
     Progress,
@@ -43,6 +42,7 @@ from fedpage.studies.space import (
     search_space,
     unit_step,
 )
+from fedpage.studies.statistics import CostSample
 from fedpage.studies.trials import Trial, TrialStore
 from fedpage.theory.planner import TimeModel
 
@@ -95,7 +95,7 @@ class Tuning:
     question: Question
     axes: Mapping[str, Axis]
     given: tuple[str, ...]
-    judged: Judgement | None
+    judged: CostSample | None
     fresh: tuple[int, ...]
     rounds: int
     scores: list[tuple[Candidate, Score]]
@@ -340,7 +340,7 @@ def tune(
     if is_enclosed and math.isfinite(min(trials.stored(winner, s).cost for s in range(seeds))):
         trials.max_runs = trials.deadline = None
         finals = trials.run([(winner, seed, math.inf) for seed in seeds_of_judge])
-        judged = Judgement(tuple(trial.cost for trial in finals))
+        judged = CostSample(tuple(trial.cost for trial in finals))
     return Tuning(
         method=winner,
         question=question,
