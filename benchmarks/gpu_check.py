@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 READS = ("numpy", "cpu", "item", "tolist", "__float__", "__int__", "__bool__")
 

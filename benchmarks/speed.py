@@ -250,7 +250,9 @@ def faults(data: fp.Dataset) -> None:
     problem = fp.RobustRegression(data, clients=3250)
     for method in (fp.FedPAGE(S=10, K=10, p=1e-12), fp.SCAFFOLD(S=20), fp.FedAvg(S=20)):
         runs = {
-            "faults": fp.Simulation(problem, method, seed=0, faults=fp.Faults()),
+            "faults": fp.Simulation(
+                problem, method, seed=0, options=fp.RunOptions(faults=fp.Faults())
+            ),
             "plain": fp.Simulation(problem, method, seed=0),
         }
         for run in runs.values():

@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 ETA = 0.05
 

@@ -11,8 +11,8 @@ import numpy as np
 import fedpage as fp
 from fedpage.codecs.wire import Wire
 from fedpage.core.random import RoundDraws
-from fedpage.engine.base import Engine, mean_evaluations
 from fedpage.engine.loop import Run
+from fedpage.engine.round import Engine, mean_evaluations
 from fedpage.engine.transport import Chunk, Rejection
 
 
@@ -45,7 +45,7 @@ class ThreadTransport:
 
     def __init__(self, clients, method, d):
         self.clients, self.pool = clients, ThreadPoolExecutor(4)
-        self.layouts = Wire(method, d, np.dtype(float)).replies
+        self.codec = Wire(method, d, np.dtype(float))
 
     def request(self, call, draws, attempt):
         futures = [
@@ -60,7 +60,7 @@ class ThreadTransport:
                 rejected.append(Rejection(client, f"{type(error).__name__}: {error}"))
                 continue
             gradients, evaluations = gradients + costs[0], evaluations + costs[1]
-            fault = self.layouts[type(call.message)].find_fault(reply, 1)
+            fault = self.codec.replies[type(call.message)].find_fault(reply, 1)
             if fault:
                 rejected.append(Rejection(client, f"the reply {fault}"))
             elif not all(np.isfinite(part).all() for part in reply):
@@ -101,7 +101,7 @@ class ThreadEngine(Engine):
         self.clients = [Client(i, problem, method, seed) for i in range(problem.N)]
         transport = ThreadTransport(self.clients, method, problem.d)
         x0 = np.zeros(problem.d)
-        super().__init__(method, problem.N, x0, transport, seed=seed, policy=fp.Policy())
+        super().__init__(method, problem.N, x0, transport, seed=seed)
 
     def evaluate(self):
         each = [client.evaluate(self.x) for client in self.clients]

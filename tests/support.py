@@ -11,7 +11,7 @@ from rows import ROWS, Setting
 import fedpage as fp
 from fedpage.codecs import Codec, Keys
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 
 class ScriptedDraws:

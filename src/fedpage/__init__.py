@@ -79,8 +79,7 @@ if TYPE_CHECKING:
     from fedpage.engine.fixed_point import FixedPointMean
     from fedpage.engine.policy import Policy
     from fedpage.engine.privacy import PrivateMean
-    from fedpage.engine.simulate import simulate
-    from fedpage.engine.simulation import Simulation
+    from fedpage.engine.simulate import Simulation, simulate
     from fedpage.engine.stopping import Stop
     from fedpage.methods import (
         METHODS,
@@ -144,8 +143,7 @@ _EXPORTS = {
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.privacy": "PrivateMean",
     "fedpage.engine.check_method": "check_method",
-    "fedpage.engine.simulation": "Simulation",
-    "fedpage.engine.simulate": "simulate",
+    "fedpage.engine.simulate": "Simulation simulate",
     "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.choose": "choose",

@@ -231,9 +231,9 @@ def test_a_reply_that_never_arrives_does_not_change_the_client_state(federate, s
         fp.RobustRegression(fp.load("census", rows=300), fp.power_law(300, 8)),
         strategy.method,
         seed=3,
-        policy=fp.Policy(retries=0),
+        options=fp.RunOptions(policy=fp.Policy(retries=0)),
     )
-    request = engine.round.transport.request
+    request = engine.transport.request
 
     def lose_odd_replies(call, draws, attempt):
         for chunk in request(call, draws, attempt):
@@ -248,7 +248,7 @@ def test_a_reply_that_never_arrives_does_not_change_the_client_state(federate, s
                 )
             yield chunk
 
-    engine.round.transport.request = lose_odd_replies
+    engine.transport.request = lose_odd_replies
     for _ in range(12):
         engine.step()
     assert strategy.history.x.tobytes() == engine.x.tobytes()

@@ -182,9 +182,13 @@ def simulate_alike(config, changes, key=None):
     settings = parse_app_config(config | changes)
     engine = fp.Simulation(
         fp.RobustRegression(fp.load("census", rows=300), fp.power_law(300, 8)),
-        build_method(settings), seed=settings.seed, evaluate="per_client", noise_key=key,
-        aggregation=Aggregation.from_text(settings.aggregation),
-    )  # fmt: skip
+        build_method(settings),
+        seed=settings.seed,
+        options=fp.RunOptions(
+            evaluate="per_client", aggregation=Aggregation.from_text(settings.aggregation)
+        ),
+    )
+    engine.collector.noise_key = key
     return Run(
         engine, fp.History({}), rounds=settings.rounds, record_every=settings.record_every
     ).run()

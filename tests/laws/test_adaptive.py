@@ -12,7 +12,7 @@ from support import ScriptedDraws, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 ALL_ROWS = list(range(M))
 ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")
@@ -189,7 +189,7 @@ def test_without_momentum_the_bits_are_fedavgs(name):
 
 
 def iterates(problem, method, rounds):
-    run = Simulation(problem, method, seed=0, x0=np.ones(problem.d))
+    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(problem.d)))
     xs = []
     for _ in range(rounds):
         run.step()

@@ -16,7 +16,7 @@ from support import Replay, ScriptedDraws, quadratic, uneven
 import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch, Draws, Oracle, Replies, Vector
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods import scaffnew
 from fedpage.methods.scaffold import ClientState, Controlled, ControlledI, Reply, ReplyI, State
 
@@ -157,7 +157,10 @@ def test_the_server_keeps_the_mean_of_client_states_where_replies_are_lost(name)
         "FedDyn": fp.FedDyn(S=6, K=3, b=2),
     }[name]
     run = Simulation(
-        problem, method, seed=2, faults=fp.Faults(lost=0.4), policy=fp.Policy(retries=0)
+        problem,
+        method,
+        seed=2,
+        options=fp.RunOptions(faults=fp.Faults(lost=0.4), policy=fp.Policy(retries=0)),
     )
     for _ in range(25):
         run.step()
@@ -307,7 +310,9 @@ def test_scaffnew_with_one_over_p_steps_has_the_bits_of_vrl_sgd(K):
 @pytest.mark.parametrize("lost", [0.0, 0.1])
 def test_scaffnews_control_variates_sum_to_zero(lost):
     problem, faults = uneven("logistic-nonconvex"), fp.Faults(lost=lost) if lost else None
-    run = Simulation(problem, fp.Scaffnew(p=0.25, eta=0.05, b=2), seed=3, faults=faults)
+    run = Simulation(
+        problem, fp.Scaffnew(p=0.25, eta=0.05, b=2), seed=3, options=fp.RunOptions(faults=faults)
+    )
     for _ in range(30):
         run.step()
         assert np.abs(run.client_states.get_all().h.sum(axis=0)).max() < 1e-10

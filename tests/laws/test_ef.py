@@ -19,7 +19,7 @@ import fedpage as fp
 from fedpage.codecs import Identity, Keys, as_codec
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods import table_steps
 from fedpage.methods.cofig import DIANA
 from fedpage.methods.dasha import DASHA, DASHAPP
@@ -299,7 +299,7 @@ WITH_CODECS = [
 def test_the_server_keeps_the_mean_of_the_clients_vectors(method, faults):
     problem = uneven("robust")
     policy = fp.Policy(retries=0, full_retries=99)  # EF21-BC needs everyone
-    run = Simulation(problem, method, seed=2, faults=faults, policy=policy)
+    run = Simulation(problem, method, seed=2, options=fp.RunOptions(faults=faults, policy=policy))
     name = "c" if isinstance(method, SCALLION) else "g"
     for _ in range(25):
         run.step()
@@ -323,7 +323,12 @@ def test_clients_of_ef21_bc_have_the_servers_model_to_the_bit():
     x0 = np.linspace(-1, 1, problem.d)
     method = EF21BC(eta=0.1, up="topk:0.1", down="topk:0.2")
     policy = fp.Policy(retries=0, full_retries=99)
-    run = Simulation(problem, method, seed=2, x0=x0, faults=fp.Faults(dropout=0.2), policy=policy)
+    run = Simulation(
+        problem,
+        method,
+        seed=2,
+        options=fp.RunOptions(x0=x0, faults=fp.Faults(dropout=0.2), policy=policy),
+    )
     for _ in range(15):
         x = run.x
         run.step()
@@ -333,7 +338,9 @@ def test_clients_of_ef21_bc_have_the_servers_model_to_the_bit():
 def test_what_ef21_loses_in_a_round_it_sends_later():
     """With x fixed, g_i reaches the gradient after d/k rounds of TopK."""
     problem = quadratic()
-    run = Simulation(problem, EF21(eta=1e-300, up="topk:1"), seed=0, x0=np.ones(problem.d))
+    run = Simulation(
+        problem, EF21(eta=1e-300, up="topk:1"), seed=0, options=fp.RunOptions(x0=np.ones(problem.d))
+    )
     for _ in range(problem.d):
         run.step()
     np.testing.assert_allclose(run.state.g, problem.grad(np.ones(problem.d)), rtol=0, atol=1e-12)

@@ -13,7 +13,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.optimizers import Adam, Momentum
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods.fedavg import Model
 
 OPTIMIZERS = [None, Momentum(0.9, weight_decay=0.01, clip=0.3), Adam()]
@@ -127,7 +127,7 @@ def test_threads_chunks_and_a_resume_do_not_change_the_bits():
     problem = uneven("logistic")
     method = fp.FedAvg(S=7, epochs=2, b=3, eta_l=0.1, client_optimizer=Momentum(0.9))
     runs = [
-        Simulation(problem, method, seed=1, **options)
+        Simulation(problem, method, seed=1, options=fp.RunOptions(**options))
         for options in ({}, {"chunk": 2}, {"chunk": 3, "threads": 3})
     ]
     for _ in range(4):

@@ -9,12 +9,14 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
+from fedpage.callbacks.base import Event
+from fedpage.codecs.wire import Wire
 from fedpage.core.messages import reply_layouts
 from fedpage.core.types import StopReason
 from fedpage.engine.faults import FaultSampler
-from fedpage.engine.round import Round
-from fedpage.engine.simulation import Simulation
-from fedpage.engine.transport import Chunk, Event, Rejection, RoundFailed
+from fedpage.engine.round import Engine
+from fedpage.engine.simulate import Simulation
+from fedpage.engine.transport import Chunk, Rejection, RoundFailed
 
 ALL = methods(4, 3, 0.1)
 EVERY_FAULT = fp.Faults(
@@ -99,7 +101,9 @@ def test_the_mean_is_over_the_accepted_replies(tied):
     """Compare FedAvg with a loop over the clients that do not fail."""
     problem, method = uneven(), ALL["FedAvg"]
     faults = fp.Faults(dropout=0.4, tied=tied)
-    run = Simulation(problem, method, seed=1, faults=faults, policy=fp.Policy(retries=1))
+    run = Simulation(
+        problem, method, seed=1, options=fp.RunOptions(faults=faults, policy=fp.Policy(retries=1))
+    )
     sampler, x, missing = FaultSampler(faults, problem, 1), np.zeros(problem.d), 0
     for r in range(15):
         draws = run.draws()
@@ -132,8 +136,9 @@ def test_a_full_round_without_all_clients_falls_back_to_a_sampled_round():
         problem,
         method,
         seed=4,
-        faults=fp.Faults(gone=(6,), gone_from=1),
-        policy=fp.Policy(lost_after=2),
+        options=fp.RunOptions(
+            faults=fp.Faults(gone=(6,), gone_from=1), policy=fp.Policy(lost_after=2)
+        ),
     )
     seen = 0
     for r in range(20):
@@ -204,11 +209,16 @@ def test_a_lost_client_is_reported_once_and_training_continues():
 
 def test_a_client_that_comes_back_counts_again():
     problem, method = quadratic(), fp.FedAvg(S=8, K=1)
-    run = Simulation(problem, method, seed=0, faults=fp.Faults(), policy=fp.Policy(lost_after=1))
-    run.round.health.update(present=[], absent=[3])
-    assert run.round.health.lost == [3]
+    run = Simulation(
+        problem,
+        method,
+        seed=0,
+        options=fp.RunOptions(faults=fp.Faults(), policy=fp.Policy(lost_after=1)),
+    )
+    run.health.update(present=[], absent=[3])
+    assert run.health.lost == [3]
     info = run.step()
-    assert run.round.health.lost == []
+    assert run.health.lost == []
     assert info.events == (Event("back", 0, "client 3 answered again"),)
 
 
@@ -217,7 +227,12 @@ def test_scaffolds_c_stays_the_mean_of_the_client_states(fault):
     """Check that client states of rejected replies are dropped, which c = mean c_i needs."""
     problem, method = uneven(), ALL["SCAFFOLD-II"]
     for policy, holds in ((fp.Policy(retries=0), True), (fp.Policy.naive(), False)):
-        run = Simulation(problem, method, seed=2, faults=fp.Faults(**{fault: 0.3}), policy=policy)
+        run = Simulation(
+            problem,
+            method,
+            seed=2,
+            options=fp.RunOptions(faults=fp.Faults(**{fault: 0.3}), policy=policy),
+        )
         with np.errstate(all="ignore"):
             for _ in range(40):
                 run.step()
@@ -319,7 +334,8 @@ class ScriptedTransport:
 
     is_reliable = False
 
-    def __init__(self, attempts):
+    def __init__(self, method, attempts):
+        self.codec = Wire(method, 4, np.dtype(np.float64))
         self.attempts, self.requested, self.committed = list(attempts), [], []
 
     def request(self, call, draws, attempt):
@@ -336,15 +352,19 @@ def replies(values, d=4):
     return Reply(np.repeat(np.array(values, dtype=np.float64)[:, None], d, axis=1))
 
 
-def make_round(method, transport, **policy):
-    return Round(method, 8, 4, np.dtype(np.float64), transport, fp.Policy(**policy))
+class ScriptedEngine(Engine):
+    def __init__(self, transport, method, **policy):
+        super().__init__(method, 8, np.zeros(4), transport, seed=0, policy=fp.Policy(**policy))
+
+    def evaluate(self):
+        return {}
 
 
 def test_replies_of_several_attempts_are_added_in_client_order():
     method = fp.FedAvg(S=3, K=1)
     draws = fp.core.random.RoundDraws(0, 0)
     a, b, c = draws.clients(8, 3).tolist()
-    transport = ScriptedTransport([
+    transport = ScriptedTransport(method, [
         lambda call: [
             Chunk(call.clients, np.array([a, c]), replies([1, 1e16]), received=3,
                   rejected=[Rejection(b, "late: it belongs to round 7")]),
@@ -353,16 +373,16 @@ def test_replies_of_several_attempts_are_added_in_client_order():
                             rejected=[Rejection(b, "it raised ValueError")])],
         lambda call: [Chunk(call.clients, call.clients, replies([-1e16]), received=1)],
     ])  # fmt: skip
-    one_round = make_round(method, transport)
-    state, info = one_round.step(method.init(np.zeros(4), 8), draws)
+    engine = ScriptedEngine(transport, method)
+    info = engine.step()
     assert transport.requested == [([a, b, c], 0), ([b], 1), ([b], 2)]
     assert transport.committed == [[a, b, c]]
-    assert state.x.tolist() == [((1.0 - 1e16) + 1e16) / 3] * 4  # added in client order
+    assert engine.x.tolist() == [((1.0 - 1e16) + 1e16) / 3] * 4  # added in client order
     assert info.count == 3
-    assert one_round.costs.missing == 2
-    assert one_round.costs.rejected == 2
-    assert one_round.costs.clients == 5
-    assert one_round.costs.floats_up == 5 * 4
+    assert engine.costs.missing == 2
+    assert engine.costs.rejected == 2
+    assert engine.costs.clients == 5
+    assert engine.costs.floats_up == 5 * 4
     assert [event.text for event in info.events] == [
         f"reply of client {b}: it raised ValueError",
         f"reply of client {b}: late: it belongs to round 7",
@@ -370,13 +390,15 @@ def test_replies_of_several_attempts_are_added_in_client_order():
 
 
 def test_a_round_without_replies_is_retried_and_then_fails():
-    method, draws = fp.FedAvg(S=2, K=1), fp.core.random.RoundDraws(0, 0)
-    transport = ScriptedTransport([lambda call: [Chunk(call.clients, call.clients[:0], None)]] * 50)
-    one_round = make_round(method, transport, retries=1, patience=5)
+    method = fp.FedAvg(S=2, K=1)
+    transport = ScriptedTransport(
+        method, [lambda call: [Chunk(call.clients, call.clients[:0], None)]] * 50
+    )
+    engine = ScriptedEngine(transport, method, retries=1, patience=5)
     with pytest.raises(RoundFailed, match="round 0 failed: no valid reply from clients"):
-        one_round.step(method.init(np.zeros(4), 8), draws)
+        engine.step()
     assert len(transport.requested) == 6
-    assert one_round.costs.round == 0
+    assert engine.costs.round == 0
 
 
 @pytest.mark.parametrize("name", ALL)

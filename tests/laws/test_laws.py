@@ -15,7 +15,7 @@ from support import Replay, ScriptedDraws, Unfused, make_method, quadratic, soft
 import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 NAMES = list(ROWS)
 GRADIENT_DESCENT = [name for name, row in ROWS.items() if row.descent is not None]
@@ -85,7 +85,7 @@ def test_page_is_fedpage_with_one_local_step_for_any_eta_l_and_b3(eta_l):
 def simulate_at_optimum(name: str, problem: fp.Quadratic, K: int) -> Simulation:
     """Return a run whose server state and client states are stationary at x*."""
     method = make_method(name, 3, K, 0.2, full=True)
-    run = Simulation(problem, method, seed=2, x0=problem.x_star)
+    run = Simulation(problem, method, seed=2, options=fp.RunOptions(x0=problem.x_star))
     everyone = np.arange(problem.N)
     gradients = problem.oracle(everyone, RoundDraws(0, 0)).grad(
         problem.x_star, fp.core.types.Batch(None, problem.sizes)
@@ -346,10 +346,10 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
         draws = run.draws()
         call = method.call(run.state, draws)
         seen.add(type(call.message))
-        (together,) = run._transport.request(call, draws, 0)
+        (together,) = run.transport.request(call, draws, 0)
         for i, client in enumerate(call.clients):
             one = call._replace(clients=np.array([client]), cohort=call.clients)
-            (alone,) = run._transport.request(one, draws, 0)
+            (alone,) = run.transport.request(one, draws, 0)
             for whole, single in zip(together.replies, alone.replies, strict=True):
                 assert whole[i].tobytes() == single[0].tobytes()
             if together.client_states is not None:

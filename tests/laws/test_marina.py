@@ -19,7 +19,7 @@ from support import Replay, ScriptedDraws, Unfused, compress, quadratic, uneven
 import fedpage as fp
 from fedpage.codecs import Codec, Keys, as_codec
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods import steps
 
 ALL_ROWS = list(range(M))

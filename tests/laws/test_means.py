@@ -9,7 +9,7 @@ from support import make_method, quadratic
 
 import fedpage as fp
 from fedpage.engine.aggregation import ClippedMean, TrimmedMean
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 TAKING = [name for name in ROWS if getattr(make_method(name, 3, 2, 0.1), "takes_any_mean", False)]
 OTHERS = [name for name in ROWS if name not in TAKING]
@@ -33,15 +33,22 @@ def test_a_method_that_takes_any_mean_sends_changes_and_keeps_no_client_state(na
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_methods_refuse_other_means(name):
     with pytest.raises(fp.InputError, match="needs the mean of the replies"):
-        Simulation(quadratic(), make_method(name, 3, 2, 0.1), seed=0, aggregation=ClippedMean(1e9))
+        Simulation(
+            quadratic(),
+            make_method(name, 3, 2, 0.1),
+            seed=0,
+            options=fp.RunOptions(aggregation=ClippedMean(1e9)),
+        )
 
 
 def histories(name, *aggregations, wrong=()):
     """Return histories of a method, some of whose clients send wrong numbers of either sign."""
     for aggregation in aggregations:
         method = make_method(name, 8, 2, 0.05)
-        run = Simulation(quadratic(noise=1.0), method, seed=1, aggregation=aggregation)
-        request = run.round.transport.request
+        run = Simulation(
+            quadratic(noise=1.0), method, seed=1, options=fp.RunOptions(aggregation=aggregation)
+        )
+        request = run.transport.request
 
         def send(call, draws, attempt, request=request):
             for chunk in request(call, draws, attempt):
@@ -50,7 +57,7 @@ def histories(name, *aggregations, wrong=()):
                     dy[client] = 1e6 * (-1) ** sign
                 yield chunk._replace(replies=chunk.replies._replace(dy=dy))
 
-        run.round.transport.request = send
+        run.transport.request = send
         yield [run.step() and run.x.copy() for _ in range(15)]
 
 
@@ -67,7 +74,7 @@ def test_a_trimmed_mean_is_the_mean_of_the_honest_clients(name):
     (trimmed,) = histories(name, TrimmedMean(0.125), wrong=(2, 5))
     method = make_method(name, 8, 2, 0.05)
     run = Simulation(quadratic(noise=1.0), method, seed=1)
-    request = run.round.transport.request
+    request = run.transport.request
 
     def without(call, draws, attempt):
         for chunk in request(call, draws, attempt):
@@ -77,7 +84,7 @@ def test_a_trimmed_mean_is_the_mean_of_the_honest_clients(name):
                 replies=chunk.replies._make([part[kept] for part in chunk.replies]),
             )
 
-    run.round.transport.request = without
+    run.transport.request = without
     for x in trimmed:
         run.step()
         assert np.array_equal(run.x, x)

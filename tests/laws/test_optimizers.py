@@ -12,7 +12,7 @@ from support import Unfused, quadratic, uneven
 import fedpage as fp
 from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum, clip_rows, row_norms
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods.fedavg import Model
 
 OPTIMIZERS = [
@@ -94,7 +94,7 @@ def test_moments_begin_at_zero_in_every_round():
     method = fp.FedAvg(S=8, K=3, eta_l=0.02, b=None, client_optimizer=Momentum(0.9))
     run = Simulation(problem, method, seed=0)
     run.step()
-    again = Simulation(problem, method, seed=0, x0=run.x)
+    again = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=run.x))
     run.step()
     again.step()
     assert run.x.tobytes() == again.x.tobytes()

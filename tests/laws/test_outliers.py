@@ -14,7 +14,7 @@ from support import make_method, quadratic, softmax, uneven
 import fedpage as fp
 from fedpage.core.types import Call
 from fedpage.engine.outliers import OutlierCheck
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.engine.transport import Chunk, RoundFailed
 
 COMPARED = fp.Faults(huge=1e-300)
@@ -86,7 +86,7 @@ def test_a_run_that_diverges_is_not_blamed_on_its_clients():
 
 def attack(run: Simulation, client: int, field: str, value: float, since: int) -> None:
     """Let a client send a wrong value in one field of every reply."""
-    request = run.round.transport.request
+    request = run.transport.request
 
     def send(call, draws, attempt):
         for chunk in request(call, draws, attempt):
@@ -97,14 +97,14 @@ def attack(run: Simulation, client: int, field: str, value: float, since: int) -
                 chunk = chunk._replace(replies=chunk.replies._replace(**{field: part}))
             yield chunk
 
-    run.round.transport.request = send
+    run.transport.request = send
 
 
 def fields_sent(problem, method) -> dict[int, set[str]]:
     """Return the fields that each client sends in rounds 2..19, where norms are compared."""
-    run = Simulation(problem, method, seed=4, faults=COMPARED)
+    run = Simulation(problem, method, seed=4, options=fp.RunOptions(faults=COMPARED))
     sent: dict[int, set[str]] = {}
-    request = run.round.transport.request
+    request = run.transport.request
 
     def watch(call, draws, attempt):
         for chunk in request(call, draws, attempt):
@@ -112,7 +112,7 @@ def fields_sent(problem, method) -> dict[int, set[str]]:
                 sent.setdefault(client, set()).update(chunk.replies._fields)
             yield chunk
 
-    run.round.transport.request = watch
+    run.transport.request = watch
     for _ in range(20):
         run.step()
     return sent
@@ -133,7 +133,7 @@ def test_a_wrong_field_is_found_and_its_client_named(name):
     for client, fields in fields_sent(problem, method).items():
         for field in fields if client in (1, 4, 6) else ():
             found = 0
-            run = Simulation(problem, method, seed=4, faults=COMPARED)
+            run = Simulation(problem, method, seed=4, options=fp.RunOptions(faults=COMPARED))
             attack(run, client, field, 1e10 if field in ("norm2", "rows") else 1e5, since=2)
             for _ in range(20):
                 try:

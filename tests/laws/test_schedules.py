@@ -12,7 +12,7 @@ from support import make_method, quadratic, uneven
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.core.schedules import Constant, Cosine, Schedule, Step, Warmup, at_round, with_step
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.runs.config import field_types
 
 CONSTANT = {
@@ -45,7 +45,7 @@ def scheduled(method, make):
 
 
 def moves(problem, method, rounds: int, **options) -> list[bytes]:
-    run = Simulation(problem, method, seed=5, **options)
+    run = Simulation(problem, method, seed=5, options=fp.RunOptions(**options))
     found = []
     for _ in range(rounds):
         run.step()
@@ -70,8 +70,8 @@ def test_every_round_has_the_numbers_of_its_schedule(name):
     for now in range(8):
         constant = at_round(method, now)
         assert not any(isinstance(value, Schedule) for value in vars(constant).values())
-        transport: Any = run.round.transport
-        run.method = run.round.method = transport.method = constant
+        transport: Any = run.transport
+        run.method = transport.method = constant
         run.step()
         assert run.x.tobytes() == wanted[now]
 

@@ -22,7 +22,7 @@ from fedpage.codecs import as_codec
 from fedpage.core import secant
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods import secantpage
 from fedpage.methods.passes import Difference
 from fedpage.methods.secantpage import State
@@ -344,7 +344,7 @@ def test_a_window_of_all_pairs_is_the_full_metric():
 
 def the_pass(problem: Any, method: Any, seed: int = 1, number: int = 1, **options: Any) -> Any:
     """Run until a pass has had every client: the first, or that of a number."""
-    run = Simulation(problem, method, seed=seed, **options)
+    run = Simulation(problem, method, seed=seed, options=fp.RunOptions(**options))
     while not run.state.seen.all() and getattr(run.state, "passes", 0) < number:
         run.step()
     return run
@@ -471,7 +471,10 @@ def test_a_client_that_never_answers_keeps_the_pass_open(method):
     """Sampled rounds replace the calls of it alone, and no full round is tried without it."""
     problem = quadratic()
     run = Simulation(
-        problem, method, seed=1, faults=fp.Faults(gone=(5,)), policy=fp.Policy(patience=1)
+        problem,
+        method,
+        seed=1,
+        options=fp.RunOptions(faults=fp.Faults(gone=(5,)), policy=fp.Policy(patience=1)),
     )
     for _ in range(30):
         run.step()
@@ -485,9 +488,9 @@ def test_a_lost_client_does_not_keep_others_of_its_block_out():
     order = RoundDraws(1, 0).order(8).tolist()
     lost = order[5]  # in the second block of four
     faults = fp.Faults(gone=(lost,))
-    run = Simulation(quadratic(), fp.SecantPAGE(S=4), seed=1, faults=faults)
+    run = Simulation(quadratic(), fp.SecantPAGE(S=4), seed=1, options=fp.RunOptions(faults=faults))
     run.step()
-    run.round.health.misses[lost] = 3
+    run.health.misses[lost] = 3
     run.step()
     assert np.flatnonzero(~run.state.seen).tolist() == [lost]
     assert run.costs.fallbacks == 0
@@ -496,7 +499,9 @@ def test_a_lost_client_does_not_keep_others_of_its_block_out():
 def test_a_full_round_without_a_client_is_replaced_and_does_not_count_as_one():
     problem = quadratic()
     faults = fp.Faults(gone=(5,), gone_from=4)
-    run = Simulation(problem, fp.SecantPAGE(S=2, renew="full"), seed=1, faults=faults)
+    run = Simulation(
+        problem, fp.SecantPAGE(S=2, renew="full"), seed=1, options=fp.RunOptions(faults=faults)
+    )
     for _ in range(30):
         run.step()
     assert run.state.passes == 1
@@ -510,7 +515,7 @@ def test_sampled_rounds_carry_both_estimators_along():
     A = quadratic().A[:1].repeat(8, axis=0)
     problem = fp.Quadratic(A, quadratic(noise=1.0).b)
     faults = fp.Faults(gone=(5,), gone_from=4)
-    run = Simulation(problem, fp.SecantPAGE(S=2), seed=1, faults=faults)
+    run = Simulation(problem, fp.SecantPAGE(S=2), seed=1, options=fp.RunOptions(faults=faults))
     for _ in range(12):
         run.step()
     others = [i for i in range(8) if i != 5]

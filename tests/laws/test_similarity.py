@@ -13,7 +13,7 @@ import fedpage as fp
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Vector
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods import icgm, saber, sdane, svrp
 from fedpage.methods.icgm import ICGM
 from fedpage.methods.saber import SABER
@@ -216,7 +216,7 @@ def test_exact_solutions_of_equal_clients_are_proximal_point_steps(cls):
         method = cls(K=200, lam=1 / gamma, eta_l=0.5, S=3)
     else:
         method = cls(K=200, gamma=gamma, eta_l=0.3, S=3, p=1e-9)
-    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(4)))
     x: Vector = np.ones(4)
     A, b = problem._whole
     for r in range(8):
@@ -253,7 +253,7 @@ def test_s_dane_with_one_local_step_is_an_extragradient_step():
     """S = N, K = 1: x = v - eta grad f(v), and v moves along the gradient at x."""
     problem = equal_clients()
     method = SDANE(K=1, lam=2.0, eta_l=0.25, mu=0.1)
-    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(4)))
     v, eta, t = np.ones(4), method.gradient_step, 1 / 2.0
     for _ in range(5):
         run.step()
@@ -312,7 +312,9 @@ def test_svrps_h_is_the_gradient_at_w_and_full_gradients_come_with_probability_p
 @pytest.mark.parametrize("faults", [None, fp.Faults(dropout=0.4)])
 def test_i_cgms_h_is_the_mean_of_the_clients_gradients(up, faults):
     problem, method = uneven("robust"), ICGM(S=4, lam=5.0, eta_l=0.1, up=up)
-    run = Simulation(problem, method, seed=3, faults=faults, policy=fp.Policy(retries=0))
+    run = Simulation(
+        problem, method, seed=3, options=fp.RunOptions(faults=faults, policy=fp.Policy(retries=0))
+    )
     for _ in range(40):
         run.step()
         b = run.client_states.get_all().b
@@ -346,7 +348,7 @@ def test_other_clients_replace_a_lost_delegate():
     problem = quadratic()
     method = ICGM(S=3, lam=4.0, eta_l=0.4, p=0.3, delegate=6)
     faults = fp.Faults(gone=(6,), gone_from=1)
-    run = Simulation(problem, method, seed=1, faults=faults)
+    run = Simulation(problem, method, seed=1, options=fp.RunOptions(faults=faults))
     for _ in range(30):
         run.step()
     assert run.costs.fallbacks == 15
@@ -429,7 +431,7 @@ def test_a_failed_refresh_keeps_the_reference_point():
     methods: list[AnyMethod] = [SVRP(S=3, K=2, p=0.5), SABER(S=3, K=2, p=0.5)]
     for method in methods:
         faults = fp.Faults(gone=(6,), gone_from=1)
-        run = Simulation(problem, method, seed=1, faults=faults)
+        run = Simulation(problem, method, seed=1, options=fp.RunOptions(faults=faults))
         for _ in range(20):
             run.step()
         assert run.costs.fallbacks > 3
@@ -517,7 +519,7 @@ def test_s_dane_contracts_as_its_theorem_says(spread):
     method = SDANE.from_theory(problem, mu=mu, delta=delta)
     assert method.lam == 2 * delta
     everyone = np.arange(problem.N)
-    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(4)))
     for _ in range(30):
         run.step()
         v, far = run.state.v, ((run.state.v - problem.x_star) ** 2).sum()
@@ -540,7 +542,7 @@ def test_s_dane_contracts_as_its_theorem_says(spread):
 def test_accelerated_s_dane_stays_below_its_bound(strongly):
     problem, delta, mu = curved(0.45)
     method = AccSDANE.from_theory(problem, mu=mu if strongly else 0.0, delta=delta)
-    run = Simulation(problem, method, seed=0, x0=np.ones(4))
+    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(4)))
     best, R2 = problem.loss(problem.x_star), ((np.ones(4) - problem.x_star) ** 2).sum()
     for R in range(1, 16):
         run.step()

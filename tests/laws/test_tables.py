@@ -18,7 +18,7 @@ from support import Replay, ScriptedDraws, quadratic, uneven
 import fedpage as fp
 from fedpage.codecs import Keys, as_codec
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods import table_steps
 from fedpage.methods.frecon import FRECON
 from fedpage.methods.zerosarah import ClientState, FirstReply, ZeroSARAH
@@ -212,7 +212,10 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_h_is_the_mean_of_the_tables(name, faults):
     run = Simulation(
-        uneven("robust"), METHODS[name], seed=2, faults=faults, policy=fp.Policy(retries=0)
+        uneven("robust"),
+        METHODS[name],
+        seed=2,
+        options=fp.RunOptions(faults=faults, policy=fp.Policy(retries=0)),
     )
     for _ in range(40):
         run.step()

@@ -9,17 +9,20 @@ CLIENT_STATES = [
          "table[clients] = rows", "table[clients] = 0.0 * rows + table[clients]"),
 ]  # fmt: skip
 
-ROUND = [
-    Edit("engine: divided by the wrong count", "Round._average",
+MEAN = [
+    Edit("engine: divided by the wrong count", "Mean.combine",
          "mean_rows", "lambda part: mean_rows(part[1:] if len(part) > 1 else part)"),
-    Edit("policy: g from a part of the clients", "Round._gather",
+]  # fmt: skip
+
+COLLECT = [
+    Edit("policy: g from a part of the clients", "Collector._ask",
          "call.require_all and policy.fall_back", "False"),
-    Edit("policy: divided by the called, not the arrived", "_Gathered.mean",
+    Edit("policy: divided by the called, not the arrived", "_Total.mean",
          "self._accumulator.finish(len(clients))",
          "self._accumulator.finish(len(clients) + len(self.missing))"),
-    Edit("policy: no retries", "Round._gather_chunks", "not len(reachable)", "True"),
-    Edit("policy: full rounds are tried for a lost client", "Round._gather_or_fall_back",
-         "not missing", "True"),
+    Edit("policy: no retries", "Collector._add", "again is None", "True"),
+    Edit("policy: full rounds are tried for a lost client", "Collector._collect_or_fall_back",
+         "self.find_lost(call)", "[]"),
 ]  # fmt: skip
 
 DELIVERY = [
@@ -31,12 +34,11 @@ DELIVERY = [
 
 LOCAL_TRANSPORT = [
     Edit("policy: client states of replies that did not count", "LocalTransport._request_unreliable",
-         "self.policy.commit == 'always'", "True"),
+         "self.policy.commit == 'always' and len(able)", "len(able)"),
 ]  # fmt: skip
 
 TABLES = {
-    "engine/client_states.py": CLIENT_STATES,
-    "engine/round.py": ROUND,
-    "engine/delivery.py": DELIVERY,
-    "engine/local_transport.py": LOCAL_TRANSPORT,
+    "engine/aggregation.py": MEAN,
+    "engine/collect.py": COLLECT,
+    "engine/local.py": [*CLIENT_STATES, *DELIVERY, *LOCAL_TRANSPORT],
 }

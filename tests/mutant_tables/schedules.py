@@ -15,9 +15,9 @@ SCHEDULED = [
          "each.scaled(getattr(moved, name) / getattr(peak, name))", "each.scaled(1.0)"),
 ]  # fmt: skip
 ROUND = [
-    Edit("schedules: the server has the numbers of the next round", "Round.step",
-         "method.server(state, replies)",
-         "at_round(self.method, draws.round + 1).server(state, replies)"),
+    Edit("schedules: the server has the numbers of the next round", "Engine.step",
+         "method.server(self.state, replies)",
+         "at_round(self.method, draws.round + 1).server(self.state, replies)"),
 ]  # fmt: skip
 TRANSPORT = [
     Edit("schedules: clients have the numbers of the next round", "LocalTransport._compute",
@@ -27,5 +27,5 @@ TRANSPORT = [
 TABLES = {
     "core/schedules.py": SCHEDULED,
     "engine/round.py": ROUND,
-    "engine/local_transport.py": TRANSPORT,
+    "engine/local.py": TRANSPORT,
 }

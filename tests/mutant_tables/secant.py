@@ -249,10 +249,10 @@ FEDPAGE = [
 ]  # fmt: skip
 
 ENGINE = [
-    Edit("engine: a call that nobody answers has no fallback", "Round._gather_or_fall_back",
-         "call.fallback is not None and self.policy.fall_back",
-         "call.require_all and call.fallback is not None and self.policy.fall_back"),
-    Edit("engine: a lost client ends calls that do not need it", "Round._lost",
+    Edit("engine: a call that nobody answers has no fallback", "Collector._collect_or_fall_back",
+         "replies is None and call.fallback is not None and policy.fall_back",
+         "replies is None and call.require_all and call.fallback is not None and policy.fall_back"),
+    Edit("engine: a lost client ends calls that do not need it", "Collector.find_lost",
          "call.require_all or len(lost) == len(called)", "True"),
 ]  # fmt: skip
 
@@ -267,6 +267,6 @@ TABLES = {
     "methods/passes.py": PASS,
     "core/passes.py": CLIENTS,
     "methods/fedpage.py": FEDPAGE,
-    "engine/round.py": ENGINE,
+    "engine/collect.py": ENGINE,
     "core/random.py": RANDOM,
 }

@@ -14,7 +14,7 @@ from support import methods
 from torch.nn import functional as F
 
 import fedpage as fp
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.problems.torch.problem import TorchProblem
 from fedpage.problems.torch.rows import TensorArrays
 

@@ -18,8 +18,8 @@ import fedpage as fp
 from fedpage.codecs import IDENTITY
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Batch
-from fedpage.engine.round import Costs
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.collect import Costs
+from fedpage.engine.simulate import Simulation
 from fedpage.problems.torch.gradients import BatchedGradients, padded_count
 from fedpage.problems.torch.objective import padded_width
 

@@ -15,7 +15,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.columns import AXES, COLUMNS, DERIVED
-from fedpage.engine.round import TimedCosts
+from fedpage.engine.collect import TimedCosts
 from fedpage.report import page, plots
 from fedpage.report.style import METHOD_STYLES, assign_styles
 from fedpage.report.tables import Table

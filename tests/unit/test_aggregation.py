@@ -12,8 +12,7 @@ import fedpage as fp
 from fedpage.core.aggregate import mean_rows
 from fedpage.engine import privacy
 from fedpage.engine.aggregation import Aggregation, ClippedMean, Mean, TrimmedMean, norms_of
-from fedpage.engine.privacy import PrivateMean
-from fedpage.engine.releases import ReleaseJournal, read_noise_key
+from fedpage.engine.privacy import PrivateMean, ReleaseJournal, read_noise_key
 from fedpage.methods.registry import METHODS
 
 KEY = b"key"

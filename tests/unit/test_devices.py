@@ -11,9 +11,8 @@ from support import methods, quadratic, uneven
 import fedpage as fp
 from fedpage.core.columns import AXES, SIMULATED, Cost, list_axes
 from fedpage.core.random import RoundDraws
-from fedpage.engine.clock import Clock
-from fedpage.engine.devices import PROFILES, Device, Devices
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.devices import PROFILES, Clock, Device, Devices
+from fedpage.engine.simulate import Simulation
 from fedpage.engine.transport import RoundFailed
 
 ALL = methods(4, 3, 0.1)
@@ -66,7 +65,7 @@ def test_the_bytes_of_each_reply_count_as_the_codec_sends_them():
     per_round = np.diff(history["bytes_up"])
     taken = np.diff(history[SIMULATED])
     assert len(set(taken.tolist())) > 1
-    wire = Simulation(problem, method, seed=3)._transport._wire
+    wire = Simulation(problem, method, seed=3).transport.codec
     message, clients = next(iter(wire.replies)), np.array([0, 1])
     for r in range(20):
         each = wire.reply_bytes(message, clients, RoundDraws(3, r))
@@ -146,7 +145,7 @@ def test_a_deadline_leaves_out_exactly_the_slow_clients():
     problem = uneven()
     devices = Devices(noise=0.0, deadline=0.15)
     method = fp.FedAvg(S=problem.N, K=2, b=3, eta_g=0.1)
-    engine = Simulation(problem, method, seed=3, devices=devices)
+    engine = Simulation(problem, method, seed=3, options=fp.RunOptions(devices=devices))
     work = 2 * np.minimum(problem.sizes, 3)
     everyone = np.arange(problem.N)
     seconds = devices.draw(problem.N, problem.d).seconds(
@@ -167,7 +166,7 @@ def test_a_deadline_leaves_out_exactly_the_slow_clients():
     assert costs.rejected == 5 * len(slow)  # and answer in the next
     assert costs.clients == 6 * problem.N
     assert vars(costs)[SIMULATED] == pytest.approx(6 * 0.15)
-    assert engine.round.health.misses == {}  # slow clients are not lost
+    assert engine.health.misses == {}  # slow clients are not lost
 
 
 def test_a_round_that_needs_every_client_has_no_deadline():
@@ -198,10 +197,14 @@ def test_a_client_that_does_not_answer_is_waited_for_until_the_deadline():
 
 def test_a_failed_round_takes_time_too():
     engine = Simulation(
-        two_clients(), fp.FedAvg(S=2, K=1, eta_g=0.1), seed=0,
-        devices=Devices("two.csv", measured=TWO, deadline=0.5),
-        policy=fp.Policy(retries=0, patience=3),
-    )  # fmt: skip
+        two_clients(),
+        fp.FedAvg(S=2, K=1, eta_g=0.1),
+        seed=0,
+        options=fp.RunOptions(
+            devices=Devices("two.csv", measured=TWO, deadline=0.5),
+            policy=fp.Policy(retries=0, patience=3),
+        ),
+    )
     with pytest.raises(RoundFailed):
         engine.step()
     assert vars(engine.costs)[SIMULATED] == pytest.approx(4 * 0.5)

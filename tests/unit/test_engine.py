@@ -14,8 +14,8 @@ from support import methods, quadratic, uneven
 import fedpage as fp
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.errors import InputError
-from fedpage.engine.client_states import ClientStates
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.local import ClientStates
+from fedpage.engine.simulate import Simulation
 from fedpage.methods.fair import fair_batch
 
 TARGET, BUDGET, DIVERGED = fp.StopReason.TARGET, fp.StopReason.BUDGET, fp.StopReason.DIVERGED

@@ -225,7 +225,7 @@ def test_missing_permissions_are_reported(words, what):
     """Root may do anything, so the process becomes nobody once it has imported what it needs."""
     become = (
         "import contextlib, os, sys, rich.progress, sklearn.datasets, fedpage.cli.main\n"
-        "import fedpage.engine.simulation\n"
+        "import fedpage.engine.simulate\n"
         "from fedpage.runs import build, config\n"
         "sys.argv = ['fedpage', 'run', '--help']\n"
         # typer imports some modules late

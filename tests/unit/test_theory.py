@@ -12,7 +12,7 @@ import fedpage as fp
 from fedpage import theory
 from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 
 # Theorems against numbers computed by hand
 

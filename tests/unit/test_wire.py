@@ -14,7 +14,7 @@ from fedpage import codecs
 from fedpage.codecs.wire import Wire
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Call, Scalar, Vector
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation
 from fedpage.methods.fedpage import FullGradient
 from fedpage.methods.marina import Difference
 
@@ -175,8 +175,9 @@ def test_the_sampled_round_that_replaces_a_full_one_needs_all_its_clients_with_p
         quadratic(),
         fp.PPMARINA(S=4, p=0.5, up="permk"),
         seed=0,
-        faults=fp.Faults(dropout=0.4),
-        policy=fp.Policy(full_retries=0, retries=0, patience=50),
+        options=fp.RunOptions(
+            faults=fp.Faults(dropout=0.4), policy=fp.Policy(full_retries=0, retries=0, patience=50)
+        ),
     )
     run.step()
     counts = {run.step().count for _ in range(12)}
@@ -196,15 +197,17 @@ def test_permk_names_the_client_without_which_a_round_fails():
 def test_late_replies_are_counted_as_they_were_sent():
     """A full round's replies have 64 bits a number, those of differences 12 bits."""
     method = fp.PPMARINA(S=4, p=0.5, up="natural")
-    run = Simulation(quadratic(), method, seed=0, faults=fp.Faults(late=1.0))
+    run = Simulation(quadratic(), method, seed=0, options=fp.RunOptions(faults=fp.Faults(late=1.0)))
     gradient = Call(np.arange(8), FullGradient(run.x))
     difference = Call(np.arange(3), Difference(run.x, run.x))
     calls = [gradient, difference, gradient]
     sizes = []
     for r, call in enumerate(calls):
-        first, *_ = run._transport.request(call, RoundDraws(0, r), 0)
+        first, *_ = run.transport.request(call, RoundDraws(0, r), 0)
         sizes.append(None if first.size is None else first.size.bits)
-        restored = Simulation(quadratic(), method, seed=0, faults=fp.Faults(late=1.0))
+        restored = Simulation(
+            quadratic(), method, seed=0, options=fp.RunOptions(faults=fp.Faults(late=1.0))
+        )
         restored.restore(run.snapshot(), "a snapshot")
         run = restored
     assert sizes == [None, 8 * 64 * D, 3 * 12 * D]

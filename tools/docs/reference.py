@@ -8,8 +8,9 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "running": (
         "Running", "Run a method once or many times, and decide when a run ends.",
         [
-            "engine.simulate.simulate", "engine.simulate.RunOptions", "studies.sweep.sweep",
-            "engine.simulation.Simulation", "engine.stopping.Stop", "runs.store.RunStore",
+            "engine.simulate.simulate", "runs.spec.RunOptions", "runs.spec.RunSpec",
+            "studies.sweep.sweep", "engine.simulate.Simulation", "engine.stopping.Stop",
+            "runs.store.RunStore",
         ],
     ),
     "history": (
@@ -98,15 +99,14 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "faults": (
         "Faults", "Clients that fail, the policy for them, and devices for simulated time.",
         ["engine.faults.Faults", "engine.policy.Policy", "engine.devices",
-         "engine.aggregation", "engine.fixed_point", "engine.outliers", "engine.privacy",
-         "engine.releases"],
+         "engine.aggregation", "engine.fixed_point", "engine.outliers", "engine.privacy"],
     ),
     "types": ("Types", "Protocols, types and errors.", ["core.types", "core.errors"]),
     "engines": (
         "For engines", "The parts of an engine of your own.",
         [
-            "engine.base", "engine.transport", "engine.round", "engine.client_states",
-            "engine.loop", "core.messages",
+            "engine.round", "engine.transport", "engine.collect", "engine.local", "engine.loop",
+            "core.messages",
         ],
     ),
     "draws": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason, Vector
@@ -13,23 +13,15 @@ from fedpage.runs.history import History
 from fedpage.runs.history_lines import Meta
 
 
-class Event(Protocol):
-    """A fault of clients in a round."""
+class Event(NamedTuple):
+    """A fault of clients in a round, as the history records it."""
 
-    @property
-    def kind(self) -> str:
-        """The event's name: "rejected", "fallback", "lost" or "back"."""
-        ...
-
-    @property
-    def round(self) -> int:
-        """The round it happened in, counted from 0."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """A sentence that describes it."""
-        ...
+    kind: str
+    """The event's name: "rejected", "fallback", "lost", "back", or an engine's own."""
+    round: int
+    """The round it happened in, counted from 0."""
+    text: str
+    """A sentence that describes it."""
 
 
 @dataclass(frozen=True)

@@ -296,10 +296,11 @@ def check_runs(
     problem: Problem, methods: Sequence[AnyMethod], *, seed: int = 0, threads: int = 1
 ) -> None:
     """Check that each method can run on the problem, before anything is printed or written."""
-    from fedpage.engine.simulation import Simulation
+    from fedpage.engine.simulate import Simulation
+    from fedpage.runs.spec import RunOptions
 
     for method in methods:
-        Simulation(problem, method, seed=seed, threads=threads)
+        Simulation(problem, method, seed=seed, options=RunOptions(threads=threads))
 
 
 @contextmanager

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.core.aggregate import add_rows
+from fedpage.codecs.wire import Size
+from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.messages import Layout
 from fedpage.core.types import AnyMethod, Vector
 from fedpage.core.validate import as_number
 from fedpage.runs.config import structure
+
+if TYPE_CHECKING:
+    from fedpage.engine.privacy import PrivacyLedger
 
 
 class Accumulator(Protocol):
@@ -89,9 +94,32 @@ class Aggregation(ABC):
         return True
 
     @property
+    def is_private(self) -> bool:
+        """Whether the aggregate must not reveal a client's reply."""
+        return False
+
+    @property
     def needs_mean(self) -> bool:
         """Whether only methods that take any estimate of the mean may use it."""
         return True
+
+    def combine(
+        self, replies: Sequence[Vector], round: int, key: bytes, N: int
+    ) -> Iterable[Vector]:
+        """Return the aggregate of all replies of a round, if they arrive at once.
+
+        Args:
+            replies: The replies, each field (n, d).
+            round: The round's number.
+            key: The key of the aggregation's random numbers.
+            N: The number of clients of the federation.
+
+        Returns:
+            The fields of the aggregate, (d,) each.
+        """
+        accumulator = self.begin(round, key, N)
+        accumulator.add(replies)
+        return accumulator.finish(len(replies[0]))
 
     @abstractmethod
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
@@ -119,6 +147,27 @@ class Aggregation(ABC):
                 "its later rounds build on it; use FedAvg, FedProx or FedAdam, or aggregation=mean"
             )
 
+    def make_ledger(self, method: AnyMethod, N: int) -> PrivacyLedger | None:
+        """Return the account of a run's privacy budget, if the aggregation is private."""
+        return None
+
+    def measure_reply(self, layout: Layout[Any]) -> Size | None:
+        """Return the size of a reply, if it is not sent as the method's codec encodes it."""
+        return None
+
+    def mean_values(
+        self, losses: Vector, metrics: Mapping[str, Vector], factors: Vector | None, N: int
+    ) -> dict[str, float]:
+        """Return the means of clients' losses and metrics that this aggregation computes itself.
+
+        Args:
+            losses: The loss of each client, (n,).
+            metrics: The metrics of each client, (n,) each.
+            factors: The factors N w_i of these clients, (n,); None for equal weights.
+            N: The number of clients of the federation.
+        """
+        return {}
+
     def describe(self) -> dict[str, object]:
         """Return the settings as plain values."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
@@ -139,6 +188,12 @@ class Mean(Aggregation):
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum."""
         return _Sum()
+
+    def combine(
+        self, replies: Sequence[Vector], round: int, key: bytes, N: int
+    ) -> Iterable[Vector]:
+        """Return the mean, with the bits of the running sum divided by n."""
+        return map(mean_rows, replies)
 
 
 @dataclass(frozen=True)

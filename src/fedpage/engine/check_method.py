@@ -13,10 +13,10 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
 from fedpage.core.schedules import at_peak
 from fedpage.core.types import AnyMethod, Oracle, Vector
-from fedpage.engine.base import check_is_method
 from fedpage.engine.faults import Faults
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation, check_is_method
 from fedpage.problems.quadratic import Quadratic
+from fedpage.runs.spec import RunOptions
 
 _ROUNDS = 12
 
@@ -117,7 +117,7 @@ def _problem(noise: float = 0.3, spread: float = 3.0) -> Quadratic:
 def _simulation(
     method: AnyMethod, problem: Quadratic | None = None, **options: Any
 ) -> AnySimulation:
-    return Simulation(_problem() if problem is None else problem, method, seed=1, **options)
+    return Simulation(problem or _problem(), method, seed=1, options=RunOptions(**options))
 
 
 def _trace(method: AnyMethod, **options: Any) -> list[bytes]:

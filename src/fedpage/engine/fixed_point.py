@@ -131,8 +131,7 @@ class FixedPointMean(Aggregation):
         means = decode(rows.sum(axis=0), len(losses), exponent, np.dtype(np.float64))
         return read_values(means, metrics)
 
-    @staticmethod
-    def measure(layout: Layout[Any]) -> Size:
+    def measure_reply(self, layout: Layout[Any]) -> Size:
         """Return the size of a reply as it is sent: 8 bytes for every number."""
         nbytes = NUMBER_BYTES * layout.floats
         return Size(layout.floats, 8 * nbytes, nbytes)

@@ -9,14 +9,21 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from fedpage.callbacks.base import Callback, RoundEnd, RunInfo, Stopped, check_callbacks
+from fedpage.callbacks.base import (
+    Callback,
+    Event,
+    RoundEnd,
+    RunInfo,
+    Stopped,
+    check_callbacks,
+)
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.recording import RecordEvery, check_record_every, is_recorded
 from fedpage.core.types import StopReason
 from fedpage.core.validate import check_whole
-from fedpage.engine.base import AnyEngine
+from fedpage.engine.round import AnyEngine
 from fedpage.engine.stopping import Stop, Watch
-from fedpage.engine.transport import Event, RoundFailed
+from fedpage.engine.transport import RoundFailed
 from fedpage.runs.checkpoint import Snapshot, make_read_only
 from fedpage.runs.fingerprint import Code
 from fedpage.runs.history import History, is_complete
@@ -149,7 +156,7 @@ class Run:
         down, up = costs.bytes_down, costs.bytes_up
         began = time.perf_counter()
         info = engine.step()
-        seconds = time.perf_counter() - began + info.seconds_ahead
+        seconds = time.perf_counter() - began + engine.seconds_ahead
         self.seconds += seconds
         self._add_events(info.events)
         done, is_last = costs.round, costs.round == self.rounds

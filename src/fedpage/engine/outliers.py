@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 from fedpage.codecs.wire import Wire
 from fedpage.core.types import Call, ClientStateT, Ints, MessageT, ReplyT, Vector
 from fedpage.engine.aggregation import norms_of
-from fedpage.engine.chunks import select
-from fedpage.engine.delivery import take_row
 from fedpage.engine.transport import Chunk, Rejection
 from fedpage.runs.checkpoint import Snapshot
 
@@ -99,7 +97,7 @@ class OutlierCheck:
             for i in np.flatnonzero(huge | far).tolist():
                 text = f"{replies._fields[place]} of norm {norms[kind][i]:.3g} "
                 text += "is too large" if huge[i] else f"where the median is {median:.3g}"
-                reply = take_row(replies, i) if huge[i] or called > 1 else None
+                reply = chunk.reply_of(i) if huge[i] or called > 1 else None
                 client = int(clients[i])
                 wrong.setdefault(client, Rejection(client, f"outlier: {text}", reply))
         right = ~np.isin(chunk.clients, list(wrong))
@@ -107,7 +105,7 @@ class OutlierCheck:
             known[kind].accept(clients[right], values[right])
         if not wrong:
             return chunk
-        return select(chunk, right)._replace(rejected=[*chunk.rejected, *wrong.values()])
+        return chunk.select(right)._replace(rejected=[*chunk.rejected, *wrong.values()])
 
     def snapshot(self) -> Snapshot:
         """Return the norms so far, for a checkpoint."""

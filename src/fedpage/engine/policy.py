@@ -80,6 +80,11 @@ class Policy:
                 f"policy: commit must be 'counted' or 'always', not {short_repr(self.commit)}"
             )
 
+    @property
+    def fallback_attempt(self) -> int:
+        """The number of the first attempt of a fallback, beyond those of the full round."""
+        return 2 * (1 + self.full_retries) + self.patience
+
     def describe(self) -> dict[str, object]:
         """Return all settings as plain values, or nothing for the default policy."""
         return {} if self == Policy() else vars(self).copy()

@@ -1,23 +1,279 @@
-"""Run a method on a problem in this process."""
+"""Run a method on a problem in this process: the simulator, and the functions that start it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
+from fedpage.codecs.base import IDENTITY
+from fedpage.codecs.wire import Size, Wire
+from fedpage.core.arrays import DeviceArrays, OnDevice, to_host
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.metrics import mean_metrics
 from fedpage.core.recording import RecordEvery
-from fedpage.core.types import AnyMethod, Problem
-from fedpage.engine.devices import check_time
+from fedpage.core.types import (
+    AnyMethod,
+    ClientEvaluator,
+    ClientStateT,
+    HeldOutEvaluator,
+    MessageT,
+    Method,
+    Problem,
+    ReplyT,
+    StateT,
+    dtype_of,
+)
+from fedpage.core.validate import check_whole, is_word
+from fedpage.engine.devices import Clock, Devices, check_time
+from fedpage.engine.faults import Faults, FaultSampler
+from fedpage.engine.local import ClientStates, LateReply, LocalTransport
 from fedpage.engine.loop import Run
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.policy import Policy
+from fedpage.engine.round import Engine, mean_evaluations
 from fedpage.engine.stopping import Stop
+from fedpage.problems.client_scores import ClientScoring
+from fedpage.runs.checkpoint import Snapshot
+from fedpage.runs.fingerprint import Code
 from fedpage.runs.history import History
-from fedpage.runs.spec import RunOptions, RunSpec, StopRule
+from fedpage.runs.spec import RunOptions, RunSpec, StopRule, start_of
 from fedpage.runs.store import RunStore
+
+_CHUNK = 512
+"""The most clients computed at once, per thread."""
+_CHUNK_BYTES = 1 << 22
+"""The most memory that one vector of each of them may take. No chunk size changes a bit."""
+
+
+@runtime_checkable
+class HasCode(Protocol):
+    """A problem whose arithmetic depends on more code than its own class."""
+
+    @property
+    def code(self) -> dict[str, type]:
+        """Further classes, by role."""
+        ...
+
+
+@runtime_checkable
+class HasClientsAtOnce(Protocol):
+    """A problem that knows how many clients its memory allows to compute at once."""
+
+    @property
+    def clients_at_once(self) -> int:
+        """The number of clients."""
+        ...
+
+
+class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
+    """Run rounds in this process, one `step()` at a time; `simulate` is the loop around it.
+
+    Args:
+        problem: The problem.
+        method: The method.
+        seed: The run's seed.
+        options: Rarely used options: first model, threads, faults, devices, aggregation.
+
+    Raises:
+        InputError: An argument is wrong, or they do not fit each other.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        method: Method[StateT, MessageT, ReplyT, ClientStateT],
+        *,
+        seed: int,
+        options: RunOptions | None = None,
+    ) -> None:
+        options = options or RunOptions()
+        check_problem(problem)
+        check_is_method(method)
+        _check_options(options)
+        self.problem, self.options = problem, options
+        N, d, start = problem.N, problem.d, start_of(problem, options.x0)
+        faults, devices, policy = options.faults, options.devices, options.policy or Policy()
+        codec = Wire(method, d, dtype_of(problem))
+        device = None
+        if faults is None and devices is None and options.aggregation is None:
+            device = _device_of(problem, codec, method)
+        self.client_states: ClientStates[ClientStateT] = ClientStates(
+            method.client_state, N, d, start.dtype, device
+        )
+        compared = faults is not None and faults.huge
+        if faults is None and devices is not None and devices.deadline is not None:
+            faults = Faults()  # replies may be late
+        clock = None if devices is None else Clock(devices, N, d, seed)
+        self.transport = LocalTransport(
+            problem, method, codec, self.client_states, policy,
+            threads=int(options.threads), chunk=_chunk_size(problem, options),
+            sampler=None if faults is None else FaultSampler(faults, problem, seed), clock=clock,
+        )  # fmt: skip
+        scale = problem.client_factors if isinstance(problem, ClientScoring) else np.ones(N)
+        super().__init__(
+            method, N, start, self.transport,
+            seed=seed, policy=policy, aggregation=options.aggregation, device=device, clock=clock,
+            scale=scale if compared else None,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        done = f"after {self.costs.round:,} rounds"
+        return f"Simulation({self.method!r} on {self.problem!r}, seed={self.seed}, {done})"
+
+    @property
+    def code(self) -> dict[str, Code]:
+        """The classes and schedules that decide what a round computes, by role."""
+        further = self.problem.code if isinstance(self.problem, HasCode) else {}
+        return {**super().code, "problem": type(self.problem), **further}
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Evaluate x by the problem, or by each of its clients."""
+        problem, x = self.problem, self.x
+        if self.options.evaluate == "pooled":
+            return problem.evaluate(x, self.transport.threads)
+        if not isinstance(problem, ClientEvaluator):
+            raise InputError(
+                f"{type(problem).__name__} has no evaluate_clients; leave evaluate at 'pooled'"
+            )
+        chunks = self.transport.split(np.arange(self.N, dtype=np.int64))
+        parts = [problem.evaluate_clients(clients, x) for clients in chunks]
+        record = mean_evaluations(
+            (part.losses for part in parts), (part.gradients for part in parts)
+        )
+        factors = problem.client_factors if isinstance(problem, ClientScoring) else None
+        record |= mean_metrics((part.metrics for part in parts), factors)
+        losses = np.concatenate([part.losses for part in parts])
+        metrics = {
+            name: np.concatenate([part.metrics[name] for part in parts])
+            for name in parts[0].metrics
+        }
+        record |= self.collector.aggregation.mean_values(losses, metrics, factors, self.N)
+        if isinstance(problem, ClientScoring):
+            record |= problem.combine_clients(parts)
+            record |= problem.compare_with_reference(x, record["loss"])
+        if isinstance(problem, HeldOutEvaluator):
+            record |= problem.evaluate_held_out(x)
+        return record
+
+    def snapshot(self) -> Snapshot:
+        """Return everything that the next rounds depend on."""
+        clients = self.client_states.find_written()
+        states = self.client_states.get(clients)
+        late = [
+            {
+                "client": one.client,
+                "round": one.round,
+                "type": type(one.reply).__name__,
+                "parts": list(one.reply),
+                "size": list(one.size),
+            }
+            for one in self.transport.late
+        ]
+        if self._device is not None:
+            states = to_host(self._device, states)
+        table = None if states is None else {"clients": clients, "parts": list(states)}
+        return {**super().snapshot(), "client_state": table, "late": late}
+
+    def restore(self, tree: Snapshot, source: str) -> None:
+        """Return to a snapshot of a run with the same method, problem, seed and faults."""
+        try:
+            table, clients, states = tree["client_state"], np.empty(0, dtype=np.int64), None
+            if (table is None) != (self.method.client_state is None):
+                raise TypeError
+            if table is not None and self.method.client_state is not None:
+                clients, parts = table["clients"], table["parts"]
+                shape, dtype = (len(clients), self.problem.d), dtype_of(self.problem)
+                if clients.dtype != np.int64 or clients.ndim != 1:
+                    raise TypeError
+                if any(part.shape != shape or part.dtype != dtype for part in parts):
+                    raise TypeError
+                if len(clients) and not 0 <= clients.min() <= clients.max() < self.N:
+                    raise TypeError
+                states = self.method.client_state(*parts)
+            late = [_late_reply(entry) for entry in tree["late"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
+        super().restore(tree, source)
+        if states is not None:
+            if self._device is not None:
+                states = type(states)(*map(self._device.to_device, states))
+            self.client_states.put(clients, states)
+        self.transport.late = late
+
+
+def _late_reply(entry: Snapshot) -> LateReply:
+    """Rebuild a late reply from a snapshot; only the values of its fields still matter."""
+    parts = entry["parts"]
+    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
+        raise TypeError
+    type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
+    size = Size(*map(int, entry["size"]))
+    return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts), size)
+
+
+def check_problem(problem: object) -> None:
+    """Raise an InputError if it is not a problem: a class, or without a part of the protocol."""
+    parts = ("oracle", "evaluate", "describe")
+    if isinstance(problem, type) or not all(hasattr(problem, name) for name in parts):
+        raise InputError(
+            "problem must be a problem such as RobustRegression(data, clients=10), "
+            f"not {short_repr(problem)}"
+        )
+
+
+def check_is_method(method: object) -> None:
+    """Raise an InputError if it is not a method: a class, or without a part of the protocol."""
+    parts = ("init", "call", "client", "server")
+    if isinstance(method, type) or not all(hasattr(method, name) for name in parts):
+        raise InputError(f"method must be a method such as FedPAGE(S=10), not {short_repr(method)}")
+
+
+def _check_options(options: RunOptions) -> None:
+    """Raise an InputError for an option of the wrong type or out of range."""
+    for name, kind in {"faults": Faults, "policy": Policy, "devices": Devices}.items():
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, kind):
+            raise InputError(
+                f"{name} must be a {kind.__name__}, such as {kind.__name__}(), "
+                f"not {short_repr(value)}"
+            )
+    if not is_word(options.evaluate, ("pooled", "per_client")):
+        raise InputError(
+            f"evaluate must be 'pooled' or 'per_client', not {short_repr(options.evaluate)}"
+        )
+    check_whole("threads", options.threads, 1)
+    if options.chunk is not None:
+        check_whole("chunk", options.chunk, 1)
+
+
+def _chunk_size(problem: Problem, options: RunOptions) -> int:
+    """Return the largest number of clients to compute at once."""
+    if options.chunk is not None:
+        return int(options.chunk)
+    if options.threads == 1 and isinstance(problem, HasClientsAtOnce):
+        return min(_CHUNK, problem.clients_at_once)
+    return max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
+
+
+def _device_of(
+    problem: Problem,
+    codec: Wire[StateT, MessageT, ReplyT, ClientStateT],
+    method: Method[StateT, MessageT, ReplyT, ClientStateT],
+) -> DeviceArrays | None:
+    """Return the device that keeps the vectors of rounds; None for numpy's arrays.
+
+    Codecs, and methods with the attribute `needs_numpy`, compute on the host.
+    """
+    arrays = problem.device_arrays if isinstance(problem, OnDevice) else None
+    if getattr(method, "needs_numpy", False) or codec.is_active or codec.down is not IDENTITY:
+        return None
+    return arrays
 
 
 def simulate(
@@ -112,23 +368,10 @@ def prepare(spec: RunSpec) -> Run:
     Raises:
         InputError: If a setting cannot be used.
     """
-    options = spec.options
-    engine = Simulation(
-        spec.problem,
-        spec.method,
-        seed=spec.seed,
-        x0=options.x0,
-        threads=options.threads,
-        chunk=options.chunk,
-        faults=options.faults,
-        policy=options.policy,
-        evaluate=options.evaluate,
-        devices=options.devices,
-        aggregation=options.aggregation,
-    )
+    engine = Simulation(spec.problem, spec.method, seed=spec.seed, options=spec.options)
     if isinstance(spec.stop, Stop):
         for budget in spec.stop.budgets:
-            check_time(budget, options.devices)
+            check_time(budget, spec.options.devices)
     run = Run(engine, History(), rounds=spec.rounds, record_every=spec.record_every, stop=spec.stop)
     run.history.meta = spec.describe()
     return run

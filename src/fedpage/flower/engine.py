@@ -10,17 +10,17 @@ from typing import Literal
 import numpy as np
 from flwr.serverapp import Grid
 
+from fedpage.callbacks.base import Event
 from fedpage.core.columns import MEASURED
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, row_metrics
 from fedpage.core.types import ClientStateT, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.aggregation import Aggregation
-from fedpage.engine.base import Engine
+from fedpage.engine.collect import RejectionCounts
 from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.policy import Policy
-from fedpage.engine.rejections import Rejections
-from fedpage.engine.round import RoundInfo
-from fedpage.engine.transport import Event, RoundFailed
+from fedpage.engine.round import Engine
+from fedpage.engine.transport import RoundFailed
 from fedpage.flower import messages
 from fedpage.flower.config import EvaluationLevel
 from fedpage.flower.evaluation import Evaluator, NotFinite, OutOfRange
@@ -79,7 +79,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         policy = Policy() if policy is None else policy
         sizes = np.array([nodes[i].rows for i in range(len(nodes))], dtype=np.int64)
         scale = client_scale(weights, sizes)
-        self._held_out, self._rounds, self._begun = held_out, rounds, -1
+        self._held_out, self._rounds = held_out, rounds
         make: Callable[..., GridTransport[StateT, MessageT, ReplyT, ClientStateT]] = GridTransport
         if isinstance(aggregation, FixedPointMean):
             check_evaluation(level, metrics or {})
@@ -95,7 +95,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         super().__init__(
             method, len(nodes), start, self.transport,
             seed=seed, policy=policy, aggregation=aggregation,
-            compared=None if isinstance(aggregation, FixedPointMean) else self.transport.scale,
+            scale=self.transport.scale,
         )  # fmt: skip
 
     def pop_events(self) -> list[Event]:
@@ -103,15 +103,10 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         events, self.transport.events = self.transport.events, []
         return events
 
-    def step(self) -> RoundInfo:
-        """Run one round.
-
-        Raises:
-            RoundFailed: Too few clients answered.
-        """
-        self._begun, self.transport.seconds_ahead = self.costs.round, 0.0
-        info = super().step()
-        return info._replace(seconds_ahead=self.transport.seconds_ahead)
+    @property
+    def seconds_ahead(self) -> float:
+        """The seconds that the requests of the last round took before it began."""
+        return self.transport.seconds_ahead
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the loss, the gradient norm and the metrics of x, each the mean over clients.
@@ -156,8 +151,8 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         found: dict[int, messages.Evaluation] = {}
         diverged: dict[int, messages.Evaluation] = {}
         wrong: set[int] = set()
-        rejections = Rejections("evaluation", "evaluations")
-        for attempt in range(self.round.policy.full_retries + 1):
+        rejections = RejectionCounts("evaluation", "evaluations")
+        for attempt in range(self.collector.policy.full_retries + 1):
             missing = [i for i in range(self.N) if i not in found and i not in wrong]
             nodes = {client: transport.nodes[client].node_id for client in missing}
             transport.backoff.pause(("evaluation", now), nodes)
@@ -168,7 +163,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             requests = evaluator.make_requests(digests, self.x, now, agreement)
             if attempt == 0 and self._is_followed():
                 draws = self.draws()
-                call = self.round.first_call(self.state, draws)
+                call = self.first_call(draws)
                 answers = transport.request_ahead(call, draws, requests)
             else:
                 answers = transport.exchange(messages.EVALUATE, requests, now)
@@ -182,7 +177,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
                         wrong.add(client)
                     rejections.add(client, str(error))
             transport.backoff.note(missing, answers, found)
-            if set(range(self.N)) <= {*found, *wrong, *self.round.health.lost}:
+            if set(range(self.N)) <= {*found, *wrong, *self.health.lost}:
                 break
         for client, why in evaluator.find_outliers(found, now).items():
             diverged[client] = found.pop(client)
@@ -199,7 +194,8 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
     def _is_followed(self) -> bool:
         """Return whether the next round will begin from x, so that its requests may be sent now."""
         now = self.costs.round
-        return now < self._rounds and now != self._begun and bool(np.isfinite(self.x).all())
+        is_next = now < self._rounds and now != self.transport.begun_round
+        return is_next and bool(np.isfinite(self.x).all())
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on; nodes keep client states."""
@@ -220,4 +216,3 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         super().restore(tree, source)
         self.transport.state_versions = versions
         self.transport.forget_ahead()
-        self._begun = -1

@@ -13,8 +13,8 @@ from fedpage.core.aggregate import mean_rows
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_metrics
 from fedpage.core.types import DType, Ints, Vector
-from fedpage.engine.base import mean_evaluations
 from fedpage.engine.outliers import ClientNorms
+from fedpage.engine.round import mean_evaluations
 from fedpage.engine.stopping import Stop
 from fedpage.flower import messages
 from fedpage.flower.config import EvaluationLevel

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedpage.callbacks.base import Slowest
+from fedpage.callbacks.base import Event, Slowest
 from fedpage.codecs.wire import Ranks, Size, Wire
 from fedpage.core.types import (
     Call,
@@ -23,7 +23,7 @@ from fedpage.core.types import (
     StateT,
     Vector,
 )
-from fedpage.engine.transport import Chunk, Event, Rejection
+from fedpage.engine.transport import Chunk, Rejection
 from fedpage.flower import messages
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.backoff import Backoff
@@ -85,12 +85,14 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.events: list[Event] = []
         """Events of nodes since the last call of `pop_events`."""
         self.backoff = Backoff(grid, wait)
-        self._wire = Wire(method, d, dtype)
+        self.codec = Wire(method, d, dtype)
         self.seconds_ahead = 0.0
         """Seconds that the requests of this round took before it began."""
         self._ahead: _Ahead | None = None
         self._version = ""
-        self._began = (-1, 0.0)
+        self.begun_round = -1
+        """The newest round of which a request was made."""
+        self._began = 0.0
         self._refused: set[int] = set()
 
     @property
@@ -103,24 +105,25 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> Iterable[Chunk[ReplyT, ClientStateT]]:
         """Send a message to nodes and wait for their replies."""
         now, message_type = draws.round, type(call.message)
-        message = self._wire.receive(call.message)
+        message = self.codec.receive(call.message)
         cohort = call.clients if call.cohort is None else call.cohort
         self._version = messages.state_version(now, message_type)
         asked = call.clients.tolist()
         self.backoff.pause(now, {client: self.nodes[client].node_id for client in asked})
         arrivals: dict[int, float] = {}
         ahead = self._take_ahead(call, draws)
+        if self.begun_round != now:
+            self.begun_round, self.seconds_ahead = now, 0.0
+            self._began = self.wait.clock()
         if ahead is not None:
             answers, arrivals = ahead.replies, ahead.arrivals
-            self.seconds_ahead, self._began = ahead.seconds, (now, ahead.began)
+            self.seconds_ahead, self._began = ahead.seconds, ahead.began
         else:
             if attempt:
                 self.find_new_nodes(now)
-            if self._began[0] != now:
-                self._began = (now, self.wait.clock())
             requests = self.make_requests(call, draws)
             answers = self.exchange(messages.TRAIN, requests, now, arrivals)
-        layout = self._wire.replies[message_type]
+        layout = self.codec.replies[message_type]
         valid: dict[int, ReplyT] = {}
         rejected: list[Rejection] = []
         gradients = evaluations = received = 0
@@ -133,14 +136,14 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 answer = messages.decode_header(content, messages.TrainReply)
                 check_sender(client, answer.client)
                 self.check_counts(answer)
-                shapes = self._wire.reply_shapes(message_type, own, draws, rank)
+                shapes = self.codec.reply_shapes(message_type, own, draws, rank)
                 parts = list(messages.decode_arrays(content, shapes).values())
-                reply = messages.decode(self._wire.decode_reply, message, parts, own, draws, rank)
+                reply = messages.decode(self.codec.decode_reply, message, parts, own, draws, rank)
             except messages.ProtocolError as fault:
                 rejected.append(Rejection(client, str(fault)))
                 continue
             received += 1
-            sizes.append(self._wire.measure_replies(message_type, own, draws, rank))
+            sizes.append(self.codec.measure_replies(message_type, own, draws, rank))
             gradients += answer.gradients
             evaluations += answer.evaluations
             if answer.round != now:
@@ -151,7 +154,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             else:
                 valid[client] = reply
         self.backoff.note(asked, answers, valid)
-        slowest = max((Slowest(c, arrivals[c] - self._began[1]) for c in valid), default=None,
+        slowest = max((Slowest(c, arrivals[c] - self._began) for c in valid), default=None,
                       key=lambda each: each.seconds)  # fmt: skip
         clients, replies = call.clients, None
         if len(valid) < len(clients):
@@ -170,7 +173,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return the content of the message to each called client."""
         cohort = call.clients if call.cohort is None else call.cohort
         places = np.searchsorted(cohort, call.clients)
-        arrays = self._wire.encode_message(call.message)
+        arrays = self.codec.encode_message(call.message)
         agreement = self.agreement.to_text()
         requests = {}
         for client, place in zip(call.clients.tolist(), places.tolist(), strict=True):
@@ -247,7 +250,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def forget_ahead(self) -> None:
         """Forget replies to a request whose round has not begun."""
-        self._ahead = None
+        self._ahead, self.begun_round = None, -1
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Record that these clients' states of this round are valid; the nodes store them."""

@@ -19,19 +19,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedpage.callbacks.base import Callback, check_callbacks
+from fedpage.callbacks.base import Callback, Event, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import check_sample
-from fedpage.engine import transport
 from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.loop import Run
-from fedpage.engine.privacy import PrivateMean
-from fedpage.engine.releases import ReleaseJournal, read_noise_key
-from fedpage.engine.round import Round
+from fedpage.engine.privacy import PrivateMean, ReleaseJournal, read_noise_key
+from fedpage.engine.round import AnyEngine
 from fedpage.engine.stopping import Stop
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.config import Value, build_method, parse_app_config
@@ -208,8 +206,8 @@ class FedpageStrategy(Strategy):
             needs_state = store.has_run() and self.method.client_state is not None
             server = identify_server(store.path, needs_state=needs_state)
             engine.transport.run_name = f"{server}-{engine.transport.run_name}"
-            if engine.round.ledger is not None:
-                stack.callback(keep_private(store, engine.round).close)
+            if engine.ledger is not None:
+                stack.callback(keep_private(store, engine).close)
             if not store.has_run():
                 table = json.dumps([list(node) for node in nodes.values()])
                 put(store.path / "nodes.json", table.encode("utf-8"))
@@ -219,7 +217,7 @@ class FedpageStrategy(Strategy):
                     f"{store.path}: this run is finished; give another out for a new run"
                 )
             for text in store.changes:
-                engine.transport.events.append(transport.Event("resumed", run.rounds_done, text))
+                engine.transport.events.append(Event("resumed", run.rounds_done, text))
             finished = run.run([*observers, Checkpointing(store)])
             finished.to_csv(store.path / "history.csv")
             finish_run(store.path, engine.transport, finished.stop_reason)
@@ -369,12 +367,12 @@ def _read_node(entry: list[Any]) -> Node:
     return node._replace(columns=tuple(node.columns))
 
 
-def keep_private(store: RunStore, round: Round[Any, Any, Any, Any]) -> ReleaseJournal:
+def keep_private(store: RunStore, engine: AnyEngine) -> ReleaseJournal:
     """Give a private mean the secret key of its noise, and a journal of what it has released.
 
     Args:
         store: The run directory, opened, before the run is begun or resumed.
-        round: The engine's rounds, whose aggregation is private.
+        engine: The engine, whose aggregation is private.
 
     Returns:
         The journal, to be closed after the run.
@@ -388,10 +386,10 @@ def keep_private(store: RunStore, round: Round[Any, Any, Any, Any]) -> ReleaseJo
         journal.unlink(missing_ok=True)
     elif not journal.is_file():
         raise InputError(f"{journal}: missing, so the privacy budget is not known; begin a new run")
-    assert round.ledger is not None
-    round.noise_key = read_noise_key(key)
-    releases = ReleaseJournal(journal, round.N)
-    round.ledger.keep(releases)
+    assert engine.ledger is not None
+    engine.collector.noise_key = read_noise_key(key)
+    releases = ReleaseJournal(journal, engine.N)
+    engine.ledger.keep(releases)
     return releases
 
 

@@ -18,8 +18,7 @@ from fedpage.core.schedules import effective_step
 from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
-from fedpage.engine.simulate import simulate
-from fedpage.engine.simulation import HasCode
+from fedpage.engine.simulate import HasCode, simulate
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_start

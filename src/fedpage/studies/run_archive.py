@@ -13,8 +13,8 @@ from typing import Any
 
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.simulate import Simulation
 from fedpage.engine.simulate import execute as execute_run
-from fedpage.engine.simulation import Simulation
 from fedpage.runs import toml
 from fedpage.runs.build_problem import build_problem
 from fedpage.runs.config import ProblemConfig

@@ -16,8 +16,7 @@ from fedpage.core.files import check_path
 from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
-from fedpage.engine.simulate import execute
-from fedpage.engine.simulation import Simulation
+from fedpage.engine.simulate import Simulation, execute
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec, StopRule
 from fedpage.studies.parallel import run_tasks

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from flwr.app import RecordDict
 
-from fedpage.callbacks.base import Slowest
+from fedpage.callbacks.base import Event, Slowest
 from fedpage.codecs.wire import Size
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, row_metrics
 from fedpage.core.types import Call, ClientStateT, Draws, MessageT, ReplyT, StateT, Vector
 from fedpage.engine.fixed_point import FixedPointMean, decode, read_values, scale_exponent
-from fedpage.engine.transport import Chunk, Event
+from fedpage.engine.transport import Chunk
 from fedpage.flower import messages
 from fedpage.flower.config import EvaluationLevel
 from fedpage.flower.exchange import check_sender
@@ -45,7 +45,7 @@ class SecureTransport(GridTransport[StateT, MessageT, ReplyT, ClientStateT]):
         """Compute the mean of the replies of those called clients that answer."""
         now, message_type = draws.round, type(call.message)
         self._version = messages.state_version(now, message_type)
-        layout = self._wire.replies[message_type]
+        layout = self.codec.replies[message_type]
         counts: dict[int, messages.TrainReply] = {}
 
         def check(client: int, content: RecordDict) -> None:
@@ -71,7 +71,7 @@ class SecureTransport(GridTransport[StateT, MessageT, ReplyT, ClientStateT]):
             parts = self.decode_mean(found.total, len(found.clients), layout.sizes, layout.dtypes)
             mean = layout.build(parts)
         arrived = [counts[client] for client in found.headers]
-        floats, bits, nbytes = self.settings.measure(layout)
+        floats, bits, nbytes = self.settings.measure_reply(layout)
         n = len(arrived)
         chunk = Chunk[ReplyT, ClientStateT](
             call.clients,
