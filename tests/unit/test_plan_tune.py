@@ -22,9 +22,9 @@ SETTING = Setting(
 def test_a_plan_fits_a_terminal_of_80_columns(run, monkeypatch, words):
     from rich.console import Console
 
-    from fedpage.cli import plan_output
+    from fedpage.cli import output
 
-    monkeypatch.setattr(plan_output, "console", lambda: Console(width=80))
+    monkeypatch.setattr(output, "console", lambda: Console(width=80))
     code, out, _ = run("plan", "--target", "0.01", *words)
     assert code == 0
     table = [line for line in out.splitlines() if line[:1] in "┏┃┡│└"]

@@ -179,7 +179,7 @@ def audit(
     from fedpage.flower.audit import show, verify
 
     found = verify(log)
-    print("\n".join(show(found.entries)))
+    print(show(found.entries))
     for problem in found.problems:
         print(f"{log}, {problem}")
     sent = sum(entry.bytes for entry in found.entries)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-    from rich.table import Table
 
     from fedpage.methods import MethodEntry
 
@@ -86,6 +85,9 @@ def _describe(name: str, entry: MethodEntry) -> Document:
 
 
 def _print_list() -> None:
+    """Print the methods by group. A narrow screen has no papers and wraps "assumes"."""
+    from rich.table import Table
+
     from fedpage.report import methods as describe
 
     groups = {
@@ -99,39 +101,21 @@ def _print_list() -> None:
         for title, entries in describe.by_group().items()
     }  # fmt: skip
     screen = console()
-    rows = [row for group in groups.values() for row in group]
-    widths = _fit([*rows, _HEADINGS], screen.width)
-    table = _table(*widths)
-    table.add_row(*_HEADINGS[: len(widths)], style="bold")
-    screen.print(table)
-    for title, group in groups.items():
-        screen.print(f"\n{title}", style="bold")
-        table = _table(*widths)
+    rows = [_HEADINGS, *(row for group in groups.values() for row in group)]
+    shown = len(_HEADINGS) - (screen.width < _ROOM_FOR_PAPERS)
+    widths = [max(len(row[i]) for row in rows) for i in range(shown)]
+    widths[4] = max(20, min(widths[4], screen.width - sum(widths) + widths[4] - 2 * shown))
+    for title, group in ({"": [_HEADINGS]} | groups).items():
+        if title:
+            screen.print(f"\n{title}", style="bold")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for width in widths:
+            table.add_column(width=width, overflow="fold")
         for row in group:
-            table.add_row(*row[: len(widths)])
+            table.add_row(*row[:shown], style="" if title else "bold")
         screen.print(table)
     print()
     _print_text(screen, _LEGEND)
-
-
-def _fit(rows: Sequence[tuple[str, ...]], screen: int) -> list[int]:
-    """Choose the widths of the columns; a narrow screen has no papers and wraps "assumes"."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    if screen < _ROOM_FOR_PAPERS:
-        widths = widths[:-1]
-    others = sum(widths) - widths[4] + 2 * len(widths)
-    widths[4] = max(20, min(widths[4], screen - others))
-    return widths
-
-
-def _table(*widths: int) -> Table:
-    """Return a table without lines, two spaces between columns of given widths."""
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for width in widths:
-        table.add_column(width=width, overflow="fold")
-    return table
 
 
 def _explain(name: str, entry: MethodEntry) -> None:
@@ -186,12 +170,23 @@ def _print_section(screen: Console, title: str, rows: Sequence[tuple[str, ...]])
     if not rows:
         return
     screen.print(f"\n{title}", style="bold", markup=False)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    rest = min(screen.width, _WIDEST) - sum(widths) - 2 * len(rows[0])
-    table = _table(0, *widths, max(20, rest))
+    _print_grid(screen, [("", *row) for row in rows])
+
+
+def _print_grid(
+    screen: Console, rows: Sequence[tuple[str, ...]], headings: tuple[str, ...] = ()
+) -> None:
+    """Print cells without lines. Only the last cell of a row is wrapped."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in rows[0][:-1]:
+        grid.add_column(no_wrap=True)
+    if headings:
+        grid.add_row(*headings, style="bold")
     for row in rows:
-        table.add_row("", *row)
-    screen.print(table, markup=False)
+        grid.add_row(*row)
+    screen.print(grid, width=min(screen.width, _WIDEST))
 
 
 def _print_text(screen: Console, text: str) -> None:
@@ -211,14 +206,7 @@ def codecs(
 
     screen = console()
     rows = describe.rows(d)
-    headings = ("codec", "constant", "bits", "share", "")
-    widths = [max(len(row[i]) for row in (*rows, headings)) for i in range(4)]
-    rest = min(screen.width, _WIDEST) - sum(widths) - 2 * len(widths)
-    table = _table(*widths, max(20, rest))
-    table.add_row(*headings, style="bold")
-    for row in rows:
-        table.add_row(*row)
-    screen.print(table)
+    _print_grid(screen, rows, ("codec", "constant", "bits", "share", ""))
     print()
     _print_text(screen, _CODECS.format(d=d))
     keys = ("codec", "constant", "bits", "share", "description")

@@ -127,21 +127,15 @@ def log(text: str) -> None:
     console(stderr=True).print(f"fedpage: {text}", markup=False, soft_wrap=True)
 
 
-_LEAST_NEEDED = (
-    "seconds", "clients", "loss", "step", "clients_per_round", "bytes_down", "bytes_up",
-)  # fmt: skip
-"""The columns that a narrow terminal does not show, the first one first."""
-
-
 def print_summary(
     runs: Sequence[History], target: Target, cost: str = "bytes", bold: Collection[str] = ()
 ) -> None:
-    """Print the result table, without its least needed columns where the terminal is narrow.
+    """Print the result table.
 
     Args:
         runs: The runs.
         target: The column and the value to reach.
-        cost: The cost by which methods are compared; it has a column of its own.
+        cost: The cost by which methods are compared, which gets its own column.
         bold: The methods whose cost is bold.
     """
     from dataclasses import replace
@@ -150,21 +144,18 @@ def print_summary(
     from fedpage.report import summary
 
     rows = summary.summarise(runs, target.value, target.column, cost)
-    fields = list(summary.headings(target.column, cost))
     columns = summary.needed(rows, target.column, cost)
-    screen = console()
-    for key in _LEAST_NEEDED:
-        if key == target.column:
-            continue
-        table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
-        if sum(3 + _width(table, i) for i in range(len(columns))) < screen.width:
-            break
-        columns = [i for i in columns if fields[i] != key]
     table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
     seeds = len({run.meta.get("seed") for run in runs})
     label = describe_column(target.column).label
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
-    print_table(replace(table, caption=f"target: {label} {target.value:g}{medians}"))
+    headings = summary.headings(target.column, cost)
+    least_needed = ("seconds", "clients", "loss", "step", "clients_per_round", "bytes_down",
+                    "bytes_up")  # fmt: skip
+    print_table(
+        replace(table, caption=f"target: {label} {target.value:g}{medians}"),
+        optional=[headings[key] for key in least_needed if key != target.column],
+    )
 
 
 def print_problem(config: ProblemConfig, problem: LinearModel) -> None:
@@ -231,23 +222,59 @@ def print_scale_hint(runs: Sequence[History], config: ProblemConfig, target: Tar
         print("The columns of the table are not standardised: try --standardise.")
 
 
-def print_table(table: Table) -> None:
-    """Print a table; where the output is no terminal, asterisks stand for bold."""
+def print_table(
+    table: Table,
+    *,
+    optional: Sequence[str] = (),
+    wrapped: Collection[str] = (),
+    width: int | None = None,
+) -> None:
+    """Print a table. If the output is not a terminal, asterisks stand for bold.
+
+    Args:
+        table: The table.
+        optional: The headings of columns to leave out until the table fits, the first one first.
+        wrapped: The headings of columns whose cells may be broken between words.
+        width: The width to fit. If None, the terminal's.
+    """
     from rich.table import Table as RichTable
     from rich.text import Text
 
     screen = console()
     table = table if screen.is_terminal else table.starred()
+    columns = dict(zip(table.flat_headings, zip(*table.rows, strict=True), strict=True))
+    least = {
+        heading: max(
+            len(part)
+            for text in (heading, *map(str, cells))
+            for part in (text.split() if heading in (text, *wrapped) else [text])
+        )
+        for heading, cells in columns.items()
+    }
+    for heading in optional:
+        if sum(3 + each for each in least.values()) < (width or screen.width):
+            break
+        least.pop(heading, None)
     shown = RichTable(title=table.caption or None, title_justify="left")
-    for i, heading in enumerate(table.flat_headings):
-        words = fill(heading, _width(table, i))  # so that rich wraps headings, and no numbers
-        justify: Literal["left", "right"] = "left" if table.align[i] == "l" else "right"
-        shown.add_column(words, justify=justify, no_wrap=True)
-    for row in table.rows:
+    for heading, side in zip(columns, table.align, strict=True):
+        if heading in least:
+            is_wrapped = heading in wrapped
+            # Broken here, because rich wraps headings only where it wraps numbers too.
+            words = heading if is_wrapped else fill(heading, least[heading])
+            justify: Literal["left", "right"] = "left" if side == "l" else "right"
+            shown.add_column(words, justify=justify, no_wrap=not is_wrapped)
+    for row in zip(*(columns[heading] for heading in least), strict=True):
         shown.add_row(*(Text(cell.text, "bold" if cell.is_bold else "") for cell in row))
     screen.print(shown)
     for note in table.notes:
         screen.print(note, markup=False, soft_wrap=True)
+    left_out = [heading for heading in columns if heading not in least]
+    if left_out:
+        screen.print(
+            f"In a wider terminal or with --json: {', '.join(left_out)}.",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -267,12 +294,6 @@ def print_comparison(comparison: Comparison) -> None:
         print(f"  {label}: {comparison.judgements[label].text(column.unit)}")
     for sentence in comparison.sentences():
         print(sentence)
-
-
-def _width(table: Table, column: int) -> int:
-    """Return the width of a column whose heading is broken into words."""
-    cells = (row[column].text for row in table.rows)
-    return max(len(word) for word in [*table.flat_headings[column].split(), *cells])
 
 
 @dataclass(frozen=True)

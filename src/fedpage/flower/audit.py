@@ -171,8 +171,10 @@ def name_runs(entries: list[Entry]) -> list[str]:
     return [(entry.run or names.get(entry.flower_run) or entry.flower_run)[:8] for entry in entries]
 
 
-def show(entries: list[Entry]) -> list[str]:
-    """Return the lines of a table of entries, the oldest first."""
+def show(entries: list[Entry]) -> str:
+    """Write the entries as a table, the oldest first."""
+    from tabulate import tabulate
+
     heads = ["time", "run", "method", "message", "round", "bytes", "digest", "refused"]
     rows = [heads]
     for run, entry in zip(name_runs(entries), entries, strict=True):
@@ -182,15 +184,9 @@ def show(entries: list[Entry]) -> list[str]:
             entry.time[:19], run, entry.method, entry.message,
             number, f"{entry.bytes:,}", entry.digest[:12], refused,
         ])  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    right = {heads.index("round"), heads.index("bytes")}
-    return [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    align = ["right" if head in ("round", "bytes") else "left" for head in heads]
+    text: str = tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True)
+    return text
 
 
 def _digest(line: bytes) -> str:

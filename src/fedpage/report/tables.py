@@ -34,8 +34,8 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: What readers see.
-        value: What CSV has; None for the text.
+        text: The text for readers.
+        value: The value in CSV. If None, the text.
         is_bold: Whether it is among the best.
     """
 
@@ -57,8 +57,8 @@ class Table:
         caption: A sentence above it.
         notes: Sentences below it.
         groups: Headings above neighbouring columns, each with the number of its columns, which are
-            all columns together; "" heads nothing.
-        align: "l" or "r" for each column; by default the first is left and the others right.
+            all columns together. Use "" for columns without such a heading.
+        align: "l" or "r" for each column. If empty, the first is left and the others right.
         details: Sentences that pages show below it, folded if there are many.
 
     Raises:
@@ -72,10 +72,10 @@ class Table:
     FedPAGE   1.2 MB*
     SCAFFOLD    9 MB
     >>> print(table.to_markdown())
-    | method | bytes |
-    |:---|---:|
-    | FedPAGE | **1.2 MB** |
-    | SCAFFOLD | 9 MB |
+    | method   |      bytes |
+    |:---------|-----------:|
+    | FedPAGE  | **1.2 MB** |
+    | SCAFFOLD |       9 MB |
     """
 
     headings: tuple[str, ...]
@@ -127,7 +127,7 @@ class Table:
         return self.to_text()
 
     def starred(self) -> Table:
-        """Return the table with asterisks in place of bold cells, for where bold is not seen."""
+        """Return the table with asterisks in place of bold cells."""
         has_star = [any(row[i].is_bold for row in self.rows) for i in range(len(self.align))]
         rows = tuple(
             tuple(
@@ -142,51 +142,35 @@ class Table:
         return replace(self, rows=rows, notes=notes)
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook; bold cells have an asterisk."""
+        """Show the table in a notebook. Bold cells have an asterisk."""
         plain = self.starred()
         cells = [[cell.text for cell in row] for row in plain.rows]
         return html_table(self.caption, self.flat_headings, cells, *plain.notes)
 
     def to_text(self) -> str:
-        """Write plain text; bold cells have an asterisk."""
+        """Write plain text. Bold cells have an asterisk."""
         plain = self.starred()
-        cells = [[cell.text for cell in row] for row in plain.rows]
-        widths = [max(map(len, column)) for column in zip(self.headings, *cells, strict=True)]
-        ends = [end - 1 for end in accumulate(span for _, span in self.groups)]
-        starts = [0, *(end + 1 for end in ends)]
-        for (name, _), start, end in zip(self.groups, starts, ends, strict=False):
-            widths[end] += max(0, len(name) - sum(widths[start : end + 1]) - 2 * (end - start))
-
-        def line(row: Sequence[str]) -> str:
-            padded = (
-                word.ljust(width) if side == "l" else word.rjust(width)
-                for word, width, side in zip(row, widths, self.align, strict=True)
-            )
-            return "  ".join(padded).rstrip()
-
-        lines = [self.caption] if self.caption else []
-        if self.groups:
-            above = (
-                name.center(sum(widths[start : end + 1]) + 2 * (end - start))
-                for (name, _), start, end in zip(self.groups, starts, ends, strict=False)
-            )
-            lines.append("  ".join(above).rstrip())
-        lines += [line(self.headings), "  ".join("-" * width for width in widths)]
-        lines += [line(row) for row in cells]
-        return "\n".join([*lines, *plain.notes])
+        cells = [self.headings, *([cell.text for cell in row] for row in plain.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        above, first = [], 0
+        for name, span in self.groups:
+            own = slice(first, first + span)
+            first += span
+            width = sum(widths[own]) + 2 * (span - 1)
+            widths[first - 1] += max(0, len(name) - width)
+            above.append(name.center(max(width, len(name))))
+        rows = [cells[0], ["-" * width for width in widths], *cells[1:]]
+        lines = [self.caption, "  ".join(above).rstrip(), _tabulate(rows, self.align, "plain")]
+        return "\n".join([*filter(None, lines), *plain.notes])
 
     def to_markdown(self) -> str:
         """Write Markdown."""
-        lines = [f"**{_escape_markdown(self.caption)}**", ""] if self.caption else []
-        marks = [":---" if side == "l" else "---:" for side in self.align]
-        lines.append(_markdown_row(map(_escape_markdown, self.flat_headings)))
-        lines.append(f"|{'|'.join(marks)}|")
-        for row in self.rows:
-            words = ((_escape_markdown(cell.text), cell.is_bold) for cell in row)
-            lines.append(_markdown_row(f"**{w}**" if bold and w else w for w, bold in words))
-        for note in self.notes:
-            lines += ["", _escape_markdown(note)]
-        return "\n".join(lines)
+        words = [[(_escape_markdown(cell.text), cell.is_bold) for cell in row] for row in self.rows]
+        rows = [[f"**{w}**" if bold and w else w for w, bold in row] for row in words]
+        rows.insert(0, [_escape_markdown(heading) for heading in self.flat_headings])
+        table = _tabulate(rows, self.align, "pipe", headers="firstrow")
+        caption = f"**{_escape_markdown(self.caption)}**" if self.caption else ""
+        return "\n\n".join([*filter(None, (caption, table)), *map(_escape_markdown, self.notes)])
 
     def to_latex(self) -> str:
         r"""Write a LaTeX table, which needs `\usepackage{booktabs}`."""
@@ -266,7 +250,7 @@ def table_format(path: Path) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Escape what LaTeX would read as a command.
+    r"""Escape characters that LaTeX would read as commands.
 
     >>> escape_latex("eta_g = 10 %")
     'eta\\_g = 10 \\%'
@@ -278,8 +262,14 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_|<\[\]])", r"\\\1", " ".join(text.split()))
 
 
-def _markdown_row(words: Iterable[str]) -> str:
-    return f"| {' | '.join(words)} |"
+def _tabulate(rows: Sequence[Sequence[str]], align: str, style: str, headers: str = "") -> str:
+    from tabulate import tabulate
+
+    sides = ["left" if side == "l" else "right" for side in align]
+    text: str = tabulate(
+        rows, headers, style, colalign=sides, disable_numparse=True, preserve_whitespace=True
+    )
+    return text
 
 
 def _latex_row(words: Iterable[str]) -> str:

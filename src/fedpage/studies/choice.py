@@ -231,14 +231,11 @@ class Choice:
         return html_table(self.title, head, rows, *notes)
 
     def __str__(self) -> str:
-        _, rows = self.rows()
-        widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        from tabulate import tabulate
+
+        lines = tabulate(self.rows()[1], tablefmt="plain", disable_numparse=True)
         return "\n".join(
-            [self.title, *lines, *self.departures(), self.effort, f"Recommended: {self.reason}"]
+            [self.title, lines, *self.departures(), self.effort, f"Recommended: {self.reason}"]
         )
 
 

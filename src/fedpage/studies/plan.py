@@ -169,14 +169,12 @@ class Plan:
         return f"Plan({self.goal}: {best}, of {len(self.order)} methods; print it for the table)"
 
     def __str__(self) -> str:
+        from tabulate import tabulate
+
         columns = self.columns()
-        widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]
-        lines = [list(columns), *zip(*columns.values(), strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.title, f"constants: {', '.join(self.constants)}", *table])
+        rows = [columns, *zip(*columns.values(), strict=True)]
+        table = tabulate(rows, tablefmt="plain", disable_numparse=True)
+        return "\n".join([self.title, f"constants: {', '.join(self.constants)}", table])
 
     def _repr_html_(self) -> str:
         columns = self.columns()
