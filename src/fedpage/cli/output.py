@@ -13,7 +13,6 @@ from enum import Enum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
@@ -226,7 +225,7 @@ def print_table(
     table: Table,
     *,
     optional: Sequence[str] = (),
-    wrapped: Collection[str] = (),
+    wrapped: Sequence[str] = (),
     width: int | None = None,
 ) -> None:
     """Print a table. If the output is not a terminal, asterisks stand for bold.
@@ -234,7 +233,8 @@ def print_table(
     Args:
         table: The table.
         optional: The headings of columns to leave out until the table fits, the first one first.
-        wrapped: The headings of columns whose cells may be broken between words.
+        wrapped: The headings of columns whose cells may be broken between words. The first one
+            gets the space that is left.
         width: The width to fit. If None, the terminal's.
     """
     from rich.table import Table as RichTable
@@ -243,7 +243,7 @@ def print_table(
     screen = console()
     table = table if screen.is_terminal else table.starred()
     columns = dict(zip(table.flat_headings, zip(*table.rows, strict=True), strict=True))
-    least = {
+    widths = {
         heading: max(
             len(part)
             for text in (heading, *map(str, cells))
@@ -251,24 +251,29 @@ def print_table(
         )
         for heading, cells in columns.items()
     }
+    room = (width or screen.width) - 1
     for heading in optional:
-        if sum(3 + each for each in least.values()) < (width or screen.width):
+        if sum(3 + each for each in widths.values()) <= room:
             break
-        least.pop(heading, None)
+        widths.pop(heading, None)
+    spare = room - sum(3 + each for each in widths.values())
+    for heading in filter(widths.get, wrapped):
+        more = max(
+            0, min(spare, max(len(cell.text) for cell in columns[heading]) - widths[heading])
+        )
+        widths[heading] += more
+        spare -= more
     shown = RichTable(title=table.caption or None, title_justify="left")
     for heading, side in zip(columns, table.align, strict=True):
-        if heading in least:
-            is_wrapped = heading in wrapped
-            # Broken here, because rich wraps headings only where it wraps numbers too.
-            words = heading if is_wrapped else fill(heading, least[heading])
+        if heading in widths:
             justify: Literal["left", "right"] = "left" if side == "l" else "right"
-            shown.add_column(words, justify=justify, no_wrap=not is_wrapped)
-    for row in zip(*(columns[heading] for heading in least), strict=True):
+            shown.add_column(heading, justify=justify, width=widths[heading])
+    for row in zip(*(columns[heading] for heading in widths), strict=True):
         shown.add_row(*(Text(cell.text, "bold" if cell.is_bold else "") for cell in row))
     screen.print(shown)
     for note in table.notes:
         screen.print(note, markup=False, soft_wrap=True)
-    left_out = [heading for heading in columns if heading not in least]
+    left_out = [heading for heading in columns if heading not in widths]
     if left_out:
         screen.print(
             f"In a wider terminal or with --json: {', '.join(left_out)}.",

@@ -79,7 +79,7 @@ def print_plan(plan: Plan) -> None:
     print_table(
         replace(Table.of_texts(headings, rows), align="lll" + "r" * len(numeric) + "l"),
         optional=("gradients a client", "clients", "needs", "bytes down"),
-        wrapped=("analysis", "needs"),
+        wrapped=("analysis", "needs", "kind"),
     )
     print(_LEGEND)
     print(_ASSUMPTIONS)
