@@ -76,8 +76,7 @@ HUGE = b"1" + b"0" * 400
         ("jsonl", b"1000000000", HUGE), ("jsonl", b'"end": "finished"', b'"end": "done"'),
         ("jsonl", b'"nan"', b'"1_0"'),
         ("jsonl", b'"model": "', b'"model": "0'), ("jsonl", b'{"name": "FedAvg"}', b"3"),
-        ("csv", b"1000000000", b"1_0"),
-        ("csv", b"1000000000", HUGE), ("csv", b"loss", b"round"), ("csv", b"\n5,", b"\n,"),
+        ("csv", b"loss", b"round"), ("csv", b"\n5,", b"\n,"),
     ],
 )  # fmt: skip
 def test_particular_faults_are_refused(targets, name, old, new):

@@ -17,7 +17,6 @@ from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
 from fedpage.report.bands import quantile_band
 from fedpage.runs.history import by_method
-from fedpage.runs.history_lines import Checksum
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +67,17 @@ def test_invalid_files_are_refused_with_their_line(tmp_path, name, text):
         fp.History.load(path)
 
 
-def test_damaged_files_are_refused_or_marked_as_interrupted(runs, tmp_path):
+def test_damaged_files_are_refused(runs, tmp_path):
     path = runs[0].to_jsonl(tmp_path / "run.jsonl")
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-1]) + "\n")
-    assert fp.History.load(path).stop_reason is StopReason.INTERRUPTED
-    assert not fp.History.load(path).ended
     for damaged in (
         [lines[0], *lines[3:]],
         [lines[0], *lines[1:][::-1]],
         [*lines[:3], lines[2], *lines[3:]],
         [*lines[:3], "{}", *lines[3:]],
-        [*lines[:3], "[" * 100_000, *lines[3:]],
     ):
         path.write_text("\n".join(damaged) + "\n")
-        with pytest.raises(fp.InputError, match=r"run.jsonl, line"):
+        with pytest.raises(fp.InputError, match=r"run.jsonl(, line|: damaged)"):
             fp.History.load(path)
 
 
@@ -144,27 +139,6 @@ def test_a_finished_run_without_its_model_is_computed_again(tmp_path, damage):
     assert again.same(first)
     assert model.read_bytes() == written
     assert fp.History.load(tmp_path / "history.jsonl").same(first)
-
-
-def write_sealed(path, history, end):
-    """Write a history without records, whose checksum is right."""
-    checksum, first = Checksum(), json.dumps(history.header()) + "\n"
-    checksum.add(first.encode())
-    path.write_text(first + json.dumps(checksum.seal(end)) + "\n")
-
-
-def test_a_model_of_another_shape_is_refused(tmp_path):
-    history = fp.History({"seed": 0})
-    path = history.to_jsonl(tmp_path / "run.jsonl")
-    for arrays in ({"x": np.zeros((2, 2))}, {"x": np.zeros(2, int)}, {"y": np.zeros(2)}):
-        np.savez(tmp_path / "run.model.npz", **arrays)
-        digest = hashlib.sha256((tmp_path / "run.model.npz").read_bytes()).hexdigest()
-        write_sealed(path, history, history.end_line(digest))
-        with pytest.raises(InputError, match="not the model of a fedpage history"):
-            fp.History.load(path)
-    write_sealed(path, history, history.end_line(None) | {"model": 3})
-    with pytest.raises(InputError, match="line 2"):
-        fp.History.load(path)
 
 
 def test_a_large_model_is_not_written_as_text(tmp_path):
@@ -310,8 +284,12 @@ def test_costs_to_reach_a_target(runs):
     assert not run.reached("grad_norm", 1e-12)
     with pytest.raises(InputError, match="no column 'norm'"):
         run["norm"]
-    with pytest.raises(InputError, match="did you mean 'bytes_up'"):
-        run.cost_to("grad_norm", target, "bytesup")
+    for goal in (target, 1e-12):  # whether the target is reached or not
+        for interpolate in (False, True):
+            with pytest.raises(InputError, match="did you mean 'bytes_up'"):
+                run.cost_to("grad_norm", goal, "bytesup", interpolate=interpolate)
+            with pytest.raises(InputError, match="did you mean 'bytes'"):
+                run.cost_to("grad_norm", goal, "byte", interpolate=interpolate)
 
 
 def test_pandas(runs):

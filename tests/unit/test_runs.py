@@ -31,6 +31,7 @@ def folder(tmp_path):
                     out=tmp_path / name)  # fmt: skip
     lines = (tmp_path / "open" / "history.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "open" / "history.jsonl").write_bytes(b"".join(lines[:4]))
+    (tmp_path / "open" / "history.model.npz").unlink()  # as if it had been killed
     (tmp_path / "damaged" / "history.jsonl").write_bytes(lines[0] + b"not a record\n" + lines[1])
     (tmp_path / "torn" / "history.jsonl").unlink()
     return tmp_path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import time
@@ -12,7 +11,7 @@ import pytest
 import fedpage as fp
 from fedpage.callbacks import checkpointing
 from fedpage.runs.follow import FollowedRun, RunState
-from fedpage.runs.status import Pace, RunStatus, StatusFile, read_status
+from fedpage.runs.status import Pace, RunStatus, read_status
 
 
 def small_run(folder, rounds=30, **options):
@@ -44,19 +43,15 @@ def test_a_simulation_leaves_its_status(tmp_path):
 def test_the_status_is_written_at_most_once_a_second(tmp_path, monkeypatch):
     now, written = [0.0], []
 
-    class Counted(StatusFile):
-        def write(self):
-            written.append((now[0], self.status.round))
-            super().write()
-
     def tick(info):
         now[0] += 0.3
 
-    monkeypatch.setattr(checkpointing, "StatusFile", lambda folder: Counted(folder, lambda: now[0]))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        checkpointing, "write_status", lambda folder, status: written.append(status.round)
+    )
     small_run(tmp_path / "run", rounds=10, callbacks=[fp.FunctionCallback(on_round_end=tick)])
-    assert [round for _, round in written] == [0, 4, 8, 10]
-    times = [at for at, _ in written[:-1]]
-    assert min(b - a for a, b in itertools.pairwise(times)) >= 1.0
+    assert written == [0, 4, 8, 10]
 
 
 def test_a_status_that_cannot_be_written_does_not_end_the_run(tmp_path):
@@ -68,9 +63,7 @@ def test_the_status_changes_no_bits(tmp_path):
     assert small_run(tmp_path / "run").same(small_run(None))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"round": 1}', json.dumps({**vars(RunStatus()), "round": "x"})]
-)
+@pytest.mark.parametrize("text", ["", "[]", json.dumps({**vars(RunStatus()), "round": "x"})])
 def test_a_damaged_status_is_ignored(tmp_path, text):
     small_run(tmp_path / "run")
     (tmp_path / "run" / "status.json").write_text(text)

@@ -10,7 +10,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History
-from fedpage.runs.history_lines import Meta
+from fedpage.runs.history_file import Meta
 
 
 class Event(NamedTuple):

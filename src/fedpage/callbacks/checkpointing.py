@@ -11,9 +11,11 @@ from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History
 from fedpage.runs.history_file import HistoryMark
-from fedpage.runs.status import Pace, RunStatus, StatusFile
+from fedpage.runs.status import Pace, RunStatus, write_status
 from fedpage.runs.store import RunStore
 
+_STATUS_SECONDS = 1.0
+"""The least time between two writes of status.json."""
 _is_interrupt_requested = False
 
 
@@ -41,15 +43,16 @@ class Checkpointing(Callback):
         self._info: RunInfo | None = None
         self._saved_at = 0.0
         self._end: tuple[Snapshot, HistoryMark] | None = None
-        self._status, self._pace = StatusFile(store.path), Pace(0)
+        self._status, self._pace = RunStatus(), Pace(0)
+        self._status_at = 0.0
         self._last: RoundEnd | None = None
 
     def on_run_start(self, info: RunInfo) -> None:
         """Start the clock of the checkpoints, and write the run's first status."""
         self._info, self._saved_at, self._end = info, time.monotonic(), None
-        self._status.status = RunStatus(info.start, info.rounds)
-        self._pace, self._last = Pace(info.start), None
-        self._status.write()
+        self._status, self._pace = RunStatus(info.start, info.rounds), Pace(info.start)
+        self._last = None
+        self._write_status()
 
     def on_event(self, event: Event) -> None:
         """Append the event to history.jsonl."""
@@ -69,7 +72,7 @@ class Checkpointing(Callback):
         self._last = info
         if info.is_last:
             return None
-        if self._status.is_due:
+        if time.monotonic() - self._status_at >= _STATUS_SECONDS:
             self._write_status()
         if _is_interrupt_requested or self._is_due(info.round):
             assert self._info is not None
@@ -99,13 +102,13 @@ class Checkpointing(Callback):
         if history.ended:
             self.store.write_end(history)
         reason = history.stop_reason
-        self._status.status.end = "" if reason is None else reason.value
-        self._status.status.detail = history.stop_detail
+        self._status.end = "" if reason is None else reason.value
+        self._status.detail = history.stop_detail
         self._write_status()
 
     def _write_status(self) -> None:
         """Write what the last round did to status.json."""
-        info, status = self._last, self._status.status
+        info, status = self._last, self._status
         if info is not None:
             status.round, status.rounds = info.round, info.rounds
             status.called, status.answered = info.called, info.answered
@@ -115,4 +118,5 @@ class Checkpointing(Callback):
             status.lost_clients = ", ".join(map(str, info.lost[:10]))
             status.bytes_down, status.bytes_up = info.total_down, info.total_up
             status.seconds_per_round = self._pace.observe(info.round) or status.seconds_per_round
-        self._status.write()
+        self._status_at = time.monotonic()
+        write_status(self.store.path, status)

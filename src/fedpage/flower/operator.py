@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.flower.config import AppConfig
 from fedpage.report.summary import format_bytes, format_duration
-from fedpage.runs.status import Pace, RunStatus, StatusFile
+from fedpage.runs.status import Pace, RunStatus, write_status
 from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")
@@ -59,8 +60,8 @@ class LogProgress(Callback):
 
 
 @contextmanager
-def waiting_for_nodes(out: Path, config: AppConfig) -> Iterator[StatusFile]:
-    """Say in the run's directory that it waits for its nodes, and why it cannot begin.
+def waiting_for_nodes(out: Path, config: AppConfig) -> Iterator[Callable[[str], None]]:
+    """Write to the run's status that it waits for its nodes, and why it cannot begin.
 
     The directory is locked meanwhile, so that no other process can run in it.
 
@@ -69,18 +70,23 @@ def waiting_for_nodes(out: Path, config: AppConfig) -> Iterator[StatusFile]:
         config: The run's configuration.
 
     Yields:
-        The status file.
+        A function that writes another text about the waiting.
     """
     with RunStore(out) as store:
-        file = StatusFile(store.path)
-        file.status = RunStatus(rounds=config.rounds)
-        file.wait_for(f"waiting for the nodes of {config.clients} clients")
+        status = RunStatus(rounds=config.rounds)
+
+        def wait_for(text: str) -> None:
+            if text != status.waiting or time.time() - status.written >= 1.0:
+                status.waiting = text
+                write_status(store.path, status)
+
+        wait_for(f"waiting for the nodes of {config.clients} clients")
         try:
-            yield file
+            yield wait_for
         except BaseException as error:
-            file.status.end = StopReason.ROUND_FAILED.value
-            file.status.detail = " ".join(str(error).split()) or type(error).__name__
-            file.write()
+            status.end = StopReason.ROUND_FAILED.value
+            status.detail = " ".join(str(error).split()) or type(error).__name__
+            write_status(store.path, status)
             raise
 
 

@@ -145,8 +145,8 @@ class FedpageStrategy(Strategy):
         config = self.config
         own = self._load_own_problem()
         requirements = self._require(own)
-        with waiting_for_nodes(self._out, config) as status:
-            nodes, agreement = self._gather(grid, requirements, status.wait_for)
+        with waiting_for_nodes(self._out, config) as report:
+            nodes, agreement = self._gather(grid, requirements, report)
         d = agreement.d
         engine = FlowerEngine(
             grid,

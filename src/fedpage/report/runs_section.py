@@ -10,7 +10,7 @@ from fedpage.core.columns import COLUMNS, describe_column
 from fedpage.core.display import format_number
 from fedpage.report.summary import format_bytes
 from fedpage.runs.history import History, by_method
-from fedpage.runs.history_lines import EventRow
+from fedpage.runs.history_file import EventRow
 
 _METRICS = 4
 """The most metrics in the table; a run's own page draws all of them."""

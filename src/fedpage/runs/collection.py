@@ -89,7 +89,7 @@ class Runs(Sequence[History]):
         try:
             if not (folder / "history.jsonl").is_file():
                 raise InputError(f"{folder}: has no history.jsonl")
-            history = History.load(folder)
+            history = History.load(folder, warn=False)
         except InputError as error:
             self.problems[str(folder)] = f"damaged: {error}"
             return

@@ -1,8 +1,9 @@
-"""Follow runs that other processes write: what is new in each history.jsonl, and its state."""
+"""Follow runs that other processes write: their records so far, and what they are doing."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import cached_property
@@ -12,12 +13,10 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.history import History
-from fedpage.runs.history_lines import HistoryReader
+from fedpage.runs.history_file import parse_lines
 from fedpage.runs.lock import is_in_use
 from fedpage.runs.status import RunStatus, read_status
 
-_TAIL = 200
-"""The bytes before the end of what was read that must be unchanged, or the file is read anew."""
 _FRESH = 5.0
 """A file that was written so many seconds ago belongs to a run that is running."""
 _OBSERVED = 30
@@ -46,71 +45,49 @@ _UNFINISHED = {
 
 
 class FollowedRun:
-    """A run directory that another process may be writing; `poll` reads what is new.
+    """A run directory that another process may be writing; `poll` reads it.
 
     Args:
         path: The directory, which has a history.jsonl.
 
     Attributes:
-        history: What has been read. Its model is not loaded.
+        history: The records so far, without the model.
         error: Why the file cannot be read, or "".
-        status: What status.json says; its defaults if there is none.
+        status: The content of status.json, or its defaults if there is none.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.history, self.status = History(), RunStatus()
         self.error = ""
-        self.status = RunStatus()
-        self._observed: list[tuple[float, float]] = []
-        self._written_at = 0.0
-        self._restart()
-
-    def _restart(self) -> None:
-        self.history = History()
-        self._reader = HistoryReader(self.history, self.path / "history.jsonl")
-        self._size, self._tail = 0, b""
+        self._observed: deque[tuple[float, float]] = deque(maxlen=_OBSERVED)
+        self._stamp: tuple[float, int] = (0.0, 0)
+        """When the file was changed that was read last, and its size."""
 
     def poll(self) -> bool:
-        """Read new lines.
-
-        Returns:
-            Whether there were any, or the file was begun anew.
-        """
+        """Read the files again if they have changed; return True if the history has."""
         file = self.path / "history.jsonl"
         self.status = read_status(self.path) or RunStatus()
         try:
-            with open(file, "rb") as stream:
-                stream.seek(self._size - len(self._tail))
-                text = stream.read()
-                self._written_at = file.stat().st_mtime
-                is_cut = not text.startswith(self._tail)
-                if is_cut:  # a resumed run cuts its file, and a new run begins it
-                    self._restart()
-                    stream.seek(0)
-                    text = stream.read()
+            found = file.stat()
+            if self._stamp == (found.st_mtime, found.st_size):
+                return False
+            self._stamp = found.st_mtime, found.st_size
+            text = file.read_bytes()
         except OSError as error:
             if self.status.waiting and isinstance(error, FileNotFoundError):
                 return False  # the run waits for its nodes, and has no history yet
             changed, self.error = not self.error, f"{file}: {error.strerror or error}"
             return changed
-        complete = text[len(self._tail) : text.rfind(b"\n") + 1]
-        if complete and (is_cut or not self.error):
-            self._read(complete)
-        return bool(complete) or is_cut
-
-    def _read(self, text: bytes) -> None:
-        """Add complete lines to the history."""
-        lines = text.decode("utf-8", "replace").split("\n")[:-1]
-        self._size += len(text)
-        self._tail = (self._tail + text)[-_TAIL:]
+        self.history, self.error = History(), ""
         try:
-            self._reader.read(lines)
-            self.error = ""
+            if lines := text[: text.rfind(b"\n") + 1]:
+                parse_lines(self.history, lines.decode("utf-8", "replace"), file)
         except InputError as error:
             self.error = str(error)
         if self.history.rows:
             self._observed.append((time.monotonic(), self.history.rows[-1]["round"]))
-            del self._observed[:-_OBSERVED]
+        return True
 
     @property
     def state(self) -> RunState:
@@ -125,7 +102,7 @@ class FollowedRun:
         if self.history.stop_reason is not None:
             return RunState.INTERRUPTED
         status = self.status
-        is_fresh = time.time() - max(self._written_at, status.written) < _FRESH
+        is_fresh = time.time() - max(self._stamp[0], status.written) < _FRESH
         if is_in_use(self.path) or (is_fresh and status.end not in _UNFINISHED):
             has_begun = self.history.rows or (status.rounds and not status.waiting)
             return RunState.RUNNING if has_begun else RunState.WAITING
@@ -162,7 +139,7 @@ class FollowedRun:
                 command = toml.read(path).get("command", {})
                 table = command.get("run", command.get("compare", {})).get("target")
                 return str(table["column"]), float(table["value"])
-            except (InputError, OSError, AttributeError, KeyError, TypeError, ValueError):
+            except (InputError, AttributeError, KeyError, TypeError, ValueError):
                 continue
         return None
 

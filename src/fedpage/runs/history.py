@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,27 +20,26 @@ from fedpage.core.atomic import put
 from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_column, read_column
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.files import check_path, refuse_special
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
 from fedpage.core.validate import as_number
-from fedpage.runs.history_lines import (
-    FORMAT,
-    WORDS,
-    Checksum,
+from fedpage.runs.history_file import (
     EventRow,
-    HistoryReader,
     Meta,
     Model,
     add_record,
-    encode_number,
-    encode_row,
+    cut_short,
     model_path,
+    parse_lines,
     read_model,
+    write_history,
 )
+from fedpage.runs.lock import is_in_use
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_LOG = logging.getLogger("fedpage")
 
 
 class History:
@@ -107,7 +107,7 @@ class History:
     @property
     def columns(self) -> list[str]:
         """Names of the columns, in the order of first appearance."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        return list(dict.fromkeys(chain.from_iterable(self.rows)))
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         """Return a column (records,). Missing values are NaN.
@@ -233,12 +233,13 @@ class History:
             The cost, or inf if the target is never reached. Only records with f(x) <= f(x0) count.
 
         Raises:
-            InputError: there is no such column, or its direction is not known.
+            InputError: If there is no such column or cost, or the column's direction is not known.
         """
+        costs = self.cost(cost)
         if interpolate:
-            return self.interpolated_cost(column, target, self.cost(cost))
+            return self.interpolated_cost(column, target, costs)
         at = self._first_hit(column, target)
-        return math.inf if at is None else float(self.cost(cost)[at])
+        return math.inf if at is None else float(costs[at])
 
     def _first_hit(self, column: str, target: float) -> int | None:
         """Return the first record with f(x) <= f(x0) whose column is at the target or better."""
@@ -316,67 +317,25 @@ class History:
         Returns:
             The path of the JSON lines.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        model, checksum, text = self.write_model(path), Checksum(), b""
-        for entry in self._lines():
-            line = json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
-            checksum.add(line)
-            text += line
-        end = checksum.seal(self.end_line(model))
-        put(path, text + json.dumps(end).encode("utf-8") + b"\n")
-        return path
-
-    def header(self) -> dict[str, object]:
-        """Return the first line of a file: its format and the run's provenance."""
-        return {"format": FORMAT, "meta": self.meta}
-
-    def _lines(self) -> Iterator[Mapping[str, object]]:
-        yield self.header()
-        yield from (encode_row(row) for row in self.rows)
-        yield from self.events
-
-    def write_model(self, path: Path) -> str | None:
-        """Write the model beside the history file `path`, whole or not at all.
-
-        Returns:
-            The SHA-256 of its file, for `end_line`; None if there is no model.
-        """
-        target = model_path(path)
-        if self.x is None:
-            target.unlink(missing_ok=True)
-            return None
-        buffer = io.BytesIO()
-        np.savez(buffer, x=self.x)
-        put(target, buffer.getvalue())
-        return hashlib.sha256(buffer.getbuffer()).hexdigest()
-
-    def end_line(self, model: str | None) -> dict[str, object]:
-        """Return the last line of a file without its digest: how the run ended, and its model.
-
-        Args:
-            model: the digest that `write_model` returned.
-        """
-        return {
-            "end": None if self.stop_reason is None else self.stop_reason.value,
-            "detail": self.stop_detail,
-            "records": len(self.rows),
-            "first_loss": None if self.first_loss is None else encode_number(self.first_loss),
-            "model": model,
-        }
+        write_history(self, Path(path))
+        return Path(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> History:
-        """Read what `to_jsonl` (all of it) or `to_csv` (the columns) wrote.
+    def load(cls, path: str | os.PathLike[str], *, warn: bool = True) -> History:
+        """Read a file that `to_jsonl`, `to_csv` (the columns only) or a run wrote.
+
+        The history of a run that is going on or was killed has the records so far. If no process
+        is writing it, the log "fedpage" says that its end is missing.
 
         Args:
             path: The file, or the directory of a run.
+            warn: Whether to log a missing end.
 
         Raises:
-            InputError: the file is not a history, it or its model is damaged, the model is
-                missing, or the directory has several runs.
+            InputError: If the file is not a history, is damaged or cut short, its model is missing
+                or damaged, or the directory has several runs.
         """
-        path = check_path(path)
+        path = Path(path)
         if path.is_dir():
             if not (path / "history.jsonl").is_file() and any(path.glob("**/history.jsonl")):
                 raise InputError(
@@ -384,12 +343,27 @@ class History:
                     "History.load one of the directories below"
                 )
             path = path / "history.jsonl"
-        refuse_special(path)
+        is_running = is_in_use(path.parent)  # asked first: the run may end meanwhile
         try:
             text = path.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-        return cls._from_csv(text, path) if path.suffix == ".csv" else cls.parse(text, path)
+        if path.suffix == ".csv":
+            return cls._from_csv(text, path)
+        history = cls()
+        end = parse_lines(history, text, path)
+        if end is not None:
+            history.x = None if end.model is None else read_model(path, end.model)
+            return history
+        history.stop_reason, history.stop_detail = StopReason.INTERRUPTED, "the file has no end"
+        if not is_running and model_path(path).exists():  # it is written just before the end
+            raise cut_short(history, path)
+        if warn and not is_running:
+            _LOG.warning(
+                "%s: has no end, only %s records: the run was killed and can be resumed, or the "
+                "file was cut short", path, len(history),
+            )  # fmt: skip
+        return history
 
     @classmethod
     def _from_csv(cls, text: str, path: Path) -> History:
@@ -399,43 +373,13 @@ class History:
             if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ("none",)):
                 raise ValueError
             for row in reader:
-                add_record(
-                    history,
-                    {
-                        name: _read_cell(value)
-                        for name, value in row.items()
-                        if value not in ("", None)
-                    },
-                )
-        except (csv.Error, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                if None in row.values():  # the line has too few cells
+                    raise ValueError
+                cells = {name: text for name, text in row.items() if text != ""}
+                add_record(history, {name: _read_cell(text) for name, text in cells.items()})
+        except (csv.Error, KeyError, TypeError, ValueError):
             line = max(reader.line_num, 1)
             raise InputError(f"{path}, line {line}: not a record of a fedpage history") from None
-        return history
-
-    @classmethod
-    def parse(cls, text: str, path: str | os.PathLike[str]) -> History:
-        """Read a history from its JSON lines.
-
-        Args:
-            text: the lines. An incomplete last line, of a killed process, is left out.
-            path: the file they are from; the model is read beside it.
-
-        Raises:
-            InputError: a line is not one of a history, the checksum in the last line differs, or
-                the model is missing or damaged.
-        """
-        history = cls()
-        reader = HistoryReader(history, path)
-        *lines, last = text.split("\n")
-        reader.read(lines)
-        reader.read_last(last)
-        if not history.meta and not history.rows:
-            raise InputError(f"{path}: empty, not a fedpage history")
-        if reader.model is not None:
-            history.x = read_model(Path(path), reader.model)
-        if not reader.has_end:
-            history.stop_reason = StopReason.INTERRUPTED
-            history.stop_detail = "the file has no end"
         return history
 
     def to_pandas(self) -> DataFrame:
@@ -478,18 +422,10 @@ def is_complete(row: Mapping[str, float]) -> bool:
 
 
 def _read_cell(text: str) -> float:
-    """Return the number that `to_csv` wrote into a cell."""
-    if text in WORDS:
-        return WORDS[text]
-    if "_" in text or not text.isascii():
-        raise ValueError
     try:
-        number: float = int(text)
+        return int(text)
     except ValueError:
-        number = float(text)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
+        return float(text)
 
 
 def _write(path: Path, text: str) -> Path:

@@ -1,20 +1,234 @@
-"""The file history.jsonl of a run: append lines to it, and cut it back to a checkpoint."""
+"""The files of a history: JSON lines whose last line has a checksum of all, and the model beside.
+
+The first line is the provenance, then come records and events, and the last line says how the run
+ended. A run appends lines as they come, so the file of a run that is going on or was killed has no
+last line.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import os
 from collections.abc import Mapping
-from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
-from fedpage.core.files import refuse_special
-from fedpage.runs.history import History
-from fedpage.runs.history_lines import Checksum, Meta
+from fedpage.core.types import StopReason
+
+if TYPE_CHECKING:
+    from fedpage.runs.history import History
+
+Meta: TypeAlias = dict[str, Any]
+"""Provenance: plain values in nested tables, whose shape depends on the method and the problem."""
+Model: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+
+_FORMAT = "fedpage-history-4"
+WORDS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+"""How a file has the numbers that JSON lacks."""
+_Number: TypeAlias = int | float | Literal["inf", "-inf", "nan"]
+
+
+class EventRow(TypedDict):
+    """Something that happened to clients, as a file has it."""
+
+    event: str
+    round: int
+    text: str
+
+
+class _Header(msgspec.Struct):
+    """The first line of a file."""
+
+    format: str
+    meta: dict[str, Any]
+    whole: bool = False
+    """Whether the file was written as a whole, so that it must have a last line."""
+
+
+class HistoryEnd(msgspec.Struct):
+    """The last line of a file."""
+
+    end: StopReason | None
+    detail: str
+    records: int
+    first_loss: _Number | None
+    model: str | None
+    """The SHA-256 of the model's file, or None if there is no model."""
+    digest: str = ""
+    """The SHA-256 of all lines and of this one up to here."""
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write_history(history: History, path: Path) -> None:
+    """Write a history as JSON lines, and its model beside them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = _header(history.meta, is_whole=True)
+    body = b"".join(map(_line, [*map(encode_row, history.rows), *history.events]))
+    end = _end_line(history, path, header, hashlib.sha256(body))
+    put(path, header + body + end)
+
+
+def encode_row(row: Mapping[str, float]) -> dict[str, float | str]:
+    """Return a record as JSON can hold it: infinities and NaN as words."""
+    return {name: _encode(value) for name, value in row.items()}
+
+
+def model_path(path: Path) -> Path:
+    """Return where the model of a history file is: run.model.npz beside run.jsonl."""
+    return path.with_suffix(".model.npz")
+
+
+def _encode(value: float) -> float | str:
+    return value if isinstance(value, int) or math.isfinite(value) else repr(value)
+
+
+def _line(entry: Mapping[str, object]) -> bytes:
+    return json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
+
+
+def _header(meta: Mapping[str, object], *, is_whole: bool = False) -> bytes:
+    """Return the first line; `is_whole` promises that the file has its last line too."""
+    whole = {"whole": True} if is_whole else {}
+    return json.dumps({"format": _FORMAT, **whole, "meta": meta}).encode("utf-8") + b"\n"
+
+
+def _end_line(history: History, path: Path, header: bytes, body: hashlib._Hash) -> bytes:
+    """Write the model beside `path`, and return the last line."""
+    model, target = None, model_path(path)
+    if history.x is None:
+        target.unlink(missing_ok=True)
+    else:
+        buffer = io.BytesIO()
+        np.savez(buffer, x=history.x)
+        put(target, buffer.getvalue())
+        model = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    reason, first = history.stop_reason, history.first_loss
+    end = {
+        "end": None if reason is None else reason.value,
+        "detail": history.stop_detail,
+        "records": len(history.rows),
+        "first_loss": None if first is None else _encode(first),
+        "model": model,
+    }
+    return _seal(json.dumps(end)[:-1], header, body).encode("utf-8") + b"\n"
+
+
+def _seal(text: str, header: bytes, body: hashlib._Hash) -> str:
+    """Return the last line: its text up to the digest, and the digest of the whole file.
+
+    The first line counts last, because a run that gets more rounds replaces it.
+    """
+    total = body.copy()
+    total.update(header + text.encode("utf-8"))
+    return f'{text}, "digest": "{total.hexdigest()}"}}'
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def parse_lines(history: History, text: str, path: Path) -> HistoryEnd | None:
+    """Add the lines of a file to an empty history.
+
+    Args:
+        history: The history; it has no stop reason if the file has no last line.
+        text: The lines. An incomplete last one, which a killed process leaves, is left out.
+        path: The file, for errors.
+
+    Returns:
+        The last line, or None if the file has no end.
+
+    Raises:
+        InputError: If a line cannot be used, the checksum differs, or a file that was written as a
+            whole is cut short.
+    """
+    lines = text.split("\n")
+    if not lines[-1].endswith("}"):
+        lines.pop()
+    header: _Header | None = None
+    end: HistoryEnd | None = None
+    body = hashlib.sha256()
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = msgspec.json.decode(line, type=dict[str, Any])
+            if end is not None:
+                raise ValueError
+            if number == 1:
+                header = msgspec.convert(entry, _Header)
+                history.meta = header.meta
+                if header.format != _FORMAT:
+                    raise InputError(f"{path}: not a history of this version of fedpage")
+            elif "end" in entry:
+                end = msgspec.convert(entry, HistoryEnd)
+                sealed = _seal(line.rpartition(', "digest": ')[0], f"{lines[0]}\n".encode(), body)
+                if line != sealed or end.records != len(history.rows):
+                    raise InputError(
+                        f"{path}: damaged (its checksum differs); restore a copy, or resume the "
+                        "run, which computes again what is damaged"
+                    )
+            else:
+                body.update(f"{line}\n".encode())
+                if "event" in entry:
+                    history.events.append(msgspec.convert(entry, EventRow))
+                else:
+                    add_record(history, msgspec.convert(entry, dict[str, _Number]))
+        except (KeyError, ValueError, msgspec.MsgspecError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path}, line {number}: not a line of a fedpage history") from None
+    if header is None:
+        raise InputError(f"{path}: empty, not a fedpage history")
+    if end is None:
+        if header.whole:
+            raise cut_short(history, path)
+        return None
+    history.stop_reason, history.stop_detail = end.end, end.detail
+    history.first_loss = None if end.first_loss is None else float(end.first_loss)
+    return end
+
+
+def cut_short(history: History, path: Path) -> InputError:
+    """Return the error for a file that has lost its last lines."""
+    return InputError(
+        f"{path}: cut short, only {len(history.rows)} records are left; restore a copy, or resume "
+        "the run, which computes again what is missing"
+    )
+
+
+def add_record(history: History, row: Mapping[str, float | str]) -> None:
+    """Append a record that was read; a ValueError if its round is not after the last one's."""
+    record = {name: WORDS[v] if isinstance(v, str) else v for name, v in row.items()}
+    if not record["round"] > (history.rows[-1]["round"] if history.rows else -1):
+        raise ValueError
+    history.append(record)
+
+
+def read_model(path: Path, digest: str) -> Model:
+    """Read the model (d,) beside a history; its bytes must be those that were written."""
+    file = model_path(path)
+    try:
+        data = file.read_bytes()
+    except OSError:
+        raise InputError(
+            f"{path}: its model {file.name} is missing; put it back beside the history"
+        ) from None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise InputError(f"{file}: damaged, or the model of another run (its checksum differs)")
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return np.asarray(arrays["x"])
+
+
+# --- the file of a run ----------------------------------------------------------------------------
 
 
 class HistoryMark(NamedTuple):
@@ -27,7 +241,7 @@ class HistoryMark(NamedTuple):
 
 
 class HistoryFile:
-    """Write the lines of a history as they come.
+    """Append the lines of a run to its history.jsonl, and cut it back to a checkpoint.
 
     Args:
         path: The file.
@@ -35,84 +249,75 @@ class HistoryFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stream: FileIO | None = None
-        self._written = hashlib.sha256()
-        self._checksum = Checksum()
-        self._size = 0
+        self._stream: io.FileIO | None = None
+        self._header, self._body, self._size = b"", hashlib.sha256(), 0
 
     def create(self, meta: Meta) -> None:
         """Write a file with a first line only, and open it."""
-        text = _first_line(meta)
-        put(self.path, text)
-        self._open(text)
+        put(self.path, _header(meta))
+        self._open(_header(meta), b"")
 
-    def read(self) -> tuple[bytes, bool]:
-        """Return the complete lines, and whether the last line was incomplete.
+    def read(self) -> bytes:
+        """Return all bytes of the file, or nothing if there is none.
 
         Raises:
-            InputError: If the file cannot be read; one that does not exist is empty.
+            InputError: If it cannot be read.
         """
-        refuse_special(self.path)
         try:
-            text = self.path.read_bytes()
+            return self.path.read_bytes()
         except FileNotFoundError:
-            return b"", False
+            return b""
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-        complete = text.rfind(b"\n") + 1
-        return text[:complete], complete < len(text)
 
-    def cut(self, text: bytes, meta: Meta) -> History:
-        """Cut the file back to its first lines, and open it.
+    def cut(self, text: bytes, meta: Meta, history: History) -> None:
+        """Cut the file back to its first lines, read them, and open it.
 
-        The first line is written again if it is damaged, is not that of this run, or has another
+        The first line is written again if it is damaged, belongs to another run, or has another
         number of rounds.
 
         Args:
             text: The lines to keep.
             meta: The run's provenance.
-
-        Returns:
-            The history that these lines hold.
+            history: An empty history, which gets the records and events of these lines.
         """
-        header, _, body = text.partition(b"\n")
+        old, _, body = text.partition(b"\n")
         try:
-            stored = History.parse(header.decode("utf-8"), self.path).meta
-            if _identity(stored) != _identity(meta):
-                stored = meta
-        except (InputError, UnicodeDecodeError):
-            stored = meta
-        first = _first_line({**stored, "rounds": meta["rounds"]})
-        if first == header + b"\n":
+            stored = msgspec.json.decode(old, type=_Header).meta
+        except (UnicodeDecodeError, msgspec.MsgspecError):
+            stored = {}
+        kept = stored if _identity(stored) == _identity(meta) else meta
+        header = _header({**kept, "rounds": meta["rounds"]})
+        if header == old + b"\n":
             os.truncate(self.path, len(text))
         else:
-            text = first + body
-            put(self.path, text)
-        self._open(text)
-        return History.parse(text.decode("utf-8"), self.path)
+            put(self.path, header + body)
+        # While the run goes on, its file has no end and no model.
+        model_path(self.path).unlink(missing_ok=True)
+        self._open(header, body)
+        parse_lines(history, (header + body).decode("utf-8"), self.path)
 
-    def _open(self, text: bytes) -> None:
-        """Open the file, which now holds `text`, to append to it."""
+    def _open(self, header: bytes, body: bytes) -> None:
         self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - see close
-        body = text[text.index(b"\n") + 1 :]
-        self._written, self._size = hashlib.sha256(body), len(body)
-        self._checksum = Checksum()
-        self._checksum.add(text)
+        self._header, self._body, self._size = header, hashlib.sha256(body), len(body)
 
     def append(self, entry: Mapping[str, object]) -> None:
         """Append a line."""
+        line = _line(entry)
+        self._write(line)
+        self._body.update(line)
+        self._size += len(line)
+
+    def append_end(self, history: History) -> None:
+        """Write the model, append the last line, and wait until both are on the disk."""
+        self._write(_end_line(history, self.path, self._header, self._body))
+        self.sync()
+
+    def _write(self, line: bytes) -> None:
         assert self._stream is not None
-        line = json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
         done = 0
         while done < len(line):
             done += self._stream.write(line[done:])
-        self._written.update(line)
-        self._checksum.add(line)
-        self._size += len(line)
-
-    def append_end(self, end: Mapping[str, object]) -> None:
-        """Append the last line, with a digest of the whole file."""
-        self.append(self._checksum.seal(end))
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -121,7 +326,7 @@ class HistoryFile:
 
     def mark(self) -> HistoryMark:
         """Return how much is written."""
-        return HistoryMark(self._size, self._written.hexdigest())
+        return HistoryMark(self._size, self._body.hexdigest())
 
     def close(self) -> None:
         """Close the file if it is open."""
@@ -129,11 +334,7 @@ class HistoryFile:
             self._stream.close()
 
 
-def _identity(meta: Meta) -> object:
-    """Return what the provenance of a run has on every machine, whatever its number of rounds."""
+def _identity(meta: Meta) -> str:
+    """Return the provenance that a run has on every machine, with any number of rounds."""
     changing = ("rounds", "versions", "reference")
-    return json.loads(json.dumps({k: v for k, v in meta.items() if k not in changing}))
-
-
-def _first_line(meta: Meta) -> bytes:
-    return json.dumps(History(meta).header()).encode("utf-8") + b"\n"
+    return json.dumps({key: meta[key] for key in meta if key not in changing}, sort_keys=True)

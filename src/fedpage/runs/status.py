@@ -1,43 +1,42 @@
-"""The file status.json of a run directory: what the run is doing, for those who watch it.
+"""The file status.json of a run directory: what a run does between two records.
 
-The file adds to history.jsonl what happens between two records. A run never reads it, and a run
-that cannot write it continues.
+The checkpoint callback writes it for those who watch the run. A run never reads it, and a run that
+cannot write it continues.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from fedpage.core.atomic import replace_file
 
-_SECONDS_BETWEEN_WRITES = 1.0
-_ROUNDS_OBSERVED = 20
 _NAME = "status.json"
 
 
 @dataclass
 class RunStatus:
-    """What a run did last."""
+    """The last round of a run, its costs so far, and how it ended."""
 
     round: int = 0
     """The number of rounds done."""
     rounds: int = 0
     """The number of rounds of the whole run."""
     waiting: str = ""
-    """What the run waits for before its first round, such as "2 of 3 nodes"; "" afterwards."""
+    """Why the first round has not begun, such as "2 of 3 nodes", or "" afterwards."""
     called: int = 0
     """The number of clients that the last round called."""
     answered: int = 0
     """The number of them whose replies counted."""
     slowest_client: int = -1
-    """The client whose reply took longest; -1: time is not measured."""
+    """The client whose reply took longest, or -1 if time is not measured."""
     slowest_seconds: float = 0.0
     """How long its reply took."""
     lost: int = 0
@@ -49,9 +48,9 @@ class RunStatus:
     bytes_up: int = 0
     """Bytes received from clients so far."""
     seconds_per_round: float = 0.0
-    """The mean over the last rounds, evaluations included; 0: not known yet."""
+    """The mean over the last rounds, evaluations included, or 0 if not known yet."""
     end: str = ""
-    """How the process ended: a `StopReason`, or ""."""
+    """How the process ended: a `StopReason`, or "" while it runs."""
     detail: str = ""
     """A sentence about the end."""
     written: float = 0.0
@@ -59,14 +58,14 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float:
-        """The time that the remaining rounds will take; NaN: not known."""
+        """The time that the remaining rounds will take, or NaN if not known."""
         if not self.seconds_per_round or not self.rounds:
             return math.nan
         return (self.rounds - self.round) * self.seconds_per_round
 
 
 class Pace:
-    """Measure the time of a round over the last rounds, evaluations included.
+    """Measure the time of a round over the last 20 rounds, evaluations included.
 
     Args:
         round: The number of rounds done at the start.
@@ -75,60 +74,25 @@ class Pace:
 
     def __init__(self, round: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._observed = deque([(clock(), round)], maxlen=_ROUNDS_OBSERVED + 1)
+        self._observed = deque([(clock(), round)], maxlen=21)
 
     def observe(self, round: int) -> float:
-        """Note the number of rounds done now, and return the seconds of a round; 0: not known."""
+        """Note the number of rounds done now; return the seconds of a round, or 0 if unknown."""
         self._observed.append((self._clock(), round))
         (t0, r0), (t1, r1) = self._observed[0], self._observed[-1]
         return (t1 - t0) / (r1 - r0) if r1 > r0 else 0.0
 
 
-class StatusFile:
-    """Write the status of a run to its directory, at most once a second.
-
-    Args:
-        folder: The run's directory.
-        clock: Returns seconds; replaced in tests.
-    """
-
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = folder / _NAME, clock
-        self._written_at = -math.inf
-        self.status = RunStatus()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last write is at least a second ago."""
-        return self._clock() - self._written_at >= _SECONDS_BETWEEN_WRITES
-
-    def write(self) -> None:
-        """Write the status; a file system that refuses it does not matter to the run."""
-        self._written_at = self._clock()
-        self.status.written = time.time()
-        data = json.dumps(asdict(self.status), indent=1).encode("utf-8")
-        with suppress(OSError):
-            replace_file(self._path, data)
-
-    def wait_for(self, text: str) -> None:
-        """Write what the run waits for before its first round."""
-        if self.is_due or text != self.status.waiting:
-            self.status.waiting = text
-            self.write()
+def write_status(folder: Path, status: RunStatus) -> None:
+    """Write the status to a run directory, if the file system allows it."""
+    status.written = time.time()
+    with suppress(OSError):
+        replace_file(folder / _NAME, msgspec.json.encode(status))
 
 
 def read_status(folder: Path) -> RunStatus | None:
-    """Read the status of a run directory; None if there is none, or it cannot be used."""
+    """Read the status of a run directory, or return None if there is no usable one."""
     try:
-        table = json.loads((folder / _NAME).read_bytes())
-        status = RunStatus(**{entry.name: table[entry.name] for entry in fields(RunStatus)})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return msgspec.json.decode((folder / _NAME).read_bytes(), type=RunStatus)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    known = RunStatus()
-    for entry in fields(RunStatus):
-        default, value = getattr(known, entry.name), getattr(status, entry.name)
-        if isinstance(default, float) and type(value) is int:
-            value = float(value)
-        if type(value) is not type(default) or (isinstance(value, float) and not value >= 0):
-            return None
-    return status

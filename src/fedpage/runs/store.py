@@ -14,14 +14,19 @@ from typing import Protocol, Self
 
 from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, find_memory_error, short_repr
-from fedpage.core.files import check_path, refuse_special
 from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.fingerprint import Code, check_same_run, digest, fingerprint
 from fedpage.runs.history import History
-from fedpage.runs.history_file import HistoryFile, HistoryMark
-from fedpage.runs.history_lines import encode_row, model_path
+from fedpage.runs.history_file import (
+    HistoryFile,
+    HistoryMark,
+    encode_row,
+    model_path,
+    parse_lines,
+    read_model,
+)
 from fedpage.runs.lock import DirectoryLock
 
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
@@ -92,7 +97,7 @@ class RunStore:
         notify: Callable[[str], None] | None = None,
         advice: str | None = None,
     ) -> None:
-        self.path, self._advice = check_path(path), advice
+        self.path, self._advice = Path(path), advice
         self.rounds_between, self.seconds_between = parse_interval(checkpoint_every)
         self.checkpoint_every, self.command = str(checkpoint_every), command
         self.checkpoint_round = 0
@@ -203,15 +208,20 @@ class RunStore:
         A run that has done all its rounds is resumed if it has more rounds now.
         """
         rounds = self._check_same_run(run)
-        text, is_torn = self._file.read()
-        if is_torn:
+        text = self._file.read()
+        complete = text.rfind(b"\n") + 1
+        if complete < len(text):
             self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")
+        text = text[:complete]
         done = max((_round_of(path) for path in self._checkpoints()), default=0)
+        history = History()
         finished: History | None = None
         try:
-            history = History.parse(text.decode("utf-8", "replace"), self.history_path)
+            end = parse_lines(history, text.decode("utf-8", "replace"), self.history_path)
             done = max(done, int(history.rows[-1]["round"])) if history.rows else done
-            finished = history if history.ended else None
+            if end is not None and history.ended:
+                history.x = None if end.model is None else read_model(self.history_path, end.model)
+                finished = history
         except InputError as error:
             self._warn(f"{error}; returning to an earlier checkpoint")
         reopened = (StopReason.FINISHED, *[StopReason.DIVERGED] * self._resume_diverged)
@@ -297,8 +307,9 @@ class RunStore:
 
     def _truncate(self, run: StorableRun, text: bytes) -> None:
         """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
+        past = History()
         with self._explain_os_errors():
-            past = self._file.cut(text, run.history.meta)
+            self._file.cut(text, run.history.meta, past)
         run.history.rows, run.history.events = past.rows, past.events
         self._note_records(past.rows)
 
@@ -317,7 +328,6 @@ class RunStore:
 
     def _load(self, path: Path) -> Snapshot:
         """Read a checkpoint of this run whose checksum is that of its name."""
-        refuse_special(path)
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -348,10 +358,7 @@ class RunStore:
     def write_end(self, history: History) -> None:
         """Write the last model beside history.jsonl, and append the end of the run to it."""
         with self._explain_os_errors():
-            model = history.write_model(self.history_path)
-        with self._explain_os_errors():
-            self._file.append_end(history.end_line(model))
-            self._file.sync()
+            self._file.append_end(history)
 
     def _append(self, entry: Mapping[str, object]) -> None:
         with self._explain_os_errors():

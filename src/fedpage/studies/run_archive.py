@@ -73,7 +73,7 @@ class Plan:
         if not path.is_file():
             return None
         try:
-            history = History.load(path)
+            history = History.load(path, warn=False)
             self._check_own(history)
         except InputError as error:
             if warn:
