@@ -19,7 +19,7 @@ import fedpage as fp
 from fedpage.core.aggregate import mean_rows
 from fedpage.core.random import RoundDraws
 from fedpage.problems import kernels
-from fedpage.problems.base import no_rows
+from fedpage.problems.oracle import no_rows
 
 SOURCE = Path(__file__).with_name("fedpage_round.c")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")

@@ -105,8 +105,8 @@ if TYPE_CHECKING:
         Softmax,
         SquaredHinge,
     )
-    from fedpage.problems.client_scores import ClientScores
-    from fedpage.problems.reference_solution import reference_solution
+    from fedpage.problems.reference import reference_solution
+    from fedpage.problems.scores import ClientScores
     from fedpage.problems.torch.files import load_model, save_model
     from fedpage.problems.torch.norms import to_group_norm
     from fedpage.problems.torch.problem import TorchProblem
@@ -160,8 +160,8 @@ _EXPORTS = {
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
     "Quadratic RobustRegression RowProblem Softmax SquaredHinge",
-    "fedpage.problems.client_scores": "ClientScores",
-    "fedpage.problems.reference_solution": "reference_solution",
+    "fedpage.problems.scores": "ClientScores",
+    "fedpage.problems.reference": "reference_solution",
     "fedpage.problems.torch.problem": "TorchProblem",
     "fedpage.problems.torch.files": "load_model save_model",
     "fedpage.problems.torch.norms": "to_group_norm",

@@ -31,7 +31,7 @@ from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
 from fedpage.methods import METHODS, SecantPAGE
 from fedpage.problems import OBJECTIVES, LinearModel
-from fedpage.problems.kernels import REGULARISERS
+from fedpage.problems.losses import REGULARISERS
 from fedpage.runs.history import History
 
 try:

@@ -12,7 +12,7 @@ import fedpage as fp
 from fedpage.core.local_steps import local_page, local_sgd, local_svrg
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
-from fedpage.problems import softmax_kernels
+from fedpage.problems import kernels
 
 KINDS = ["softmax", "softmax-l2", "softmax-nonconvex"]
 
@@ -115,14 +115,14 @@ def test_two_classes_are_logistic_regression():
 @pytest.mark.parametrize("shift", [0.0, 700.0, -700.0, 1e300])
 def test_large_margins_neither_overflow_nor_cancel(shift):
     margins = np.array([[shift, shift - 40.0, shift - 50.0]])
-    certain = softmax_kernels.mean_loss(3, margins, np.zeros(1))
-    wrong = softmax_kernels.mean_loss(3, margins, np.full(1, 2.0))
+    certain = kernels.mean_loss((3,), margins, np.zeros(1))
+    wrong = kernels.mean_loss((3,), margins, np.full(1, 2.0))
     if abs(shift) < 1e300:
         assert certain == pytest.approx(np.exp(-40.0) + np.exp(-50.0), rel=1e-9)
         assert wrong == pytest.approx(50.0, rel=1e-13)
     assert np.isfinite([certain, wrong]).all()
     far = np.array([[0.0, 800.0, 100.0]])  # exp(800) overflows
-    losses = [softmax_kernels.mean_loss(3, far, np.full(1, b)) for b in (0.0, 1.0, 2.0)]
+    losses = [kernels.mean_loss((3,), far, np.full(1, b)) for b in (0.0, 1.0, 2.0)]
     assert losses == [800.0, np.exp(-700.0), 700.0]
     # the derivative of a class that is nearly certain is not 0
     data = fp.Dataset.from_arrays(np.ones((3, 1)), [0.0, 1.0, 2.0])

@@ -37,16 +37,15 @@ RANDOM = [
 ]  # fmt: skip
 
 KERNELS = [
-    Edit("local_page, fused: the old gradient is missing", "local_page",
-         "_slope(loss, now, target[row]) - _slope(loss, then, target[row])",
-         "_slope(loss, now, target[row])"),
+    Edit("local_page, fused: the old gradient is missing", "_change_of_one",
+         "_margin_slope(loss, t, b) - _margin_slope(loss, u, b)", "_margin_slope(loss, t, b)"),
     Edit("local_sgd, fused: shift never applied", "local_sgd",
          "eta * shift[own_shift, l]", "0.0 * shift[own_shift, l]"),
     Edit("local_sgd, fused: proximal sign", "local_sgd",
-         "scale[c] * _reg_slope(reg, alpha, y[0, l]) + mu * (y[0, l] - x[l])",
-         "scale[c] * _reg_slope(reg, alpha, y[0, l]) - mu * (y[0, l] - x[l])"),
-    Edit("local_svrg, fused: gradient at w added", "local_sgd",
-         "v -= _slope(loss, then, target[row])", "v += _slope(loss, then, target[row])"),
+         "mu * (y[0, l] - x[l])", "mu * (x[l] - y[0, l])"),
+    Edit("local_svrg, fused: gradient at w added", "_change_of_one",
+         "_margin_slope(loss, t, b) - _margin_slope(loss, u, b)",
+         "_margin_slope(loss, t, b) + _margin_slope(loss, u, b)"),
 ]  # fmt: skip
 
 TABLES = {

@@ -36,5 +36,5 @@ RANDOM = [
 ]  # fmt: skip
 
 TABLES = {
-    "problems/base.py": ORACLE, "core/local_steps.py": STEPS, "core/random.py": RANDOM,
+    "problems/oracle.py": ORACLE, "core/local_steps.py": STEPS, "core/random.py": RANDOM,
 }  # fmt: skip

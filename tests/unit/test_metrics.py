@@ -12,7 +12,7 @@ import fedpage as fp
 from fedpage.core import metrics as m
 from fedpage.core.errors import InputError
 from fedpage.core.types import ClientEvaluations
-from fedpage.problems.kernels import LOSSES
+from fedpage.problems.losses import LOSSES
 from fedpage.problems.objectives import OBJECTIVES
 
 NAMES = ["accuracy", "f1", "auc", "log_loss", "mse", "rmse", "mae", "r2"]

@@ -11,7 +11,7 @@ from support import quadratic
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.data import registry
-from fedpage.problems import reference_solution as module
+from fedpage.problems import reference as module
 from fedpage.runs.fingerprint import fingerprint
 
 BOTH = ["f_minus_fstar", "distance_to_optimum"]

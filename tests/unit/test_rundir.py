@@ -399,7 +399,7 @@ def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeyp
     }
     read.clear()
     code_digest(fp.LogisticRegression)
-    assert {"kernels.py", "linear_model.py", "base.py"} <= read
+    assert {"kernels.py", "linear.py", "base.py"} <= read
 
 
 @pytest.mark.parametrize("up", ["randk:3", "scaled(randk:3)", "topk:3+natural"])

@@ -56,7 +56,7 @@ def test_two_classes_have_two_outputs():
     ("labels", "message"),
     [
         (["a", "a", "a"], "are all 'a', which is a single class"),
-        ([0.5, 1.5, 2.5], "3 different values, which are no classes"),
+        ([0.5, 1.5, 2.5], "3 different values"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(labels, message):

@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 import fedpage as fp
 from fedpage.core.threads import map_threads
 from fedpage.problems import kernels
+from fedpage.problems.losses import LOSSES
 
 
 def test_results_are_in_order_and_threads_are_kept():
@@ -159,7 +160,7 @@ def test_sums_have_one_order_for_any_threads(loss, storage):
         np.testing.assert_array_equal(problem.grad(x, threads), gradient / N)
 
 
-@pytest.mark.parametrize("loss", list(kernels.LOSSES))
+@pytest.mark.parametrize("loss", list(LOSSES))
 def test_losses_have_the_same_bits_with_the_gradient_and_in_their_own_loop(loss):
     rng = np.random.default_rng(0)
     data = fp.Dataset.from_arrays(rng.normal(size=(300, 8)), rng.integers(0, 2, 300))

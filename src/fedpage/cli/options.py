@@ -55,7 +55,7 @@ def _loss_names() -> list[str]:
 
 
 def _regulariser_names() -> list[str]:
-    from fedpage.problems.kernels import REGULARISERS
+    from fedpage.problems.losses import REGULARISERS
 
     return [f"-{name}" for name in REGULARISERS if name != "none"]
 

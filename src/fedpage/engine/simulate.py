@@ -38,7 +38,7 @@ from fedpage.engine.loop import Run
 from fedpage.engine.policy import Policy
 from fedpage.engine.round import Engine, mean_evaluations
 from fedpage.engine.stopping import Stop
-from fedpage.problems.client_scores import ClientScoring
+from fedpage.problems.scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.fingerprint import Code
 from fedpage.runs.history import History

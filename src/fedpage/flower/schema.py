@@ -14,7 +14,7 @@ from fedpage.data.features import CategoryColumn, NumberColumn
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.config import AppConfig
 from fedpage.problems import OBJECTIVES
-from fedpage.problems.softmax import Softmax
+from fedpage.problems.objectives import Softmax
 
 _SPARSE_BELOW = 0.25
 """Rows are stored as sparse ones where they have fewer cells than this share of the features."""
@@ -139,7 +139,7 @@ def _check_objective(config: AppConfig, schema: Schema) -> None:
 
 def is_classification(config: AppConfig) -> bool:
     """Say whether the objective of a configuration takes classes and no numbers."""
-    from fedpage.problems.kernels import LOSSES
+    from fedpage.problems.losses import LOSSES
 
     objective = OBJECTIVES[config.objective]
     if issubclass(objective.model, Softmax) or not isinstance(objective.loss, str):

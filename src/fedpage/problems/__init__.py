@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from fedpage.core.errors import suggest_names
 from fedpage.problems.base import RowProblem
-from fedpage.problems.linear_model import LinearModel
+from fedpage.problems.linear import LinearModel
 from fedpage.problems.objectives import (
     OBJECTIVES,
     Huber,
@@ -12,10 +12,10 @@ from fedpage.problems.objectives import (
     LogisticRegression,
     Poisson,
     RobustRegression,
+    Softmax,
     SquaredHinge,
 )
 from fedpage.problems.quadratic import Quadratic
-from fedpage.problems.softmax import Softmax
 
 __all__ = [
     "OBJECTIVES",

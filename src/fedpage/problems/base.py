@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,11 +22,20 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Rows, Smoothness, Vector
+from fedpage.core.types import (
+    Batch,
+    ClientEvaluations,
+    Draws,
+    Ints,
+    Problem,
+    Rows,
+    Smoothness,
+    Vector,
+)
 from fedpage.core.validate import as_array
 from fedpage.problems import kernels
-from fedpage.problems.client_scores import ClientScoring, ClientTable
-from fedpage.problems.reprs import repr_problem
+from fedpage.problems.oracle import RowOracle
+from fedpage.problems.scores import ClientScoring, ClientTable
 
 Weights: TypeAlias = Literal["uniform", "size"] | Sequence[float] | NDArray[np.generic]
 """The clients' weights w_i: equal, proportional to M_i, or N positive numbers."""
@@ -35,116 +43,9 @@ Description: TypeAlias = dict[str, object]
 """Plain values that say which problem this is."""
 
 
-class RowOracle:
-    """Draw minibatches of the called clients' rows and count gradients. Subclasses add `grad`."""
-
-    def __init__(self, clients: Ints, sizes: Ints, draws: Draws, equal: int | None) -> None:
-        self.clients = clients
-        self.sizes = sizes
-        """(n,) rows M_i of the called clients; `equal` is M where all clients have as many."""
-        self.gradients = 0
-        self.evaluations = 0
-        self._times: dict[int, int] = {}
-        """How many gradients over b rows every client has computed, by b."""
-        self._each: Ints = np.zeros(len(clients), dtype=np.int64)
-        """(n,) row gradients of each client beside those of `_times`."""
-        self._order: Rows | None = None
-        """(n, max M_i) the order of each client's rows in its present pass over them."""
-        self._draws = draws
-        self._drawn = 0
-        self._equal = equal
-        self._largest = int(sizes.max()) if equal is None else equal
-
-    def batch(self, size: int | None) -> Batch:
-        """Draw a fresh minibatch at each client; None: every row.
-
-        It is a function of its number within the round; no generator is advanced.
-        """
-        rows, b = self._batches(size, 1)
-        if rows is None:
-            return Batch(None, self.sizes, size)
-        return Batch(rows[:, 0], np.minimum(self.sizes, b), size)
-
-    def _batches(self, size: int | None, count: int) -> tuple[Rows | None, int]:
-        """Draw minibatches (n, count, w), None for all rows; return them and their size."""
-        first = self._drawn
-        self._drawn = first + count
-        if size is None or size >= self._largest:
-            return None, self._largest
-        return self._draws.rows(self.clients, self.sizes, size, first, count), size
-
-    def _count(self, b: int, times: int = 1) -> None:
-        """Count `times` gradients of every called client over batches of min(b, M_i) rows."""
-        n = len(self.clients)
-        rows = (
-            n * min(b, self._equal)
-            if self._equal is not None
-            else int(np.minimum(self.sizes, b).sum())
-        )
-        self.gradients += times * rows
-        self.evaluations += times * n
-        self._times[b] = self._times.get(b, 0) + times
-
-    def epoch_steps(self, size: int | None, epochs: int) -> Ints:
-        """Return the number of minibatches of each client in so many passes, (n,)."""
-        b = self._largest if size is None else size
-        return epochs * -(-self.sizes // b)
-
-    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
-        """Return minibatch number `step` of each client's passes over its rows.
-
-        Every pass has a fresh order, a function of seed, round, client and pass. A client with no
-        more rows than a batch takes them as they are stored.
-        """
-        if size is None or size >= self._largest:
-            return Batch(None, self.sizes, size)
-        batches = -(-self.sizes // size)  # of a pass
-        number, place = step // batches, step % batches
-        is_done = number >= epochs
-        if self._order is None:
-            every = np.arange(self._largest, dtype=np.uint32)
-            self._order = np.tile(every, (len(self.clients), 1))
-        new = np.flatnonzero((place == 0) & ~is_done & (batches > 1))
-        if len(new):
-            drawn = self._draws.row_orders(self.clients[new], self.sizes[new], number[new])
-            self._order[new, : drawn.shape[1]] = drawn
-        first = place * size
-        places = np.minimum(first[:, None] + np.arange(size), self._largest - 1)
-        counts = np.where(is_done, 0, np.minimum(size, self.sizes - first))
-        return Batch(np.take_along_axis(self._order, places, axis=1), counts, size)
-
-    def _count_batch(self, batch: Batch) -> None:
-        """Count a gradient of every called client over its batch."""
-        if batch.rows is None:
-            self._count(self._largest)
-            return
-        self.gradients += int(batch.sizes.sum())
-        self.evaluations += int(np.count_nonzero(batch.sizes))
-        self._each = self._each + batch.sizes
-
-    def count_each(self) -> Ints:
-        """Return the row gradients that each called client has computed so far, (n,)."""
-        each = self._each.copy()
-        for b, times in self._times.items():
-            each += times * np.minimum(self.sizes, b)
-        return each
-
-
 def equal_size(sizes: Ints) -> int | None:
     """Return M if every client has M rows."""
     return int(sizes[0]) if int(sizes.min()) == int(sizes.max()) else None
-
-
-def as_rows(y: Vector) -> Vector:
-    """Return points (n, d), or a shared point (d,) as (1, d), contiguous."""
-    rows = y if y.ndim == 2 else y[None, :]
-    return rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
-
-
-@lru_cache(maxsize=256)
-def no_rows(n: int, count: int) -> Rows:
-    """Return (n, count, 0) row numbers, which stand for every row in a kernel."""
-    return np.empty((n, count, 0), dtype=np.uint32)
 
 
 def norm(v: Vector) -> float:
@@ -217,6 +118,25 @@ def client_scale(weights: Weights | str, sizes: Ints) -> Vector:
         raise InputError(f"weights must be 'uniform', 'size' or {N} positive numbers")
     w = w / power_of_two(w)
     return np.asarray(N * w / w.sum(), dtype=np.float64)
+
+
+def repr_problem(
+    problem: Problem, weights: str, about: Sequence[str] = (), partition: str = ""
+) -> str:
+    """Write a problem in one line.
+
+    Args:
+        problem: The problem.
+        weights: The clients' weights.
+        about: The first words, such as the data and the regulariser.
+        partition: How rows were divided.
+    """
+    N, rows = problem.N, int(problem.sizes.sum())
+    words = [word for word in about if word]
+    words.append(f"{N:,} client{'s' * (N != 1)}" + (f" ({partition})" if partition else ""))
+    words += [f"d={problem.d:,}", f"{rows:,} row{'s' * (rows != 1)}"]
+    words += [f"weights {weights}"] if weights != "uniform" else []
+    return f"{type(problem).__name__}({', '.join(words)})"
 
 
 class RowProblem(ClientScoring):
@@ -379,7 +299,7 @@ class RowProblem(ClientScoring):
         return evaluate_metrics(metrics, outputs, targets, f"the rows of {self.name}")
 
     def __repr__(self) -> str:
-        return repr_problem(self)
+        return repr_problem(self, self.weights)
 
     _repr_html_ = html_description
 

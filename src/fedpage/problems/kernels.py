@@ -1,288 +1,70 @@
-"""Compile the loops over rows: losses, minibatch gradients, local steps, the objective.
+"""Compile the loops over rows: minibatch gradients, local steps, the objective.
 
 Every kernel works on one client after the other and never mixes them, so a client's row of the
 result does not depend on which other clients were called. Index and pointer arrays are unsigned:
-the sparse loops are then 2.5 times faster. All kernels and losses are in this file, because numba's
-disk cache does not notice when a function in another file changes.
-
-To add a loss to the library, declare it below with `@declare_loss`. `LinearModel`, the table of
-objectives and the command line read the declaration. A user's own loss (`problems/own_loss.py`)
-takes the place of the code of a built-in loss; its functions are then compiled into the kernels.
+the sparse loops are then 2.5 times faster. The loops are written once. The few functions of a row
+that they call are chosen by the types of their arguments, when numba compiles a kernel: sparse or
+dense rows, a loss of one margin (a built-in one or a user's) or the softmax of C margins.
 
 Data layout of all kernels:
     ptr (rows+1,) idx (nnz,) val (nnz,)     CSR, rows grouped by client; val None: every entry is 1
                                             (a third less time on one-hot data)
     None, None, val (rows, p)               dense rows, grouped by client
-    target (rows,)                          labels b
+    target (rows,)                          labels b, or class numbers 0..C-1
     start (N+1,)                            client i holds rows start[i]..start[i+1]-1
     scale (N,)                              N w_i, the client's weight against the uniform 1/N
-    loss, reg, alpha                        codes of the loss and the regulariser, and its weight
-    p                                       the number of features, which alone are regularised; a
-                                            point has p coordinates, or p + 1 with an intercept
+    loss                                    a built-in loss's code, a user's CompiledLoss, or (C,)
+                                            for the softmax of C classes
+    reg, alpha                              the regulariser's code and its weight
+    p                                       the number of features, which alone are regularised
+A point has p*C coordinates, or (p + 1)*C with intercepts, where C = 1 but for the softmax. The
+weight of feature l for class c is at l*C + c, so that the innermost loops run over adjacent
+numbers, and the intercept of class c is at p*C + c.
 Minibatches: rows (n, count, w) holds local row numbers. Of client i's, the first min(b, M_i) count.
 w = 0 stands for every row.
+Functions of a row take points and results as a matrix and the number of a row of it. They return a
+margin t, and take v times its derivative, as a number. For a softmax this is the number of the row
+of T (m, C) that holds the C margins, or the derivatives by them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import (
-    NativeValue,
-    intrinsic,
-    models,
-    overload,
-    register_model,
-    unbox,
-)
+from numba.extending import intrinsic, overload
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
 from fedpage.core.jit import compile_kernel
-from fedpage.core.registry import Registry
+from fedpage.problems import losses as loss_file
+from fedpage.problems.losses import (
+    DELTA,
+    L2,
+    LOSSES,
+    NO_REG,
+    SMOOTHED_L1,
+    CompiledLoss,
+    LossType,
+    RowFunction,
+)
 
 F = NDArray[np.float64]
 U = NDArray[np.uint32]
 I = NDArray[np.int64]
-Floats = NDArray[np.float32] | NDArray[np.float64]
-RowFunction = Callable[[float, float], float]
 ChosenFunction = Callable[[int, float, float], float]
 # error_model="numpy": no kernel checks its divisors, because none of them can be 0
-_inline = njit(nogil=True, error_model="numpy", inline="always")
-_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "forceinline": True}
+_OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
+_inline: Any = njit(**_OPTIONS, inline="always")
 _1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would halve the speed
 
-Reg = Literal["none", "l2", "nonconvex", "smoothed-l1"]
-
-
-class Regulariser(NamedTuple):
-    """Describe a regulariser: its code in the kernels, and what theory needs of it."""
-
-    code: int
-    curvature: float
-    """Bound of the second derivative by a coordinate, at alpha = 1."""
-    convex: bool
-
-
-NO_REG, L2, NONCONVEX, SMOOTHED_L1 = 0, 1, 2, 3
-DELTA = 0.01
-"""The smoothed l1 regulariser differs from |x| by at most this, and is quadratic near 0 within."""
-REGULARISERS: dict[Reg, Regulariser] = {
-    "none": Regulariser(NO_REG, 0.0, True),
-    "l2": Regulariser(L2, 1.0, True),
-    "nonconvex": Regulariser(NONCONVEX, 2.0, False),
-    "smoothed-l1": Regulariser(SMOOTHED_L1, 1.0 / DELTA, True),
-}
-
-
-class LossType(types.Opaque):
-    """Make a user's loss a type of numba's, for which kernels are compiled and cached on disk.
-
-    The name is all that it is: it contains a digest of the source, so that a process which has
-    never seen the loss can read the cache, and a changed loss is compiled again.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
-
-
-class CompiledLoss:
-    """A user's loss in place of a code: kernels are compiled for its type, and read nothing.
-
-    Args:
-        name: the loss's name and digest.
-        value: its compiled function (t, b) -> loss.
-        slope: its compiled function (t, b) -> derivative by t.
-    """
-
-    known: ClassVar[dict[str, CompiledLoss]] = {}
-
-    def __init__(self, name: str, value: RowFunction, slope: RowFunction) -> None:
-        self.name, self.value, self.slope = name, value, slope
-        self._numba_type_ = LossType(name)  # numba reads this attribute
-        self.known[name] = self
-
-
-register_model(LossType)(models.OpaqueModel)
-
-
-@unbox(LossType)
-def _unbox_loss(kind: Any, value: Any, c: Any) -> Any:
-    return NativeValue(c.context.get_dummy_value())
-
-
-class Loss(NamedTuple):
-    """Describe a row's loss as a function of its margin t = a.x and its target b."""
-
-    name: str
-    title: str
-    """The objective's name in records and messages."""
-    code: int | CompiledLoss
-    """What kernels take for it: a number for a built-in loss."""
-    value: RowFunction
-    slope: RowFunction
-    """Derivative of the value by t."""
-    curvature: float
-    """Bound of the second derivative by t; infinite where there is none."""
-    convex: bool
-    needs_labels: bool = False
-    """Whether targets must be -1/+1."""
-    needs_counts: bool = False
-    """Whether targets must be at least 0."""
-    fused: bool = False
-    """Whether losses are added up in the loop of the gradient, as those without exp and log are.
-
-    Calls of exp and log would slow that loop down, so other losses have a loop of their own.
-    """
-    digest: str = ""
-    """The digest of a user's own loss."""
-
-
-LOSSES: Registry[Loss] = Registry("loss")
-
-
-class RowLoss(Protocol):
-    """A loss as its two functions of the margin t and the target b."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss."""
-        ...
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        ...
-
-
-def declare_loss(
-    name: str,
-    title: str,
-    *,
-    curvature: float,
-    convex: bool,
-    needs_labels: bool = False,
-    needs_counts: bool = False,
-    fused: bool = False,
-) -> Callable[[type[RowLoss]], type[RowLoss]]:
-    """Register a class with functions `value(t, b)` and `slope(t, b)` as a loss; see `Loss`."""
-
-    def decorate(cls: type[RowLoss]) -> type[RowLoss]:
-        value, slope = _inline(cls.value), _inline(cls.slope)
-        numbers = (curvature, convex, needs_labels, needs_counts, fused)
-        LOSSES.add(name, Loss(name, title, len(LOSSES), value, slope, *numbers))
-        return cls
-
-    return decorate
-
-
-@declare_loss("robust", "robust regression", curvature=1.0, convex=False)
-class Robust:
-    """log(1 + r^2/2) of the residual r = t - b."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss, which is at most 1,420 even where r^2 or r overflows."""
-        r = t - b
-        if abs(r) > 1e150:
-            return 2.0 * math.log(abs(0.5 * t - 0.5 * b)) + math.log(2.0)
-        return math.log1p(0.5 * r * r)
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        r = t - b
-        return r / (1.0 + 0.5 * r * r)
-
-
-@declare_loss("logistic", "logistic regression", curvature=0.25, convex=True, needs_labels=True)
-class Logistic:
-    """log(1 + exp(-b t)) for labels b = -1 or +1."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss without overflow."""
-        z = b * t
-        if z > 0.0:
-            return math.log1p(math.exp(-z))
-        return math.log1p(math.exp(z)) - z
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t. exp may be infinite; the quotient is then 0."""
-        return -b / (1.0 + math.exp(b * t))
-
-
-@declare_loss("squares", "least squares", curvature=1.0, convex=True, fused=True)
-class Squares:
-    """(t - b)^2/2."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss."""
-        return 0.5 * (t - b) * (t - b)
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        return t - b
-
-
-@declare_loss(
-    "squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True, fused=True
-)
-class SquaredHinge:
-    """max(0, 1 - b t)^2 for labels b = -1 or +1."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss."""
-        gap = max(0.0, 1.0 - b * t)
-        return gap * gap
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        return -2.0 * b * max(0.0, 1.0 - b * t)
-
-
-@declare_loss("huber", "Huber regression", curvature=1.0, convex=True, fused=True)
-class Huber:
-    """r^2/2 of the residual r = t - b up to |r| = 1, and |r| - 1/2 beyond."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss."""
-        r = abs(t - b)
-        if r > 1.0:
-            return r - 0.5
-        return 0.5 * r * r
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        return min(1.0, max(-1.0, t - b))
-
-
-@declare_loss("poisson", "Poisson regression", curvature=math.inf, convex=True, needs_counts=True)
-class Poisson:
-    """exp(t) - b t for counts b, without the constant log(b!)."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss."""
-        return math.exp(t) - b * t
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        return math.exp(t) - b
+_helper: Any = njit(**_OPTIONS)
+_compile: Any = compile_kernel(uses=(loss_file.__file__,))
 
 
 def _choose(functions: list[RowFunction]) -> ChosenFunction:
@@ -312,18 +94,32 @@ def _branch(middle: int, below: ChosenFunction, above: ChosenFunction) -> Chosen
     return chosen
 
 
-def _by_type(choose: Callable[..., Any], **options: Any) -> Any:
-    """Return a function that kernels compile as the one chosen by the types of its arguments."""
+def _by_type(choose: Callable[..., Any], classes: Any = None, **options: Any) -> Any:
+    """Return a function that kernels compile as one of several, by the types of its arguments.
+
+    Args:
+        choose: Returns the function for the types of the arguments.
+        classes: The function for a softmax, whose first argument is (C,). It is not inlined, which
+            is 5 to 10 % faster on dense rows (benchmarks/softmax.py).
+        options: Options of numba.
+    """
 
     def function(*arguments: Any) -> Any:
         raise NotImplementedError("only kernels can call it")
 
-    overload(function, strict=False, jit_options=_OPTIONS | options)(choose)
+    def register(is_for: Callable[..., bool], choose: Callable[..., Any], inline: bool) -> None:
+        jit_options = _OPTIONS | options | {"forceinline": inline}
+        make = overload(function, strict=False, jit_options=jit_options)
+        make(lambda *args: choose(*args) if is_for(*args) else None)
+
+    register(lambda loss, *args: not isinstance(loss, types.BaseTuple), choose, True)
+    if classes is not None:
+        register(lambda loss, *args: isinstance(loss, types.BaseTuple), lambda *_: classes, False)
     return function
 
 
 def _by_loss(part: Literal["value", "slope"]) -> Any:
-    """Return (loss, t, b) -> value or slope, of a built-in loss's code or of a user's loss."""
+    """Return (loss, t, b) -> value or slope by a built-in loss's code or by a user's loss."""
     built_in = _choose([getattr(loss, part) for loss in LOSSES.values()])
 
     def choose(loss: Any, t: Any, b: Any) -> Any:
@@ -335,7 +131,7 @@ def _by_loss(part: Literal["value", "slope"]) -> Any:
     return _by_type(choose)
 
 
-_value, _slope = _by_loss("value"), _by_loss("slope")
+_margin_value, _margin_slope = _by_loss("value"), _by_loss("slope")
 
 
 @_inline
@@ -396,7 +192,9 @@ def _dense_product(context: Any, val: Any, row: Any, Y: Any, i: Any) -> Any:
 dense_product: Any = intrinsic(_dense_product)
 
 
-def _margin_sparse(ptr: U, idx: U, val: F | None, row: Any, p: int, Y: F, i: int) -> float:
+def _margin_sparse(
+    loss: Any, ptr: U, idx: U, val: F | None, row: Any, p: int, Y: F, i: int, T: F, j: int
+) -> float:
     t, u = 0.0, 0.0
     e, end = np.uint64(ptr[row]), np.uint64(ptr[row + _1])
     while e + _1 < end:
@@ -408,9 +206,39 @@ def _margin_sparse(ptr: U, idx: U, val: F | None, row: Any, p: int, Y: F, i: int
     return t + u + Y[i, p] if p < Y.shape[1] else t + u
 
 
+def _margin_dense(
+    loss: Any, ptr: None, idx: None, val: F, row: Any, p: int, Y: F, i: int, T: F, j: int
+) -> float:
+    t: float = dense_product(val, row, Y, i)
+    if p < Y.shape[1]:
+        t += Y[i, p]
+    return t
+
+
+def _margin_classes(
+    loss: Any, ptr: Any, idx: Any, val: Any, row: Any, p: int, Y: F, i: int, T: F, j: int
+) -> int:
+    C, intercepts, t, x = np.uint64(loss[0]), np.uint64(loss[0] * p), T[j], Y[i]
+    for c in range(C):
+        t[c] = x[intercepts + c] if len(x) > intercepts else 0.0
+    e, end = _bounds(ptr, val, row)
+    while e + _1 < end:
+        one, two = _entry(val, row, e), _entry(val, row, e + _1)
+        l, m = _feature(idx, e) * C, _feature(idx, e + _1) * C
+        for c in range(C):
+            t[c] += one * x[l + c] + two * x[m + c]
+        e += _2
+    if e < end:
+        one, l = _entry(val, row, e), _feature(idx, e) * C
+        for c in range(C):
+            t[c] += one * x[l + c]
+    return j
+
+
 def _margins_sparse(
-    ptr: U, idx: U, val: F | None, row: Any, p: int, Y: F, i: int, Z: F, k: int
-) -> tuple[float, float]:
+    loss: Any, ptr: U, idx: U, val: F | None, row: Any, p: int,
+    Y: F, i: int, Z: F, k: int, T: F, j: int, m: int,
+) -> tuple[float, float]:  # fmt: skip
     t, u = 0.0, 0.0
     for e in range(np.uint64(ptr[row]), np.uint64(ptr[row + _1])):
         t += (1.0 if val is None else val[e]) * Y[i, idx[e]]
@@ -418,37 +246,60 @@ def _margins_sparse(
     return (t + Y[i, p], u + Z[k, p]) if p < Y.shape[1] else (t, u)
 
 
-def _margin_dense(ptr: None, idx: None, val: F, row: Any, p: int, Y: F, i: int) -> float:
-    t: float = dense_product(val, row, Y, i)
-    if p < Y.shape[1]:
-        t += Y[i, p]
-    return t
-
-
 def _margins_dense(
-    ptr: None, idx: None, val: F, row: Any, p: int, Y: F, i: int, Z: F, k: int
-) -> tuple[float, float]:
+    loss: Any, ptr: None, idx: None, val: F, row: Any, p: int,
+    Y: F, i: int, Z: F, k: int, T: F, j: int, m: int,
+) -> tuple[float, float]:  # fmt: skip
     t, u = dense_product(val, row, Y, i), dense_product(val, row, Z, k)
     return (t + Y[i, p], u + Z[k, p]) if p < Y.shape[1] else (t, u)
 
 
-def _add_sparse(ptr: U, idx: U, val: F | None, row: Any, p: int, v: float, out: F, i: int) -> None:
+def _margins_classes(
+    loss: Any, ptr: Any, idx: Any, val: Any, row: Any, p: int,
+    Y: F, i: int, Z: F, k: int, T: F, j: int, m: int,
+) -> tuple[int, int]:  # fmt: skip
+    if m != j:
+        _margin(loss, ptr, idx, val, row, p, Z, k, T, m)
+    _margin(loss, ptr, idx, val, row, p, Y, i, T, j)
+    return j, m
+
+
+def _add_sparse(
+    loss: Any, ptr: U, idx: U, val: F | None, row: Any, p: int, v: float, T: F, out: F, i: int
+) -> None:
     for e in range(np.uint64(ptr[row]), np.uint64(ptr[row + _1])):
         out[i, idx[e]] += v * (1.0 if val is None else val[e])
     if p < out.shape[1]:
         out[i, p] += v
 
 
-def _add_dense(ptr: None, idx: None, val: F, row: Any, p: int, v: float, out: F, i: int) -> None:
+def _add_dense(
+    loss: Any, ptr: None, idx: None, val: F, row: Any, p: int, v: float, T: F, out: F, i: int
+) -> None:
     for l in range(val.shape[1]):
         out[i, l] += v * val[row, l]
     if p < out.shape[1]:
         out[i, p] += v
 
 
-def _step_sparse(
-    ptr: U, idx: U, val: F | None, row: Any, p: int, v: float, out: F, i: int, eta: float, y: F
+def _add_classes(
+    loss: Any, ptr: Any, idx: Any, val: Any, row: Any, p: int, v: Any, T: F, out: F, i: int
 ) -> None:
+    C, intercepts, t, g = np.uint64(loss[0]), np.uint64(loss[0] * p), T[np.int64(v)], out[i]
+    first, end = _bounds(ptr, val, row)
+    for e in range(first, end):
+        one, l = _entry(val, row, e), _feature(idx, e) * C
+        for c in range(C):
+            g[l + c] += one * t[c]
+    if len(g) > intercepts:
+        for c in range(C):
+            g[intercepts + c] += t[c]
+
+
+def _step_sparse(
+    loss: Any, ptr: U, idx: U, val: F | None, row: Any, p: int,
+    v: float, T: F, out: F, i: int, eta: float, y: F,
+) -> None:  # fmt: skip
     for e in range(np.uint64(ptr[row]), np.uint64(ptr[row + _1])):
         move = v * (1.0 if val is None else val[e])
         out[i, idx[e]] += move
@@ -459,8 +310,9 @@ def _step_sparse(
 
 
 def _step_dense(
-    ptr: None, idx: None, val: F, row: Any, p: int, v: float, out: F, i: int, eta: float, y: F
-) -> None:
+    loss: Any, ptr: None, idx: None, val: F, row: Any, p: int,
+    v: float, T: F, out: F, i: int, eta: float, y: F,
+) -> None:  # fmt: skip
     for l in range(val.shape[1]):
         move = v * val[row, l]
         out[i, l] += move
@@ -470,41 +322,174 @@ def _step_dense(
         y[0, p] -= eta * v
 
 
-def _by_storage(sparse: Any, dense: Any) -> Any:
-    """Return a function that kernels compile as one of the two; `idx` is the second argument.
+def _step_classes(
+    loss: Any, ptr: Any, idx: Any, val: Any, row: Any, p: int,
+    v: Any, T: F, out: F, i: int, eta: float, y: F,
+) -> None:  # fmt: skip
+    _add(loss, ptr, idx, val, row, p, v, T, out, i)
+    for c in range(loss[0]):
+        T[np.int64(v), c] *= -eta
+    _add(loss, ptr, idx, val, row, p, v, T, y, 0)
+
+
+@_helper
+def _bounds(ptr: U | None, val: F | None, row: int) -> Any:
+    """Return where the entries of a row begin and end; those of a dense row begin at 0."""
+    if ptr is None:  # numba types this branch for sparse rows too, whose val has no shape[1]
+        return np.uint64(0), np.uint64(0 if val is None else len(val.T))
+    return np.uint64(ptr[row]), np.uint64(ptr[row + _1])
+
+
+@_helper
+def _entry(val: F | None, row: int, e: int) -> Any:
+    """Return the value of entry e of a row."""
+    if val is None:
+        return 1.0
+    return val[row, e] if val.ndim == 2 else val[e]
+
+
+@_helper
+def _feature(idx: U | None, e: int) -> Any:
+    """Return the feature of entry e."""
+    return e if idx is None else np.uint64(idx[e])
+
+
+def _by_kind(sparse: Any, dense: Any, classes: Any) -> Any:
+    """Return a function (loss, ptr, idx, ...) that kernels compile as one of the three.
 
     It does not count references to its arrays, which would take as long as the row itself
     (measured for a full gradient: 1,030 against 680 microseconds).
     """
     return _by_type(
-        lambda *args: dense if isinstance(args[1], types.NoneType) else sparse, _nrt=False
+        lambda *args: dense if isinstance(args[2], types.NoneType) else sparse, classes, _nrt=False
     )
 
 
-# (ptr, idx, val, row, p, Y, i) -> a . Y[i], plus the intercept Y[i, p] where Y has a column p. The
+# (loss, ptr, idx, val, row, p, Y, i, T, j) -> t = a . Y[i], plus the intercept where Y has one. A
 # sparse sum is two sums side by side, so that additions need not wait for each other.
-_margin = _by_storage(_margin_sparse, _margin_dense)
-# (ptr, idx, val, row, p, Y, i, Z, k) -> a . Y[i] and a . Z[k]
-_margins = _by_storage(_margins_sparse, _margins_dense)
-# (ptr, idx, val, row, p, v, out, i): out[i] += v a
-_add = _by_storage(_add_sparse, _add_dense)
-# (ptr, idx, val, row, p, v, out, i, eta, y): out[i] += v a and y[0] -= eta v a
-_add_and_step = _by_storage(_step_sparse, _step_dense)
+_margin = _by_kind(_margin_sparse, _margin_dense, _margin_classes)
+# (..., Y, i, Z, k, T, j, m) -> a . Y[i] and a . Z[k]; m = j if the two points are the same
+_margins = _by_kind(_margins_sparse, _margins_dense, _margins_classes)
+# (..., v, T, out, i): out[i] += v a
+_add = _by_kind(_add_sparse, _add_dense, _add_classes)
+# (..., v, T, out, i, eta, y): out[i] += v a and y[0] -= eta v a
+_add_and_step = _by_kind(_step_sparse, _step_dense, _step_classes)
+
+
+# --- the loss of a row ----------------------------------------------------------------------------
+
+
+def _by_outputs(one: Any, classes: Any) -> Any:
+    """Return a function (loss, ...) that kernels compile for one margin or for C classes."""
+    return _by_type(lambda *args: one, classes)
+
+
+@_helper
+def _softmax(t: F, b: int, weight: float) -> tuple[float, float]:
+    """Replace margins t (C,) by weight times the loss's derivatives, without overflow.
+
+    With the largest margin t_k and rest = sum of exp(t_c - t_k) over the others, the loss is
+    log(1 + rest) + (t_k - t_b). The derivatives are probabilities, less 1 for class b. That of a
+    class b that is nearly certain is computed as minus the others', which does not cancel.
+
+    Returns:
+        rest and t_k - t_b.
+    """
+    k, C = 0, len(t)
+    for c in range(1, C):
+        if t[c] > t[k]:
+            k = c
+    top, gap, rest = t[k], t[k] - t[b], 0.0
+    for c in range(C):
+        if c != k:
+            t[c] = math.exp(t[c] - top)
+            rest += t[c]
+    unit = weight / (1.0 + rest)
+    t[k] = 1.0
+    for c in range(C):
+        t[c] *= unit
+    t[b] = -rest * unit if b == k else t[b] - weight
+    return rest, gap
+
+
+def _slopes_of_one(
+    loss: Any, t: float, T: F, b: float, weight: float, want_loss: bool, total: float
+) -> tuple[float, float]:
+    if want_loss:
+        total += weight * _margin_value(loss, t, b)
+    return total, weight * _margin_slope(loss, t, b)
+
+
+def _slopes_of_classes(
+    loss: Any, t: int, T: F, b: float, weight: float, want_loss: bool, total: float
+) -> tuple[float, int]:
+    rest, gap = _softmax(T[t], np.int64(b), weight)
+    if want_loss:
+        total += weight * (math.log1p(rest) + gap)
+    return total, t
+
+
+def _change_of_one(loss: Any, t: float, u: float, T: F, b: float, weight: float) -> float:
+    change: float = weight * (_margin_slope(loss, t, b) - _margin_slope(loss, u, b))
+    return change
+
+
+def _change_of_classes(loss: Any, t: int, u: int, T: F, b: float, weight: float) -> int:
+    _softmax(T[t], np.int64(b), weight)
+    _softmax(T[u], np.int64(b), weight)
+    for c in range(loss[0]):
+        T[t, c] -= T[u, c]
+    return t
+
+
+def _keep_one(loss: Any, t: float, T: F, kept: F, row: Any) -> None:
+    kept[row] = t
+
+
+def _keep_classes(loss: Any, t: int, T: F, kept: F, row: Any) -> None:
+    for c in range(loss[0]):
+        kept[row, c] = T[t, c]
+
+
+def _value_of_one(loss: Any, kept: F, row: Any, T: F, b: float) -> float:
+    value: float = _margin_value(loss, kept[row], b)
+    return value
+
+
+def _value_of_classes(loss: Any, kept: F, row: Any, T: F, b: float) -> Any:
+    for c in range(loss[0]):
+        T[0, c] = kept[row, c]
+    rest, gap = _softmax(T[0], np.int64(b), 1.0)
+    return math.log1p(rest) + gap
+
+
+# (loss) -> C
+_outputs = _by_outputs(lambda loss: 1, lambda loss: loss[0])
+# (loss, t, T, b, weight, want_loss, total) -> total plus the weighted loss, if it is wanted, and
+# v = weight * the loss's derivative by t
+_slopes = _by_outputs(_slopes_of_one, _slopes_of_classes)
+# (loss, t, u, T, b, weight) -> v = weight * (the loss's derivative at t less that at u)
+_change = _by_outputs(_change_of_one, _change_of_classes)
+# (loss, t, T, kept, row): kept[row] = t
+_keep = _by_outputs(_keep_one, _keep_classes)
+# (loss, kept, row, T, b) -> the loss of the margin kept[row]
+_value = _by_outputs(_value_of_one, _value_of_classes)
 
 
 # --- kernels --------------------------------------------------------------------------------------
 
 
-@compile_kernel
+@_compile
 def batch_grad(
-    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: Any, reg: int, alpha: float,
     p: int, clients: I, rows: U, counts: I, Y: F, out: F,
 ) -> None:  # fmt: skip
     """Compute out[i] = mean gradient over client i's batch at Y[i]; Y (n, d), or (1, d) for all.
 
     counts (n,) are the rows of the batches; the gradient over none is 0.
     """
-    d, every = Y.shape[1], rows.shape[1] == 0
+    d, C, every = Y.shape[1], _outputs(loss), rows.shape[1] == 0
+    T = np.empty((1, C))
     for i in range(len(clients)):
         c = clients[i]
         own = i if len(Y) > 1 else 0
@@ -516,16 +501,17 @@ def batch_grad(
         weight = scale[c] / count
         for j in range(count):
             row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, j])
-            t = _margin(ptr, idx, val, row, p, Y, own)
-            _add(ptr, idx, val, row, p, weight * _slope(loss, t, target[row]), out, i)
+            t = _margin(loss, ptr, idx, val, row, p, Y, own, T, 0)
+            _, v = _slopes(loss, t, T, target[row], weight, False, 0.0)
+            _add(loss, ptr, idx, val, row, p, v, T, out, i)
         if reg != NO_REG:
-            for l in range(p):
+            for l in range(p * C):
                 out[i, l] += scale[c] * _reg_slope(reg, alpha, Y[own, l])
 
 
-@compile_kernel
+@_compile
 def local_sgd(
-    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: Any, reg: int, alpha: float,
     p: int, clients: I, rows: U, b: int, x: F, W: F, shift: F, K: int, eta: float, mu: float,
     out: F,
 ) -> None:  # fmt: skip
@@ -533,11 +519,12 @@ def local_sgd(
 
     rows (n, K, w) are batches of at most b rows. The reference points W are (n, d), (1, d) for all,
     or (0, d) for none; shift likewise. Without regulariser and proximal term a step changes only
-    the features of the batch (and of the shift).
+    the features of the batch (and of the shift), but for a softmax of dense rows.
     """
-    d, every, has_shift, has_reference = len(x), rows.shape[2] == 0, len(shift) > 0, len(W) > 0
-    every_feature = reg != NO_REG or mu != 0.0
-    y, g, slopes = np.empty((1, d)), np.empty((1, d)), np.empty(b)
+    d, C, every = len(x), _outputs(loss), rows.shape[2] == 0
+    has_shift, has_reference = len(shift) > 0, len(W) > 0
+    every_feature = reg != NO_REG or mu != 0.0 or (idx is None and C > 1)
+    y, g, slopes, T = np.empty((1, d)), np.empty((1, d)), np.empty(b), np.empty((b + 1, C))
     for i in range(len(clients)):
         c = clients[i]
         first, count = start[c], min(b, start[c + 1] - start[c])
@@ -549,25 +536,27 @@ def local_sgd(
         for k in range(K):
             for j in range(count):
                 row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, k, j])
-                v = _slope(loss, _margin(ptr, idx, val, row, p, y, 0), target[row])
+                t = _margin(loss, ptr, idx, val, row, p, y, 0, T, j)
                 if has_reference:
-                    then, _ = _margins(ptr, idx, val, row, p, W, own_w, W, own_w)
-                    v -= _slope(loss, then, target[row])
-                slopes[j] = weight * v
+                    then, _ = _margins(loss, ptr, idx, val, row, p, W, own_w, W, own_w, T, b, b)
+                    slopes[j] = _change(loss, t, then, T, target[row], weight)
+                else:
+                    _, slopes[j] = _slopes(loss, t, T, target[row], weight, False, 0.0)
             if every_feature:
-                for l in range(p):
-                    g[0, l] = scale[c] * _reg_slope(reg, alpha, y[0, l]) + mu * (y[0, l] - x[l])
-                for l in range(p, d):
+                for l in range(d):
                     g[0, l] = mu * (y[0, l] - x[l])
-                if has_reference:
-                    for l in range(p):
-                        g[0, l] -= scale[c] * _reg_slope(reg, alpha, W[own_w, l])
+                if reg != NO_REG:
+                    for l in range(p * C):
+                        g[0, l] += scale[c] * _reg_slope(reg, alpha, y[0, l])
+                    if has_reference:
+                        for l in range(p * C):
+                            g[0, l] -= scale[c] * _reg_slope(reg, alpha, W[own_w, l])
             for j in range(count):
                 row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, k, j])
                 if every_feature:
-                    _add(ptr, idx, val, row, p, slopes[j], g, 0)
+                    _add(loss, ptr, idx, val, row, p, slopes[j], T, g, 0)
                 else:
-                    _add_and_step(ptr, idx, val, row, p, slopes[j], out, i, eta, y)
+                    _add_and_step(loss, ptr, idx, val, row, p, slopes[j], T, out, i, eta, y)
             if every_feature:
                 for l in range(d):
                     out[i, l] += g[0, l]
@@ -579,9 +568,9 @@ def local_sgd(
             out[i, l] = out[i, l] / K + (shift[own_shift, l] if has_shift else 0.0)
 
 
-@compile_kernel
+@_compile
 def local_page(
-    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, reg: int, alpha: float,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: Any, reg: int, alpha: float,
     p: int, clients: I, first: U, b_first: int, rest: U, b_rest: int,
     X: F, X_prev: F, G: F, K: int, eta: float, out: F,
 ) -> None:  # fmt: skip
@@ -590,8 +579,8 @@ def local_page(
     first (n, 1, w) and rest (n, K-1, w) are the batches of step 0 and of the steps after it, of at
     most b_first and b_rest rows. X, X_prev, G: (n, d), or (1, d) for all.
     """
-    d = X.shape[1]
-    y, before, g = np.empty((1, d)), np.empty((1, d)), np.empty((1, d))
+    d, C = X.shape[1], _outputs(loss)
+    y, before, g, T = np.empty((1, d)), np.empty((1, d)), np.empty((1, d)), np.empty((2, C))
     for i in range(len(clients)):
         c = clients[i]
         start_row, size = start[c], start[c + 1] - start[c]
@@ -614,11 +603,11 @@ def local_page(
                 else:
                     local = np.uint64(j) if rest.shape[2] == 0 else np.uint64(rest[i, k - 1, j])
                 row = np.uint64(start_row) + local
-                now, then = _margins(ptr, idx, val, row, p, y, 0, before, 0)
-                v = weight * (_slope(loss, now, target[row]) - _slope(loss, then, target[row]))
-                _add(ptr, idx, val, row, p, v, g, 0)
+                now, then = _margins(loss, ptr, idx, val, row, p, y, 0, before, 0, T, 0, 1)
+                v = _change(loss, now, then, T, target[row], weight)
+                _add(loss, ptr, idx, val, row, p, v, T, g, 0)
             if reg != NO_REG:
-                for l in range(p):
+                for l in range(p * C):
                     g[0, l] += scale[c] * (
                         _reg_slope(reg, alpha, y[0, l]) - _reg_slope(reg, alpha, before[0, l])
                     )
@@ -630,60 +619,60 @@ def local_page(
             out[i, l] /= K
 
 
-@compile_kernel
+@_compile
 def objective(
-    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: int, p: int,
+    ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: Any, p: int,
     lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
 ) -> float:  # fmt: skip
     """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
 
-    kept (rows,) takes the margins of their rows, unless it is (0,). Returns the sum of their
-    losses, or 0 if it is not wanted.
+    kept (rows,), or (rows, C) for a softmax, takes the margins of their rows, unless it is empty.
+    Returns the sum of their losses, or 0 if it is not wanted.
     """
-    X, sums, total = x.reshape(1, -1), out.reshape(1, -1), 0.0
+    X, sums, T, total = x.reshape(1, -1), out.reshape(1, -1), np.empty((1, _outputs(loss))), 0.0
     for c in range(lo, hi):
         weight = scale[c] / (start[c + 1] - start[c])
         for r in range(start[c], start[c + 1]):
             row = np.uint64(r)
-            margin = _margin(ptr, idx, val, row, p, X, 0)
+            t = _margin(loss, ptr, idx, val, row, p, X, 0, T, 0)
             if len(kept) > 0:
-                kept[row] = margin
-            if want_loss:
-                total += weight * _value(loss, margin, target[row])
-            _add(ptr, idx, val, row, p, weight * _slope(loss, margin, target[row]), sums, 0)
+                _keep(loss, t, T, kept, row)
+            total, v = _slopes(loss, t, T, target[row], weight, want_loss, total)
+            _add(loss, ptr, idx, val, row, p, v, T, sums, 0)
     return total
 
 
-@compile_kernel
-def losses(target: F, start: I, scale: F, loss: int, lo: int, hi: int, t: F) -> float:
+@_compile
+def losses(target: F, start: I, scale: F, loss: Any, lo: int, hi: int, t: F) -> float:
     """Add up the losses of clients lo..hi-1 in the order of `objective`; t (rows,) are margins."""
-    total = 0.0
+    T, total = np.empty((1, _outputs(loss))), 0.0
     for c in range(lo, hi):
         weight = scale[c] / (start[c + 1] - start[c])
         for r in range(start[c], start[c + 1]):
             row = np.uint64(r)
-            total += weight * _value(loss, t[row], target[row])
+            total += weight * _value(loss, t, row, T, target[row])
     return total
 
 
-@compile_kernel
-def margins(ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> None:
+@_compile
+def margins(loss: Any, ptr: U, idx: U, val: F | None, p: int, first: int, x: F, out: F) -> None:
     """Compute out[j] = a . x (plus the intercept) for the rows from `first` on."""
-    X = x.reshape(1, -1)
+    X, T = x.reshape(1, -1), np.empty((1, _outputs(loss)))
     for r in range(len(out)):
-        out[r] = _margin(ptr, idx, val, np.uint64(first + r), p, X, 0)
+        t = _margin(loss, ptr, idx, val, np.uint64(first + r), p, X, 0, T, 0)
+        _keep(loss, t, T, out, r)
 
 
-@compile_kernel
-def mean_loss(loss: int, t: F, target: F) -> float:
+@_compile
+def mean_loss(loss: Any, t: F, target: F) -> float:
     """Compute the mean loss of rows with margins t, divided row by row so that no sum overflows."""
-    total = 0.0
+    T, total = np.empty((1, _outputs(loss))), 0.0
     for r in range(len(t)):
-        total += _value(loss, t[r], target[r]) / len(t)
+        total += _value(loss, t, r, T, target[r]) / len(t)
     return total
 
 
-@compile_kernel
+@_compile
 def total(v: F) -> float:
     """Add up v (d,) in order."""
     s = 0.0
@@ -692,7 +681,7 @@ def total(v: F) -> float:
     return s
 
 
-@compile_kernel
+@_compile
 def quadratic_grad(A: F, linear: F, scale: F, clients: I, rows: U, counts: I, Y: F, out: F) -> None:
     """Compute out[i] = A_i y_i - batch mean of linear[i]; A (N, d, d), linear (N, M, d)."""
     d = Y.shape[1]

@@ -13,16 +13,15 @@ from fedpage.core.registry import Registry
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition
 from fedpage.problems.base import Weights
-from fedpage.problems.kernels import REGULARISERS, Reg
-from fedpage.problems.linear_model import LinearModel
-from fedpage.problems.softmax import Softmax
+from fedpage.problems.linear import LinearModel
+from fedpage.problems.losses import REGULARISERS, Reg
 
 
 @dataclass(frozen=True)
 class Objective:
     """A loss with a regulariser, under the name that the command line and study files use.
 
-    The loss is the name of one of the library, or a user's class.
+    The loss is the name of a loss of the library, or a user's class.
     """
 
     name: str
@@ -30,7 +29,7 @@ class Objective:
     reg: Reg
     model: type[LinearModel]
     minimum: float = -math.inf
-    """The least value that it can have on any rows; -inf: unknown."""
+    """A lower bound of its values on any rows."""
 
     def problem(
         self,
@@ -46,7 +45,7 @@ class Objective:
         """Make the problem of this objective over partitioned data; see `LinearModel`.
 
         Raises:
-            InputError: alpha is given, but the objective has no regulariser.
+            InputError: If alpha is given, but the objective has no regulariser.
         """
         if alpha is not None and self.reg == "none":
             raise InputError(
@@ -82,7 +81,7 @@ def _register(loss: str, minimum: float = 0.0) -> Callable[[L], L]:
 class RobustRegression(LinearModel):
     """f_ij(x) = log(1 + (a.x - b)^2/2), nonconvex and robust to outliers. L_ij = |a|^2.
 
-    It takes the arguments of `LinearModel` but for loss.
+    It takes the arguments of `LinearModel`, except loss.
     """
 
     loss_name = "robust"
@@ -92,7 +91,7 @@ class RobustRegression(LinearModel):
 class LogisticRegression(LinearModel):
     """f_ij(x) = log(1 + exp(-b a.x)) + regulariser; the second of two labels is b = +1.
 
-    L_ij = |a|^2/4 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
+    L_ij = |a|^2/4 plus the regulariser's constant. It takes the arguments of `LinearModel`, except
     loss.
     """
 
@@ -103,7 +102,7 @@ class LogisticRegression(LinearModel):
 class LeastSquares(LinearModel):
     """f_ij(x) = (a.x - b)^2/2 + regulariser. L_ij = |a|^2 plus the regulariser's constant.
 
-    It takes the arguments of `LinearModel` but for loss.
+    It takes the arguments of `LinearModel`, except loss.
     """
 
     loss_name = "squares"
@@ -113,7 +112,7 @@ class LeastSquares(LinearModel):
 class SquaredHinge(LinearModel):
     """f_ij(x) = max(0, 1 - b a.x)^2 + regulariser; the second of two labels is b = +1.
 
-    L_ij = 2 |a|^2 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
+    L_ij = 2 |a|^2 plus the regulariser's constant. It takes the arguments of `LinearModel`, except
     loss.
     """
 
@@ -124,7 +123,7 @@ class SquaredHinge(LinearModel):
 class Huber(LinearModel):
     """f_ij(x) = r^2/2 of r = a.x - b up to |r| = 1, |r| - 1/2 beyond, + regulariser.
 
-    L_ij = |a|^2 plus the regulariser's constant. It takes the arguments of `LinearModel` but for
+    L_ij = |a|^2 plus the regulariser's constant. It takes the arguments of `LinearModel`, except
     loss.
     """
 
@@ -136,10 +135,22 @@ class Poisson(LinearModel):
     """f_ij(x) = exp(a.x) - b a.x + regulariser, for counts b of at least 0.
 
     The mean of a row is exp(a.x). The gradient has no Lipschitz constant, so theory's step sizes
-    are not defined. It takes the arguments of `LinearModel` but for loss.
+    are not defined. It takes the arguments of `LinearModel`, except loss.
     """
 
     loss_name = "poisson"
 
 
-_register("softmax")(Softmax)
+@_register("softmax")
+class Softmax(LinearModel):
+    """f_ij(x) = log(sum_c exp(a.x_c)) - a.x_b + regulariser, for rows of any number of classes.
+
+    x_c are the weights of class c and b is the row's class: the negative log-likelihood of
+    multinomial logistic regression. The weights of feature l are x[l*C : (l+1)*C], and intercepts
+    are the last C coordinates. L_ij = |a|^2/2 plus the regulariser's constant.
+
+    It takes the arguments of `LinearModel`, except loss. Labels are text or whole numbers;
+    `classes` lists them in the order of the outputs.
+    """
+
+    loss_name = "softmax"

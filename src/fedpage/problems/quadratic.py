@@ -25,17 +25,15 @@ from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.base import (
     Description,
-    RowOracle,
     Weights,
-    as_rows,
     client_scale,
     describe_weights,
-    no_rows,
     norm,
     power_of_two,
+    repr_problem,
 )
-from fedpage.problems.client_scores import ClientScoring, ClientTable
-from fedpage.problems.reprs import repr_problem
+from fedpage.problems.oracle import RowOracle, as_rows, no_rows
+from fedpage.problems.scores import ClientScoring, ClientTable
 
 
 class Quadratic(ClientScoring):
@@ -238,7 +236,7 @@ class Quadratic(ClientScoring):
         )
 
     def __repr__(self) -> str:
-        return repr_problem(self)
+        return repr_problem(self, self.weights)
 
     _repr_html_ = html_description
 

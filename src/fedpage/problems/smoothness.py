@@ -13,12 +13,13 @@ from fedpage.core.errors import InputError
 from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Ints, Smoothness, Vector
 from fedpage.problems.base import power_of_two, root_mean_square
-from fedpage.problems.kernels import REGULARISERS, dense_product
+from fedpage.problems.kernels import dense_product
+from fedpage.problems.losses import REGULARISERS
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from fedpage.problems.linear_model import LinearModel
+    from fedpage.problems.linear import LinearModel
 
 _LARGEST = 400
 """Eigenvalues of matrices up to this size are computed directly, of larger ones by Lanczos."""

@@ -15,7 +15,7 @@ from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
 from fedpage.data.tables import is_table
 from fedpage.problems import OBJECTIVES, LinearModel
-from fedpage.problems.kernels import REGULARISERS, Reg
+from fedpage.problems.losses import REGULARISERS, Reg
 from fedpage.problems.objectives import Objective
 from fedpage.runs.config import DataConfig, ProblemConfig, Target, field_values
 from fedpage.runs.import_class import import_class

@@ -13,7 +13,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import function_digest
 from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, HasStart, Problem, Vector, dtype_of
-from fedpage.problems.client_scores import ClientScoring
+from fedpage.problems.scores import ClientScoring
 from fedpage.runs.provenance import describe_run
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from fedpage.core.types import (
     dtype_of,
 )
 from fedpage.problems.base import power_of_two
-from fedpage.problems.linear_model import LinearModel
+from fedpage.problems.linear import LinearModel
 from fedpage.problems.quadratic import Quadratic
-from fedpage.problems.reference_solution import reference as reference
+from fedpage.problems.reference import reference as reference
 
 _DENSE = 3e7
 """N d^3 up to which all second derivatives of all clients are computed: a tenth of a second."""

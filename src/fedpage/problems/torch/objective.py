@@ -76,7 +76,7 @@ class PooledEvaluation(NamedTuple):
     """The model's outputs for all rows, or None where they were not requested."""
 
 
-class Objective:
+class NetworkObjective:
     """Compute losses and gradients of clients whose rows are one table on the device.
 
     Args:

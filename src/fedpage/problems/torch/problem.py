@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,17 +32,16 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Smoothness, Vector
-from fedpage.problems.base import Weights, client_scale, describe_weights, norm
-from fedpage.problems.client_scores import ClientScoring, ClientTable
-from fedpage.problems.reprs import repr_problem
+from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Problem, Smoothness, Vector
+from fedpage.problems.base import Weights, client_scale, describe_weights, norm, repr_problem
+from fedpage.problems.scores import ClientScoring, ClientTable
 from fedpage.problems.torch import batch_norm as batch_norms
 from fedpage.problems.torch import checks, files
 from fedpage.problems.torch.deterministic import deterministic_algorithms
 from fedpage.problems.torch.fingerprint import function_digest, module_digest, table_digest
 from fedpage.problems.torch.gradients import bytes_of_row
 from fedpage.problems.torch.model import FlatModel, Loss
-from fedpage.problems.torch.objective import Computation, Mode, Objective
+from fedpage.problems.torch.objective import Computation, Mode, NetworkObjective
 from fedpage.problems.torch.oracle import TorchOracle
 from fedpage.problems.torch.rows import (
     AnyTable,
@@ -203,10 +202,12 @@ class TorchProblem(ClientScoring):
         self.weights = weights if isinstance(weights, str) else "given"
 
         self._sizes = sizes
-        self._of_rows: Objective | None = None
+        self._of_rows: NetworkObjective | None = None
         if rows is not None:
             how = self._check(rows, batched)
-            self._of_rows = Objective(self._flat, rows, sizes, scale, self.dtype, self.device, how)
+            self._of_rows = NetworkObjective(
+                self._flat, rows, sizes, scale, self.dtype, self.device, how
+            )
 
     # The problem
 
@@ -226,7 +227,7 @@ class TorchProblem(ClientScoring):
         return self._sizes
 
     @property
-    def _objective(self) -> Objective:
+    def _objective(self) -> NetworkObjective:
         if self._of_rows is None:
             raise InputError(
                 "TorchProblem: client_datasets is empty, so that there is a model but no rows; "
@@ -496,7 +497,8 @@ class TorchProblem(ClientScoring):
         return {c.__qualname__: c for c in classes if not c.__module__.startswith("torch.")}
 
     def __repr__(self) -> str:
-        return repr_problem(self, [self.model_name, self.dtype.name, str(self.device)])
+        about = [self.model_name, self.dtype.name, str(self.device)]
+        return repr_problem(cast("Problem", self), self.weights, about)
 
     _repr_html_ = html_description
 

@@ -1,4 +1,4 @@
-"""Metrics client by client: a table of one metric, and quantiles over the clients for records."""
+"""Compute metrics client by client: a table of one metric, and quantiles over the clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpage.core.metrics import (
 from fedpage.core.types import ClientEvaluations, Ints, Problem, Vector
 
 if TYPE_CHECKING:
-    from fedpage.problems.reference_solution import Reference
+    from fedpage.problems.reference import Reference
 
 ClientId: TypeAlias = str | int
 _MOST_LINES = 20
@@ -35,10 +35,10 @@ class ClientScores(dict[ClientId, float]):
     A value is NaN where the metric is not defined on a client's rows.
 
     Args:
-        metric: the metric.
-        ids: the clients.
-        values: (n,) the metric of each client.
-        sizes: (n,) the rows that each value was computed from.
+        metric: The metric.
+        ids: The clients.
+        values: The metric of each client, (n,).
+        sizes: The number of rows that each value was computed from, (n,).
 
     >>> from fedpage.core.metrics import METRICS
     >>> scores = ClientScores(METRICS["accuracy"], ["Bern", "Rome"], np.array([0.5, 0.75]), [8, 4])
@@ -59,7 +59,7 @@ class ClientScores(dict[ClientId, float]):
         self.metric = metric.name
         """The metric's name."""
         self.higher_is_better = metric.higher_is_better
-        """The metric's direction; None: unknown."""
+        """The metric's direction, or None if it is unknown."""
         self.rows: dict[ClientId, int] = dict(zip(ids, map(int, sizes), strict=True))
         """The number of rows that each client's value was computed from."""
 
@@ -68,7 +68,7 @@ class ClientScores(dict[ClientId, float]):
         """The client with the worst value.
 
         Raises:
-            InputError: the metric has no direction, or no value.
+            InputError: If the metric has no direction, or no client has a value.
         """
         known = {client: value for client, value in self.items() if not math.isnan(value)}
         if self.higher_is_better is None or not known:
@@ -80,7 +80,7 @@ class ClientScores(dict[ClientId, float]):
         return choose(known, key=known.__getitem__)
 
     def _table(self) -> tuple[list[tuple[str, str, str]], str]:
-        """Return the first lines of the table, and what to say of the others."""
+        """Return the first lines of the table, and a text about the others."""
         lines = [
             (str(client), "undefined" if math.isnan(value) else format_number(value), f"{rows:,}")
             for (client, value), rows in zip(self.items(), self.rows.values(), strict=True)
@@ -98,11 +98,14 @@ class ClientScores(dict[ClientId, float]):
         return f"ClientScores({', '.join(words)})"
 
     def __str__(self) -> str:
+        from tabulate import tabulate
+
         lines, rest = self._table()
-        cells = [("client", self.metric, "rows"), *lines]
-        widths = [max(len(row[i]) for row in cells) for i in range(3)]
-        text = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in cells]
-        return "\n".join([*text, rest] if rest else text)
+        text = tabulate(
+            lines, ("client", self.metric, "rows"), "plain",
+            colalign=("left", "right", "right"), disable_numparse=True,
+        )  # fmt: skip
+        return f"{text}\n{rest}" if rest else text
 
     def _repr_html_(self) -> str:
         lines, rest = self._table()
@@ -118,7 +121,7 @@ class ClientTable(NamedTuple):
 
 
 class ClientScoring:
-    """What every problem offers of metrics client by client; it adds `_client_table`."""
+    """The base of problems that compute metrics client by client. They add `_client_table`."""
 
     metrics: dict[str, Metric]
 
@@ -132,7 +135,7 @@ class ClientScoring:
     ) -> ClientTable:
         """Compute metrics, and f_i for `LOSS`, on each client's own rows.
 
-        A caller that has computed the outputs of all rows gives them.
+        outputs: The outputs of all rows, if the caller has computed them.
         """
         raise NotImplementedError
 
@@ -142,14 +145,14 @@ class ClientScoring:
         """Compute a metric on each client's own rows.
 
         Args:
-            x: (d,) the parameters, such as `history.x`.
-            metric: a metric's name or function; "loss" is the client's objective f_i.
+            x: The parameters (d,), such as `history.x`.
+            metric: A metric's name or function; "loss" is the client's objective f_i.
 
         Returns:
             The value of each client, by its number.
 
         Raises:
-            InputError: the metric is unknown, or no metric of rows.
+            InputError: If the metric is unknown, or not computed from rows.
         """
         base = self._find_metric(metric)
         table = self._client_table(x, {base.name: base})
@@ -162,11 +165,11 @@ class ClientScoring:
         own = self.metrics.get(metric) if isinstance(metric, str) else None
         found = own or next(reversed(resolve_metrics([metric], "client_scores").values()))
         if not found.on_rows:
-            raise InputError(f"client_scores: {found.name!r} is no metric of a client's rows")
+            raise InputError(f"client_scores: {found.name!r} is not computed from a client's rows")
         return found
 
     def _client_columns(self, x: Vector, outputs: Vector | None = None) -> dict[str, float]:
-        """Compute the quantiles over the clients that records have; {} where none is asked for."""
+        """Compute the quantiles over the clients that are among the metrics, if any."""
         bases = quantile_bases(self.metrics)
         if not bases:
             return {}
@@ -185,7 +188,7 @@ class ClientScoring:
         return client_quantiles(self.metrics, values)
 
     def compare_with_reference(self, x: Vector, loss: float) -> dict[str, float]:
-        """Compute the metrics that compare x (d,) with the reference solution; {} without such."""
+        """Compute the metrics, if any, that compare x (d,) with the reference solution."""
         asked = {n: m for n, m in self.metrics.items() if isinstance(m, ReferenceMetric)}
         if not asked:
             return {}
@@ -193,7 +196,7 @@ class ClientScoring:
         return {name: entry.function(loss, x, best.loss, best.x) for name, entry in asked.items()}
 
     def describe_reference(self) -> dict[str, object]:
-        """Describe the reference solution as "reference" if a metric uses it; else return {}."""
+        """Describe the reference solution as "reference" if a metric uses it."""
         if not any(isinstance(entry, ReferenceMetric) for entry in self.metrics.values()):
             return {}
         best = self._find_reference()
@@ -201,6 +204,6 @@ class ClientScoring:
         return {"reference": about}
 
     def _find_reference(self) -> Reference:
-        from fedpage.problems.reference_solution import reference_solution  # it imports scipy
+        from fedpage.problems.reference import reference_solution  # it imports scipy
 
         return reference_solution(cast("Problem", self))

@@ -1,0 +1,394 @@
+"""Losses of a margin and a target, regularisers, and the compilation of a user's own loss.
+
+To add a loss to the library, declare it below with `@declare_loss`. `LinearModel`, the table of
+objectives and the command line read the declaration. A user's own loss is a class of the same form,
+which `compile_loss` checks and compiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+from numba import njit, types
+from numba.core.errors import NumbaError
+from numba.extending import NativeValue, models, register_model, unbox
+
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.function_digest import function_digest
+from fedpage.core.registry import Registry
+
+RowFunction = Callable[[float, float], float]
+# error_model="numpy": no kernel checks its divisors, because none of them can be 0
+_inline: Any = njit(nogil=True, error_model="numpy", inline="always")
+
+Reg = Literal["none", "l2", "nonconvex", "smoothed-l1"]
+
+
+class Regulariser(NamedTuple):
+    """Describe a regulariser: its code in the kernels, and its constants for theory."""
+
+    code: int
+    curvature: float
+    """Bound of the second derivative by a coordinate, at alpha = 1."""
+    convex: bool
+
+
+NO_REG, L2, NONCONVEX, SMOOTHED_L1 = 0, 1, 2, 3
+DELTA = 0.01
+"""The smoothed l1 regulariser differs from |x| by at most this, and is quadratic near 0 within."""
+REGULARISERS: dict[Reg, Regulariser] = {
+    "none": Regulariser(NO_REG, 0.0, True),
+    "l2": Regulariser(L2, 1.0, True),
+    "nonconvex": Regulariser(NONCONVEX, 2.0, False),
+    "smoothed-l1": Regulariser(SMOOTHED_L1, 1.0 / DELTA, True),
+}
+
+
+class LossType(types.Opaque):
+    """Type of a user's loss in numba, for which kernels are compiled and cached on disk.
+
+    The name identifies it and contains a digest of the source, so that a process which has never
+    seen the loss can read the cache, and a changed loss is compiled again.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+
+
+class CompiledLoss:
+    """A user's loss in place of a code. Kernels are compiled for its type and read no data of it.
+
+    Args:
+        name: The loss's name and digest.
+        value: Its compiled function (t, b) -> loss.
+        slope: Its compiled function (t, b) -> derivative by t.
+    """
+
+    known: ClassVar[dict[str, CompiledLoss]] = {}
+
+    def __init__(self, name: str, value: RowFunction, slope: RowFunction) -> None:
+        self.name, self.value, self.slope = name, value, slope
+        self._numba_type_ = LossType(name)  # numba reads this attribute
+        self.known[name] = self
+
+
+register_model(LossType)(models.OpaqueModel)
+
+
+@unbox(LossType)
+def _unbox_loss(kind: Any, value: Any, c: Any) -> Any:
+    return NativeValue(c.context.get_dummy_value())
+
+
+class Loss(NamedTuple):
+    """Describe a row's loss as a function of its margin t = a.x and its target b."""
+
+    name: str
+    title: str
+    """The objective's name in records and messages."""
+    code: int | CompiledLoss
+    """What kernels take for it: a number for a built-in loss."""
+    value: RowFunction
+    slope: RowFunction
+    """Derivative of the value by t."""
+    curvature: float
+    """Bound of the second derivative by t; infinite where there is none."""
+    convex: bool
+    needs_labels: bool = False
+    """Whether targets must be -1/+1."""
+    needs_counts: bool = False
+    """Whether targets must be at least 0."""
+    fused: bool = False
+    """Whether losses are added up in the loop of the gradient.
+
+    Calls of exp and log would slow that loop down, so losses with them have a separate loop.
+    """
+    digest: str = ""
+    """The digest of a user's own loss."""
+
+
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+class RowLoss(Protocol):
+    """A loss as its two functions of the margin t and the target b."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        ...
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        ...
+
+
+def declare_loss(
+    name: str, title: str, *, curvature: float, convex: bool, **flags: Any
+) -> Callable[[type[RowLoss]], type[RowLoss]]:
+    """Register a class with functions `value(t, b)` and `slope(t, b)` as a loss; see `Loss`."""
+
+    def decorate(cls: type[RowLoss]) -> type[RowLoss]:
+        value, slope = _inline(cls.value), _inline(cls.slope)
+        LOSSES.add(name, Loss(name, title, len(LOSSES), value, slope, curvature, convex, **flags))
+        return cls
+
+    return decorate
+
+
+@declare_loss("robust", "robust regression", curvature=1.0, convex=False)
+class RobustLoss:
+    """log(1 + r^2/2) of the residual r = t - b."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss, which is at most 1,420 even where r^2 or r overflows."""
+        r = t - b
+        if abs(r) > 1e150:
+            return 2.0 * math.log(abs(0.5 * t - 0.5 * b)) + math.log(2.0)
+        return math.log1p(0.5 * r * r)
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        r = t - b
+        return r / (1.0 + 0.5 * r * r)
+
+
+@declare_loss("logistic", "logistic regression", curvature=0.25, convex=True, needs_labels=True)
+class LogisticLoss:
+    """log(1 + exp(-b t)) for labels b = -1 or +1."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss without overflow."""
+        z = b * t
+        if z > 0.0:
+            return math.log1p(math.exp(-z))
+        return math.log1p(math.exp(z)) - z
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t. exp may be infinite; the quotient is then 0."""
+        return -b / (1.0 + math.exp(b * t))
+
+
+@declare_loss("squares", "least squares", curvature=1.0, convex=True, fused=True)
+class SquaredLoss:
+    """(t - b)^2/2."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        return 0.5 * (t - b) * (t - b)
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        return t - b
+
+
+@declare_loss(
+    "squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True, fused=True
+)
+class SquaredHingeLoss:
+    """max(0, 1 - b t)^2 for labels b = -1 or +1."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        gap = max(0.0, 1.0 - b * t)
+        return gap * gap
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        return -2.0 * b * max(0.0, 1.0 - b * t)
+
+
+@declare_loss("huber", "Huber regression", curvature=1.0, convex=True, fused=True)
+class HuberLoss:
+    """r^2/2 of the residual r = t - b up to |r| = 1, and |r| - 1/2 beyond."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        r = abs(t - b)
+        if r > 1.0:
+            return r - 0.5
+        return 0.5 * r * r
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        return min(1.0, max(-1.0, t - b))
+
+
+@declare_loss("poisson", "Poisson regression", curvature=math.inf, convex=True, needs_counts=True)
+class PoissonLoss:
+    """exp(t) - b t for counts b, without the constant log(b!)."""
+
+    @staticmethod
+    def value(t: float, b: float) -> float:
+        """Compute the loss."""
+        return math.exp(t) - b * t
+
+    @staticmethod
+    def slope(t: float, b: float) -> float:
+        """Compute its derivative by t."""
+        return math.exp(t) - b
+
+
+def _of_one_margin(t: float, b: float) -> float:
+    raise NotImplementedError("the softmax is a function of all margins of a row")
+
+
+SOFTMAX = Loss(
+    "softmax",
+    "softmax regression",
+    code=-1,
+    value=_of_one_margin,
+    slope=_of_one_margin,
+    curvature=0.5,
+    convex=True,
+    needs_labels=True,
+    fused=True,
+)
+"""The softmax of C margins, which kernels know as (C,).
+
+Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2. Its losses are added
+up with the gradient, with which they share their exponentials.
+"""
+
+
+def find_loss(loss: str | type) -> Loss:
+    """Return the loss of a name, or compile a user's class.
+
+    Raises:
+        InputError: If the name is unknown or the class cannot be used.
+    """
+    if not isinstance(loss, str):
+        return compile_loss(loss)
+    return SOFTMAX if loss == SOFTMAX.name else LOSSES[loss]
+
+
+# --- a user's own loss ----------------------------------------------------------------------------
+
+_MARGINS = (-2.37, -0.83, 0.19, 0.61, 1.73, 3.11)
+_LABELS = (-1.0, 1.0)
+_TARGETS = (0.0, 0.7, 2.3)
+"""Where a loss is checked. They are unlikely to be the kinks of a piecewise one."""
+
+
+def compile_loss(cls: Any) -> Loss:
+    """Check a user's class and compile its functions for the kernels.
+
+    The kernels that numba compiles for it are cached on disk under a digest of the functions and of
+    the constants that they use, so that another process finds them and a change is noticed.
+
+    Args:
+        cls: A class with the functions `value(t, b)` and `slope(t, b)` of a margin and a target,
+            and the bound `curvature` of the second derivative by t. It may have `convex` (default
+            False), `needs_labels` (False), `needs_counts` (False) and `title` (the class's name).
+
+    Returns:
+        The loss.
+
+    Raises:
+        InputError: If something is missing, numba cannot compile it, or the numbers are wrong.
+    """
+    if not isinstance(cls, type):
+        raise InputError(
+            f"loss: expected the name of a loss or a class, not {short_repr(cls)}; "
+            "give the class itself, without parentheses"
+        )
+    where = f"loss {cls.__name__}"
+    functions = {name: _find_function(where, cls, name) for name in ("value", "slope")}
+    curvature = getattr(cls, "curvature", None)
+    if isinstance(curvature, bool) or not isinstance(curvature, (int, float)) or not curvature > 0:
+        raise InputError(
+            f"{where}: curvature must be a positive number, the bound of the second derivative of "
+            f"value by t (math.inf where there is none), not {short_repr(curvature)}"
+        )
+    flags = {name: getattr(cls, name, False) for name in ("convex", "needs_labels", "needs_counts")}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise InputError(f"{where}: {name} must be True or False")
+    digest = function_digest(*functions.values())
+    name = f"{cls.__name__} {digest}"
+    code = CompiledLoss.known.get(name) or CompiledLoss(
+        name, *(_compile(where, name, part, function) for part, function in functions.items())
+    )
+    title = str(getattr(cls, "title", cls.__name__))
+    loss = Loss(
+        cls.__name__, title, code, code.value, code.slope, float(curvature), **flags, digest=digest
+    )
+    _check_numbers(where, loss)
+    return loss
+
+
+def _find_function(where: str, cls: type, name: str) -> FunctionType:
+    function = getattr(cls, name, None)
+    if isinstance(function, FunctionType) and function.__code__.co_argcount == 2:
+        return function
+    found = "" if function is None else ", not another signature"
+    raise InputError(f"{where}: it needs a static function {name}(t, b){found}")
+
+
+def _compile(where: str, name: str, part: str, function: FunctionType) -> Any:
+    copy = FunctionType(
+        function.__code__, function.__globals__, part, function.__defaults__, function.__closure__
+    )
+    # numba imports this module when it loads kernels from its cache, and the user's file may not
+    # be importable by its name; the name distinguishes losses of the same class name
+    copy.__module__, copy.__qualname__ = __name__, f"{name}.{part}"
+    compiled = njit(nogil=True, error_model="numpy")(copy)
+    try:
+        compiled.compile((types.float64, types.float64))
+    except (NumbaError, TypeError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in lines if not line.startswith("Failed in")), "")
+        raise InputError(f"{where}: numba cannot compile {part}(t, b): {reason}") from None
+    result = compiled.nopython_signatures[0].return_type
+    if not isinstance(result, (types.Float, types.Integer)):
+        raise InputError(f"{where}: {part}(t, b) must return a real number, not {result}")
+    return compiled
+
+
+def _check_numbers(where: str, loss: Loss) -> None:
+    """Compare slope with differences of value, and curvature and convex with those of slope."""
+    is_compared = False
+    for b in _LABELS if loss.needs_labels else _TARGETS:
+        for t in _MARGINS:
+            h = 1e-5 * max(1.0, abs(t))
+            low, high = loss.value(t - h, b), loss.value(t + h, b)
+            slope, found = loss.slope(t, b), (high - low) / (2 * h)
+            if not (math.isfinite(found) and math.isfinite(slope)):
+                continue
+            is_compared = True
+            noise = 1e-9 * (abs(low) + abs(high)) / h
+            if abs(slope - found) > 1e-4 * (abs(slope) + abs(found)) + 1e-6 + noise:
+                raise InputError(
+                    f"{where}: slope must be the derivative of value by t; at t={t:g}, b={b:g} "
+                    f"slope is {slope:.6g} and differences of value give {found:.6g}"
+                )
+            bend = (loss.slope(t + h, b) - loss.slope(t - h, b)) / (2 * h)
+            if abs(bend) > 1.001 * loss.curvature + 1e-4:
+                raise InputError(
+                    f"{where}: curvature = {loss.curvature:g} is not a bound of the second "
+                    f"derivative by t, which is {bend:.4g} at t={t:g}, b={b:g}"
+                )
+            if loss.convex and bend < -1e-4:
+                raise InputError(
+                    f"{where}: convex = True, but the second derivative by t is {bend:.4g} at "
+                    f"t={t:g}, b={b:g}"
+                )
+    if not is_compared:
+        raise InputError(
+            f"{where}: value or slope is not finite at every t from {min(_MARGINS)} to "
+            f"{max(_MARGINS)} that was tried; correct them"
+        )
