@@ -7,8 +7,7 @@ Cases: `loss` compares a user's own loss with the same built-in one, and starts 
 an empty cache to see what the second compiles; `dense` compares dense with sparse kernels on data
 without zeros; `arrays` makes a data set and a problem of 0.8 GB of dense numbers; `csv` reads
 1,000,000 rows of 50 numbers, of four decimals and of all digits, with fedpage and with pandas (the
-least of three processes each). Imports, and the first use of the parser, are not part of the time:
-numba gets ready then, as it does before the first round of a run.
+least of three processes each). Imports are not part of the time.
 Everything that is measured for memory runs in a process of its own. Memory is the largest that the
 process had, less what it had before, as a multiple of the result (`csv`) or of the data (`arrays`).
 """
@@ -21,7 +20,6 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMB
     os.environ[name] = "1"
 
 import argparse
-import io
 import json
 import math
 import subprocess
@@ -38,7 +36,6 @@ from scipy.sparse import csr_array
 from softmax import cases, smallest
 
 import fedpage as fp
-from fedpage.data.csv_blocks import read_blocks
 from fedpage.problems import kernels
 
 KERNELS = (
@@ -176,20 +173,18 @@ def measure_csv(size: float, processes: int = 3) -> dict[str, float]:
 def read_csv(reader: str) -> dict[str, float]:
     """Read the file in BENCHMARK_CSV by one reader."""
     path = os.environ["BENCHMARK_CSV"]
-    first: dict[str, float] = {}
     if reader == "pandas":
         import pandas
 
         read: Callable[[], Any] = lambda: pandas.read_csv(path)  # noqa: E731
     else:
+        import polars  # noqa: F401
+
         read = lambda: fp.load(path, label="label")  # noqa: E731
-        began = time.process_time()
-        read_blocks(io.BytesIO(b"a,b\n1,x\n"), ",", 2, [0, 1], {1}, float)
-        first = {"first use of the parser, processor's seconds": time.process_time() - began}
     before, began, worked = memory(), time.perf_counter(), time.process_time()
     result = read()
     rows = len(result) if reader == "pandas" else result.rows
-    return first | {
+    return {
         "seconds": time.perf_counter() - began,
         "processor's seconds": time.process_time() - worked,
         "memory / result": (memory() - before) / (8 * 51 * rows),

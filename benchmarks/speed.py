@@ -188,7 +188,7 @@ def gradient(data: fp.Dataset) -> None:
 
 def generated(clients: int) -> fp.RobustRegression:
     """Generate 10 one-hot rows per client with census's fields."""
-    fields = np.array(fp.data.synthetic.FIELDS)
+    fields = np.array(fp.data.builtin.FIELDS)
     rng = np.random.default_rng(0)
     rows = 10 * clients
     first = np.concatenate([[0], np.cumsum(fields)[:-1]]).astype(np.int32)

@@ -12,21 +12,17 @@ Each reader is compared with a slow one, or with assertions about what it accept
 from __future__ import annotations
 
 import argparse
-import bz2
 import contextlib
-import gzip
 import hashlib
 import io
 import itertools
 import json
-import lzma
 import math
 import random
 import re
 import resource
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
@@ -48,7 +44,7 @@ from fedpage.cli.common import read_command
 from fedpage.codecs import Codec
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
-from fedpage.data import libsvm, registry
+from fedpage.data import libsvm
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.simulate import prepare
@@ -163,7 +159,7 @@ def slow_libsvm(text: bytes, features: int | None, one_based: bool) -> tuple[Any
     labels, indptr, indices, values = [], [0], [], []
     lowest = 1 if one_based else 0
     highest = (2**31 - 2 if features is None else features) - 1 + lowest
-    widest, widest_line = lowest, 0
+    widest = lowest
     for number, line in enumerate(text.split(b"\n"), start=1):
         tokens = [t for t in re.split(rb"[ \t\r\x0b\x0c]+", line.partition(b"#")[0]) if t]
         if not tokens:
@@ -178,19 +174,18 @@ def slow_libsvm(text: bytes, features: int | None, one_based: bool) -> tuple[Any
                 before = plain_index(index)
                 indices.append(before - lowest)
                 values.append(plain_number(value))
-                if before > widest:
-                    widest, widest_line = before, number
+                widest = max(widest, before)
         except ValueError:
             raise Invalid(number) from None
         indptr.append(len(indices))
     if not labels:
         raise Invalid
     if features is None and widest - lowest + 1 > 20_000_000:
-        raise Invalid(widest_line)
+        raise Invalid
     return labels, indptr, indices, values, widest - lowest + 1 if features is None else features
 
 
-def same_parsed(found: libsvm.Parsed, expected: tuple[Any, ...]) -> bool:
+def same_parsed(found: libsvm.LibsvmRows, expected: tuple[Any, ...]) -> bool:
     kinds = (np.float64, np.int64, np.int32, np.float64)
     arrays: tuple[Any, ...] = found[:4]
     return found.features == expected[4] and all(
@@ -265,64 +260,6 @@ def make_libsvm(rng: random.Random) -> bytes:
         lines.append((rng.choice(SPACES) if rng.random() < 0.1 else b" ").join(tokens))
     return rng.choice((b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b" \n")).join(lines) + rng.choice(
         (b"\n", b"")
-    )
-
-
-# --- archives -------------------------------------------------------------------------------------
-
-
-def check_archive(data: bytes, suffix: str) -> None:
-    decompressors: dict[str, Callable[[], Any]] = {
-        ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, 1 << 28),
-        ".gz": partial(zlib.decompressobj, 31),
-        ".bz2": bz2.BZ2Decompressor,
-    }
-    decompressor = decompressors[suffix]
-
-    def slow() -> bytes:
-        text, rest = b"", data
-        while True:
-            stream = decompressor()
-            try:
-                text += stream.decompress(rest, 34 << 20)
-            except (lzma.LZMAError, zlib.error, OSError, EOFError):
-                raise Invalid from None
-            if len(text) > max(32 << 20, 200 * len(data)) or not stream.eof:
-                raise Invalid
-            rest = stream.unused_data.lstrip(b"\0")
-            if not rest:
-                return text
-
-    agree(
-        lambda: libsvm.unpack(data, suffix, SOURCE), slow, lambda found, expected: found == expected
-    )
-
-
-def greedy_xz() -> bytes:
-    """Make an archive of three bytes whose header asks for 4 GiB."""
-    packed = bytearray(lzma.compress(b"1\n", check=lzma.CHECK_NONE))
-    size = 4 * (packed[12] + 1)
-    packed[16] = 40
-    packed[12 + size - 4 : 12 + size] = struct.pack("<I", zlib.crc32(packed[12 : 12 + size - 4]))
-    return bytes(packed)
-
-
-def archive_target(suffix: str, pack: Callable[[bytes], bytes], share: int) -> Target:
-    small = [pack(text) for text in (b"1 1:1\n-1 2:1\n", b"", b"1 1:1\n" * 300)]
-    bombs = (
-        pack(bytes(34 << 20)), pack(b"1 1:1\n" * 20_000) * 300, pack(bytes(3 << 20)) * 10,
-        small[1] * 3000, b"",
-        bytes(99),
-    )  # fmt: skip
-    return Target(
-        partial(check_archive, suffix=suffix),
-        seeds=(*small, small[0] + small[2], small[0] + bytes(8), small[0] + b"junk"),
-        once=(
-            *bombs,
-            *((greedy_xz(),) if suffix == ".xz" else ()),
-            *(small[2][:i] for i in range(len(small[2]))),
-        ),
-        share=share,
     )
 
 
@@ -572,42 +509,6 @@ def store_seeds() -> tuple[bytes, ...]:
     return whole, whole[:-30], whole.replace(json.dumps(describe_method(METHOD)).encode(), b"{}")
 
 
-# --- the stored copy of a parsed file -------------------------------------------------------------
-
-CACHED = b"1 1:0.5 3:2\n-1 2:1\n1 1:1 2:1 3:1\n"
-
-
-def cache_place() -> tuple[Path, Path]:
-    folder = _scratch / "parsed"
-    registry.parsed_dir = lambda: folder
-    path = scratch("data")
-    path.write_bytes(CACHED)
-    return path, folder
-
-
-def check_cache(data: bytes) -> None:
-    path, folder = cache_place()
-    key = next(folder.glob("*.npz"), None)
-    if key is None:
-        registry._parse(path, 3, True)
-        key = next(folder.glob("*.npz"))
-    key.write_bytes(data)
-    assert same_parsed(registry._parse(path, 3, True), slow_libsvm(CACHED, 3, True))
-
-
-def cache_seeds() -> tuple[bytes, ...]:
-    path, folder = cache_place()
-    before = set(folder.glob("*.npz"))
-    registry._parse(path, 3, True)
-    (place,) = set(folder.glob("*.npz")) - before or before
-    whole = place.read_bytes()
-    bare = io.BytesIO()
-    np.savez(
-        bare, y=np.zeros(3), indptr=np.zeros(4), indices=np.zeros(1), values=np.zeros(1), features=3
-    )
-    return whole, whole[:-40], bare.getvalue(), bytes(32) + bare.getvalue()
-
-
 # --- runs on disk ---------------------------------------------------------------------------------
 
 STOPS = {
@@ -745,14 +646,10 @@ def targets(folder: Path) -> dict[str, Target]:
         "libsvm-zero": text(partial(check_libsvm, features=None, one_based=False), share=160),
         "libsvm-3": text(partial(check_libsvm, features=3, one_based=True), share=160),
         "libsvm-zero-10": text(partial(check_libsvm, features=10, one_based=False), share=160),
-        "xz": archive_target(".xz", partial(lzma.compress, preset=0), 40),
-        "gz": archive_target(".gz", partial(gzip.compress, mtime=0), 40),
-        "bz2": archive_target(".bz2", bz2.compress, 20),
         "study": toml(check_study, (*[SMALL_STUDY] * 10, *read_package_studies())),
         "jsonl": Target(check_jsonl, history_seeds(".jsonl"), JSON_WORDS, once=JSON_ONCE, share=30),
         "csv": Target(check_csv, history_seeds(".csv"), JSON_WORDS, once=JSON_ONCE, share=20),
         "trials": Target(check_store, store_seeds(), JSON_WORDS, once=JSON_ONCE, share=20),
-        "cache": Target(check_cache, cache_seeds(), share=20),
         "checkpoint": Target(check_checkpoint, checkpoint_seeds(), share=40),
         "run": toml(check_run, ((killed_run() / "run.toml").read_bytes(),)),
         "faults": toml(check_faults, FAULTS_SEEDS),

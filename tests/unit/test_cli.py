@@ -194,7 +194,7 @@ def test_data_verify_reads_a_real_file(run, real):
         (("run", "fedpage", "--data", "a9a:skew=1"), "has no settings"),
         (("run", "fedpage", "--data", "census:foo=1"), "--data census: unknown key 'foo'"),
         (("run", "fedpage", "--data", "census:rows=100000000000"), "rows must be from 2 to"),
-        (("run", "fedpage", "--partition", "dirichlet"), "needs its alpha"),
+        (("run", "fedpage", "--partition", "dirichlet"), "dirichlet:ALPHA"),
         (("compare", "--methods", "fedpage,fedpage"), "occurs twice"),
         (("demo", "--seeds", "0"), "at least 1"),
         (("data", "fetch", "a9a", "--mirror", "foo"), "not an address"),

@@ -3,9 +3,7 @@
 import bz2
 import gzip
 import lzma
-import urllib.request
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -131,14 +129,12 @@ def test_the_command_prints_where_the_files_are(cache, tmp_path, run):
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
-def test_without_a_network_the_error_explains_what_to_do(cache, monkeypatch):
+def test_without_a_network_the_error_explains_what_to_do(cache):
     item = registry.libsvm_file("rcv1.binary")
-    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=OSError("no route to host")))
     with pytest.raises(InputError) as fetched:
         download.fetch(item, mirror="http://127.0.0.1:1")
-    with pytest.raises(InputError, match="no route to host") as direct:
-        download.fetch(item)
-    assert str(direct.value).count(item.address) == 1
+    with pytest.raises(InputError, match="not an address"):
+        download.fetch(item, mirror="nowhere")
     with pytest.raises(InputError) as loaded:
         fp.load("rcv1.binary")
     for error in (str(fetched.value), str(loaded.value)):

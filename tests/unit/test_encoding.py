@@ -10,8 +10,7 @@ from scipy.sparse import csr_array, issparse
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.data.encoding import Encoding
-from fedpage.data.features import CategoryColumn, NumberColumn
+from fedpage.data.encoding import CategoryColumn, Encoding, NumberColumn
 
 TABLE = {
     "age": [30, 50, 40],

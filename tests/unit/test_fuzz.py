@@ -21,8 +21,8 @@ FIXED = settings(
     suppress_health_check=list(HealthCheck),
 )
 NAMES = [
-    "libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "xz", "gz", "bz2", "study",
-    "jsonl", "csv", "trials", "cache", "checkpoint", "run", "faults",
+    "libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "study",
+    "jsonl", "csv", "trials", "checkpoint", "run", "faults",
 ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_first_cases_are_read_or_refused(targets, name):
         for number in range(start, start + 120)
     ]
     assert any(accepted)
-    if name not in ("trials", "cache"):  # damaged ones are computed again
+    if name not in ("trials",):  # damaged ones are computed again
         assert not all(accepted)
 
 
@@ -125,10 +125,6 @@ def test_random_lines_are_read_or_refused(targets, name):
         "jsonl",
         "csv",
         "trials",
-        "xz",
-        "gz",
-        "bz2",
-        "cache",
         "checkpoint",
         "run",
         "faults",
@@ -157,16 +153,6 @@ def test_long_and_deep_files_are_read_or_refused(targets, name):
         fuzz.is_accepted(targets[name], data)
 
 
-@pytest.mark.parametrize("name", ["xz", "gz", "bz2"])
-def test_decompression_bombs_are_refused(targets, name):
-    for data in (targets[name].once[0], *((fuzz.greedy_xz(),) if name == "xz" else ())):
-        assert len(data) < 200_000
-        with pytest.raises(InputError, match=r"unpacks to more than 200 times|Memory usage limit"):
-            libsvm.unpack(data, f".{name}", "x")
-    sound = targets[name].once[2]  # 30 MiB of zeros are accepted
-    assert libsvm.unpack(sound, f".{name}", "x") == bytes(30 << 20)
-
-
 def test_a_long_malformed_number_is_refused_quickly():
     for text in (b"1" * 300_000 + b"x", b"1 1:" + b"1" * 300_000 + b"x\n"):
         with pytest.raises(InputError, match=r"line 1: the (label|value)"):
@@ -175,7 +161,7 @@ def test_a_long_malformed_number_is_refused_quickly():
 
 @pytest.mark.parametrize("features", [0, -1, 2**31, 10**18, 1.5, "3", True])
 def test_impossible_numbers_of_features_are_refused(features):
-    with pytest.raises(InputError, match="features must be a whole number from 1 to 2,147,483,646"):
+    with pytest.raises(InputError, match="features must be a whole number of at least 1"):
         libsvm.parse(b"1 1:1\n", features=features)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.data import shift
+from fedpage.data import skew
 
 X = np.random.default_rng(0).normal(size=(2100, 7))
 DATA = fp.Dataset.from_arrays(X, np.arange(2100) % 2, clients=np.arange(2100) % 3)
@@ -52,7 +52,7 @@ def test_sparse_data_becomes_dense_unless_it_is_too_large(monkeypatch):
     moved = fp.shift_features(data, fp.blocks(100, 5), rotate=30.0)
     assert moved.is_dense
     assert not data.is_dense
-    monkeypatch.setattr(shift, "_LARGEST", 100)
+    monkeypatch.setattr(skew, "_LARGEST", 100)
     with pytest.raises(InputError, match="shift fewer rows, as in data") as error:
         fp.shift_features(data, fp.blocks(100, 5), rotate=30.0)
     assert "\n" not in str(error.value)

@@ -8,8 +8,8 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.data import partition
-from fedpage.data.counts import _move_rows
 from fedpage.data.partition import PARTITIONS, Partition, partition_from_text
+from fedpage.data.skew import _move_rows
 
 Y = np.where(np.arange(1000) % 10 == 0, 1.0, -1.0)
 DIRICHLET = (fp.dirichlet, fp.dirichlet_yurochkin, fp.dirichlet_hsu)

@@ -17,11 +17,6 @@ from fedpage.runs.import_class import import_class
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "data without a suffix": ("", fp.load),
-    "csv": (".csv", lambda path: fp.load(path, label="y")),
-    "packed csv": (".csv.gz", lambda path: fp.load(path, label="y")),
-    "npz": (".npz", fp.load),
-    "parquet": (".parquet", lambda path: fp.load(path, label="y")),
     "method": (".py", lambda path: import_class(path, "Own", "method")),
     "devices": (".csv", lambda path: fp.Devices.from_text(str(path))),
 }

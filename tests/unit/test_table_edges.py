@@ -1,23 +1,12 @@
-"""Tables at the edges: unusual values, empty columns, ids, and both readers of CSV files."""
+"""Tables at the edges: unusual values, empty columns and ids."""
 
 from __future__ import annotations
-
-import random
 
 import numpy as np
 import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.data import csv_blocks, delimited
-
-CELLS = (
-    "1", "2.5", "-3", "+4", "1e3", ".5", "5.", "inf", "Infinity", "nan", "NA", "", "  ", " 7", "8 ",
-    "true", "False", "x", "y z", 'q"r', "a,b", "l\nm", "é", "1_000", "0x10", "1,5", "1.2.3", "007",
-    "-0", "1e400", "1e-400", "123456789012345678901234567890", "3.14159265358979323846264338327950",
-    "2.2250738585072011e-308", "\u0661", "1d5", "null", "NAN", "-", "--1", "1e", "\u00a05",
-    "9\u2028", "1\x0b", "z\x85",
-)  # fmt: skip
 
 
 def refusal(make):
@@ -31,70 +20,6 @@ def load(tmp_path, text, name="t.csv", **options):
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return fp.load(path, **{"label": "y", **options})
-
-
-def random_csv(rng):
-    """Write a table of a few rows, some of which are malformed."""
-    delimiter, end = rng.choice(",,;\t|"), rng.choice(("\n", "\r\n", "\r"))
-    numeric = [cell for cell in CELLS if delimited._parse_number(cell) is not None]
-    pools = [
-        rng.sample(rng.choice((numeric, CELLS, ("u", "v", "w "))), 3)
-        for _ in range(rng.randint(1, 4))
-    ]
-
-    def write(cell):
-        if rng.random() < 0.02:
-            return cell
-        needs_quotes = any(mark in cell for mark in (delimiter, '"', "\n", "\r"))
-        quoted = '"' + cell.replace('"', '""') + '"'
-        return quoted if needs_quotes or rng.random() < 0.1 else cell
-
-    lines = [delimiter.join([*(f"c{at}" for at in range(len(pools))), "id", "y"])]
-    for row in range(rng.randint(1, 12)):
-        cells = [write(rng.choice(pool)) for pool in pools]
-        lines.append(delimiter.join([*cells, rng.choice(("1", "2", "03")), str(row % 2)]))
-        if rng.random() < 0.05:
-            lines.append(rng.choice(("", " ", delimiter)))
-    start = rng.choice(("", "", "\ufeff", end))
-    return start + end.join(lines) + rng.choice(("", end))
-
-
-def outcome(path, options):
-    """Return what a table becomes, or the error."""
-    try:
-        data = fp.load(path, label="y", client="id", **options)
-    except InputError as error:
-        return str(error)
-    return data.digest, data.columns, data.classes, data.clients.tolist(), data.encoding.to_json()
-
-
-def test_both_readers_agree_on_random_tables(tmp_path, monkeypatch):
-    read, compiled = delimited.Delimited._read_compiled, []
-
-    def count(self, *arguments):
-        table = read(self, *arguments)
-        compiled.append(table is not None)
-        return table
-
-    monkeypatch.setattr(delimited.Delimited, "_read_compiled", count)
-    path, accepted = tmp_path / "random.csv", 0
-    for seed in range(300):
-        rng = random.Random(seed)
-        text = random_csv(rng)
-        path.write_bytes(text.encode())
-        options = {
-            "missing": rng.choice(("error", "drop", "mean")),
-            "standardise": rng.random() < 0.3,
-        }
-        slow = outcome(path, options)
-        with monkeypatch.context() as small:
-            small.setattr(delimited, "_SMALL", 0)
-            small.setattr(csv_blocks, "BLOCK", rng.choice((3, 20, 1 << 20)))
-            fast = outcome(path, options)
-        assert fast == slow, (seed, text)
-        accepted += isinstance(fast, tuple)
-    assert accepted > 100
-    assert sum(compiled) > 200
 
 
 def test_a_row_is_named_by_its_line_in_an_editor(tmp_path):
@@ -183,7 +108,7 @@ def test_directories_and_single_arrays_are_refused(tmp_path):
         assert "irectory" in refusal(lambda path=path, options=options: fp.load(path, **options))
     with (tmp_path / "one.npz").open("wb") as file:
         np.save(file, np.eye(2))
-    assert "a single array, as of an .npy" in refusal(lambda: fp.load(tmp_path / "one.npz"))
+    assert "not an .npz file" in refusal(lambda: fp.load(tmp_path / "one.npz"))
 
 
 def test_a_table_without_columns():

@@ -145,10 +145,7 @@ def fetch(
         str | None, typer.Option("--mirror", help="Address of another server that has the files.")
     ] = None,
 ) -> None:
-    """Download data sets into the cache.
-
-    A download that was interrupted is continued.
-    """
+    """Download data sets into the cache."""
     from fedpage.data import registry
 
     for item in [registry.libsvm_file(name) for name in names]:
@@ -157,31 +154,32 @@ def fetch(
 
 def _download(item: LibsvmFile, mirror: str | None) -> None:
     """Download a file and show its progress."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedpage.data.download import fetch as download
 
+    class Bar:
+        """Show the calls of pooch's downloader as a progress bar of rich."""
+
+        total = 0
+
+        def update(self, count: int) -> None:
+            bars.start()
+            bars.update(task, advance=count, total=self.total or None)
+
+        def reset(self) -> None:
+            bars.reset(task)
+
+        def close(self) -> None:
+            bars.stop()
+
     columns = (TextColumn(item.name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars = Progress(*columns, console=console(stderr=True))
-    tasks: list[TaskID] = []
-
-    def report(have: int, whole: int | None) -> None:
-        if not tasks:  # no bar before the first byte
-            bars.start()
-            tasks.append(bars.add_task(item.name, total=whole))
-        bars.update(tasks[0], completed=have, total=whole)
-
+    task = bars.add_task(item.name)
     try:
-        path = download(item, mirror=mirror, report=report)
+        path = download(item, mirror=mirror, progress=Bar())
     finally:
-        if tasks:
+        if bars.live.is_started:
             bars.stop()
     print(f"{item.name} is in {path}")
 

@@ -3,23 +3,26 @@
 from typing import TYPE_CHECKING
 
 from fedpage.core.errors import suggest_names
-from fedpage.data import bundled, synthetic
-from fedpage.data.client_ids import by_id
+from fedpage.data.builtin import census
 from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.huggingface import client_datasets, from_huggingface
-from fedpage.data.label_skew import dirichlet, dirichlet_hsu, dirichlet_yurochkin, label_shards
-from fedpage.data.partition import Partition, blocks, iid
-from fedpage.data.quantity_skew import power_law, quantity_dirichlet
+from fedpage.data.partition import Partition, blocks, by_id, iid
 from fedpage.data.registry import load
-from fedpage.data.shift import shift_features
-from fedpage.data.synthetic import census
+from fedpage.data.skew import (
+    dirichlet,
+    dirichlet_hsu,
+    dirichlet_yurochkin,
+    label_shards,
+    power_law,
+    quantity_dirichlet,
+    shift_features,
+)
 
 __all__ = [
     "Dataset",
     "Partition",
     "Sparse",
     "blocks",
-    "bundled",
     "by_id",
     "census",
     "client_datasets",
@@ -33,7 +36,6 @@ __all__ = [
     "power_law",
     "quantity_dirichlet",
     "shift_features",
-    "synthetic",
 ]
 
 if not TYPE_CHECKING:

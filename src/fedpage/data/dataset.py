@@ -17,7 +17,6 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import Ints, Vector
 from fedpage.core.validate import as_number, is_word
-from fedpage.data.client_ids import clean_ids
 
 if TYPE_CHECKING:
     from fedpage.data.encoding import Encoding
@@ -598,3 +597,55 @@ def class_targets(number: Ints, classes: int) -> Vector:
     if classes == 2:
         return np.where(number == 1, 1.0, -1.0)
     return number.astype(np.float64)
+
+
+def clean_ids(owner: str, ids: Any) -> NDArray[Any]:
+    """Return ids (n,) as an array of strings or of integers.
+
+    Args:
+        owner: what uses the ids, for error messages.
+        ids: strings or whole numbers, as an array, a list or a Series.
+
+    Raises:
+        InputError: an id is missing, or is neither a string nor a whole number.
+    """
+    # numpy would turn None and NaN among strings of a list into strings
+    array = np.asarray(ids, dtype=object if isinstance(ids, (list, tuple)) else None)
+    if array.ndim != 1 or len(array) == 0:
+        raise InputError(f"{owner}: there must be one id for each row, not shape {array.shape}")
+    if array.dtype.kind not in "biufUM":
+        array = array.astype(object)
+    missing = (
+        np.array([_is_missing(value) for value in array])
+        if array.dtype.kind == "O"
+        else (array == "")
+        if array.dtype.kind == "U"
+        else array != array
+    )
+    if missing.any():
+        raise InputError(
+            f"{owner}: {int(missing.sum()):,} of {len(array):,} rows have no id (the first is row "
+            f"{int(np.argmax(missing))}); fill in the ids, or remove these rows"
+        )
+    types = {type(value) for value in array} if array.dtype.kind == "O" else {array.dtype.type}
+    if all(issubclass(kind, str) for kind in types):
+        return array.astype(str)
+    if array.dtype.kind == "O" and all(issubclass(kind, (int, float, np.number)) for kind in types):
+        array = np.array(array.tolist())
+    if array.dtype.kind in "iu" and bool not in types:
+        return array
+    if array.dtype.kind == "f" and (array == np.floor(array)).all() and abs(array).max() < 2**53:
+        return array.astype(np.int64)  # tables hold whole numbers as floats where some are missing
+    names = ", ".join(sorted(kind.__name__ for kind in types))
+    raise InputError(
+        f"{owner}: ids must be all strings or all whole numbers, and these are of type "
+        f"{names}; convert them, as by [str(i) for i in ids]"
+    )
+
+
+def _is_missing(value: object) -> bool:
+    """Tell whether an id is None, empty, or a marker such as NaN that is not equal to itself."""
+    try:
+        return value is None or value == "" or bool(value != value)
+    except TypeError:  # pandas.NA has no truth value
+        return True

@@ -4,52 +4,102 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.data.columns import (
-    Numbers,
-    Table,
-    Text,
-    column_names,
-    no_column,
-    read_columns,
-    short_list,
-)
+from fedpage.core.types import Vector
 from fedpage.data.dataset import Sparse
-from fedpage.data.features import (
-    MISSING_CELL,
-    MISSING_IN_NEW_ROW,
-    CategoryColumn,
-    NumberColumn,
-    check_finite,
-    encode,
-)
+from fedpage.data.frames import FrameReader, Table, is_number, no_column, short_list
 
+MISSING_VALUE = "(missing)"
+"""The value in a feature's name that stands for a missing category, as in "smoker=(missing)"."""
+MISSING_CELL = (
+    'the value is missing; correct the cell, or give missing="drop" (--missing drop) to leave '
+    'such rows out, or "mean" to fill them in'
+)
+MISSING_IN_NEW_ROW = "the value is missing; correct the cell or leave the row out"
 _FORMAT = "fedpage-encoding-1"
+_SPARSE_BELOW = 0.25
+"""Features are sparse if less than this share of the first rows' entries is non-zero."""
+_BLOCK = 1 << 14
+"""The rows that are summed at a time, and the first rows that decide between sparse and dense."""
+
+
+class UnknownCategory(InputError):
+    """A cell holds a category that the encoding does not know."""
 
 
 @dataclass(frozen=True)
+class NumberColumn:
+    """Encode a column of numbers as one feature, (value - mean) / scale.
+
+    Attributes:
+        name: the column's name.
+        mean: the number to subtract; 0 if numbers are not standardised.
+        scale: the number to divide by; 1 if numbers are not standardised.
+        fill: the number in place of a missing one. If None, a missing number is an error.
+        is_bool: whether the column holds booleans, which become 0 and 1 and are not standardised.
+    """
+
+    name: str
+    mean: float = 0.0
+    scale: float = 1.0
+    fill: float | None = None
+    is_bool: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The name of the feature."""
+        return (self.name,)
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """Encode a column of categories as one feature a value, which is 1 in the rows that have it.
+
+    Attributes:
+        name: the column's name.
+        values: the categories, sorted.
+        has_missing: whether missing cells are one more category, the last feature.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    has_missing: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features, such as "smoker=yes"."""
+        values = (*self.values, MISSING_VALUE) if self.has_missing else self.values
+        return tuple(f"{self.name}={value}" for value in values)
+
+
+EncodedColumn = NumberColumn | CategoryColumn
+
+
+@dataclass(frozen=True, repr=False)
 class Encoding:
     """Describe how the columns of a table become features.
 
-    Features are stored as a sparse matrix where less than a quarter of them is non-zero (many
+    Features are stored as a sparse matrix if less than a quarter of them is non-zero (many
     categories), otherwise as a dense array.
 
     Attributes:
         columns: the encoded columns, in the order of the features.
         label: the column of the labels, which new rows may have or not.
         client: the column of the client ids, which new rows may have or not.
-        left_out: columns that are no features, which new rows may have or not.
+        left_out: the columns that are not used, which new rows may have or not.
         standardised: whether numbers were standardised.
         dropped_rows: how many rows were left out because a value was missing.
     """
 
-    columns: tuple[NumberColumn | CategoryColumn, ...]
+    columns: tuple[EncodedColumn, ...]
     label: str | None = None
     client: str | None = None
     left_out: tuple[str, ...] = ()
@@ -70,8 +120,8 @@ class Encoding:
             table: a Table, a frame, columns {name: values} or rows [{name: value}].
             standardise: whether numbers get mean 0 and standard deviation 1; a constant column
                 becomes 0.
-            missing: "error" refuses missing cells; "mean" replaces a missing number by the mean of
-                its column, and makes missing categories a category of their own.
+            missing: "error" refuses missing cells. "mean" replaces a missing number by the mean of
+                its column, and makes one more category of missing categories.
 
         Raises:
             InputError: a column cannot be encoded, or a cell of one that is standardised or filled
@@ -81,12 +131,13 @@ class Encoding:
         ('age', 'smoker=no', 'smoker=yes')
         """
         if not isinstance(table, Table):
-            table = read_columns(table, column_names(table, "frame"), "frame")
+            reader = FrameReader(table, "frame")
+            table = reader.read(reader.names)
         columns = tuple(
-            _fit_text(table, name, column, missing)
-            if isinstance(column, Text)
-            else _fit_numbers(table, name, column, standardise, missing)
-            for name, column in table.columns.items()
+            _fit_categories(table, name, missing)
+            if table.is_text(name)
+            else _fit_numbers(table, name, standardise, missing)
+            for name in table.frame.columns
         )
         return cls(columns, standardised=standardise)
 
@@ -110,7 +161,7 @@ class Encoding:
                 [{name: value}]. It has the columns of the encoding, in any order, and may also have
                 the label, the client ids and the columns that were left out.
             unknown: "error" refuses a category that is not known; "ignore" encodes it by zeros.
-            source: what errors call the rows.
+            source: the name of the rows in errors.
 
         Returns:
             (n, p) features, a dense array or a scipy.sparse CSR array.
@@ -124,9 +175,7 @@ class Encoding:
         [[41.0, 1.0, 0.0]]
         """
         if not isinstance(rows, Table):
-            self.check_names(column_names(rows, source), source)
-            names = [column.name for column in self.columns]
-            rows = read_columns(rows, names, source, self.text_columns)
+            rows = self.read(FrameReader(rows, source))
         if unknown not in ("error", "ignore"):
             raise InputError(f"unknown must be 'error' or 'ignore', not {short_repr(unknown)}")
         matrix = encode(rows, self.columns, unknown=unknown, advice=MISSING_IN_NEW_ROW)
@@ -137,17 +186,27 @@ class Encoding:
         indptr, indices, values, features = matrix
         return csr_array((values, indices, indptr), shape=(len(indptr) - 1, features))
 
+    def read(self, reader: Any) -> Table:
+        """Read the columns of the encoding from a file or a frame.
+
+        Raises:
+            InputError: a column is missing or not known, or cannot be read.
+        """
+        self.check_names(reader.names, reader.source)
+        table: Table = reader.read([c.name for c in self.columns], self.text_columns)
+        return table
+
     def check_names(self, names: list[str], source: str) -> None:
         """Check that new rows have every column of the encoding and no unknown one.
 
         Raises:
             InputError: a column is missing or unknown.
         """
-        for column in self.columns:
-            if column.name not in names:
-                raise InputError(f"{source}: {no_column(column.name, names)}")
-        others = (self.label, self.client, *self.left_out)
-        known = [column.name for column in self.columns] + [name for name in others if name]
+        own = [column.name for column in self.columns]
+        for name in own:
+            if name not in names:
+                raise InputError(f"{source}: {no_column(name, names)}")
+        known = [*own, *filter(None, (self.label, self.client, *self.left_out))]
         for name in names:
             if name not in known:
                 raise InputError(
@@ -158,19 +217,24 @@ class Encoding:
     def find_difference(self, other: Encoding) -> str:
         """Return the name of the first column that two encodings encode differently, or "".
 
-        What they put in place of missing numbers may differ.
+        The numbers in place of missing ones may differ.
         """
+
+        def essence(column: EncodedColumn | None) -> Any:
+            if isinstance(column, NumberColumn):
+                return column.name, column.mean, column.scale
+            return column and column.features
+
         for one, two in zip_longest(self.columns, other.columns):
-            if one is None or two is None or _essence(one) != _essence(two):
+            if essence(one) != essence(two):
                 return str((one or two).name)
         return ""
 
     def describe(self) -> dict[str, Any]:
         """Return a summary in plain values: the numbers, the categories and what was done."""
-        numbers = [c for c in self.columns if isinstance(c, NumberColumn)]
         categories = [c for c in self.columns if isinstance(c, CategoryColumn)]
         return {
-            "numbers": len(numbers),
+            "numbers": len(self.columns) - len(categories),
             "categories": {c.name: len(c.values) for c in categories},
             "features": len(self.feature_names),
             "standardised": self.standardised,
@@ -206,23 +270,18 @@ class Encoding:
         """
         try:
             content = json.loads(text)
-            if content["format"] != _FORMAT:
-                raise ValueError(f"its format is {short_repr(content['format'])}")
-            return cls(
-                tuple(_column_from(dict(column)) for column in content["columns"]),
-                label=_text_or_none(content["label"]),
-                client=_text_or_none(content["client"]),
-                left_out=tuple(map(str, content["left_out"])),
-                standardised=bool(content["standardised"]),
-                dropped_rows=int(content["dropped_rows"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            if content.pop("format") != _FORMAT:
+                raise ValueError("its format is another one")
+            columns = tuple(_column_from(**column) for column in content.pop("columns"))
+            left_out = tuple(map(str, content.pop("left_out")))
+            return cls(columns, left_out=left_out, **content)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"not the JSON of an encoding ({error!r})") from None
 
     def __repr__(self) -> str:
-        kinds = [isinstance(column, CategoryColumn) for column in self.columns]
+        categories = len(self.text_columns)
         words = [
-            f"columns: {kinds.count(False)} of numbers, {kinds.count(True)} of categories",
+            f"columns: {len(self.columns) - categories} of numbers, {categories} of categories",
             f"features: {len(self.feature_names)}",
         ]
         if self.standardised:
@@ -230,86 +289,199 @@ class Encoding:
         return f"Encoding({'; '.join(words)})"
 
 
-def _essence(column: NumberColumn | CategoryColumn) -> tuple[Any, ...]:
-    if isinstance(column, CategoryColumn):
-        return column.features
-    return column.name, column.mean, column.scale
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _column_from(fields: dict[str, Any]) -> NumberColumn | CategoryColumn:
-    kind = fields.pop("kind")
+def _column_from(kind: str, **fields: Any) -> EncodedColumn:
+    """Make a column from its JSON."""
     if kind == "category":
-        return CategoryColumn(
-            str(fields["name"]), tuple(map(str, fields["values"])), bool(fields["has_missing"])
-        )
+        return CategoryColumn(**{**fields, "values": tuple(map(str, fields["values"]))})
     if kind != "number":
         raise ValueError(f"a column of kind {short_repr(kind)}")
-    fill = fields["fill"]
-    column = NumberColumn(
-        str(fields["name"]),
-        float(fields["mean"]),
-        float(fields["scale"]),
-        None if fill is None else float(fill),
-        bool(fields["is_bool"]),
-    )
-    numbers = (column.mean, column.scale, 0.0 if column.fill is None else column.fill)
-    if not all(map(math.isfinite, numbers)) or column.scale <= 0.0:
-        raise ValueError(f"mean, scale or fill of {short_repr(column.name)} is not a valid number")
+    column = NumberColumn(**fields)
+    if not all(map(math.isfinite, (column.mean, column.scale, column.fill or 0.0))):
+        raise ValueError(f"mean, scale or fill of {short_repr(column.name)} is not finite")
     return column
 
 
-def _fit_numbers(
-    table: Table, name: str, column: Numbers, standardise: bool, missing: str
-) -> NumberColumn:
-    """Compute the mean, the scale and the fill value of a column, if they are needed."""
-    standardise = standardise and not column.is_bool
+def _fit_numbers(table: Table, name: str, standardise: bool, missing: str) -> NumberColumn:
+    """Compute the mean, the scale and the fill value of a column, if they are needed.
+
+    scikit-learn's StandardScaler adds in another order, so its last digits differ from those that
+    recorded runs have; this one adds blocks of rows.
+    """
+    is_bool = table.is_bool(name)
+    standardise = standardise and not is_bool
     if not standardise and missing == "error":
-        return NumberColumn(name, is_bool=column.is_bool)
-    total, count, least, most = 0.0, 0, math.inf, -math.inf
-    for start, block in column.blocks():
-        with np.errstate(over="ignore", invalid="ignore"):
-            part = float(block.sum())
-        if not math.isfinite(part):  # rare: a missing number, an infinity or an overflow
-            check_finite(table, name, start, block, missing == "mean", MISSING_CELL)
-            block = block[~np.isnan(block)]
-            part = math.fsum(block)
-        total += part
-        count += len(block)
-        if standardise and len(block):
-            least, most = min(least, float(block.min())), max(most, float(block.max()))
-    if count == 0:
+        return NumberColumn(name, is_bool=is_bool)
+    numbers = table.numbers(name)
+    _check_finite(table, name, numbers, missing == "mean", MISSING_CELL)
+    blocks = [numbers[at : at + _BLOCK] for at in range(0, len(numbers), _BLOCK)]
+    present = numbers[~np.isnan(numbers)]
+    if not len(present):
         raise InputError(
             f"{table.source}: column {name!r} has no number in any row; "
             "leave it out with drop= (--drop)"
         )
-    mean = total / count
-    fill = mean if missing == "mean" else None
-    if not standardise:
-        return NumberColumn(name, fill=fill, is_bool=column.is_bool)
-    if least == most:
-        return NumberColumn(name, mean=least, fill=None if fill is None else least)
+    least, most = float(present.min()), float(present.max())
     with np.errstate(over="ignore", invalid="ignore"):
-        squares = sum(float(np.nansum((block - mean) ** 2)) for _, block in column.blocks())
-    scale = math.sqrt(squares / count)
+        total = 0.0
+        for block in blocks:  # sum() would compensate rounding errors
+            total += _sum(block)
+        mean = total / len(present)
+        squares = sum(float(np.nansum((block - mean) ** 2)) for block in blocks)
+    scale = math.sqrt(squares / len(present)) if standardise else 1.0
+    if least == most and standardise:
+        mean, scale = least, 1.0
     if not (math.isfinite(mean) and math.isfinite(scale) and scale > 0.0):
         raise InputError(
             f"{table.source}: column {name!r} cannot be standardised: its numbers range from "
             f"{least:g} to {most:g}; rescale it or leave it out with drop= (--drop)"
         )
-    return NumberColumn(name, mean, scale, fill)
+    fill = mean if missing == "mean" else None
+    return NumberColumn(name, mean if standardise else 0.0, scale, fill, is_bool)
 
 
-def _fit_text(table: Table, name: str, column: Text, missing: str) -> CategoryColumn:
-    has_missing = bool((column.codes < 0).any())
-    if has_missing and missing != "mean":
-        raise InputError(f"{table.cell(int((column.codes < 0).argmax()), name)}: {MISSING_CELL}")
-    if not column.values:
+def _sum(block: Vector) -> float:
+    """Add the numbers of a block without the missing ones."""
+    total = float(block.sum())
+    if math.isfinite(total):
+        return total
+    try:
+        return math.fsum(block[~np.isnan(block)])
+    except OverflowError:
+        return math.inf
+
+
+def _fit_categories(table: Table, name: str, missing: str) -> CategoryColumn:
+    absent, values = table.is_missing(name), table.codes(name)[1]
+    if absent.any() and missing != "mean":
+        raise InputError(f"{table.cell(int(absent.argmax()), name)}: {MISSING_CELL}")
+    if not values:
         raise InputError(
             f"{table.source}: column {name!r} has no value in any row; "
             "leave it out with drop= (--drop)"
         )
-    return CategoryColumn(name, column.values, has_missing)
+    return CategoryColumn(name, values, bool(absent.any()))
+
+
+def _check_finite(
+    table: Table, name: str, numbers: Vector, allow_missing: bool, advice: str
+) -> None:
+    """Raise InputError for an infinite number, or for a missing one unless that is allowed."""
+    for wrong, reason in (
+        (np.isinf(numbers), "{} is not a finite number; correct it"),
+        (np.isnan(numbers) & (not allow_missing), advice),
+    ):
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InputError(f"{table.cell(row, name)}: {reason.format(numbers[row])}")
+
+
+def encode(
+    table: Table,
+    columns: Sequence[EncodedColumn],
+    *,
+    unknown: Literal["error", "ignore"],
+    advice: str,
+    sparse: bool | None = None,
+) -> Sparse | Vector:
+    """Encode columns of a table.
+
+    Args:
+        table: the table, which has the columns.
+        columns: how each column is encoded.
+        unknown: whether an unknown category is an "error", or encoded by zeros ("ignore").
+        advice: the text of the error about a missing value.
+        sparse: whether the result is sparse. If None, it is if less than a quarter of the features
+            of the first 16,384 rows is non-zero.
+
+    Returns:
+        `Sparse`, or a dense array (n, p).
+
+    Raises:
+        InputError: a cell cannot be encoded; the message names row and column.
+    """
+    parts = [
+        _encode_numbers(table, spec, advice)
+        if isinstance(spec, NumberColumn)
+        else _encode_categories(table, spec, unknown == "ignore", advice)
+        for spec in columns
+    ]
+    widths = [len(spec.features) for spec in columns]
+    firsts = np.cumsum([0, *widths])
+    if sparse is None:
+        nonzeros = sum(
+            len(part[:_BLOCK]) if part.dtype.kind == "i" else np.count_nonzero(part[:_BLOCK])
+            for part in parts
+        )
+        sparse = bool(nonzeros < _SPARSE_BELOW * firsts[-1] * min(_BLOCK, table.rows))
+    if not sparse:
+        out = np.zeros((table.rows, firsts[-1]))
+        for part, first in zip(parts, firsts, strict=False):
+            if part.dtype.kind == "i":
+                known = np.flatnonzero(part >= 0)
+                out[known, first + part[known]] = 1.0
+            else:
+                out[:, first] = part
+        return out
+    indices = np.empty((table.rows, len(parts)), dtype=np.int32)
+    values = np.empty((table.rows, len(parts)))
+    for at, part in enumerate(parts):
+        is_category = part.dtype.kind == "i"
+        indices[:, at] = firsts[at] + part if is_category else firsts[at]
+        values[:, at] = part >= 0 if is_category else part
+    kept = values != 0.0
+    indptr = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
+    return Sparse(indptr.astype(np.int64), indices[kept], values[kept], int(firsts[-1]))
+
+
+def _encode_numbers(table: Table, spec: NumberColumn, advice: str) -> Vector:
+    """Return the feature (n,) of a column of numbers; text must hold numbers or booleans."""
+    name = spec.name
+    if table.is_text(name):
+        words = {"true": 1.0, "false": 0.0} if spec.is_bool else {}
+        for row, word in enumerate(table.frame[name]):
+            if word is not None and not (is_number(word) or word.lower() in words):
+                raise InputError(
+                    f"{table.cell(row, name)}: {short_repr(word)} is not a number; correct it"
+                )
+        numbers = np.array(
+            [
+                math.nan if w is None else words[w.lower()] if w.lower() in words else float(w)
+                for w in table.frame[name]
+            ]
+        )
+    else:
+        numbers = table.numbers(name)
+    if not np.isfinite(numbers).all():
+        _check_finite(table, name, numbers, spec.fill is not None, advice)
+        numbers = np.where(np.isnan(numbers), spec.fill or 0.0, numbers)
+    if spec.mean == 0.0 and spec.scale == 1.0:
+        return numbers
+    return np.asarray((numbers - spec.mean) / spec.scale)
+
+
+def _encode_categories(
+    table: Table, spec: CategoryColumn, ignore: bool, advice: str
+) -> NDArray[np.int64]:
+    """Return for each row (n,) which feature of the column is 1, or -1 for none."""
+    name = spec.name
+    if not table.is_text(name):
+        raise InputError(f"{table.source}: column {name!r} holds numbers, not categories")
+    codes, values = table.codes(name)
+    number = {value: code for code, value in enumerate(spec.values)}
+    for value, code in list(number.items()):  # a frame holds 1 as 1.0 where other rows have none
+        if is_number(value):
+            number.setdefault(value[:-2] if value.endswith(".0") else f"{value}.0", code)
+    missing = len(spec.values) if spec.has_missing else -1
+    feature = np.array([*(number.get(value, -1) for value in values), missing], dtype=np.int64)
+    found = feature[codes]
+    if ignore or not (found < 0).any():
+        return found
+    unknown = (found < 0) & (codes >= 0)
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise UnknownCategory(
+            f"{table.cell(row, name)}: {short_repr(values[codes[row]])} is not one of the known "
+            f"values ({short_list(spec.values)}); correct it, or encode the rows with "
+            'encoding.transform(rows, unknown="ignore")'
+        )
+    raise InputError(f"{table.cell(int((found < 0).argmax()), name)}: {advice}")

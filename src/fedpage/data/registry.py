@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -15,15 +14,18 @@ from typing import Literal
 
 import numpy as np
 
-from fedpage.core.atomic import put
-from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.files import check_path, refuse_special
+from fedpage.core.atomic import replace_file
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.registry import Registry
+from fedpage.core.spec import Spec, parse
 from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
 from fedpage.data.encoding import Encoding
+from fedpage.data.files import SUFFIXES, check_file, read_bytes
 
-SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_FRAME_SUFFIXES = (".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".dta", ".sav")
+"""Files that other libraries read as frames."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class LibsvmFile:
         rows: the number of rows that it must have.
         features: the number of features, d.
         labels: the two labels, the larger of which becomes +1.
-        digest: SHA-256 of its content; None where no copy has been checked yet.
-        nonzeros: stored entries.
+        digest: SHA-256 of its content; None if no copy has been checked yet.
+        nonzeros: the number of stored entries.
     """
 
     name: str
@@ -51,7 +53,7 @@ class LibsvmFile:
     @property
     def address(self) -> str:
         """The URL to download it from."""
-        return SITE + self.file
+        return _SITE + self.file
 
     @property
     def stems(self) -> tuple[str, ...]:
@@ -63,6 +65,11 @@ class LibsvmFile:
         """Whether a digest of the content is known, so that every bit of a file is checked."""
         return self.digest is not None
 
+    @property
+    def offline_hint(self) -> str:
+        """How the file comes to a machine without a network."""
+        return f"or get {self.address} elsewhere and `fedpage data add {self.file}`"
+
 
 @dataclass(frozen=True)
 class Embedded:
@@ -72,7 +79,7 @@ class Embedded:
         make: a function that returns it; its parameters are settings such as census:skew=1.
         rows: the number of rows at the default settings.
         features: the number of features, d.
-        note: what a list of data sets says of it.
+        note: the remark in a list of data sets.
     """
 
     make: Callable[..., Dataset]
@@ -119,25 +126,19 @@ for _file in (
     DATASETS.add(_file.name, _file)
 
 
-_FRAME_SUFFIXES = (".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".dta", ".sav")
-"""Files that other libraries read as frames."""
+# Directories and files
 
 
 def cache_dir() -> Path:
     """Return the directory for data files: FEDPAGE_DATA, or the platform's cache directory."""
-    given = os.environ.get("FEDPAGE_DATA")
-    return Path(given) if given else platform_cache()
+    return Path(os.environ.get("FEDPAGE_DATA") or platform_cache())
 
 
 def platform_cache() -> Path:
     """Return fedpage's folder in the platform's cache directory."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "fedpage"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("fedpage", appauthor=False, opinion=False)
 
 
 def parsed_dir() -> Path:
@@ -156,16 +157,10 @@ def libsvm_file(name: str) -> LibsvmFile:
     Raises:
         InputError: the name is unknown, or its data set needs no file.
     """
-    if name not in DATASETS:
-        raise InputError(_unknown(name))
     entry = DATASETS[name]
     if isinstance(entry, Embedded):
         raise InputError(f"data set {name!r} is embedded: it has no file to fetch or verify")
     return entry
-
-
-def _unknown(name: str) -> str:
-    return f"{DATASETS.unknown(name)}, or give the path of a file"
 
 
 def find(item: LibsvmFile) -> Path | None:
@@ -175,22 +170,14 @@ def find(item: LibsvmFile) -> Path | None:
     """
     for folder in dict.fromkeys((cache_dir(), platform_cache())):
         for stem in item.stems:
-            for suffix in libsvm.SUFFIXES:
+            for suffix in SUFFIXES:
                 path = folder / (stem + suffix)
                 if path.is_file():
                     return path
     return None
 
 
-def offline_hint(item: LibsvmFile, named: str = "") -> str:
-    """Say how a data set comes to a machine without a network.
-
-    Args:
-        item: the data set.
-        named: an address that the message names already.
-    """
-    what = "it" if named == item.address else item.address
-    return f"or get {what} elsewhere and `fedpage data add {item.file}`"
+# Loading
 
 
 def load(
@@ -209,7 +196,7 @@ def load(
     one_based: bool = True,
     **options: float,
 ) -> Dataset:
-    """Load a data set by name ("a9a", "census", ...) or from a file.
+    """Load a data set by name ("a9a", "census:skew=1", ...) or from a file.
 
     The suffix says what a file is: .csv and .tsv (with column names in the first line), .parquet,
     .npz (arrays X, y and clients); any other file is read as LIBSVM. CSV, TSV and LIBSVM files may
@@ -219,19 +206,20 @@ def load(
     A column is numeric if more than 90 % of its cells are numbers; other cells in it are errors.
 
     Args:
-        path: the path of a file, or a name of DATASETS.
+        path: the path of a file, or a name of DATASETS, with settings as the command line takes
+            them ("digits:classes=10").
         label: the column of a table that holds the labels.
-        client: the column of a table that says whose row each is; it is no feature.
+        client: the column of a table that says whose row each is; it is not a feature.
         standardise: whether numbers of a table get mean 0 and standard deviation 1.
         missing: what to do about missing values of a table ("", NA, NaN, null, ...): "error";
-            "drop" leaves out the rows; "mean" fills in the mean of numbers, and makes missing
-            categories a category of their own.
+            "drop" leaves out the rows; "mean" fills in the mean of numbers, and makes one more
+            category of missing categories.
         drop: columns of a table to leave out.
         columns: the columns of a table to use as features; by default all others.
         categorical: columns of a table that are categories although they hold numbers.
-        encoding: that of another data set, as `train.encoding`: a table of test rows then gets the
-            same features. It also says which columns are the label and the client ids.
-        name: the name in records and reports; by default that of the file.
+        encoding: the encoding of another data set, as `train.encoding`: a table of test rows then
+            gets the same features. It also says which columns are the label and the client ids.
+        name: the name in records and reports; by default the name of the file.
         features: d of a LIBSVM file; by default its largest index.
         one_based: whether indices of a LIBSVM file begin at 1.
         **options: settings of an embedded data set, as in `load("census", skew=1.0)`.
@@ -243,85 +231,84 @@ def load(
     Raises:
         InputError: the name is unknown, or the file is missing, malformed or not the expected one.
 
-    >>> load("census", rows=100).features
-    123
+    >>> load("census", rows=100).features, load("digits:classes=10").classes[:3]
+    (123, (0, 1, 2))
     """
-    check_path(path)
-    text = os.fspath(path)
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"{short_repr(path)} is not the path of a file")
     table = tables.TableOptions(
         label, client, standardise, missing, drop, columns, categorical, encoding
     )
-    is_name = isinstance(path, str) and text in DATASETS
-    if not is_name and tables.is_table(Path(text)):
-        _refuse(text, options)
-        return tables.load_table(Path(text), table, name)
-    if table.given:
-        if not is_name:
-            _check_path(Path(text))
+    # a Path is a path, even if a data set has the same name
+    spec = parse(path) if isinstance(path, str) and path.partition(":")[0] in DATASETS else None
+    entry = DATASETS[spec.name] if spec else None
+    file = Path(path)
+    if options and not isinstance(entry, Embedded):
+        hint = did_you_mean(min(options), load.__kwdefaults__ or ())
         raise InputError(
-            f"{text}: {', '.join(table.given)} is for tables (.csv, .tsv, .parquet), not for "
-            f"{'this data set' if is_name else 'LIBSVM files'}"
+            f"data set {os.fspath(path)!r} takes no option {', '.join(sorted(options))}"
+            f"{f';{hint}' if hint else ''}"
         )
-    data = _load(path, text, features, one_based, options)
+    if entry is None and tables.is_table(file):
+        return tables.load_table(file, table, name)
+    if table.given:
+        if entry is None:
+            _check_format(file)
+        raise InputError(
+            f"{path}: {', '.join(table.given)} is for tables (.csv, .tsv, .parquet), not for "
+            f"{'LIBSVM files' if entry is None else 'this data set'}"
+        )
+    if spec is None:
+        data = _load_path(path, features, one_based)
+    else:
+        data = _load_registered(spec, entry, options)
     return data if name is None else replace(data, name=name)
 
 
-def _load(
-    path: str | os.PathLike[str],
-    text: str,
-    features: int | None,
-    one_based: bool,
-    options: dict[str, float],
+def _load_registered(
+    spec: Spec, entry: LibsvmFile | Embedded | None, options: dict[str, float]
 ) -> Dataset:
-    """Load a registered data set or a LIBSVM file."""
-    if not isinstance(path, str):  # a Path is a path, even if a data set has the same name
-        return _load_path(Path(text), features, one_based)
-    entry = DATASETS.get(text)
+    """Load a data set of DATASETS."""
     if isinstance(entry, Embedded):
-        unknown = sorted(set(options) - set(signature(entry.make).parameters))
+        known = signature(entry.make).parameters
+        unknown = [key for key in options if key not in known]
         if unknown:
-            known = ", ".join(signature(entry.make).parameters) or "no options"
             raise InputError(
-                f"data set {text!r} has no option {', '.join(unknown)}; it has {known}"
+                f"data set {spec.name!r} has no option {', '.join(unknown)}; it has "
+                f"{', '.join(known) or 'no options'}"
             )
-        return entry.make(**options)
-    _refuse(text, options)
-    if entry is not None:
-        found = find(entry)
-        if found is None:
-            raise InputError(
-                f"data set {text!r} is not on this machine: run `fedpage data fetch {text}`; "
-                f"{offline_hint(entry)}"
-            )
-        return _check(entry, found, _parse(found, entry.features, True))
-    if not text:
+        return spec.build(entry.make, "data set", **options)
+    assert entry is not None
+    if spec.values or spec.settings:
+        raise InputError(f"data set {spec.name!r} is a file and has no settings")
+    found = find(entry)
+    if found is None:
+        raise InputError(
+            f"data set {spec.name!r} is not on this machine: run `fedpage data fetch {spec.name}`; "
+            f"{entry.offline_hint}"
+        )
+    return _check_content(entry, found, _parse(found, entry.features, True))
+
+
+def _load_path(path: str | os.PathLike[str], features: int | None, one_based: bool) -> Dataset:
+    """Load a LIBSVM file; the suffix of a compressed one may be left out."""
+    file = Path(path)
+    _check_format(file)
+    found = [file.with_name(file.name + suffix) for suffix in SUFFIXES] if file.name else []
+    for candidate in found:
+        if os.path.isfile(candidate):
+            rows = _parse(candidate, features, one_based)
+            return _to_dataset(candidate.name, rows)
+    if not isinstance(path, str) or os.sep in path or file.suffix:
+        check_file(file)
+    if not path:
         raise InputError("no data set was named; `fedpage data list` shows them")
-    stem = text.partition(":")[0]
-    if stem in DATASETS:
-        raise InputError(f"data set {stem!r} is a file and has no settings; write --data {stem}")
-    file = Path(text)
-    suffixes = libsvm.SUFFIXES[1:]
-    if (
-        file.exists()
-        or os.sep in text
-        or file.suffix in {".txt", ".svm", ".libsvm", *suffixes, *_FRAME_SUFFIXES}
-        or any(file.with_name(file.name + suffix).is_file() for suffix in suffixes)
-    ):
-        return _load_path(file, features, one_based)
-    raise InputError(_unknown(text))
+    raise InputError(f"{DATASETS.unknown(str(path))}, or give the path of a file")
 
 
-def _refuse(name: str, options: dict[str, float]) -> None:
-    if options:
-        hint = did_you_mean(min(options), signature(load).parameters)
-        end = f";{hint}" if hint else ""
-        raise InputError(f"data set {name!r} takes no option {', '.join(sorted(options))}{end}")
-
-
-def _check_path(path: Path) -> None:
-    """Refuse a directory, a special file, and a table of a format that is not read."""
-    refuse_special(path)
-    if path.is_dir():
+def _check_format(path: Path) -> None:
+    """Refuse a directory, and a table of a format that is not read."""
+    if path.name and os.path.isdir(path):
         raise InputError(f"{path} is a directory; give the path of a file")
     if path.suffix.lower() in _FRAME_SUFFIXES:
         raise InputError(
@@ -330,13 +317,34 @@ def _check_path(path: Path) -> None:
         )
 
 
-def _load_path(path: Path, features: int | None, one_based: bool) -> Dataset:
-    _check_path(path)
-    for suffix in libsvm.SUFFIXES:
-        found = path.with_name(path.name + suffix)
-        if found.is_file():
-            return _dataset(found.name, _parse(found, features, one_based))
-    raise InputError(f"{path}: there is no such file")
+def _parse(path: Path, features: int | None, one_based: bool) -> libsvm.LibsvmRows:
+    """Parse a file, or read the arrays that were cached when the same bytes were parsed before.
+
+    The cache saves the import of scikit-learn, which takes longer than a thousand rounds. A cached
+    file is named after the bytes it was parsed from.
+    """
+    check_file(path)
+    key = f"|{path.suffix}|{features}|{one_based}|3".encode()
+    stored = parsed_dir() / f"{hashlib.sha256(path.read_bytes() + key).hexdigest()}.npz"
+    with (
+        contextlib.suppress(Exception),  # a damaged cache only means parsing again
+        stored.open("rb") as cached,
+        np.load(cached, allow_pickle=False) as arrays,
+    ):
+        y, indptr, indices, values, width = (arrays[n] for n in libsvm.LibsvmRows._fields)
+        return libsvm.LibsvmRows(y, indptr, indices, values, int(width))
+    rows = libsvm.parse(read_bytes(path), features=features, one_based=one_based, source=str(path))
+    with contextlib.suppress(OSError):  # a home that cannot be written only costs speed
+        buffer = io.BytesIO()
+        np.savez(buffer, **rows._asdict())
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(stored, buffer.getvalue())
+    return rows
+
+
+def _to_dataset(name: str, rows: libsvm.LibsvmRows, note: str = "") -> Dataset:
+    y, classes = encode_labels(name, rows.y)
+    return Dataset(name, Sparse(*rows[1:]), y, classes=classes, note=note)
 
 
 def verify(item: LibsvmFile, path: Path) -> Dataset:
@@ -345,65 +353,24 @@ def verify(item: LibsvmFile, path: Path) -> Dataset:
     Raises:
         InputError: the content differs; the message says in what.
     """
-    parsed = libsvm.parse(libsvm.read_bytes(path), features=item.features, source=str(path))
-    return _check(item, path, parsed)
+    rows = libsvm.parse(read_bytes(path), features=item.features, source=str(path))
+    return _check_content(item, path, rows)
 
 
-def _check(item: LibsvmFile, path: Path, parsed: libsvm.Parsed) -> Dataset:
-    if len(parsed.y) != item.rows:
+def _check_content(item: LibsvmFile, path: Path, rows: libsvm.LibsvmRows) -> Dataset:
+    if len(rows.y) != item.rows:
         raise InputError(
-            f"{path}: {item.name} has {item.rows:,} rows, this file {len(parsed.y):,}; "
-            "fetch it again"
+            f"{path}: {item.name} has {item.rows:,} rows, this file {len(rows.y):,}; fetch it again"
         )
-    if set(np.unique(parsed.y)) != set(item.labels):
+    if set(np.unique(rows.y)) != set(item.labels):
         raise InputError(
             f"{path}: {item.name}'s labels are {item.labels}, this file's are not; fetch it again"
         )
-    data = _dataset(
-        item.name,
-        parsed,
-        note=""
-        if item.is_pinned
-        else "unpinned: only rows, labels and the range of indices were checked",
-    )
+    note = "unpinned: only rows, labels and the range of indices were checked"
+    data = _to_dataset(item.name, rows, "" if item.is_pinned else note)
     if item.is_pinned and data.digest != item.digest:
         raise InputError(
             f"{path}: the content differs from the known {item.name} "
             f"(digest {data.digest[:12]}, expected {str(item.digest)[:12]}); fetch it again"
         )
     return data
-
-
-def _dataset(name: str, parsed: libsvm.Parsed, note: str = "") -> Dataset:
-    y, classes = encode_labels(name, parsed.y)
-    matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
-    return Dataset(name, matrix, y, classes=classes, note=note)
-
-
-def _parse(path: Path, features: int | None, one_based: bool) -> libsvm.Parsed:
-    """Parse a file, or read the arrays that were cached when the same bytes were parsed before.
-
-    The cache saves the import of scikit-learn, which takes longer than a thousand rounds. A cached
-    file is named after the bytes it was parsed from and begins with a digest of its own content,
-    so that a stale or damaged one is never used.
-    """
-    raw = libsvm.read_packed(path)
-    key = hashlib.sha256(raw + f"|{path.suffix}|{features}|{one_based}|2".encode()).hexdigest()
-    stored = parsed_dir() / f"{key}.npz"
-    with contextlib.suppress(Exception):  # a damaged cache only means parsing again
-        cached = stored.read_bytes()
-        # a damaged header could make numpy allocate gigabytes, so the digest comes first
-        if hashlib.sha256(cached[32:]).digest() == cached[:32]:
-            with np.load(io.BytesIO(cached[32:]), allow_pickle=False) as arrays:
-                return libsvm.Parsed(
-                    arrays["y"], arrays["indptr"], arrays["indices"], arrays["values"],
-                    int(arrays["features"]),
-                )  # fmt: skip
-    text = libsvm.unpack(raw, path.suffix, str(path))
-    parsed = libsvm.parse(text, features=features, one_based=one_based, source=str(path))
-    buffer = io.BytesIO()
-    np.savez(buffer, **parsed._asdict())
-    with contextlib.suppress(OSError):  # a home that cannot be written only costs speed
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        put(stored, hashlib.sha256(buffer.getbuffer()).digest() + buffer.getbuffer())
-    return parsed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,54 +13,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.files import refuse_special
 from fedpage.core.types import Vector
 from fedpage.core.validate import is_word
-from fedpage.data import libsvm
-from fedpage.data.columns import (
+from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
+from fedpage.data.encoding import MISSING_CELL, MISSING_IN_NEW_ROW, Encoding, encode
+from fedpage.data.files import check_file, compression
+from fedpage.data.frames import (
     DATES,
-    Numbers,
+    DelimitedReader,
+    FrameReader,
     Table,
-    Text,
-    column_names,
-    has_commas,
     is_number,
     no_column,
-    read_columns,
+    read_parquet,
     short_list,
 )
-from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
-from fedpage.data.delimited import Delimited
-from fedpage.data.encoding import Encoding
-from fedpage.data.features import MISSING_CELL, MISSING_IN_NEW_ROW, encode
 
-Missing = Literal["error", "drop", "mean"]
-TEXT_SUFFIXES = (".csv", ".tsv")
 _MOSTLY = 0.9
 """A column with a larger share of numbers than this is numeric, and other text in it an error."""
 _FEW_VALUES = 20
-"""A column of text with more values than this, and than half its rows, is no category."""
+"""A column of text with more values than this, and than half its rows, is not a category."""
 _ID = re.compile(r"(-?(?:0|[1-9][0-9]{0,17}))(?:\.0)?\Z")
 """A whole number; tables hold it as 1.0 where other rows of the column have no value."""
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.,]+(Z|[+-][0-9:]+)?)?\Z")
 """A date, or a date and a time, of ISO 8601."""
+_WITH_COMMAS = re.compile(r"[+-]?[0-9]+(,[0-9]+)+(\.[0-9]*)?\Z")
+"""A number with commas, such as 1,234 or 0,5."""
 
 
 def is_table(path: Path) -> bool:
-    """Say whether a path is that of a table, by its suffix: .csv, .tsv, .parquet or .npz."""
-    return _suffix(path) in (*TEXT_SUFFIXES, ".parquet", ".npz")
+    """Return True if the suffix is that of a table: .csv, .tsv, .parquet or .npz."""
+    return _suffix(path) in (".csv", ".tsv", ".parquet", ".npz")
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix without that of a compressed file."""
-    if path.suffix in libsvm.SUFFIXES[1:]:
-        path = path.with_suffix("")
-    return path.suffix.lower()
+    """Return the suffix of a file before it was compressed."""
+    return Path(path.name.removesuffix(compression(path))).suffix.lower()
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Say how a table becomes a data set; `load` explains the options.
+    """Describe how a table becomes a data set; `load` explains the options.
 
     Raises:
         InputError: an option is not of its type.
@@ -69,7 +62,7 @@ class TableOptions:
     label: str | None = None
     client: str | None = None
     standardise: bool = False
-    missing: Missing = "error"
+    missing: Literal["error", "drop", "mean"] = "error"
     drop: Sequence[str] = ()
     columns: Sequence[str] | None = None
     categorical: Sequence[str] = ()
@@ -133,9 +126,7 @@ def load_table(path: Path, options: TableOptions, name: str | None = None) -> Da
                 "arrays named X, y and, if rows have owners, clients"
             )
         return _load_npz(path, name or path.name)
-    file = open_table(path)
-    roles = Roles.choose(file.names, path.name, options)
-    return _to_dataset(file.read(roles.used, roles.text), roles, options, name or path.name)
+    return _to_dataset(open_table(path), options, name or path.name)
 
 
 def from_frame(frame: Any, options: TableOptions, name: str) -> Dataset:
@@ -144,17 +135,16 @@ def from_frame(frame: Any, options: TableOptions, name: str) -> Dataset:
     Raises:
         InputError: the frame or an option cannot be used.
     """
-    roles = Roles.choose(column_names(frame, name), name, options)
-    return _to_dataset(read_columns(frame, roles.used, name, roles.text), roles, options, name)
+    return _to_dataset(FrameReader(frame, name), options, name)
 
 
-def open_table(path: Path) -> Delimited | ParquetFile:
+def open_table(path: Path) -> DelimitedReader | FrameReader:
     """Open a CSV, TSV or parquet file, which has `names` and reads columns.
 
     Raises:
         InputError: the file cannot be read, or is not a table.
     """
-    return ParquetFile(path) if _suffix(path) == ".parquet" else Delimited(path)
+    return read_parquet(path) if _suffix(path) == ".parquet" else DelimitedReader(path)
 
 
 def encode_file(path: Path, encoding: Encoding) -> Any:
@@ -173,10 +163,7 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
     """
     if not is_table(path) or _suffix(path) == ".npz":
         raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
-    file = open_table(path)
-    encoding.check_names(file.names, path.name)
-    table = file.read([column.name for column in encoding.columns], encoding.text_columns)
-    return encoding.transform(table)
+    return encoding.transform(encoding.read(open_table(path)))
 
 
 @dataclass(frozen=True)
@@ -251,62 +238,45 @@ class Roles:
         return cls(label, client, features, left_out, frozenset(categorical))
 
 
-def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) -> Dataset:
-    """Encode a table: the one way from any source to a data set."""
-    if table.rows == 0:
+def _to_dataset(reader: DelimitedReader | FrameReader, options: TableOptions, name: str) -> Dataset:
+    """Read and encode a table: the one way from any source to a data set."""
+    roles = Roles.choose(reader.names, reader.source, options)
+    table = reader.read(roles.used, roles.text)
+    known, rows = options.encoding, table.rows
+    if rows == 0:
         raise InputError(f"{table.source}: there are column names but no rows")
-    for column in [] if options.encoding else roles.used:
-        _check_not_empty(table, column, column in roles.features)
-        if column in roles.features:
-            _check_no_row_numbers(table, column)
-    known = options.encoding
-    for column in (roles.label,) if known else (*roles.features, roles.label):
-        _check_text(table, column, column == roles.label)
-    rows = table.rows
+    if known is None:
+        _check_columns(table, roles)
+    _check_text(table, roles.label, is_label=True)
     if options.missing == "drop":
-        absent = np.zeros(rows, dtype=bool)
-        for cells in table.columns.values():
-            absent |= cells.is_missing()
+        absent = np.any([table.is_missing(column) for column in roles.used], axis=0)
         if absent.all():
             raise InputError(f"{table.source}: every row has a missing value; none is left")
-        if absent.any():
-            table = table.take(np.flatnonzero(~absent))
-    label = table.columns[roles.label]
+        table = table.take(~absent)
     for column in (roles.label, *([roles.client] if roles.client else [])):
-        absent = table.columns[column].is_missing()
+        absent = table.is_missing(column)
         if absent.any():
             raise InputError(
                 f"{table.cell(int(absent.argmax()), column)}: the value is missing; correct the "
                 'cell, or give missing="drop" (--missing drop) to leave out such rows'
             )
-    y, classes = _encode_label(table, roles.label, label, fewest=1 if known else 2)
-    clients = _to_ids(table.columns[roles.client]) if roles.client else None
-    features = Table(
-        table.source, {n: table.columns[n] for n in roles.features}, table.rows, table.locate
-    )
+    y, classes = _encode_label(table, roles.label, fewest=1 if known else 2)
+    features = replace(table, frame=table.frame.select(roles.features))
+    fill: Literal["error", "mean"] = "mean" if options.missing == "mean" else "error"
     encoding = replace(
-        known
-        or Encoding.fit(
-            features,
-            standardise=options.standardise,
-            missing="mean" if options.missing == "mean" else "error",
-        ),
+        known or Encoding.fit(features, standardise=options.standardise, missing=fill),
         label=roles.label,
         client=roles.client,
         left_out=roles.left_out,
         dropped_rows=rows - table.rows,
     )
+    advice = MISSING_IN_NEW_ROW if known else MISSING_CELL
     return Dataset(
         name,
-        encode(
-            features,
-            encoding.columns,
-            unknown="error",
-            advice=MISSING_IN_NEW_ROW if known else MISSING_CELL,
-        ),
+        encode(features, encoding.columns, unknown="error", advice=advice),
         y,
         classes=classes,
-        clients=clients,
+        clients=_read_ids(table, roles.client) if roles.client else None,
         columns=encoding.feature_names,
         encoding=encoding,
         note=_note(encoding),
@@ -314,7 +284,7 @@ def _to_dataset(table: Table, roles: Roles, options: TableOptions, name: str) ->
 
 
 def _note(encoding: Encoding) -> str:
-    """Say in a line what was done to the table."""
+    """Describe in a line what was done to the table."""
     said = encoding.describe()
     words = [f"label {encoding.label!r}"]
     if encoding.client:
@@ -332,183 +302,111 @@ def _note(encoding: Encoding) -> str:
     return "; ".join(words)
 
 
-def _check_not_empty(table: Table, name: str, is_feature: bool) -> None:
-    """Refuse a column without any value, such as one after a separator at the end of each line."""
-    column = table.columns[name]
-    if isinstance(column, Text):
-        is_empty = not column.values
-    else:
-        is_empty = all(bool(np.isnan(block).all()) for _, block in column.blocks())
-    if is_empty:
-        advice = f"leave it out with drop=({name!r},)" if is_feature else "choose another column"
-        raise InputError(f"{table.source}: column {name!r} has no value in any row; {advice}")
+def _check_columns(table: Table, roles: Roles) -> None:
+    """Refuse a column that cannot be what it should be.
+
+    Raises:
+        InputError: a column has no value, as after a separator at the end of each line; or it
+            counts the rows and has no name, as in a file of pandas; or it holds dates, ids or a
+            number with bad cells.
+    """
+    for name in roles.used:
+        is_feature = name in roles.features
+        if table.is_missing(name).all():
+            drop = f"leave it out with drop=({name!r},)" if is_feature else "choose another column"
+            raise InputError(f"{table.source}: column {name!r} has no value in any row; {drop}")
+        if is_feature and name in ("column 1", "Unnamed: 0") and not table.is_text(name):
+            numbers = table.numbers(name)
+            counted = numbers[0] + np.arange(len(numbers))
+            if len(numbers) > 1 and numbers[0] in (0, 1) and np.array_equal(numbers, counted):
+                raise InputError(
+                    f"{table.source}: the first column has no name and counts the rows, as the "
+                    f"index of a frame does; leave it out with drop=({name!r},) (--drop {name!r})"
+                )
+        if is_feature:
+            _check_text(table, name)
 
 
-def _check_no_row_numbers(table: Table, name: str) -> None:
-    """Refuse a first column without a name that counts the rows, as pandas' to_csv writes it."""
-    column = table.columns[name]
-    if name not in ("column 1", "Unnamed: 0") or isinstance(column, Text) or column.rows < 2:
-        return
-    first = float(next(iter(column.blocks()))[1][0])
-    if first in (0.0, 1.0) and all(
-        np.array_equal(block, first + np.arange(at, at + len(block)))
-        for at, block in column.blocks()
-    ):
-        raise InputError(
-            f"{table.source}: the first column has no name and counts the rows, as the index of a "
-            f"frame does; leave it out with drop=({name!r},) (--drop {name!r})"
-        )
-
-
-def _check_text(table: Table, name: str, is_label: bool) -> None:
-    """Refuse a column of text that is a numeric one with bad cells, or that is no category.
+def _check_text(table: Table, name: str, is_label: bool = False) -> None:
+    """Refuse a column of text that holds numbers with bad cells, dates, or ids.
 
     A column is numeric if more than 90 % of its cells are numbers (with commas or not): the others
     are then bad cells. A column is an id or free text if it has more than 20 values, and more than
     half as many values as rows.
     """
-    column = table.columns[name]
-    if not isinstance(column, Text) or not column.values:
+    if not table.is_text(name) or table.is_missing(name).all():
         return
-    counts = column.counts()
+    codes, values = table.codes(name)
+    counts = np.bincount(codes[codes >= 0])
     total = int(counts.sum())
-    if not column.is_category:
-        plain = np.array([is_number(value) for value in column.values])
-        commas = np.array([has_commas(value) for value in column.values])
+    plain = np.array([is_number(value) for value in values])
+    if name not in table.categorical:
+        commas = np.array([_WITH_COMMAS.match(value) is not None for value in values])
         share = float(counts[plain | commas].sum()) / total
         if share > _MOSTLY and not plain.all():
-            row = column.first_row(lambda value: not is_number(value))
-            assert row is not None
-            cell = column.values[column.codes[row]]
+            row = int(np.append(~plain, False)[codes].argmax())
             advice = (
                 "write 1234.5 without a comma"
-                if has_commas(cell)
+                if commas[codes[row]]
                 else f"correct the cell, give categorical=({name!r},) (--categorical), or leave "
                 f"the column out with drop=({name!r},) (--drop)"
             )
             raise InputError(
-                f"{table.cell(row, name)}: {short_repr(cell)} is not a number, as "
+                f"{table.cell(row, name)}: {short_repr(values[codes[row]])} is not a number, as "
                 f"{100 * share:.3g} % of the column are; {advice}"
             )
-        if all(map(_DATE.match, column.values)):
+        if all(map(_DATE.match, values)):
             raise InputError(f"{table.source}, column {name!r}: {DATES}")
-    if len(column.values) > max(_FEW_VALUES, total / 2):
+    if len(values) > max(_FEW_VALUES, total / 2):
         advice = (
-            "choose another label" if is_label else f"leave it out with drop=({name!r},) (--drop)"
+            "if they are numbers, convert the column, as by astype(float)"
+            if plain.all()
+            else "choose another label"
+            if is_label
+            else f"leave it out with drop=({name!r},) (--drop)"
         )
-        if all(map(is_number, column.values)):
-            advice = "if they are numbers, convert the column, as by astype(float)"
         raise InputError(
-            f"{table.source}: column {name!r} has {len(column.values):,} different texts in "
+            f"{table.source}: column {name!r} has {len(values):,} different texts in "
             f"{total:,} rows, as an id or free text does; {advice}"
         )
 
 
-def _encode_label(
-    table: Table, name: str, column: Numbers | Text, fewest: int
-) -> tuple[Vector, tuple[Label, ...] | None]:
+def _encode_label(table: Table, name: str, fewest: int) -> tuple[Vector, tuple[Label, ...] | None]:
     """Return labels as numbers, and the classes; test rows may have fewer than two."""
-    if isinstance(column, Text):
-        if len(column.values) < fewest:
+    if table.is_text(name):
+        codes, values = table.codes(name)
+        if len(values) < fewest:
             raise InputError(
-                f"{table.source}: the label {name!r} is {short_repr(column.values[0])} in every "
+                f"{table.source}: the label {name!r} is {short_repr(values[0])} in every "
                 "row; two classes or more are needed"
             )
-        return class_targets(column.codes.astype(np.int64), len(column.values)), column.values
-    numbers = column.to_array()
+        return class_targets(codes.astype(np.int64), len(values)), values
+    numbers = table.numbers(name)
     infinite = np.isinf(numbers)
     if infinite.any():
         row = int(infinite.argmax())
         raise InputError(f"{table.cell(row, name)}: {numbers[row]} is not a finite number")
-    return encode_labels(table.source, numbers.astype(bool) if column.is_bool else numbers)
+    return encode_labels(table.source, numbers.astype(bool) if table.is_bool(name) else numbers)
 
 
-def _to_ids(column: Numbers | Text) -> NDArray[Any]:
+def _read_ids(table: Table, name: str) -> NDArray[Any]:
     """Return client ids (n,): integers if all are whole numbers as Python writes them, or text."""
-    assert isinstance(column, Text)
-    found = [_ID.match(value) for value in column.values]
-    numbers = {int(match[1]) for match in found if match}
-    if len(numbers) == len(column.values):  # "1" and "1.0" stay two ids
-        order = [int(match[1]) for match in found if match]
-        return np.array(order, dtype=np.int64)[column.codes]
-    return column.to_array()
-
-
-class ParquetFile:
-    """Read a parquet file by pyarrow or polars."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        refuse_special(path)
-        if path.is_dir():
-            raise InputError(
-                f"{path}: it is a directory; read its files by pandas or polars, and give the "
-                "frame to fp.Dataset.from_frame"
-            )
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file")
-        self._library = _import_parquet(path)
-        try:
-            if self._library.__name__ == "polars":
-                self.names = list(self._library.read_parquet_schema(path))
-            else:
-                self.names = list(self._library.read_schema(path).names)
-        except Exception as error:  # each library has its own
-            raise InputError(f"{path}: not a parquet file ({_first_line(error)})") from None
-
-    def read(self, names: Collection[str], text: Collection[str] = ()) -> Table:
-        """Read columns.
-
-        Raises:
-            InputError: the file is damaged.
-        """
-        is_polars = self._library.__name__ == "polars"
-        read = self._library.read_parquet if is_polars else self._library.read_table
-        try:
-            frame = read(self.path, columns=list(names))
-        except Exception as error:
-            raise InputError(f"{self.path}: cannot be read ({_first_line(error)})") from None
-        return read_columns(frame, names, self.path.name, text)
-
-
-def _import_parquet(path: Path) -> Any:
-    """Return pyarrow's module for parquet, or polars."""
-    try:
-        from pyarrow import parquet
-
-        return parquet
-    except ImportError:
-        pass
-    try:
-        import polars
-
-        return polars
-    except ImportError:
-        raise InputError(
-            f"{path}: parquet files are read by pyarrow: pip install 'fedpage[tables]'"
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    codes, values = table.codes(name)
+    numbers = [int(match[1]) for match in map(_ID.match, values) if match]
+    if len(set(numbers)) == len(values):  # "1" and "1.0" stay two ids
+        return np.array(numbers, dtype=np.int64)[codes]
+    return np.array(values)[codes]
 
 
 def _load_npz(path: Path, name: str) -> Dataset:
-    """Read arrays X, y and clients, or those of a CSR matrix: data, indices, indptr and shape."""
-    refuse_special(path)
+    """Read the arrays X (or data, indices, indptr and shape of a CSR matrix), y and clients."""
+    check_file(path)
     try:
-        with path.open("rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("a single array, as of an .npy file")
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: it is a directory, not a file") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
         raise InputError(
-            f"{path}: not an .npz file of arrays of numbers or text ({_first_line(error)})"
+            f"{path}: not an .npz file of arrays of numbers or text ({error})"
         ) from None
     is_sparse = {"data", "indices", "indptr"} <= set(arrays)
     if "y" not in arrays or not (is_sparse or "X" in arrays):
@@ -527,6 +425,6 @@ def _load_npz(path: Path, name: str) -> Dataset:
             X.check_format(full_check=True)
         except (ValueError, TypeError) as error:
             raise InputError(
-                f"{path}: data, indices and indptr are no CSR matrix ({error})"
+                f"{path}: data, indices and indptr are not a CSR matrix ({error})"
             ) from None
     return Dataset.from_arrays(X, arrays["y"], name=name, clients=arrays.get("clients"))

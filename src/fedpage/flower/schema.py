@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.data.columns import is_number
-from fedpage.data.features import CategoryColumn, NumberColumn
+from fedpage.data.encoding import CategoryColumn, NumberColumn
+from fedpage.data.frames import is_number
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.config import AppConfig
 from fedpage.problems import OBJECTIVES

@@ -5,23 +5,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.data import Dataset, libsvm, tables
-from fedpage.data.columns import Column, Numbers, Table, Text, short_list
 from fedpage.data.dataset import Label, Sparse, class_targets
-from fedpage.data.encoding import Encoding
-from fedpage.data.features import (
+from fedpage.data.encoding import (
     MISSING_IN_NEW_ROW,
     CategoryColumn,
+    Encoding,
     NumberColumn,
     UnknownCategory,
     encode,
 )
+from fedpage.data.files import read_bytes
+from fedpage.data.frames import Table, short_list
 from fedpage.flower.agreement import Agreement, Statistics, compute_statistics
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.schema import Schema
@@ -99,8 +101,8 @@ def describe_file(path: Path) -> str:
         )
     file = tables.open_table(path)
     table = file.read(file.names)
-    for name, column in table.columns.items():
-        absent = column.is_missing()
+    for name in file.names:
+        absent = table.is_missing(name)
         if absent.any():
             raise InputError(f"{table.cell(int(absent.argmax()), name)}: {MISSING_IN_NEW_ROW}")
     return f"{path}: {table.rows:,} rows, {len(file.names):,} columns: {short_list(file.names)}"
@@ -136,8 +138,7 @@ def _read_table(path: Path, schema: Schema, agreement: Agreement | None) -> Site
     table, columns = _open_columns(path, schema, agreement)
     encoded = schema.encode(columns, agreement)
     matrix = _encode_features(table, encoded, sparse=schema.is_sparse(columns))
-    label = table.columns[schema.label]
-    y, classes = _encode_labels(table.source, label, schema)
+    y, classes = _encode_labels(table.source, _read_labels(table, schema.label), schema)
     encoding = Encoding(encoded, label=schema.label, standardised=schema.standardises)
     data = Dataset(
         _NAME, matrix, y, classes=classes, columns=encoding.feature_names, encoding=encoding
@@ -181,7 +182,7 @@ def _open_columns(
     if table.rows == 0:
         raise NodeError(Code.BAD_FILE, f"{path}: there are column names but no rows")
     for name in used:
-        absent = table.columns[name].is_missing()
+        absent = table.is_missing(name)
         if absent.any():
             where = table.cell(int(absent.argmax()), name)
             raise NodeError(Code.BAD_CELL, f"{where}: {MISSING_IN_NEW_ROW}")
@@ -204,32 +205,35 @@ def _digest(table: Table, names: Sequence[str]) -> str:
     state = hashlib.sha256(f"fedpage-columns-1 {table.rows}".encode())
     for name in names:
         state.update(f"{len(name.encode())} {name}".encode())
-        column = table.columns[name]
-        if isinstance(column, Text):
-            state.update(repr(column.values).encode())
-            state.update(column.codes.astype("<i4").tobytes())
+        if table.is_text(name):
+            codes, values = table.codes(name)
+            state.update(repr(values).encode())
+            state.update(codes.astype("<i4").tobytes())
         else:
-            for _, block in column.blocks():
-                state.update(block.astype("<f8").tobytes())
+            state.update(table.numbers(name).astype("<f8").tobytes())
     return state.hexdigest()
 
 
+def _read_labels(table: Table, name: str) -> NDArray[Any]:
+    """Return the labels (n,) as numbers or text."""
+    if not table.is_text(name):
+        return table.numbers(name)
+    codes, values = table.codes(name)
+    return np.array(values)[codes]
+
+
 def _encode_labels(
-    source: str, labels: Column | Vector, schema: Schema
+    source: str, labels: NDArray[Any], schema: Schema
 ) -> tuple[Vector, tuple[Label, ...] | None]:
     """Return labels as targets: the agreed classes, or the numbers of a regression."""
-    if isinstance(labels, Numbers):
-        labels = labels.to_array()
     if not schema.classes:
-        if isinstance(labels, Text) or not np.issubdtype(labels.dtype, np.number):
+        if not np.issubdtype(labels.dtype, np.number):
             raise NodeError(
                 Code.BAD_LABEL, f"{source}: a label is text; a regression takes numbers"
             )
         if not bool(np.isfinite(labels).all()):
             raise NodeError(Code.BAD_LABEL, f"{source}: a label is not a finite number")
         return labels, None
-    if isinstance(labels, Text):
-        labels = labels.to_array()
     is_text = labels.dtype.kind not in "biuf"
     known: tuple[Label, ...] = schema.classes
     if not is_text:
@@ -265,7 +269,7 @@ def _read_npz(path: Path) -> tuple[Dataset, Vector]:
 def _read_libsvm(path: Path, features: int) -> tuple[Dataset, Vector]:
     """Return the rows of a LIBSVM file, and the labels as they are in it."""
     try:
-        parsed = libsvm.parse(libsvm.read_bytes(path), features=features or None, source=str(path))
+        parsed = libsvm.parse(read_bytes(path), features=features or None, source=str(path))
         matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
         return Dataset(_NAME, matrix, np.ones(len(parsed.y))), parsed.y
     except InputError as error:

@@ -28,9 +28,8 @@ from fedpage.core.metrics import (
 from fedpage.core.threads import map_threads
 from fedpage.core.types import ClientEvaluations, Draws, Ints, Smoothness, Vector
 from fedpage.core.validate import as_number, is_word
-from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset
-from fedpage.data.partition import Partition, blocks
+from fedpage.data.partition import Partition, blocks, by_id
 from fedpage.problems import kernels
 from fedpage.problems.base import (
     Description,

@@ -10,9 +10,8 @@ import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Vector
-from fedpage.data.client_ids import by_id
 from fedpage.data.dataset import Dataset
-from fedpage.data.partition import Partition
+from fedpage.data.partition import Partition, by_id
 from fedpage.report.figure_file import write_figure
 from fedpage.report.style import ACCENT, PALE
 

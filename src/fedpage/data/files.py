@@ -1,0 +1,58 @@
+"""Read files of users, plain or compressed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from fedpage.core.errors import InputError
+
+_OPENERS: dict[str, Any] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
+SUFFIXES = ("", *_OPENERS)
+"""The suffixes of compressed files, and "" for plain ones."""
+
+
+def compression(path: Path) -> str:
+    """Return ".xz", ".bz2" or ".gz" for a compressed file, and "" for others."""
+    return path.suffix if path.suffix in SUFFIXES else ""
+
+
+def check_file(path: Path) -> None:
+    """Check that a file can be read.
+
+    Raises:
+        InputError: the path names no file, or one that cannot be read.
+    """
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a directory; give the path of a file")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:  # a ValueError of a NUL in the name
+        reason = getattr(error, "strerror", error)
+        raise InputError(f"{path}: cannot be read ({reason})") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, and unpack it if its suffix says that it is compressed.
+
+    Raises:
+        InputError: the file cannot be read or unpacked.
+    """
+    check_file(path)
+    suffix = compression(path)
+    if not suffix:
+        return path.read_bytes()
+    try:
+        with _OPENERS[suffix](path, "rb") as file:
+            return bytes(file.read())
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+        raise InputError(
+            f"{path}: not a complete {suffix[1:]} file ({error}); get it again"
+        ) from None

@@ -1,0 +1,518 @@
+"""Tables as polars frames: from CSV, TSV and parquet files, and from frames of other libraries."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import mmap
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.types import Vector
+from fedpage.data.files import check_file, compression, read_bytes
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+"""Cells of a CSV file that mean a missing value; pandas has the same list."""
+DATES = (
+    "it holds dates or times; leave it out with drop= (--drop), or replace it by a number such as "
+    "the days since a date"
+)
+"""The advice about a column of dates."""
+_NUMBER = re.compile(
+    r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|inf|infinity)\Z", re.IGNORECASE
+)
+_SAMPLE = 1000
+"""The rows of a CSV file that decide which columns are read as numbers at first."""
+_DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Hold columns of numbers, booleans and text.
+
+    Attributes:
+        source: the name of the table in errors, such as "patients.csv".
+        frame: the columns, Float64, Boolean or String, with null for a missing cell.
+        categorical: the columns of text that are categories even if they hold numbers.
+        locate: returns the text that names a row in errors, such as "row 17".
+    """
+
+    source: str
+    frame: pl.DataFrame
+    categorical: Collection[str] = ()
+    locate: Callable[[int], str] = "row {} (the first is 0)".format
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, n."""
+        return self.frame.height
+
+    def is_text(self, name: str) -> bool:
+        """Return True for a column of text."""
+        import polars as pl
+
+        return self.frame[name].dtype == pl.String
+
+    def is_bool(self, name: str) -> bool:
+        """Return True for a column of booleans."""
+        import polars as pl
+
+        return self.frame[name].dtype == pl.Boolean
+
+    def is_missing(self, name: str) -> NDArray[np.bool_]:
+        """Return a mask (n,) of the rows whose cell is missing."""
+        return self.frame[name].is_null().to_numpy()
+
+    def numbers(self, name: str) -> Vector:
+        """Return a column of numbers or booleans (n,), NaN for a missing cell."""
+        import polars as pl
+
+        return np.ascontiguousarray(self.frame[name].cast(pl.Float64).to_numpy())
+
+    def codes(self, name: str) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+        """Return a column of text as codes (n,), -1 for a missing cell, and its sorted values."""
+        import polars as pl
+
+        values = tuple(self.frame[name].drop_nulls().unique().sort())
+        codes = self.frame[name].cast(pl.Enum(values)).to_physical().cast(pl.Int32)
+        return codes.fill_null(-1).to_numpy(), values
+
+    def cell(self, row: int, name: str) -> str:
+        """Name a cell, as in "patients.csv, row 17, column 'age'"."""
+        return f"{self.source}, {self.locate(row)}, column {name!r}"
+
+    def take(self, kept: NDArray[np.bool_]) -> Table:
+        """Return the table of the rows that a mask (n,) chooses."""
+        rows, locate = np.flatnonzero(kept), self.locate
+        frame = self.frame[rows]
+        return Table(self.source, frame, self.categorical, lambda row: locate(int(rows[row])))
+
+
+def is_number(text: str) -> bool:
+    """Return True if a text is a decimal number, such as -1.5e3, or an infinity."""
+    return _NUMBER.match(text) is not None
+
+
+def no_column(name: str, known: Collection[str]) -> str:
+    """Write that there is no column of a name, and which columns there are."""
+    if not known:
+        return f"there is no column {name!r}; the table has no columns"
+    return (
+        f"there is no column {name!r};{did_you_mean(name, known)} the columns are "
+        f"{short_list(known)}"
+    )
+
+
+def short_list(names: Iterable[str]) -> str:
+    """Join names for an error message, as many as fit into 300 characters."""
+    names = list(names)
+    while len(", ".join(names)) > 300 and len(names) > 1:
+        names = [*names[: len(names) // 2], "..."]
+    return ", ".join(names)
+
+
+# Frames of other libraries
+
+
+class FrameReader:
+    """Read columns of a frame.
+
+    Args:
+        frame: a frame of pandas, polars or pyarrow; any object with `__arrow_c_stream__` or the
+            dataframe interchange protocol; columns {name: values}; or rows [{name: value}].
+        source: the name of the frame in errors.
+
+    Attributes:
+        names: the names of the columns.
+
+    Raises:
+        InputError: it is not a frame, or its names are not distinct strings.
+    """
+
+    def __init__(self, frame: Any, source: str) -> None:
+        self.source, self._columns = source, _open(frame, source)
+        self.names = list(self._columns)
+        for name in self.names:
+            if not isinstance(name, str):
+                raise InputError(
+                    f"{source}: a column's name is {short_repr(name)}; names must be strings: "
+                    "use df.columns = df.columns.astype(str) or fp.Dataset.from_arrays"
+                )
+
+    def read(self, names: Iterable[str], text: Collection[str] = ()) -> Table:
+        """Read columns, those in `text` as text whatever their type.
+
+        Raises:
+            InputError: a column cannot be used, such as one of dates.
+        """
+        import polars as pl
+
+        columns, categorical = {}, set(text)
+        for name in names:
+            values = self._columns[name]
+            kind = getattr(values, "dtype", None)
+            if str(kind).lower().startswith(("categor", "enum")):
+                categorical.add(name)
+            where = f"{self.source}, column {name!r}"
+            columns[name] = _to_series(values, kind, where, name in categorical)
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(
+                f"{self.source}: columns have different lengths: {short_repr(lengths)}"
+            )
+        return Table(self.source, pl.DataFrame(columns), categorical)
+
+
+def _open(frame: Any, source: str) -> Mapping[str, Any]:
+    """Return the columns of a frame by name."""
+    import polars as pl
+
+    if isinstance(frame, Mapping):
+        return frame
+    if isinstance(frame, pl.LazyFrame):
+        raise InputError(f"{source}: the frame is lazy; call .collect() first")
+    if isinstance(frame, (list, tuple)) and frame and isinstance(frame[0], Mapping):
+        for number, row in enumerate(frame):
+            different = set(frame[0]) ^ set(row)
+            if different:
+                raise InputError(
+                    f"{source}, row {number} (the first is 0): every row must have the names of "
+                    f"the first; different: {short_repr(sorted(map(str, different)))}"
+                )
+        return {name: [row[name] for row in frame] for name in frame[0]}
+    try:
+        # pandas has iloc; it could export to arrow only if pyarrow is installed
+        if not hasattr(frame, "iloc") and hasattr(frame, "__arrow_c_stream__"):
+            frame = pl.DataFrame(frame)
+        elif not hasattr(frame, "iloc") and hasattr(frame, "__dataframe__"):
+            from pyarrow.interchange import from_dataframe
+
+            frame = pl.DataFrame(from_dataframe(frame))
+        names = list(frame.columns)
+    except pl.exceptions.DuplicateError:
+        names = ["", ""]
+    except (AttributeError, ImportError):
+        raise InputError(
+            f"{source}: expected a frame (pandas, polars, pyarrow), columns {{name: values}} or "
+            f"rows [{{name: value}}], not {type(frame).__name__}"
+        ) from None
+    if len(set(names)) < len(names):
+        raise InputError(f"{source}: a column name occurs twice; rename one")
+    return {name: frame[name] for name in names}
+
+
+def _to_series(values: Any, kind: Any, where: str, as_text: bool) -> pl.Series:
+    """Convert a column to Float64, Boolean or String."""
+    import polars as pl
+
+    if getattr(values, "ndim", 1) != 1:
+        raise InputError(f"{where}: a column must have one dimension, not {values.ndim}")
+    if isinstance(kind, np.dtype) and kind.kind in "biuf" and not as_text:
+        values = pl.Series(np.ascontiguousarray(values))
+    elif getattr(kind, "kind", "") in ("M", "m"):
+        raise InputError(f"{where}: {DATES}")
+    elif not hasattr(values, "iloc") and hasattr(values, "__arrow_c_stream__"):
+        values = pl.Series(values)
+    if not isinstance(values, pl.Series) or values.dtype == pl.Object:
+        return _from_cells(values, where, as_text)
+    if as_text or values.dtype == pl.String:
+        return values.cast(pl.String)
+    if values.dtype == pl.Boolean:
+        return values
+    if values.dtype.is_numeric() or values.dtype == pl.Null:
+        return values.cast(pl.Float64).fill_nan(None)
+    if values.dtype.is_temporal():
+        raise InputError(f"{where}: {DATES}")
+    raise InputError(
+        f"{where}: values of type {values.dtype} cannot be features; leave it out with drop= "
+        "(--drop)"
+    )
+
+
+def _from_cells(values: Any, where: str, as_text: bool) -> pl.Series:
+    """Convert Python values; a column with a text among them is a column of text."""
+    import polars as pl
+
+    try:
+        cells = values.tolist() if hasattr(values, "tolist") else list(values)
+    except TypeError:
+        raise InputError(
+            f"{where}: a column must be a sequence, not {short_repr(values)}"
+        ) from None
+    cells = [None if _is_none(cell) else cell for cell in cells]
+    present = [cell for cell in cells if cell is not None]
+    odd = next((cell for cell in present if not isinstance(cell, (str, Real))), None)
+    if odd is not None:
+        raise InputError(
+            f"{where}: {short_repr(odd)} is a {type(odd).__name__}, neither a number nor text; "
+            "leave the column out with drop= (--drop), or convert it"
+        )
+    if as_text or any(isinstance(cell, str) for cell in present):
+        words = [None if cell is None else str(cell) for cell in cells]
+        return pl.Series(words, dtype=pl.String)
+    if present and all(isinstance(cell, (bool, np.bool_)) for cell in present):
+        return pl.Series(cells, dtype=pl.Boolean)
+    numbers = np.array([math.nan if cell is None else _to_float(cell) for cell in cells])
+    return pl.Series(numbers, dtype=pl.Float64).fill_nan(None)
+
+
+def _to_float(number: Any) -> float:
+    """Convert to float; return an infinity for a number that is too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def _is_none(cell: Any) -> bool:
+    """Return True for None, NaN and the missing values of pandas."""
+    return (
+        cell is None
+        or (isinstance(cell, float) and math.isnan(cell))
+        or type(cell).__name__ in ("NAType", "NaTType")
+    )
+
+
+# Files
+
+
+def read_parquet(path: Path) -> FrameReader:
+    """Read a parquet file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    import polars as pl
+
+    check_file(path)
+    try:
+        return FrameReader(pl.read_parquet(path, glob=False), path.name)
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{path}: not a parquet file ({_first_line(error)})") from None
+
+
+class DelimitedReader:
+    """Read columns of a CSV or TSV file, plain or compressed.
+
+    polars splits the rows. It accepts rows with too few cells and reads empty lines as rows, so
+    cells are counted too: in files without quotes by the number of delimiters, in others by a look
+    at each line, which also finds the row of an error.
+
+    Args:
+        path: the file; its suffix says whether it is compressed.
+
+    Attributes:
+        names: the names of the columns, without spaces around them.
+        delimiter: a comma, semicolon, tab or vertical bar, the most frequent in the first line.
+
+    Raises:
+        InputError: the file cannot be read, is empty or has no valid line of column names.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.source = path, path.name
+        self._content = self._open()
+        end = self._content.find(b"\n", 1 << 16)
+        lines = list(io.StringIO(self._decode(self._content[: end if end >= 0 else None])))
+        self._skipped = next((at for at, line in enumerate(lines) if line.strip()), -1)
+        if self._skipped < 0:
+            raise InputError(f"{self.source}: it is empty; a table begins with its column names")
+        unquoted = re.sub(r'"[^"]*"', "", lines[self._skipped])
+        self.delimiter = max(_DELIMITERS, key=unquoted.count)
+        reader = csv.reader(lines[self._skipped :], delimiter=self.delimiter)
+        names = [cell.strip() for cell in next(reader)]
+        self._first = self._skipped + reader.line_num + 1
+        if all(map(is_number, names)):
+            raise InputError(
+                f"{self.source}, row {self._skipped + 1}: it holds numbers ({names[0]!r}, ...) "
+                "where column names are expected; add a first line with a name for each column"
+            )
+        self.names = [name or f"column {at}" for at, name in enumerate(names, start=1)]
+        for at, name in enumerate(self.names):
+            if name in self.names[:at]:
+                raise InputError(
+                    f"{self.source}: columns {self.names.index(name) + 1} and {at + 1} are both "
+                    f"named {name!r}; rename one"
+                )
+
+    def read(self, names: Iterable[str], text: Collection[str] = ()) -> Table:
+        """Read columns, each as numbers if every cell is a number, a boolean or missing.
+
+        Args:
+            names: the columns to read.
+            text: columns to read as text even if they hold numbers.
+
+        Raises:
+            InputError: the file is malformed; the message names the row.
+        """
+        import polars as pl
+
+        first = self._first
+        locate: Callable[[int], str] = lambda row: f"row {first + row}"  # noqa: E731
+        try:
+            head = self._scan(n_rows=_SAMPLE)
+            numeric = {
+                name
+                for name in self.names
+                if name not in text and _clean(head[name], False).dtype == pl.Float64
+            }
+            frame = self._scan(numeric)
+        except pl.exceptions.PolarsError:  # text below numbers, or a malformed row
+            frame = None
+        if frame is None or not self._is_regular(frame.height):
+            self._decode(self._content)
+            records = self._find_records()
+            try:
+                frame = self._scan() if frame is None else frame
+                frame = frame.filter(~records["is_blank"])
+            except pl.exceptions.PolarsError as error:
+                raise InputError(f"{self.source}: cannot be read ({_first_line(error)})") from None
+            lines = records.filter(~records["is_blank"])["line"]
+            locate = lambda row: f"row {lines[row]}"  # noqa: E731
+        columns = {name: _clean(frame[name], name in text) for name in names}
+        return Table(self.source, pl.DataFrame(columns), frozenset(text), locate)
+
+    def _open(self) -> bytes | mmap.mmap:
+        """Return the content; a plain file is mapped into memory."""
+        if compression(self.path) or not os.path.isfile(self.path) or not self.path.stat().st_size:
+            content: bytes | mmap.mmap = read_bytes(self.path)
+        else:
+            check_file(self.path)
+            with self.path.open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if content.find(b"\r") >= 0 and content.find(b"\n") < 0:  # as Macs wrote lines long ago
+            return content[:].replace(b"\r", b"\n")
+        return content
+
+    def _decode(self, content: bytes | mmap.mmap) -> str:
+        """Decode the content or its beginning.
+
+        Raises:
+            InputError: it is not UTF-8; the message names the row.
+        """
+        content = content[:]
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            row = content.count(b"\n", 0, error.start) + 1
+            raise InputError(
+                f"{self.source}, row {row}: the byte 0x{content[error.start]:02x} is not UTF-8; "
+                "save the file in the encoding UTF-8"
+            ) from None
+
+    def _scan(self, numeric: Collection[str] = (), **options: Any) -> pl.DataFrame:
+        """Read all columns, some as numbers and the others as text."""
+        import polars as pl
+
+        return pl.read_csv(
+            self.path if isinstance(self._content, mmap.mmap) else self._content,
+            separator=self.delimiter,
+            skip_lines=self._skipped,
+            schema_overrides=[pl.Float64 if n in numeric else pl.String for n in self.names],
+            new_columns=self.names,
+            null_values=list(MISSING),
+            glob=False,
+            **options,
+        )
+
+    def _is_regular(self, rows: int) -> bool:
+        """Return True if there are no quotes, no empty lines, and no row has too few cells.
+
+        A row with too many cells is refused by polars.
+        """
+        content = np.frombuffer(self._content, dtype=np.uint8)
+        counts = dict.fromkeys((ord('"'), ord(self.delimiter)), 0)
+        for start in range(0, len(content), 1 << 20):
+            for mark in counts:
+                counts[mark] += int(np.count_nonzero(content[start : start + (1 << 20)] == mark))
+        width = len(self.names)
+        return width > 1 and [*counts.values()] == [0, (width - 1) * (rows + 1)]
+
+    def _find_records(self) -> pl.DataFrame:
+        """Return the first line of each row below the names, and whether the row is blank.
+
+        Raises:
+            InputError: a row has wrong quotes or another number of cells.
+        """
+        import polars as pl
+
+        text = pl.read_csv(
+            self.path if isinstance(self._content, mmap.mmap) else self._content,
+            has_header=False,
+            separator="\x01",  # none, so that a line is one cell
+            quote_char=None,
+            schema_overrides=[pl.String],
+            new_columns=["text"],
+            skip_lines=self._skipped,
+            truncate_ragged_lines=True,
+            glob=False,
+        ).with_row_index("line", self._skipped + 1)
+        quotes = pl.col("text").str.count_matches('"')
+        begins = (quotes.cum_sum() - quotes) % 2 == 0  # a line within a cell does not
+        cut = rf'[^{self.delimiter}]"|"[^{self.delimiter}]'
+        bare = pl.col("text").str.replace_all(r'"(?:[^"]|"")*"', '"')  # a quote for a quoted cell
+        records = (
+            text.with_columns(pl.col("text").fill_null(""))
+            .group_by(begins.cum_sum().alias("record"), maintain_order=True)
+            .agg(pl.col("line").first(), pl.col("text").str.join("\n"))
+            .select(
+                "line",
+                cells=bare.str.count_matches(self.delimiter, literal=True) + 1,
+                is_blank=pl.col("text").str.strip_chars() == "",
+                is_cut=bare.str.contains(cut),
+            )
+            .with_columns(is_blank=pl.col("is_blank") & (pl.col("cells") == 1))
+        )
+        width = len(self.names)
+        wrong = records.filter(
+            pl.col("is_cut") | ((pl.col("cells") != width) & ~pl.col("is_blank"))
+        )
+        for line, cells, _, is_cut in wrong.head(1).rows():
+            if is_cut:
+                raise InputError(
+                    f"{self.source}, row {line}: the quotes are wrong; a cell in quotes ends with "
+                    'a quote, and a quote within it is written ""'
+                )
+            raise InputError(
+                f"{self.source}, row {line}: it has {cells} cells, and the first line {width} "
+                f"column names; correct the row (a {_DELIMITERS[self.delimiter]} within a cell "
+                "needs quotes around the cell)"
+            )
+        return records.slice(1)
+
+
+def _clean(column: pl.Series, as_text: bool) -> pl.Series:
+    """Return a column of a file as numbers or booleans if all its cells are, or else as text."""
+    import polars as pl
+
+    if column.dtype == pl.Float64:
+        return column.fill_nan(None)
+    words = column.str.strip_chars()
+    words = words.set(words.is_in(MISSING), None)
+    if as_text:
+        return words
+    numbers = words.cast(pl.Float64, strict=False)
+    if numbers.null_count() == words.null_count():
+        return numbers.fill_nan(None)
+    lower = words.str.to_lowercase()
+    return lower == "true" if lower.is_in(("true", "false")).all() else words
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,480 @@
+"""Partitions whose clients differ, as the literature defines them, and shifted features.
+
+| function | definition |
+|---|---|
+| `label_shards` | McMahan et al. (2017): rows sorted by label, two shards of them for each client |
+| `dirichlet` | Yurochkin et al. (2019), by their text: p_k ~ Dir(alpha) for each label k |
+| `dirichlet_yurochkin` | the same with the limit on sizes in their code and in NIID-Bench's |
+| `dirichlet_hsu` | Hsu, Qi and Brown (2019): q_i ~ Dir(alpha p) for each client i, equal sizes |
+| `power_law` | sizes fall like rank^-exponent, labels do not differ |
+| `quantity_dirichlet` | Li et al. (2022, NIID-Bench): sizes ~ Dir(alpha), labels do not differ |
+| `shift_features` | Li et al. (2022): noise that grows with the client; and rotations |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.random import check_seed, permutation, uniforms
+from fedpage.core.types import Ints, Vector
+from fedpage.core.validate import as_number
+from fedpage.data.dataset import Dataset
+from fedpage.data.partition import (
+    PARTITIONS,
+    Partition,
+    check_counts,
+    equal_parts,
+    from_owners,
+)
+
+_ATTEMPTS = 50
+"""How often a random partition is drawn before rows are moved."""
+_LARGEST = 2**28
+"""Entries of the largest sparse data set that is made dense: 2 GiB of numbers."""
+
+
+def _check_number(name: str, what: str, value: float, *, above_zero: bool = False) -> None:
+    """Check that a parameter is a finite number of at least 0, or above 0."""
+    number = as_number(value)
+    if not (math.isfinite(number) and number >= 0) or (above_zero and number == 0):
+        bound = "above 0" if above_zero else "of at least 0"
+        raise InputError(f"{name}: {what} must be a finite number {bound}, not {short_repr(value)}")
+
+
+def _number_labels(name: str, y: Any, *, allow_targets: bool = False) -> tuple[Ints, Ints]:
+    """Return each row's label as a number (n,), and the number of rows of each label (C,).
+
+    Raises:
+        InputError: y is not a vector, or nearly all its values differ, as in a regression.
+    """
+    try:
+        dimensions = np.ndim(y)
+    except ValueError:  # lists of different depths
+        dimensions = 0
+    if dimensions != 1:
+        raise InputError(
+            f"{name}: y must be a vector of labels, such as data.y of a Dataset, not "
+            f"{short_repr(y)}"
+        )
+    labels, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+    if len(labels) > 100 and 10 * len(labels) > len(which) and not allow_targets:
+        raise InputError(
+            f"{name}: y has {len(labels):,} different values in {len(which):,} rows, which are "
+            "targets of a regression and not labels; use iid, blocks or quantity_dirichlet, "
+            "or give labels, such as np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))"
+        )
+    return which.astype(np.int64), counts.astype(np.int64)
+
+
+@PARTITIONS.register("label-shards")
+def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Partition:
+    """Sort rows by label and deal `shards` equal pieces of them to each client at random.
+
+    With two shards this is the pathological partition of McMahan et al. (2017).
+
+    Args:
+        y: (n,) labels.
+        clients: the number of clients, N.
+        shards: pieces that each client gets; fewer pieces mean more heterogeneous clients.
+        seed: of the random deal.
+    """
+    n = len(_number_labels("label_shards", y, allow_targets=True)[0])
+    check_counts("label_shards", n, clients)
+    if (
+        not isinstance(shards, (int, np.integer))
+        or isinstance(shards, bool)
+        or shards < 1
+        or clients * shards > n
+    ):
+        raise InputError(
+            f"label_shards: {clients} clients with {short_repr(shards)} shards each do not "
+            f"fit into {n} rows; "
+            f"use a whole number of shards from 1 to {n // clients}, or fewer clients"
+        )
+    by_class = np.argsort(y, kind="stable").astype(np.int64)
+    each = n // (clients * shards)
+    pieces = by_class[: each * clients * shards].reshape(clients * shards, each)
+    dealt = pieces[permutation(seed, 2, size=clients * shards)]
+    return equal_parts(
+        dealt.ravel(), clients, f"label_shards({clients}, shards={shards}, seed={seed})"
+    )
+
+
+@PARTITIONS.register("dirichlet")
+def dirichlet(
+    y: Vector, clients: int, alpha: float, seed: int = 0, *, min_rows: int = 1
+) -> Partition:
+    """Divide each label's rows among the clients in proportions drawn from Dirichlet(alpha).
+
+    This is the definition in the text of Yurochkin et al. (2019): labels and sizes are both
+    skewed. The proportions are drawn anew until every client has `min_rows` rows. If 50 draws do
+    not suffice, which is common where alpha is 0.1 and labels are few, the first draw is taken and
+    each client that lacks rows gets them from the client that is then the largest; the partition's
+    name says how many rows were moved.
+
+    Args:
+        y: (n,) labels.
+        clients: the number of clients, N.
+        alpha: concentration; where it is small, a client sees few labels and sizes differ much.
+        seed: of the random proportions.
+        min_rows: rows that every client has at least; 0 takes the first draw as it is and drops
+            clients without rows.
+
+    Raises:
+        InputError: there are fewer than N * min_rows rows, or alpha is not positive.
+
+    >>> dirichlet(np.arange(300) % 2, 50, alpha=0.1)
+    Partition(dirichlet(50, alpha=0.1, seed=0, min_rows=1: 26 rows moved), 50 clients, ...)
+    """
+    from scipy.special import gammaincinv
+
+    which, rows = _number_labels("dirichlet", y, allow_targets=True)
+    check_counts("dirichlet", len(which), clients, min_rows)
+    _check_number("dirichlet", "alpha", alpha, above_zero=True)
+    check_seed(seed)
+
+    def draw(attempt: int) -> Ints:
+        counts = np.empty((len(rows), clients), dtype=np.int64)
+        for label in range(len(rows)):
+            share = gammaincinv(min(alpha, 1e280), uniforms(seed, 4, attempt, label, size=clients))
+            if share.sum() <= 0:  # alpha is so small that every share underflows
+                share[int(uniforms(seed, 5, attempt, label, size=1)[0] * clients)] = 1.0
+            counts[label] = _divide(share, int(rows[label]))
+        return counts
+
+    name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
+    return _draw_partition(draw, which, name=name, seed=seed, min_rows=min_rows, purpose=3)
+
+
+@PARTITIONS.register("dirichlet-yurochkin")
+def dirichlet_yurochkin(
+    y: Vector, clients: int, alpha: float, seed: int = 0, *, min_rows: int = 1
+) -> Partition:
+    """Divide labels as `dirichlet` does, but only among clients that have fewer than n/N rows.
+
+    This is the code of Yurochkin et al. (2019), which NIID-Bench (Li et al. 2022) and many others
+    use: label by label, clients that already hold n/N rows get none, and the proportions of the
+    others are normalised again. So sizes differ less than with `dirichlet`. Their code asks for
+    `min_rows=10` and draws until it has them; here rows are moved after 50 draws, as in
+    `dirichlet`.
+
+    Args:
+        y: (n,) labels.
+        clients: the number of clients, N.
+        alpha: concentration; where it is small, a client sees few labels.
+        seed: of the random proportions.
+        min_rows: rows that every client has at least; 0 drops clients without rows.
+
+    Raises:
+        InputError: there are fewer than N * min_rows rows, or alpha is not positive, or y holds
+            targets of a regression.
+    """
+    which, rows = _number_labels("dirichlet_yurochkin", y)
+    n = len(which)
+    check_counts("dirichlet_yurochkin", n, clients, min_rows)
+    _check_number("dirichlet_yurochkin", "alpha", alpha, above_zero=True)
+    check_seed(seed)
+
+    def draw(attempt: int) -> Ints:
+        counts = np.zeros((len(rows), clients), dtype=np.int64)
+        for label in range(len(rows)):
+            weight = _log_gammas(np.full(clients, alpha), seed, 50, attempt, label)
+            is_full = counts.sum(axis=0) * clients >= n
+            weight[is_full] = -np.inf
+            counts[label] = _divide(np.exp(weight - weight.max()), int(rows[label]))
+        return counts
+
+    name = f"dirichlet_yurochkin({clients}, alpha={alpha:g}, seed={seed})"
+    return _draw_partition(draw, which, name=name, seed=seed, min_rows=min_rows, purpose=51)
+
+
+@PARTITIONS.register("dirichlet-hsu")
+def dirichlet_hsu(y: Vector, clients: int, alpha: float, seed: int = 0) -> Partition:
+    """Give clients floor(n/N) rows each, of labels in proportions q ~ Dirichlet(alpha p).
+
+    This is the definition of Hsu, Qi and Brown (2019). p (C,) is the share of each label in y.
+    Client after client draws the labels of its rows from its q. A label that has run out is left
+    out, and q is normalised over the others; so the last clients depend on what is left.
+
+    Args:
+        y: (n,) labels.
+        clients: the number of clients, N; the n mod N rows that are left are not used.
+        alpha: concentration; clients have one label as it goes to 0, and p as it grows. As p sums
+            to 1, a label's parameter is alpha * p_k: about alpha/C, and not alpha as in
+            `dirichlet`.
+        seed: of the random proportions and labels.
+
+    Raises:
+        InputError: there are fewer rows than clients, or alpha is not positive, or y holds targets
+            of a regression.
+    """
+    which, left = _number_labels("dirichlet_hsu", y)
+    n = len(which)
+    check_counts("dirichlet_hsu", n, clients)
+    _check_number("dirichlet_hsu", "alpha", alpha, above_zero=True)
+    check_seed(seed)
+    prior = left / n
+    counts = np.zeros((len(left), clients), dtype=np.int64)
+    for client in range(clients):
+        weight = _log_gammas(alpha * prior, seed, 60, client)
+        lacking, attempt = n // clients, 0
+        while lacking:  # at most once for each label that runs out
+            weight[left == 0] = -np.inf
+            cdf = np.cumsum(np.exp(weight - weight.max()))
+            u = uniforms(seed, 61, client, attempt, size=lacking) * cdf[-1]
+            drawn = np.bincount(np.searchsorted(cdf, u, side="right"), minlength=len(left))
+            taken = np.minimum(drawn, left)
+            counts[:, client] += taken
+            left -= taken
+            lacking -= int(taken.sum())
+            attempt += 1
+    owner = _deal(which, counts, seed, 62)
+    return from_owners(owner, clients, f"dirichlet_hsu({clients}, alpha={alpha:g}, seed={seed})")
+
+
+@PARTITIONS.register("power-law")
+def power_law(
+    n: int, clients: int, exponent: float = 1.0, seed: int = 0, *, min_rows: int = 1
+) -> Partition:
+    """Shuffle the rows and give clients numbers of rows that fall like rank^-exponent.
+
+    Every client has `min_rows` rows, and the others are divided by the power law; all n are used.
+
+    Args:
+        n: the number of rows.
+        clients: the number of clients, N.
+        exponent: 0 for equal sizes; the larger, the more rows the first clients have.
+        seed: of the order of rows and clients.
+        min_rows: rows that every client has at least; 1 or more.
+    """
+    check_counts("power_law", n, clients, min_rows)
+    _check_number("power_law", "the exponent", exponent)
+    min_rows = max(min_rows, 1)
+    weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
+    ideal = weight / weight.sum() * (n - clients * min_rows)
+    sizes = min_rows + np.floor(ideal).astype(np.int64)
+    short = n - int(sizes.sum())
+    sizes[np.argsort(-(ideal - np.floor(ideal)), kind="stable")[:short]] += 1
+    sizes = sizes[permutation(seed, 6, size=clients)]
+    ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    what = "" if min_rows == 1 else f", min_rows={min_rows}"
+    return Partition(
+        f"power_law({clients}, exponent={exponent:g}, seed={seed}{what})",
+        permutation(seed, 7, size=n),
+        ptr,
+    )
+
+
+@PARTITIONS.register("quantity-dirichlet")
+def quantity_dirichlet(
+    n: int, clients: int, alpha: float, seed: int = 0, *, min_rows: int = 1
+) -> Partition:
+    """Shuffle the rows and give clients shares of them that are drawn from Dirichlet(alpha).
+
+    This is the quantity skew of Li et al. (2022, NIID-Bench): sizes differ, labels do not. As
+    there, shares are drawn anew until every client has `min_rows` rows; if 50 draws do not
+    suffice, rows of the largest clients are moved, and the partition's name says how many.
+
+    Args:
+        n: the number of rows.
+        clients: the number of clients, N.
+        alpha: concentration; where it is small, sizes differ much.
+        seed: of the shares and of the order of rows.
+        min_rows: rows that every client has at least; 0 drops clients without rows.
+    """
+    check_counts("quantity_dirichlet", n, clients, min_rows)
+    _check_number("quantity_dirichlet", "alpha", alpha, above_zero=True)
+    check_seed(seed)
+
+    def draw(attempt: int) -> Ints:
+        weight = _log_gammas(np.full(clients, alpha), seed, 40, attempt)
+        return _divide(np.exp(weight - weight.max()), n)[None, :]
+
+    name = f"quantity_dirichlet({clients}, alpha={alpha:g}, seed={seed})"
+    which = np.zeros(n, dtype=np.int64)
+    return _draw_partition(draw, which, name=name, seed=seed, min_rows=min_rows, purpose=41)
+
+
+def _log_gammas(shape: Vector, seed: int, *words: int) -> Vector:
+    """Draw logarithms of Gamma(shape) numbers (N,); normalised, the numbers are a Dirichlet's.
+
+    Logarithms do not underflow where shapes are small: Gamma(a) is Gamma(a + 1) times U^(1/a).
+    """
+    from scipy.special import gammaincinv
+
+    shape = np.clip(shape, 1e-300, 1e280)
+    u, v = uniforms(seed, *words, size=2 * len(shape)).reshape(2, -1)
+    drawn: Vector = np.log(gammaincinv(shape + 1, np.maximum(u, 2.0**-54))) + np.log1p(-v) / shape
+    return drawn
+
+
+def _deal(which: Ints, counts: Ints, seed: int, *words: int) -> Ints:
+    """Give clients at random as many rows of each label as a table says.
+
+    Args:
+        which: (n,) the number of each row's label.
+        counts: (labels, N) rows of each label for each client.
+        seed: of the random order of a label's rows.
+        words: whole numbers that tell this use of the seed from others.
+
+    Returns:
+        (n,) each row's client, -1 where the table uses fewer rows.
+    """
+    labels, clients = counts.shape
+    owner = np.full(len(which), -1, dtype=np.int64)
+    ends = np.cumsum(np.bincount(which, minlength=labels))[:-1]
+    for label, rows in enumerate(np.split(np.argsort(which, kind="stable"), ends)):
+        rows = rows[permutation(seed, *words, label, size=len(rows))]
+        owners = np.repeat(np.arange(clients), counts[label])
+        owner[rows[: len(owners)]] = owners
+    return owner
+
+
+def _divide(share: Vector, n: int) -> Ints:
+    """Divide n rows in proportion to shares (N,): cut at the rounded cumulative sums."""
+    cuts = np.floor(np.cumsum(share) / share.sum() * n + 0.5).astype(np.int64)
+    cuts[-1] = n
+    return np.asarray(np.diff(cuts, prepend=0))
+
+
+def _draw_partition(
+    draw: Callable[[int], Ints],
+    which: Ints,
+    *,
+    name: str,
+    seed: int,
+    min_rows: int,
+    purpose: int,
+) -> Partition:
+    """Draw a table of counts until every client has `min_rows` rows, and deal the rows by it.
+
+    If _ATTEMPTS draws do not suffice, the first one is taken, and rows are moved by `_move_rows`.
+    Where `min_rows` is 0, the first draw is taken and clients without rows are dropped. The
+    partition's name says what was moved or dropped.
+
+    Args:
+        draw: returns the counts (labels, N) of an attempt; together they use every row.
+        which: (n,) the number of each row's label.
+        name: the partition and its parameters, such as "dirichlet(50, alpha=0.1, seed=0)".
+        seed: of the random order of rows.
+        min_rows: rows that every client must have.
+        purpose: a whole number that tells this partition's random numbers from others'.
+    """
+    first = counts = draw(0)
+    attempt = 0
+    while counts.sum(axis=0).min() < min_rows and attempt + 1 < _ATTEMPTS:
+        attempt += 1
+        counts = draw(attempt)
+    is_enough = counts.sum(axis=0).min() >= min_rows
+    if not is_enough:
+        attempt, counts = 0, first
+    owner = _deal(which, counts, seed, purpose, attempt)
+    sizes = counts.sum(axis=0)
+    clients, what = len(sizes), "" if min_rows == 1 else f"min_rows={min_rows}"
+    if not is_enough:
+        owner, moved = _move_rows(owner, sizes, min_rows, seed)
+        what = f"min_rows={min_rows}: {moved} row{'s' * (moved > 1)} moved"
+    elif sizes.min() == 0:
+        empty = int((sizes == 0).sum())
+        owner, clients = (np.cumsum(sizes > 0) - 1)[owner], clients - empty
+        what = f"min_rows=0: {empty} empty client{'s' * (empty > 1)} dropped"
+    return from_owners(owner, clients, f"{name[:-1]}, {what})" if what else name)
+
+
+def _move_rows(owner: Ints, sizes: Ints, min_rows: int, seed: int) -> tuple[Ints, int]:
+    """Fill clients up to `min_rows` with rows of the largest clients.
+
+    One row after another is taken from the client that is then the largest (of equal ones, the
+    first), so the largest clients end with equal sizes. Which of its rows a client gives is random.
+
+    Args:
+        owner: (n,) each row's client.
+        sizes: (N,) rows of each client, together n, which is at least N * min_rows.
+        min_rows: rows that every client gets.
+        seed: of the choice of rows.
+
+    Returns:
+        Each row's client (n,), and the number of moved rows.
+    """
+    lacking = np.maximum(min_rows - sizes, 0)
+    moved = int(lacking.sum())
+    low, high = min_rows, int(sizes.max())  # the size to which the largest clients are reduced
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (
+            (middle, high) if np.maximum(sizes - middle, 0).sum() >= moved else (low, middle - 1)
+        )
+    given = np.maximum(sizes - low, 0)
+    too_many = int(given.sum()) - moved
+    given[np.flatnonzero(given)[len(np.flatnonzero(given)) - too_many :]] -= 1
+    order = np.lexsort((uniforms(seed, 42, size=len(owner)), owner))
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    result = owner.copy()
+    result[order[place < given[owner[order]]]] = np.repeat(np.arange(len(sizes)), lacking)
+    return result, moved
+
+
+def shift_features(
+    data: Dataset, partition: Partition, *, noise: float = 0.0, rotate: float = 0.0, seed: int = 0
+) -> Dataset:
+    """Rotate the features of each client and add noise to them, the more the higher its number.
+
+    Client i of N, counted from 1, gets rotate * i/N degrees and noise of variance noise * i/N. The
+    noise is the feature skew of Li et al. (2022, NIID-Bench). The rotation is in planes of two
+    features each; every client has its own random pairs of features. Lengths of rows stay as they
+    are, and of an odd number of features one stays as it is.
+
+    Args:
+        data: the rows. Sparse data becomes dense.
+        partition: which client holds which rows; rows that no client holds are left as they are.
+        noise: variance of the Gaussian noise of the last client.
+        rotate: degrees by which the last client's features are rotated.
+        seed: of the noise and of the pairs of features.
+
+    Returns:
+        A dense data set with the same rows, labels and ids; its note says what was done.
+
+    Raises:
+        InputError: a number is out of range, the partition does not fit, or sparse data is too
+            large to be made dense.
+    """
+    _check_number("shift_features", "noise", noise)
+    _check_number("shift_features", "the size of rotate", abs(as_number(rotate)))
+    check_seed(seed)
+    if int(partition.order.max()) >= data.rows:
+        raise InputError(
+            f"shift_features: partition {partition.name} names rows that {data.name!r} does not "
+            "have; make it for this data set"
+        )
+    if not data.is_dense and data.rows * data.features > _LARGEST:
+        raise InputError(
+            f"shift_features: {data.name!r} is sparse, and its {data.rows:,} x {data.features:,} "
+            f"entries would take {data.rows * data.features / 2**27:.0f} GiB as a dense array; "
+            "shift fewer rows, as in data[:10000], or fewer features"
+        )
+    from scipy.special import ndtri
+
+    X = data.to_dense().copy()
+    pairs = data.features // 2
+    for client in range(partition.N):
+        rows, level = partition.rows(client), (client + 1) / partition.N
+        own = X[rows]
+        if rotate:
+            pair = permutation(seed, 70, client, size=data.features)[: 2 * pairs].reshape(2, pairs)
+            angle = np.deg2rad(rotate * level)
+            first, second = own[:, pair[0]], own[:, pair[1]]
+            own[:, pair[0]] = np.cos(angle) * first - np.sin(angle) * second
+            own[:, pair[1]] = np.sin(angle) * first + np.cos(angle) * second
+        if noise:
+            u = uniforms(seed, 71, client, size=own.size)
+            own += np.sqrt(noise * level) * ndtri(np.maximum(u, 2.0**-54)).reshape(own.shape)
+        X[rows] = own
+    done = f"features shifted by shift_features({partition.name}, noise={noise:g}, "
+    done += f"rotate={rotate:g}, seed={seed})"
+    return replace(data, matrix=X, note=f"{data.note}; {done}" if data.note else done)
