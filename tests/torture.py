@@ -29,7 +29,7 @@ from support import methods, uneven
 
 import fedpage as fp
 from fedpage.core.errors import find_memory_error
-from fedpage.core.processes import find_descendants
+from fedpage.flower.deploy.processes import find_descendants
 
 FORK = multiprocessing.get_context("fork")
 FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.1)

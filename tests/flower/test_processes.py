@@ -18,7 +18,6 @@ import pytest
 from fast_flower import write_programs
 
 import fedpage as fp
-from fedpage.core.processes import find_descendants
 from fedpage.flower import audit, messages
 from fedpage.flower.deploy.keys import create_keys
 from fedpage.flower.deploy.local_federation import (
@@ -26,6 +25,7 @@ from fedpage.flower.deploy.local_federation import (
     SimulatedFederation,
     find_free_ports,
 )
+from fedpage.flower.deploy.processes import find_descendants
 
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
 

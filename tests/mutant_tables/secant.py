@@ -265,8 +265,7 @@ TABLES = {
     "methods/secantpage.py": SECANT,
     "core/secant.py": ALGEBRA,
     "methods/passes.py": PASS,
-    "core/passes.py": CLIENTS,
     "methods/fedpage.py": FEDPAGE,
     "engine/collect.py": ENGINE,
-    "core/random.py": RANDOM,
+    "core/random.py": [*RANDOM, *CLIENTS],
 }

@@ -24,7 +24,7 @@ from fedpage.cli import main
 from fedpage.codecs import CODECS
 from fedpage.core.metrics import METRICS
 from fedpage.core.random import RoundDraws
-from fedpage.core.registry import Registry
+from fedpage.core.spec import Registry
 from fedpage.data.partition import PARTITIONS
 from fedpage.data.registry import DATASETS, LibsvmFile
 from fedpage.methods import METHODS

@@ -10,8 +10,8 @@ from support import quadratic
 
 import fedpage as fp
 from fedpage.core import metrics as m
+from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.errors import InputError
-from fedpage.core.types import ClientEvaluations
 from fedpage.problems.losses import LOSSES
 from fedpage.problems.objectives import OBJECTIVES
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpage.core import processes
 from fedpage.core.errors import InputError
 from fedpage.core.jit import compile_kernel
-from fedpage.core.processes import find_descendants
+from fedpage.flower.deploy import processes
+from fedpage.flower.deploy.processes import find_descendants
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "fedpage"
 

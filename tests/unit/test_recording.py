@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.core.columns import is_recorded
 from fedpage.core.errors import InputError
-from fedpage.core.recording import is_recorded
 from fedpage.flower.config import parse_app_config, write_app
 from fedpage.runs.config import RunConfig, structure, to_table
 

@@ -1,9 +1,8 @@
-"""Pipes, sockets, devices, files of /proc and broken links: refused at once by every reader."""
+"""Check that every reader refuses a pipe or a device at once, instead of waiting for its end."""
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,28 +21,15 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
-def make_special(kind, path):
-    """Create a special file, or a link to one."""
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        bound = socket.socket(socket.AF_UNIX)
-        bound.bind(str(path))
-        bound.close()
-    elif kind == "broken link":
-        path.symlink_to("nowhere")
-    else:
-        path.symlink_to(kind)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket", "broken link", "/dev/zero", "/proc/kmsg"])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
 @pytest.mark.parametrize("reader", READERS)
 def test_special_files_are_refused_at_once(reader, kind, tmp_path):
     suffix, read = READERS[reader]
-    if kind.startswith("/") and not Path(kind).exists():
-        pytest.skip(f"there is no {kind} here")
     path = tmp_path / f"file{suffix}"
-    make_special(kind, path)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kind)
     found = []
 
     def try_to_read():

@@ -10,7 +10,7 @@ import pytest
 from scipy.sparse import csr_array
 
 import fedpage as fp
-from fedpage.core.threads import map_threads
+from fedpage.core.jit import map_threads
 from fedpage.problems import kernels
 from fedpage.problems.losses import LOSSES
 

@@ -8,35 +8,16 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from fedpage.callbacks.base import Callback, RunInfo
 from fedpage.core import metrics
-from fedpage.core.atomic import put
+from fedpage.core.capabilities import SavesModels
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import put
 from fedpage.core.types import Problem, Vector
 from fedpage.runs.history import is_complete
-
-
-@runtime_checkable
-class SavesModels(Protocol):
-    """A problem that can write a model to a file, such as a `TorchProblem`."""
-
-    def save(
-        self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None
-    ) -> None:
-        """Write the model with parameters x (d,) and a table of texts about it."""
-        ...
-
-    def about(self, path: str | os.PathLike[str]) -> Mapping[str, str]:
-        """Read the table of texts of a saved model."""
-        ...
-
-    def check_model_path(self, path: Path) -> None:
-        """Raise an InputError for a file name that no model can be saved under."""
-        ...
 
 
 class VectorFiles:

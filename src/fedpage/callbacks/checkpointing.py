@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo, Stopped
-from fedpage.core.recording import is_recorded
+from fedpage.core.columns import is_recorded
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History

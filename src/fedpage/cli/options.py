@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from fedpage.core.recording import RecordEvery
+from fedpage.core.columns import RecordEvery
 from fedpage.runs.config import (
     RoundsConfig,
     dataclass_fields,

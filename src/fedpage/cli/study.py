@@ -118,7 +118,7 @@ def add(
     out: OutOption = None,
 ) -> Document:
     """Add seeds or methods to a study file, and run what is new."""
-    from fedpage.core.atomic import put
+    from fedpage.core.files import put
 
     if not seeds and not method:
         raise InputError("say what to add: --seeds 3 or --method fedprox:S=20")

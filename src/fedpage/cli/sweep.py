@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedpage.core.recording import RecordEvery
+    from fedpage.core.columns import RecordEvery
     from fedpage.core.types import AnyMethod, Problem
     from fedpage.runs.history import History
     from fedpage.runs.spec import RunOptions

@@ -21,8 +21,7 @@ from fedpage.codecs import kernels
 from fedpage.core import validate
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, fold_each
-from fedpage.core.registry import Registry
-from fedpage.core.spec import parse, split_sum, split_wrapper
+from fedpage.core.spec import Registry, parse, split_sum, split_wrapper
 from fedpage.core.types import Ints, Vector
 
 C = TypeVar("C", bound="type[Codec]")

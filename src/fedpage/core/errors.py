@@ -21,38 +21,41 @@ class InputError(ValueError):
 def one_line(text: str, most: int = LONGEST_MESSAGE) -> str:
     r"""Return a message in one line that a terminal can show, at most `most` characters long.
 
-    The longest words are shortened first, so that the sentence around a quoted value stays. A path
-    of up to 120 characters stays whole, so that it can be copied, and counts as 24.
+    The longest words are shortened first, so that the sentence around a quoted value stays. Then
+    words in the middle are left out. A path of up to 120 characters stays complete, so that it can
+    be copied, and counts as 24.
 
     >>> one_line("no file " + "x" * 1000 + "; choose\nanother", 50)
     'no file xxxxxxxxxxxx...xxxxxxxxxxx; choose another'
+    >>> one_line("known are one, two, three, four, five, six", 32)
+    'known are ... five, six'
     """
     text = " ".join(text.splitlines())
     if not text.isprintable():  # control characters, and surrogates, which cannot be printed
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     words = text.split(" ")
-    is_path = [("/" in word or os.sep in word) and len(word) <= 120 for word in words]
+    paths = {w for w in words if ("/" in w or os.sep in w) and len(w) <= 120}
     if most == LONGEST_MESSAGE:
-        most += sum(
-            max(0, len(word) - 24) for word, path in zip(words, is_path, strict=True) if path
-        )
+        most += sum(max(0, len(word) - 24) for word in words if word in paths)
     for place in sorted(range(len(words)), key=lambda i: -len(words[i])):
         beyond = len(text) - most
         if beyond <= 0 or len(words[place]) <= 24:
             break
-        if not is_path[place]:
+        if words[place] not in paths:
             words[place] = _shorten(words[place], max(24, len(words[place]) - beyond))
             text = " ".join(words)
-    return _shorten(text, most)
+    if len(text) <= most:
+        return text
+    half = (most - 5) // 2
+    first, last = text[: half + 1].rpartition(" ")[0], text[-half - 1 :].partition(" ")[2]
+    return f"{first} ... {last}" if first and last else _shorten(text, most)
 
 
 def short_repr(value: object) -> str:
     """Quote a value in an error message, in one line of at most 60 characters."""
     try:
-        if isinstance(value, int) and value.bit_length() > 1000:
-            return f"a number of about {int(value.bit_length() * 0.30103) + 1:,} digits"
         text = " ".join(repr(value).split())
-    except Exception:  # too deep, or its own representation fails
+    except Exception:  # its repr fails, or it has more digits than Python writes
         return f"this {type(value).__name__}"
     return one_line(text, 60)
 

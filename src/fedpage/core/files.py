@@ -1,59 +1,125 @@
-"""Check the names and kinds of files before they are opened."""
+"""Open, write and import files: whole files or nothing, and `file.py@name`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import re
-import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from fedpage.core.errors import InputError, short_repr
 
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-_MADE_WHILE_READ = ("/proc/", "/sys/")
-"""Where files have no size: some wait for a writer, some never end."""
 
-
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file or directory that this system could name.
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file to read, which may not exist yet.
 
     Raises:
-        InputError: It is no path, it is empty, or it contains what no name may contain.
+        InputError: It is not a path, or it names a pipe, a socket or a device, whose reading may
+            not end.
     """
     try:
-        name = os.fsencode(path)
-        longest = max(map(len, re.split(rb"[/\\]", name)))
-        is_path = b"\0" not in name and longest < 256 and not isinstance(path, bytes)
-    except (TypeError, UnicodeEncodeError):
-        is_path = False
-    if not is_path:
-        raise InputError(f"{short_repr(path)} is not the path of a file")
-    return Path(path)
+        file = Path(path)
+        is_special = file.exists() and not file.is_file() and not file.is_dir()
+    except (TypeError, ValueError, OSError):
+        raise InputError(f"{short_repr(path)} is not the path of a file") from None
+    if is_special:
+        raise InputError(f"{file}: is not a regular file")
+    return file
 
 
-def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that may wait or never end when it is read.
+def put(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file so that after a crash it is complete and on the disk, or unchanged.
 
-    A file that does not exist, and a directory, are left to the reader.
-
-    Raises:
-        InputError: It is a pipe, a socket, a device, a file of /proc or /sys, or a link to nothing.
+    Args:
+        path: The file; an existing one is replaced.
+        data: All of its bytes.
+        private: Whether only its owner can read it, whatever the umask.
     """
-    file = check_path(path)
-    try:
-        mode = os.stat(file).st_mode
-    except OSError:
-        if file.is_symlink():
-            target = short_repr(os.readlink(file))
-            raise InputError(f"{file}: is a link to {target}, which cannot be opened") from None
+    replace_file(path, data, private=private, is_durable=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of a directory's files are on the disk."""
+    if sys.platform == "win32":
         return
-    for is_kind, kind in _KINDS:
-        if is_kind(mode):
-            raise InputError(f"{file}: is {kind}, not a regular file")
-    if stat.S_ISREG(mode) and os.path.realpath(file).startswith(_MADE_WHILE_READ):
-        raise InputError(f"{file}: is a file of the operating system, not a regular file")
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # a rename lasts only once its directory is on the disk
+    finally:
+        os.close(handle)
+
+
+def replace_file(
+    path: Path, data: bytes, *, private: bool = False, is_durable: bool = False
+) -> None:
+    """Replace a file as a whole, so that readers see its old bytes or its new ones.
+
+    Args:
+        path: The file.
+        data: All of its bytes.
+        private: Whether only its owner can read it, whatever the umask.
+        is_durable: Whether to wait until the bytes are on the disk.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(scratch, "wb", opener=_open_private if private else None) as stream:
+            stream.write(data)
+            if is_durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    handle = os.open(path, flags, 0o600)
+    if sys.platform != "win32":
+        os.fchmod(handle, 0o600)  # it may exist, after a crash
+    return handle
+
+
+def import_object(
+    path: Path, name: str, noun: str, inspect: Callable[[object], object] | None = None
+) -> object:
+    """Import a class or a function from a Python file.
+
+    The module is not left in `sys.modules`, so that what is imported is sent to other processes by
+    value: those could not import the file by its name.
+
+    Args:
+        path: the file.
+        name: the class or function.
+        noun: what it should be, for the error message, such as "method".
+        inspect: called with what was found while its module can still be looked up.
+
+    Returns:
+        The object, or None if the file has none of this name.
+
+    Raises:
+        InputError: the file cannot be imported.
+    """
+    check_file(path)
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file to import the {noun} {name!r} from")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module  # dataclasses and type hints look the module up
+    try:
+        spec.loader.exec_module(module)
+        found: object = getattr(module, name, None)
+        if inspect is not None:
+            inspect(found)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
+    finally:
+        del sys.modules[path.stem]
+        if before is not None:
+            sys.modules[path.stem] = before
+    return found

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpage.core.capabilities import EpochOracle
 from fedpage.core.errors import InputError
 from fedpage.core.optimizers import SGD, Moments, Optimizer
-from fedpage.core.types import Batch, EpochOracle, Ints, Oracle, Vector
+from fedpage.core.types import Batch, Ints, Oracle, Vector
 
 
 class FusedOracle:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.registry import Registry
+from fedpage.core.spec import Registry
 from fedpage.core.types import Ints, Vector
 
 EVALUATED = ("loss", "grad_norm")

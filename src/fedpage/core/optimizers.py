@@ -16,8 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from fedpage.core import validate
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.registry import Registry
-from fedpage.core.spec import number, parse, split_sum
+from fedpage.core.spec import Registry, number, parse, split_sum
 from fedpage.core.types import Vector
 from fedpage.core.validate import Checks
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 from fedpage.core import validate
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import import_object
 from fedpage.core.function_digest import function_digest
-from fedpage.core.import_file import import_object
-from fedpage.core.registry import Registry
-from fedpage.core.spec import Spec, number, parse
+from fedpage.core.spec import Registry, Spec, number, parse
 from fedpage.core.types import AnyMethod
 from fedpage.core.validate import Checks
 

@@ -204,32 +204,6 @@ class Oracle(Protocol):
         ...
 
 
-@runtime_checkable
-class CountsEachClient(Protocol):
-    """An oracle that knows which client computed how many gradients; simulated time needs it."""
-
-    def count_each(self) -> Ints:
-        """Return the row gradients that each called client has computed so far, (n,)."""
-        ...
-
-
-@runtime_checkable
-class EpochOracle(Oracle, Protocol):
-    """An oracle that can pass over all rows of its clients in minibatches."""
-
-    def epoch_steps(self, size: int | None, epochs: int) -> Ints:
-        """Return the number of minibatches of each client in so many passes, (n,)."""
-        ...
-
-    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
-        """Return minibatch number `step` of each client; steps must be asked for in order.
-
-        The last batch of a pass may be smaller. A client that has passed its rows has no rows in
-        its batch.
-        """
-        ...
-
-
 class Smoothness(NamedTuple):
     """Lipschitz constants of gradients, from the finest assumption to the coarsest."""
 
@@ -339,72 +313,3 @@ class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
 
 AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
 """A method whose state, messages, replies and client states the caller does not look into."""
-
-
-@runtime_checkable
-class HasDtype(Protocol):
-    """A problem whose vectors are not float64."""
-
-    @property
-    def dtype(self) -> DType:
-        """The type of the problem's numbers."""
-        ...
-
-
-@runtime_checkable
-class HasStart(Protocol):
-    """A problem with a start of its own, such as a network's initial parameters."""
-
-    @property
-    def x0(self) -> Vector | None:
-        """The start, (d,)."""
-        ...
-
-
-@runtime_checkable
-class HasConvexity(Protocol):
-    """A problem that knows whether it is convex."""
-
-    @property
-    def convex(self) -> bool:
-        """Whether f is convex."""
-        ...
-
-
-def measures_step(method: object) -> bool:
-    """Say whether a method measures its step size in a run: its property of this name."""
-    return bool(getattr(method, "measures_step", False))
-
-
-def dtype_of(problem: object) -> DType:
-    """Return the type of a problem's numbers: its `dtype`, or float64."""
-    return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)
-
-
-class ClientEvaluations(NamedTuple):
-    """What n clients report of a model, each on its own rows."""
-
-    losses: Vector
-    """(n,) each client's own N w_i f_i(x)."""
-    gradients: Vector
-    """(n, d) the gradients of these."""
-    metrics: Mapping[str, Vector]
-    """(n,) values of each metric on the client's rows, by name."""
-
-
-@runtime_checkable
-class ClientEvaluator(Protocol):
-    """A problem that can be evaluated client by client, as a federation has to."""
-
-    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
-        """Evaluate x (d,) on the rows of each of these clients (n,)."""
-        ...
-
-
-@runtime_checkable
-class HeldOutEvaluator(Protocol):
-    """A problem with held-out rows, which no client has."""
-
-    def evaluate_held_out(self, x: Vector) -> Mapping[str, float]:
-        """Return held_out_loss and held_out_METRIC of x (d,); {} without held-out rows."""
-        ...

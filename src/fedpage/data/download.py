@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.files import put
 from fedpage.data.files import check_file, compression
 from fedpage.data.registry import DATASETS, LibsvmFile, cache_dir, find, libsvm_file, verify
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
-from fedpage.core.registry import Registry
-from fedpage.core.spec import parse
+from fedpage.core.spec import Registry, parse
 from fedpage.core.types import Ints, Vector
 from fedpage.core.validate import as_array, check_whole, is_word
 from fedpage.data.dataset import clean_ids

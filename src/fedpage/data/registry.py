@@ -14,10 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedpage.core.atomic import replace_file
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.registry import Registry
-from fedpage.core.spec import Spec, parse
+from fedpage.core.files import replace_file
+from fedpage.core.spec import Registry, Spec, parse
 from fedpage.data import libsvm, tables
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
 from fedpage.data.encoding import Encoding

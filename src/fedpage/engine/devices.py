@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedpage.core.columns import SIMULATED, Cost
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.files import refuse_special
+from fedpage.core.files import check_file
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
 from fedpage.core.types import Ints, Vector
 from fedpage.core.validate import at_least_zero, is_word, positive
@@ -363,7 +363,7 @@ def _read_csv(path: str) -> tuple[Device, ...]:
     """Read measured devices; errors name the file, the line and the column."""
     found: list[Device] = []
     owners: set[int] = set()
-    refuse_special(path)
+    check_file(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, skipinitialspace=True, strict=True)

@@ -7,11 +7,11 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core.capabilities import HasLabels
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
@@ -234,15 +234,6 @@ def _rates_by_rank(faults: Faults, problem: Problem) -> Vector:
     rates = np.empty(problem.N)
     rates[np.argsort(order, kind="stable")] = np.linspace(0.0, 2.0 * faults.dropout, problem.N)
     return rates
-
-
-@runtime_checkable
-class HasLabels(Protocol):
-    """A problem whose clients' rows have labels."""
-
-    def mean_labels(self) -> Vector:
-        """Return the mean label of each client, (N,)."""
-        ...
 
 
 def corrupt(reply: ReplyT, outcome: int) -> ReplyT:

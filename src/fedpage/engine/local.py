@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.wire import Ranks, Size, Wire
-from fedpage.core.arrays import DeviceArrays
+from fedpage.core.capabilities import CountsEachClient, DeviceArrays
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, field_names, layout_of
 from fedpage.core.schedules import at_round, schedules_of
@@ -23,7 +23,6 @@ from fedpage.core.types import (
     AnyArray,
     Call,
     ClientStateT,
-    CountsEachClient,
     Draws,
     DType,
     Fields,

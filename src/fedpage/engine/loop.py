@@ -17,8 +17,8 @@ from fedpage.callbacks.base import (
     Stopped,
     check_callbacks,
 )
+from fedpage.core.columns import RecordEvery, check_record_every, is_recorded
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.recording import RecordEvery, check_record_every, is_recorded
 from fedpage.core.types import StopReason
 from fedpage.core.validate import check_whole
 from fedpage.engine.round import AnyEngine

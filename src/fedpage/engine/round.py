@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Event, Slowest
 from fedpage.core.aggregate import add_rows, mean_rows
-from fedpage.core.arrays import DeviceArrays, to_device, to_host
+from fedpage.core.capabilities import DeviceArrays, to_device, to_host
 from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws, check_seed
 from fedpage.core.schedules import at_round, effective_step, schedules_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,22 +13,20 @@ from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
 from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.wire import Size, Wire
-from fedpage.core.arrays import DeviceArrays, OnDevice, to_host
+from fedpage.core.capabilities import (
+    ClientEvaluator,
+    DeviceArrays,
+    HasClientsAtOnce,
+    HasCode,
+    HeldOutEvaluator,
+    OnDevice,
+    dtype_of,
+    to_host,
+)
+from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import mean_metrics
-from fedpage.core.recording import RecordEvery
-from fedpage.core.types import (
-    AnyMethod,
-    ClientEvaluator,
-    ClientStateT,
-    HeldOutEvaluator,
-    MessageT,
-    Method,
-    Problem,
-    ReplyT,
-    StateT,
-    dtype_of,
-)
+from fedpage.core.types import AnyMethod, ClientStateT, MessageT, Method, Problem, ReplyT, StateT
 from fedpage.core.validate import check_whole, is_word
 from fedpage.engine.devices import Clock, Devices, check_time
 from fedpage.engine.faults import Faults, FaultSampler
@@ -49,26 +46,6 @@ _CHUNK = 512
 """The most clients computed at once, per thread."""
 _CHUNK_BYTES = 1 << 22
 """The most memory that one vector of each of them may take. No chunk size changes a bit."""
-
-
-@runtime_checkable
-class HasCode(Protocol):
-    """A problem whose arithmetic depends on more code than its own class."""
-
-    @property
-    def code(self) -> dict[str, type]:
-        """Further classes, by role."""
-        ...
-
-
-@runtime_checkable
-class HasClientsAtOnce(Protocol):
-    """A problem that knows how many clients its memory allows to compute at once."""
-
-    @property
-    def clients_at_once(self) -> int:
-        """The number of clients."""
-        ...
 
 
 class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpage.core.errors import InputError
-from fedpage.core.files import refuse_special
+from fedpage.core.files import check_file
 from fedpage.core.function_digest import PACKAGE, hash_sources
 from fedpage.flower.private_files import locked, make_private, open_private
 
@@ -124,7 +124,7 @@ def verify(path: Path) -> Audit:
     Raises:
         InputError: The file cannot be read, or no line of it is an entry.
     """
-    refuse_special(path)
+    check_file(path)
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

@@ -13,10 +13,10 @@ from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
 from fedpage.codecs.wire import Ranks, Wire
+from fedpage.core.capabilities import NodeProblem, dtype_of
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
 from fedpage.core.schedules import at_round
-from fedpage.core.types import dtype_of
 from fedpage.flower import audit, messages
 from fedpage.flower.agreement import write_names
 from fedpage.flower.allowed import check_allowed
@@ -30,7 +30,6 @@ from fedpage.flower.config import (
 )
 from fedpage.flower.node_data import (
     NodeData,
-    NodeProblem,
     check_client,
     load_node_data,
     load_statistics,

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.core.messages import field_names
 from fedpage.core.types import DType, Fields, Vector
 from fedpage.flower.node_errors import Code, NodeError

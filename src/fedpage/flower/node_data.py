@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 
+from fedpage.core.capabilities import ModelProblem, NodeProblem
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import ClientEvaluator, Problem
+from fedpage.core.types import Problem
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.flower.agreement import Agreement, Statistics
 from fedpage.flower.config import AppConfig, NodeConfig
@@ -25,30 +26,6 @@ from fedpage.flower.site_files import read_site_file, read_statistics
 from fedpage.problems import OBJECTIVES
 from fedpage.runs import build
 from fedpage.runs.fingerprint import code_digest
-
-
-@runtime_checkable
-class NodeProblem(Problem, ClientEvaluator, Protocol):
-    """A problem that can run on a node: it has one client, whose objective can be scaled."""
-
-    def rescale(self, factor: float) -> Self:
-        """Return the problem with every client's objective multiplied by a factor."""
-        ...
-
-
-@runtime_checkable
-class ModelProblem(Protocol):
-    """A problem with a model of its own, such as a TorchProblem."""
-
-    @property
-    def start_digest(self) -> str:
-        """Digest of the model, its initial parameters, the loss and the dtype."""
-        ...
-
-    @property
-    def code(self) -> Mapping[str, type]:
-        """The user's classes that decide what is computed, by name."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import get_args
 
 import numpy as np
 
+from fedpage.core.capabilities import NodeProblem
 from fedpage.core.metrics import row_metrics
 from fedpage.core.types import Vector
 from fedpage.flower import messages
 from fedpage.flower.config import AppConfig, EvaluationLevel, NodeConfig
 from fedpage.flower.metrics import select_metrics
-from fedpage.flower.node_data import NodeProblem
 from fedpage.flower.node_errors import Code, NodeError
 
 _ONLY_CLIENT = np.zeros(1, dtype=np.int64)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.core.types import StopReason
 from fedpage.flower import messages
 from fedpage.flower.exchange import content_of, exchange

@@ -21,8 +21,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedpage.callbacks.base import Callback, Event, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
-from fedpage.core.atomic import put
+from fedpage.core.capabilities import NodeProblem
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.core.metrics import Metric, describe_metrics, resolve_metrics
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import check_sample
@@ -38,7 +39,7 @@ from fedpage.flower.evaluation import check_stop
 from fedpage.flower.exchange import Wait
 from fedpage.flower.gathering import Gathering
 from fedpage.flower.metrics import refuse_reference, select_metrics
-from fedpage.flower.node_data import NodeProblem, class_digest, load_own_problem, problem_digest
+from fedpage.flower.node_data import class_digest, load_own_problem, problem_digest
 from fedpage.flower.nodes import Node, Requirements
 from fedpage.flower.operator import make_observers, waiting_for_nodes
 from fedpage.flower.run_identity import finish_run, identify_server

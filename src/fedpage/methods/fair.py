@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedpage.core.capabilities import measures_step
 from fedpage.core.schedules import with_step
-from fedpage.core.types import AnyMethod, measures_step
+from fedpage.core.types import AnyMethod
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.marina import PPMARINA
 from fedpage.methods.page import PAGE

@@ -13,20 +13,11 @@ from typing import ClassVar, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Chain, Codec, Compressible
 from fedpage.core import schedules, validate
+from fedpage.core.capabilities import dtype_of
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_page
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    DType,
-    MessageTypes,
-    Oracle,
-    Problem,
-    Replies,
-    Vector,
-    dtype_of,
-)
+from fedpage.core.types import Call, Draws, DType, MessageTypes, Oracle, Problem, Replies, Vector
 from fedpage.methods import steps
 from fedpage.methods.fedpage import FullGradient, Reply
 from fedpage.methods.registry import register

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedpage.core import passes
+from fedpage.core.random import add_clients, flags, next_clients
 from fedpage.core.secant import dot
 from fedpage.core.types import Call, Draws, Flags, Oracle, Replies, Vector
 
@@ -58,17 +58,17 @@ class Difference(NamedTuple):
 
 def nobody(N: int) -> Flags:
     """Return the flags of a pass that has had none of N clients."""
-    return passes.flags(N, False)
+    return flags(N, False)
 
 
 def everybody(N: int) -> Flags:
     """Return the flags of a pass that has had all of N clients."""
-    return passes.flags(N, True)
+    return flags(N, True)
 
 
 def is_complete(seen: Flags) -> bool:
     """Return whether the pass has had every client."""
-    return passes.count(seen) == len(seen)
+    return bool(seen.all())
 
 
 def call_next(
@@ -96,10 +96,10 @@ def call_next(
         fallback: Makes the call to use if none of them answers; the first g has none.
     """
     order = draws.order(len(seen), number)
-    clients = passes.next_clients(order, seen, draws.round * S, S)
+    clients = next_clients(order, seen, draws.round * S, S)
     s = x - x_prev
     message = PassGradients(x, x_prev) if dot(s, s) > 0 else PassAtRest(x)
-    if number == 0 and passes.count(seen) == 0:
+    if number == 0 and not seen.any():
         return Call(clients, message)
     return Call(clients, message, fallback=fallback)
 
@@ -107,13 +107,13 @@ def call_next(
 def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
     """Return which clients the pass has had after a round."""
     if isinstance(replies.mean, RestReply | PassReply):
-        return passes.add_clients(seen, replies.clients)
+        return add_clients(seen, replies.clients)
     return seen
 
 
 def share(replies: Replies[Any], seen: Flags) -> float:
     """Return the share of a round's clients among all that the pass has had."""
-    return replies.count / passes.count(seen)
+    return replies.count / int(seen.sum())
 
 
 def join(g: Vector, mean: RestReply | PassReply, share: float) -> Vector:

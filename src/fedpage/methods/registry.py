@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TypeVar
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.registry import Registry
+from fedpage.core.spec import Registry
 from fedpage.core.types import AnyMethod, HyperParameter
 
 M = TypeVar("M", bound=type[AnyMethod])

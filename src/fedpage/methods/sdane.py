@@ -14,19 +14,11 @@ from typing import ClassVar, NamedTuple, Self
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import schedules, validate
+from fedpage.core.capabilities import HasConvexity
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    HasConvexity,
-    MessageTypes,
-    Oracle,
-    Problem,
-    Replies,
-    Vector,
-)
+from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Problem, Replies, Vector
 from fedpage.methods import steps
 from fedpage.methods.registry import register
 

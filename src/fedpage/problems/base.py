@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
@@ -22,16 +23,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import (
-    Batch,
-    ClientEvaluations,
-    Draws,
-    Ints,
-    Problem,
-    Rows,
-    Smoothness,
-    Vector,
-)
+from fedpage.core.types import Batch, Draws, Ints, Problem, Rows, Smoothness, Vector
 from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.oracle import RowOracle

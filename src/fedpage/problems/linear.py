@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.jit import map_threads
 from fedpage.core.metrics import (
     LOSS,
     Metric,
@@ -25,8 +27,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.threads import map_threads
-from fedpage.core.types import ClientEvaluations, Draws, Ints, Smoothness, Vector
+from fedpage.core.types import Draws, Ints, Smoothness, Vector
 from fedpage.core.validate import as_number, is_word
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks, by_id

@@ -18,7 +18,7 @@ from numba.extending import NativeValue, models, register_model, unbox
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import function_digest
-from fedpage.core.registry import Registry
+from fedpage.core.spec import Registry
 
 RowFunction = Callable[[float, float], float]
 # error_model="numpy": no kernel checks its divisors, because none of them can be 0

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import MetricsOption
-from fedpage.core.registry import Registry
+from fedpage.core.spec import Registry
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition
 from fedpage.problems.base import Weights

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.display import html_description
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
@@ -20,7 +21,7 @@ from fedpage.core.metrics import (
     row_metrics,
 )
 from fedpage.core.random import uniforms
-from fedpage.core.types import Batch, ClientEvaluations, Draws, Ints, Smoothness, Vector
+from fedpage.core.types import Batch, Draws, Ints, Smoothness, Vector
 from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.base import (

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.core.atomic import put
+from fedpage.core.capabilities import HasConvexity, HasStart
 from fedpage.core.errors import InputError
-from fedpage.core.types import HasConvexity, HasStart, Problem, Vector
+from fedpage.core.files import put
+from fedpage.core.types import Problem, Vector
 from fedpage.data import registry
 from fedpage.problems.base import norm
 from fedpage.problems.quadratic import Quadratic

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
+from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
@@ -19,7 +20,7 @@ from fedpage.core.metrics import (
     quantile_bases,
     resolve_metrics,
 )
-from fedpage.core.types import ClientEvaluations, Ints, Problem, Vector
+from fedpage.core.types import Ints, Problem, Vector
 
 if TYPE_CHECKING:
     from fedpage.problems.reference import Reference

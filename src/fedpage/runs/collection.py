@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from fedpage.core.atomic import put
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import put
 from fedpage.runs.history import History
 from fedpage.runs.toml import flatten
 

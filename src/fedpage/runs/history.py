@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.core.atomic import put
 from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_column, read_column
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import put
 from fedpage.core.metrics import higher_is_better
 from fedpage.core.types import StopReason
 from fedpage.core.validate import as_number

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.core.types import StopReason
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedpage.core.import_file import import_object
+from fedpage.core.files import import_object
 from fedpage.runs.config import field_types
 
 

@@ -11,10 +11,11 @@ from functools import cache
 
 from fedpage._version import __version__
 from fedpage.codecs.base import Codec
+from fedpage.core.capabilities import measures_step
+from fedpage.core.columns import RecordEvery, check_record_every
 from fedpage.core.optimizers import Optimizer
-from fedpage.core.recording import RecordEvery, check_record_every
 from fedpage.core.schedules import Schedule, effective_step
-from fedpage.core.types import AnyMethod, Vector, measures_step
+from fedpage.core.types import AnyMethod, Vector
 
 
 def describe_run(

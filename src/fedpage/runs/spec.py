@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 import numpy as np
 
+from fedpage.core.capabilities import HasStart, dtype_of
+from fedpage.core.columns import RecordEvery
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import function_digest
-from fedpage.core.recording import RecordEvery
-from fedpage.core.types import AnyMethod, HasStart, Problem, Vector, dtype_of
+from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.problems.scores import ClientScoring
 from fedpage.runs.provenance import describe_run
 

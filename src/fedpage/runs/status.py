@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedpage.core.atomic import replace_file
+from fedpage.core.files import replace_file
 
 _NAME = "status.json"
 

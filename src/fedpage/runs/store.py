@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, Self
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, find_memory_error, short_repr
+from fedpage.core.files import put
 from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tomli_w
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.runs.config import Table
 
 _FORMAT = 3

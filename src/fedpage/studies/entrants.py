@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedpage.core.capabilities import HasConvexity
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import AnyMethod, HasConvexity, Problem
+from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpage.codecs import IDENTITY, Codec
+from fedpage.core.capabilities import measures_step
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.schedules import effective_step, with_step
-from fedpage.core.types import AnyMethod, Problem, Vector, measures_step
+from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, PAGE, MethodEntry, SLocalSVRG

@@ -11,14 +11,15 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fedpage.core.capabilities import HasCode, HasConvexity
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
 from fedpage.core.schedules import effective_step
-from fedpage.core.types import HasConvexity, Problem, StopReason, Vector
+from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
-from fedpage.engine.simulate import HasCode, simulate
+from fedpage.engine.simulate import simulate
 from fedpage.runs.fingerprint import code_digest
 from fedpage.runs.history import History
 from fedpage.runs.provenance import describe_start

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from fedpage.core.capabilities import dtype_of
 from fedpage.core.errors import InputError
-from fedpage.core.types import dtype_of
 from fedpage.studies.question import Trials
 from fedpage.studies.space import Axis, Candidate, Point, build_candidate
 from fedpage.studies.trials import Trial

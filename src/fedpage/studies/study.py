@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, RecordEvery
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.recording import RecordEvery
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns

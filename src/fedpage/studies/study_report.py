@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedpage.core.atomic import put
 from fedpage.core.columns import AXES, Cost
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import put
 from fedpage.report import page
 from fedpage.report.figure_file import find_tex, write_figure
 from fedpage.report.panel import Summary

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedpage.callbacks.base import Callback, check_callbacks
+from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.files import check_path
-from fedpage.core.recording import RecordEvery
+from fedpage.core.files import check_file
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import Simulation, execute
@@ -116,7 +116,7 @@ def iterate_sweep(
     for spec in specs:  # so that a wrong argument is refused here, not in a worker
         Simulation(problem, spec.method, seed=spec.seed)
     # A worker may have been started in another directory.
-    root = None if out is None else check_path(out).resolve()
+    root = None if out is None else check_file(out).resolve()
     places = [None if root is None else root / name for name in run_names(methods, seeds)]
     run_one = partial(_run_one, callbacks=callbacks)
     yield from run_tasks(run_one, list(zip(specs, places, strict=True)), jobs)

@@ -13,18 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedpage.core.capabilities import HasConvexity, dtype_of
 from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws, uniforms
-from fedpage.core.types import (
-    Batch,
-    HasConvexity,
-    Ints,
-    Oracle,
-    Problem,
-    Smoothness,
-    Vector,
-    dtype_of,
-)
+from fedpage.core.types import Batch, Ints, Oracle, Problem, Smoothness, Vector
 from fedpage.problems.base import power_of_two
 from fedpage.problems.linear import LinearModel
 from fedpage.problems.quadratic import Quadratic

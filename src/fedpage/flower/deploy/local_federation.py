@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpage.core.errors import InputError
-from fedpage.core.processes import find_descendants
 from fedpage.flower.deploy.keys import create_keys
+from fedpage.flower.deploy.processes import find_descendants
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from fedpage.core.atomic import sync_folder
+from fedpage.core.files import sync_folder
 from fedpage.flower.messages import ProtocolError
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.private_files import UnsafePath, make_private, open_private

@@ -20,8 +20,8 @@ except ImportError as error:
     ) from error
 from torch import Tensor, nn
 
-from fedpage.core.atomic import put
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.files import put
 
 _METADATA = "__about__"
 """The array of an .npz file that holds the metadata, as JSON in UTF-8."""

@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("TorchProblem needs torch: pip install 'fedpage[torch]'") from error
 from torch import nn
 
+from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
@@ -32,7 +33,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import ClientEvaluations, Draws, DType, Ints, Problem, Smoothness, Vector
+from fedpage.core.types import Draws, DType, Ints, Problem, Smoothness, Vector
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm, repr_problem
 from fedpage.problems.scores import ClientScoring, ClientTable
 from fedpage.problems.torch import batch_norm as batch_norms

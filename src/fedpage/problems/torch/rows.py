@@ -192,7 +192,7 @@ class ColumnDigests:
 
 
 class TensorArrays(NamedTuple):
-    """Keep vectors as tensors on a device (`fedpage.core.arrays.DeviceArrays`)."""
+    """Keep vectors as tensors on a device (`fedpage.core.capabilities.DeviceArrays`)."""
 
     device: torch.device
     dtype: torch.dtype

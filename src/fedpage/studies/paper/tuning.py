@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.core.atomic import put
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.runs.fingerprint import digest, method_digest, result_key
 from fedpage.runs.provenance import describe_method
 from fedpage.studies.claims import TunedCurve

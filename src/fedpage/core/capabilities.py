@@ -1,0 +1,233 @@
+"""Optional abilities of problems and oracles, as protocols that an engine asks for.
+
+A problem needs only `fedpage.core.types.Problem`. Whatever offers more, such as client by client
+evaluation or vectors on a graphics processor, has the properties or methods of a protocol here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from fedpage.core.types import Batch, DType, Ints, Oracle, Problem, Vector
+
+
+@runtime_checkable
+class CountsEachClient(Protocol):
+    """An oracle that knows which client computed how many gradients; simulated time needs it."""
+
+    def count_each(self) -> Ints:
+        """Return the row gradients that each called client has computed so far, (n,)."""
+        ...
+
+
+@runtime_checkable
+class EpochOracle(Oracle, Protocol):
+    """An oracle that can pass over all rows of its clients in minibatches."""
+
+    def epoch_steps(self, size: int | None, epochs: int) -> Ints:
+        """Return the number of minibatches of each client in so many passes, (n,)."""
+        ...
+
+    def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
+        """Return minibatch number `step` of each client; steps must be asked for in order.
+
+        The last batch of a pass may be smaller. A client that has passed its rows has no rows in
+        its batch.
+        """
+        ...
+
+
+@runtime_checkable
+class HasDtype(Protocol):
+    """A problem whose vectors are not float64."""
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the problem's numbers."""
+        ...
+
+
+@runtime_checkable
+class HasStart(Protocol):
+    """A problem with its own start, such as a network's initial parameters."""
+
+    @property
+    def x0(self) -> Vector | None:
+        """The start, (d,)."""
+        ...
+
+
+@runtime_checkable
+class HasConvexity(Protocol):
+    """A problem that knows whether it is convex."""
+
+    @property
+    def convex(self) -> bool:
+        """Whether f is convex."""
+        ...
+
+
+@runtime_checkable
+class HasLabels(Protocol):
+    """A problem whose clients' rows have labels."""
+
+    def mean_labels(self) -> Vector:
+        """Return the mean label of each client, (N,)."""
+        ...
+
+
+@runtime_checkable
+class HasCode(Protocol):
+    """A problem whose arithmetic depends on more code than its own class."""
+
+    @property
+    def code(self) -> Mapping[str, type]:
+        """The user's classes that decide what is computed, by name."""
+        ...
+
+
+@runtime_checkable
+class HasClientsAtOnce(Protocol):
+    """A problem that knows how many clients its memory allows to compute at once."""
+
+    @property
+    def clients_at_once(self) -> int:
+        """The number of clients."""
+        ...
+
+
+class ClientEvaluations(NamedTuple):
+    """The values that n clients report of a model, each on its own rows."""
+
+    losses: Vector
+    """(n,) each client's own N w_i f_i(x)."""
+    gradients: Vector
+    """(n, d) the gradients of these."""
+    metrics: Mapping[str, Vector]
+    """(n,) values of each metric on the client's rows, by name."""
+
+
+@runtime_checkable
+class ClientEvaluator(Protocol):
+    """A problem that can be evaluated client by client, as a federation has to."""
+
+    def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
+        """Evaluate x (d,) on the rows of each of these clients (n,)."""
+        ...
+
+
+@runtime_checkable
+class NodeProblem(Problem, ClientEvaluator, Protocol):
+    """A problem that can run on a node: it has one client, whose objective can be scaled."""
+
+    def rescale(self, factor: float) -> Self:
+        """Return the problem with every client's objective multiplied by a factor."""
+        ...
+
+
+@runtime_checkable
+class ModelProblem(HasCode, Protocol):
+    """A problem with its own model, such as a TorchProblem."""
+
+    @property
+    def start_digest(self) -> str:
+        """Digest of the model, its initial parameters, the loss and the dtype."""
+        ...
+
+
+@runtime_checkable
+class HeldOutEvaluator(Protocol):
+    """A problem with held-out rows, which no client has."""
+
+    def evaluate_held_out(self, x: Vector) -> Mapping[str, float]:
+        """Return held_out_loss and held_out_METRIC of x (d,); {} without held-out rows."""
+        ...
+
+
+@runtime_checkable
+class SavesModels(Protocol):
+    """A problem that can write a model to a file, such as a `TorchProblem`."""
+
+    def save(
+        self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the model with parameters x (d,) and a table of texts about it."""
+        ...
+
+    def about(self, path: str | os.PathLike[str]) -> Mapping[str, str]:
+        """Read the table of texts of a saved model."""
+        ...
+
+    def check_model_path(self, path: Path) -> None:
+        """Raise an InputError for a file name that no model can be saved under."""
+        ...
+
+
+def dtype_of(problem: object) -> DType:
+    """Return the type of a problem's numbers: its `dtype`, or float64."""
+    return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)
+
+
+def measures_step(method: object) -> bool:
+    """Return whether a method measures its step size in a run: its property of this name."""
+    return bool(getattr(method, "measures_step", False))
+
+
+# --- vectors on a device --------------------------------------------------------------------------
+# A problem may keep its vectors on a graphics processor. Then the state of a method, its messages,
+# replies and client states are arrays of the device, and no round copies them to the host. Methods
+# that use arithmetic operators only need no change for that.
+
+
+class DeviceArrays(Protocol):
+    """Copies vectors to a device and back, and makes tables there."""
+
+    def to_device(self, values: Vector) -> Any:
+        """Return a copy on the device."""
+        ...
+
+    def to_host(self, values: Any) -> Vector:
+        """Return a copy as a numpy array."""
+        ...
+
+    def zeros(self, rows: int, d: int) -> Any:
+        """Return a table of zeros, (rows, d), on the device."""
+        ...
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """A problem that may keep the vectors of rounds on a device."""
+
+    @property
+    def device_arrays(self) -> DeviceArrays | None:
+        """How vectors are kept on the device, or None if they are numpy arrays."""
+        ...
+
+
+def to_host(arrays: DeviceArrays, value: Any) -> Any:
+    """Return a tree of NamedTuples with numpy arrays in place of the device's."""
+    if _is_tree(value):
+        return type(value)(*(to_host(arrays, part) for part in value))
+    return value if _is_on_host(value) else arrays.to_host(value)
+
+
+def to_device(arrays: DeviceArrays, value: Any, template: Any) -> Any:
+    """Return a tree with arrays of the device where the template has them."""
+    if _is_tree(value):
+        parts = zip(value, template, strict=True)
+        return type(value)(*(to_device(arrays, part, like) for part, like in parts))
+    return value if _is_on_host(template) else arrays.to_device(value)
+
+
+def _is_on_host(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or not getattr(value, "ndim", 0)
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
