@@ -23,6 +23,12 @@ WRONG = (
 )  # fmt: skip
 
 
+DATA = fp.Dataset.from_arrays(np.eye(6), np.array([1.0, -1.0] * 3), clients=[0, 0, 1, 1, 2, 2])
+PROBLEM = fp.LogisticRegression(DATA, clients=3)
+METHOD = fp.FedAvg(S=2)
+RUN = {"rounds": 2, "seed": 0}
+
+
 def public_dataclasses():
     """Yield every public dataclass that a user fills, and the arguments it needs."""
     needed = {
@@ -36,6 +42,7 @@ def public_dataclasses():
         fp.FixedPointMean: {"bound": 1.0},
         fp.PrivateMean: {"clip": 1.0, "noise": 1.0},
         fp.Metric: {"name": "own", "function": max, "higher_is_better": True},
+        fp.RunSpec: {"problem": PROBLEM, "method": METHOD, **RUN},
         fp.Partition: {"name": "p", "order": np.arange(4), "ptr": np.array([0, 2, 4])},
         fp.Dataset: {"name": "d", "matrix": np.ones((4, 2)), "y": np.array([1.0, -1.0, 1.0, -1.0])},
     }
@@ -83,10 +90,6 @@ def test_fields_of_dataclasses(cls, base):
             assert_refused_in_one_line(lambda given=given: cls(**given), value, name)
 
 
-DATA = fp.Dataset.from_arrays(np.eye(6), np.array([1.0, -1.0] * 3), clients=[0, 0, 1, 1, 2, 2])
-PROBLEM = fp.LogisticRegression(DATA, clients=3)
-METHOD = fp.FedAvg(S=2)
-RUN = {"rounds": 2, "seed": 0}
 HISTORY = fp.simulate(PROBLEM, METHOD, **RUN)
 LABELS = np.array([1.0, -1.0] * 6)
 CALLS: dict[Any, dict[str, Any]] = {
