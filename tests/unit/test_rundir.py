@@ -393,7 +393,7 @@ def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeyp
         "scaffold.py",
         "local_steps.py",
         "optimizers.py",  # of local_training, in the same file as SCAFFOLD's steps
-        "types.py",
+        "capabilities.py",
         "random.py",
         "aggregate.py",
     }
