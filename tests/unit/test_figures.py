@@ -16,7 +16,7 @@ import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.report import figure_file, plots
 from fedpage.report.bands import describe_band, mean_band
-from fedpage.report.legend import text_width, wrap_text
+from fedpage.report.plots import text_width, wrap_text
 from fedpage.report.titles import describe_problem, describe_runs, shorten_partition
 from fedpage.runs.history import by_method
 

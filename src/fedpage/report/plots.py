@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -13,7 +15,6 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.report.bands import Band, describe_band
 from fedpage.report.figure_file import check_figure_path, write_figure
-from fedpage.report.legend import add_legend, text_width, wrap_text
 from fedpage.report.panel import Size, Summary, draw_panel, draw_sample
 from fedpage.report.style import assign_styles, factor_styles
 from fedpage.report.titles import describe_runs, shorten_partition
@@ -378,7 +379,7 @@ def draw_figure(
     if factors is not None:
         entries = {label: draw_sample(style, size) for label, style in factors.items()}
         first = sum(bool(style.marker) for style in factors.values())
-    legend = add_legend(page, entries, note, size.font, first) if entries else 0.0
+    legend = _add_legend(page, entries, note, size.font, first) if entries else 0.0
     lines = rows * lines + len(heading.splitlines())
     page.set_size_inches(inches, rows * height + legend + 1.3 * (size.font + 1) / 72 * lines)
     return page
@@ -404,3 +405,64 @@ def _drop_repeated_labels(grid: Sequence[Axes], columns: int) -> None:
             ax.set_ylabel("")
         if number + columns < len(grid) and below[number] == below[number + columns]:
             ax.set_xlabel("")
+
+
+def _add_legend(
+    figure: Figure, entries: Mapping[str, Artist], note: str, font: float, first: int
+) -> float:
+    """Add a legend below all panels, in as many columns as fit.
+
+    Args:
+        figure: A figure with the constrained layout, which makes room for the legend.
+        entries: The line of each label.
+        note: A title of the legend, which explains lines and bands, or "".
+        font: The size of its text in points.
+        first: The number of first entries that fill whole columns, if the width allows it.
+
+    Returns:
+        The legend's height in inches, by which the figure must grow.
+    """
+    inches = figure.get_size_inches()[0] - 0.1
+    labels = [wrap_text(label, inches - 5 * font / 72, font) for label in entries]
+    for rows in range(1, len(labels) + 1):
+        if rows < first and first % rows:
+            continue
+        legend = figure.legend(
+            list(entries.values()), labels, loc="outside lower center",
+            ncols=-(-len(labels) // rows), frameon=False, fontsize=font,
+            title=wrap_text(note, inches - font / 72, font) or None, title_fontsize=font,
+            handlelength=3.0, columnspacing=2.0, borderpad=0.2, borderaxespad=0.3,
+        )  # fmt: skip
+        box = legend.get_window_extent()
+        if box.width <= inches * figure.dpi or rows == len(labels):
+            break
+        legend.remove()
+    legend.get_title().set_multialignment("center")
+    return float(box.height / figure.dpi) + 0.1
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, font: float) -> float:
+    """Return the width of a line of text in inches, in matplotlib's font of that size (points)."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    if not text.strip():
+        return 0.0
+    return float(TextPath((0, 0), text, prop=FontProperties(size=font)).get_extents().width) / 72
+
+
+def wrap_text(text: str, width: float, font: float) -> str:
+    """Break text into lines of at most a width.
+
+    Args:
+        text: The text.
+        width: The width in inches.
+        font: The size of the font in points.
+    """
+    lines = [text]
+    count = len(text)
+    while max((text_width(line, font) for line in lines), default=0.0) > width and count > 8:
+        count -= 1
+        lines = textwrap.wrap(text, count)
+    return "\n".join(lines)
