@@ -11,11 +11,12 @@ import pytest
 
 import fedpage as fp
 from fedpage.callbacks.checkpointing import request_interrupt
+from fedpage.cli import commands
 from fedpage.cli.choose import _print_deployment, make_app_config
 from fedpage.cli.common import problem_options
 from fedpage.core.errors import InputError
 from fedpage.runs import build, toml
-from fedpage.runs.build_problem import find_objective, settle
+from fedpage.runs.build import find_objective, settle
 from fedpage.runs.config import ProblemConfig, Target, structure
 
 SIZES = {"Bern": 24, "Cork": 1, "Graz": 12, "Oslo": 18, "Rome": 9}
@@ -219,7 +220,7 @@ def test_a_printed_command_has_every_option_of_its_problem(run, patients, tmp_pa
     unset = [f.name for f in fields(EVERY) if getattr(EVERY, f.name) == f.default]
     assert unset == ["clients"]  # a partition by ids has no number of clients
     options = problem_options(EVERY)
-    command = build.command_line("fedavg", fp.FedAvg(S=2), options | {"--rounds": "2"})
+    command = commands.command_line("fedavg", fp.FedAvg(S=2), options | {"--rounds": "2"})
     assert run(*shlex.split(command)[1:], "--out", "again")[0] == 0
     again = structure(ProblemConfig, stored(tmp_path / "again" / "run.toml"), "run.toml")
     assert again == replace(EVERY, data=str(patients))

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import fedpage as fp
+from fedpage.cli.commands import describe_in_text
 from fedpage.core.errors import InputError
 from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from fedpage.runs.build import build_fair_method, build_method, describe_in_text, hyper_words
+from fedpage.runs.build import build_fair_method, build_method, hyper_words
 from fedpage.runs.config import MethodConfig
 
 

@@ -8,6 +8,7 @@ import math
 import pytest
 
 import fedpage as fp
+from fedpage.cli.commands import describe_in_text
 from fedpage.core.errors import InputError
 from fedpage.core.schedules import (
     Constant,
@@ -23,7 +24,7 @@ from fedpage.core.schedules import (
     with_step,
 )
 from fedpage.report.methods import scheduled
-from fedpage.runs.build import build_fair_method, describe_in_text, hyper_words
+from fedpage.runs.build import build_fair_method, hyper_words
 from fedpage.runs.build import build_method as build
 from fedpage.runs.config import MethodConfig
 

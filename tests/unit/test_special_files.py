@@ -11,12 +11,12 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.runs.import_class import import_class
+from fedpage.core.files import import_object
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes and devices in the file system")
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "method": (".py", lambda path: import_class(path, "Own", "method")),
+    "method": (".py", lambda path: import_object(path, "Own", "method")),
     "devices": (".csv", lambda path: fp.Devices.from_text(str(path))),
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.cli import commands
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.types import Smoothness
@@ -512,7 +513,7 @@ def test_tune_on_the_command_line_searches_all_that_is_not_given(run, tmp_path):
 
 
 def test_command_lines_say_everything_that_differs_from_the_defaults():
-    line = build.command_line(
+    line = commands.command_line(
         "fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True), {"--data": "a9a"}
     )
     assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all --periodic True"
@@ -520,7 +521,7 @@ def test_command_lines_say_everything_that_differs_from_the_defaults():
     again = field_values(fp.FedPAGE, words, "test", words=True)
     assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True)
     method = fp.PPMARINA(S=3, eta_g=0.1 + 0.2, p=None, up="randk:0.25")
-    text = build.describe_in_text("pp-marina", method)
+    text = commands.describe_in_text("pp-marina", method)
     assert build.build_fair_method(text, N=50, M=10, S=10, K=10, step=0.1) == method
 
 

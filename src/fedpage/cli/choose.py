@@ -197,7 +197,7 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
 
     The second prints the same median, interval and count of seeds.
     """
-    from fedpage.runs import build
+    from fedpage.cli import commands
 
     question, chosen = choice.question, choice.recommended
     about = problem_options(problem) | {
@@ -207,13 +207,13 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
     }
     about |= device_options(question.devices)
     seeds = {
-        "--methods": shlex.quote(build.describe_in_text(chosen.name, chosen.method)),
+        "--methods": shlex.quote(commands.describe_in_text(chosen.name, chosen.method)),
         "--cost": shlex.quote(question.cost.name),
         "--seed": str(choice.fresh[0]),
         "--seeds": str(len(choice.fresh)),
     }
-    repeat = " ".join(["fedpage compare", *build.join_options(about | seeds)])
-    return build.command_line(chosen.name, chosen.method, about), repeat
+    repeat = " ".join(["fedpage compare", *commands.join_options(about | seeds)])
+    return commands.command_line(chosen.name, chosen.method, about), repeat
 
 
 def _print_deployment(

@@ -230,7 +230,7 @@ def repeat_command(words: str, *options: Mapping[str, str], has_faults: bool = F
         options: Its options.
         has_faults: Whether it was given a file of faults, whose name is not stored.
     """
-    from fedpage.runs.build import join_options
+    from fedpage.cli.commands import join_options
 
     every = [word for table in options for word in join_options(table)]
     return " ".join([words, *every, *(["--faults FILE"] if has_faults else [])])

@@ -241,6 +241,8 @@ def _report(
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
+    import numpy as np
+
     from fedpage.runs import build
 
     S = config.S or 1
@@ -248,7 +250,7 @@ def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMetho
         raise InputError(
             f"cannot sample S={S} of N={problem.N} clients; choose --S of at most {problem.N}"
         )
-    M = build.median_rows(problem)
+    M = int(np.median(problem.sizes))
     methods = [
         build.build_fair_method(text.strip(), N=problem.N, M=M, S=S, K=config.K, step=config.step)
         for text in config.methods.split(",")

@@ -86,7 +86,7 @@ def show(
 
     from fedpage.report import data_summary
     from fedpage.report.partition_plot import plot_partition
-    from fedpage.runs.build_problem import build_partition, load_data, settle_partition
+    from fedpage.runs.build import build_partition, load_data, settle_partition
 
     config = replace(config, data=name)
     rows = load_data(config)

@@ -119,7 +119,7 @@ def plan(
 ) -> Document:
     """Predict rounds and bytes by theory and by short runs."""
     from fedpage.callbacks.progress import progress_bars
-    from fedpage.runs.build_problem import DEFAULT_CLIENTS, build_problem
+    from fedpage.runs.build import DEFAULT_CLIENTS, build_problem
     from fedpage.studies.plan import (
         compute_plan,
         problem_constants,

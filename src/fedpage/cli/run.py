@@ -152,6 +152,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
     Raises:
         InputError: something does not exist or does not fit; nothing has been written yet.
     """
+    from fedpage.cli import commands
     from fedpage.engine.aggregation import Aggregation
     from fedpage.engine.faults import parse
     from fedpage.engine.simulate import prepare
@@ -173,7 +174,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
         entry = build.find_method(command.method.name)
         given = build.parse_hyper_parameters(entry, command.method.hyper)
         method = build.build_theory_method(entry, given, problem)
-        print(f"Steps from theory: {build.command_line(command.method.name, method, {})}")
+        print(f"Steps from theory: {commands.command_line(command.method.name, method, {})}")
     faults, policy = (None, None)
     if command.faults is not None:
         faults, policy = parse(command.faults, faults_source)

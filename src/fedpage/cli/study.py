@@ -267,7 +267,7 @@ def _add_seeds(text: str, old: int | list[int], more: int) -> str:
 
 def _add_method(text: str, words: str, study: Study) -> str:
     """Append the table of a method, such as that of "fedprox:S=20", to a study file."""
-    from fedpage.runs.build_problem import split_settings
+    from fedpage.runs.build import split_settings
     from fedpage.runs.toml import dumps
 
     name, settings = split_settings(words)

@@ -87,6 +87,7 @@ def tune(
     may cost as much as --rounds rounds of the method.
     """
     from fedpage.callbacks.progress import progress_bars
+    from fedpage.cli import commands
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
     from fedpage.studies import tune as tuning
@@ -96,7 +97,7 @@ def tune(
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
     problem, objective = build.open_problem(build.record_target(problem, run.target))
     base = build.build_default_method(entry, given, objective)
-    values = build.parse_grid(entry, search or []) or None
+    values = commands.parse_grid(entry, search or []) or None
     parse_cost(cost)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
@@ -130,9 +131,9 @@ def tune(
         )  # fmt: skip
     _print_result(found, out)
     if found.judged is not None and not found.question.cost.is_estimated:
-        text = build.describe_in_text(method, found.method, list(entry.preset))
+        text = commands.describe_in_text(method, found.method, list(entry.preset))
         print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
-    command = build.command_line(
+    command = commands.command_line(
         method,
         found.method,
         problem_options(problem) | {"--rounds": str(found.rounds)} | device_options(devices),
@@ -156,7 +157,7 @@ def tune(
 
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
     """Return the `fedpage compare` command that runs the winner on the same fresh seeds."""
-    from fedpage.runs.build import join_options
+    from fedpage.cli.commands import join_options
     from fedpage.runs.config import Target
 
     question = found.question

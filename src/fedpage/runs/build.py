@@ -1,61 +1,296 @@
-"""Build methods from their configuration, and write them as commands.
-
-`fedpage.runs.build_problem` builds data sets and problems; its functions are here too.
-"""
+"""Build data sets, problems and methods from their configuration."""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
+from fedpage.core import spec
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.files import import_object
+from fedpage.core.metrics import METRICS, find_quantile
 from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
+from fedpage.data import Dataset, load
+from fedpage.data.partition import Partition, partition_from_text
+from fedpage.data.registry import DATASETS, Embedded
+from fedpage.data.tables import is_table
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import at_step, match_terms
-from fedpage.problems import LinearModel
-from fedpage.runs.build_problem import build_problem as build_problem
-from fedpage.runs.build_problem import load_dataset as load_dataset
-from fedpage.runs.build_problem import open_problem as open_problem
-from fedpage.runs.build_problem import record_target as record_target
-from fedpage.runs.build_problem import split_settings as split_settings
-from fedpage.runs.config import MethodConfig, dataclass_fields, field_values
-from fedpage.runs.import_class import import_class
+from fedpage.problems import OBJECTIVES, LinearModel
+from fedpage.problems.losses import REGULARISERS, Reg
+from fedpage.problems.objectives import Objective
+from fedpage.runs.config import (
+    DataConfig,
+    MethodConfig,
+    ProblemConfig,
+    Target,
+    dataclass_fields,
+    field_types,
+    field_values,
+)
+
+DEFAULT_CLIENTS = 3250
+"""The default number of clients, as in the paper's experiments on a9a."""
+_METHOD_ATTRIBUTES = (
+    "init", "call", "client", "server", "effective_step", "client_state", "name", "messages",
+)  # fmt: skip
+C = TypeVar("C", bound=DataConfig)
 
 
-def median_rows(problem: Problem) -> int:
-    """Return the median number of rows of a client, from which minibatches are chosen."""
-    return int(np.median(problem.sizes))
+def split_settings(text: str) -> tuple[str, dict[str, str]]:
+    """Split `name:key=value:key=value` into the name and its settings.
+
+    Raises:
+        InputError: If a part after the name is not key=value.
+
+    >>> split_settings("fedpage:up=randk:0.1:K=5")
+    ('fedpage', {'up': 'randk:0.1', 'K': '5'})
+    """
+    parsed = spec.parse(text)
+    if parsed.values:
+        raise InputError(f"{text!r}: expected name:key=value, found {parsed.values[0]!r}")
+    return parsed.name, parsed.settings
+
+
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _import_class(path: Path, name: str, noun: str) -> type | None:
+    """Import a class from the user's file, or return None if the file has no such class."""
+
+    def resolve_types(found: object) -> None:  # while the module can be looked up
+        if isinstance(found, type) and dataclasses.is_dataclass(found):
+            field_types(found)
+
+    found = import_object(path, name, noun, resolve_types)
+    return found if isinstance(found, type) else None
+
+
+# --- data and partitions --------------------------------------------------------------------------
+
+
+def load_dataset(text: str, **columns: Any) -> Dataset:
+    """Load the data set that `--data` names, such as "a9a", "census:skew=1" or a path.
+
+    Args:
+        text: The name or path.
+        **columns: How the columns of a table are used, as `load` takes them.
+
+    Raises:
+        InputError: If the name or a setting is unknown, or the file cannot be read.
+    """
+    entry = DATASETS.get(text.partition(":")[0])
+    if not isinstance(entry, Embedded):
+        return load(text, **columns)
+    name, settings = split_settings(text)
+    hints = get_type_hints(entry.make)
+    options = dataclasses.make_dataclass(
+        name,
+        [
+            (key, hints[key], dataclasses.field(default=parameter.default))
+            for key, parameter in signature(entry.make).parameters.items()
+            if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+        ],
+    )
+    chosen = field_values(options, settings, f"--data {name}", words=True)
+    return load(name, **columns, **chosen)
+
+
+def load_data(config: DataConfig) -> Dataset:
+    """Load the data of a configuration.
+
+    Raises:
+        InputError: If the data cannot be read, or a column is unknown or cannot be used.
+    """
+    return load_dataset(
+        config.data,
+        label=config.label,
+        client=config.client_column,
+        standardise=config.standardise,
+        missing=config.missing,
+        drop=_split_names(config.drop),
+        categorical=_split_names(config.categorical),
+    )
+
+
+def settle_partition(config: C, data: Dataset) -> C:
+    """Choose the partition and the number of clients if a configuration leaves them out.
+
+    Data with ids is divided by them, and the number of clients is then that of the ids. Other data
+    is divided into blocks; a table must say into how many.
+
+    Raises:
+        InputError: If `clients` contradicts the ids, or nothing says who holds a table's rows.
+    """
+    partition = config.partition
+    if partition is None:
+        partition = "blocks" if data.clients is None else "by-id:drop"
+    if partition.partition(":")[0].replace("_", "-") == "by-id":
+        if config.clients is not None:
+            raise InputError(
+                f"--clients {config.clients}: with --partition {partition}, every id of "
+                f"{data.name} is a client; leave --clients out, or choose another --partition, "
+                "such as iid"
+            )
+        return dataclasses.replace(config, partition=partition)
+    if config.clients is None and _is_table_file(config.data):
+        ids = "" if data.clients is not None else "--client-column COLUMN if a column says so, or "
+        raise InputError(
+            f"{data.name}: say who holds the rows: {ids}--clients N for N clients "
+            f"({partition.partition(':')[0]})"
+        )
+    clients = config.clients or DEFAULT_CLIENTS
+    return dataclasses.replace(config, partition=partition, clients=clients)
+
+
+def _is_table_file(text: str) -> bool:
+    return text.partition(":")[0] not in DATASETS and is_table(Path(text))
+
+
+def build_partition(config: DataConfig, data: Dataset) -> Partition:
+    """Divide rows as a configuration says in which `settle_partition` made the choices.
+
+    Raises:
+        InputError: If the partition is unknown, or the rows do not suffice for it.
+    """
+    return partition_from_text(
+        config.partition or "",
+        data.y,
+        config.clients or 1,
+        config.partition_seed,
+        min_rows=config.min_rows,
+        ids=data.clients,
+    )
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+def settle(config: ProblemConfig, data: Dataset) -> ProblemConfig:
+    """Choose the partition, the number of clients and the objective that fit the data.
+
+    The objective of a table is logistic for two classes, softmax for more and squares for numbers,
+    with an l2 regulariser if alpha is given. That of other data is robust, as in the paper.
+
+    Raises:
+        InputError: If the configuration contradicts the data.
+    """
+    config = settle_partition(config, data)
+    if config.objective is not None:
+        return config
+    objective = "robust"
+    if _is_table_file(config.data):
+        classes = 0 if data.classes is None else len(data.classes)
+        objective = {0: "squares", 2: "logistic"}.get(classes, "softmax")
+        objective += "-l2" if config.alpha is not None else ""
+    return dataclasses.replace(config, objective=objective)
+
+
+def open_problem(config: ProblemConfig) -> tuple[ProblemConfig, LinearModel]:
+    """Load the data, divide it among the clients, and return the objective over it.
+
+    Returns:
+        The configuration with the choices that depend on the data, and the problem.
+
+    Raises:
+        InputError: If a name is unknown, or the data does not suffice for the clients.
+    """
+    given = None if config.objective is None else find_objective(config.objective)
+    data, held_out = load_data(config), None
+    config = settle(config, data)
+    objective = given or find_objective(str(config.objective))
+    if config.held_out:
+        try:
+            data, held_out = data.split(
+                config.held_out, config.partition_seed, by=config.held_out_by
+            )
+        except InputError as error:
+            raise InputError(f"--held-out {config.held_out:g}: {error}") from None
+    elif config.held_out_by != "rows":
+        raise InputError("--held-out-by clients: give the share too, such as --held-out 0.2")
+    problem = objective.problem(
+        data,
+        build_partition(config, data),
+        alpha=config.alpha,
+        intercept=config.intercept,
+        weights=config.weights,
+        metrics=_split_names(config.metrics),
+        held_out=held_out,
+    )
+    return config, problem
+
+
+def build_problem(config: ProblemConfig) -> LinearModel:
+    """Return the problem of `open_problem`."""
+    return open_problem(config)[1]
+
+
+def record_target(config: ProblemConfig, target: Target) -> ProblemConfig:
+    """Add the metric of a target to those that a problem records, if it is a registered one."""
+    name = target.column.removeprefix("held_out_")
+    is_metric = name in METRICS or find_quantile(name, METRICS, "--target") is not None
+    if not is_metric or name in _split_names(config.metrics):
+        return config
+    return dataclasses.replace(config, metrics=",".join(filter(None, (config.metrics, name))))
+
+
+def find_objective(text: str) -> Objective:
+    """Return the objective of a name, or of the loss that `file.py@Class` names.
+
+    A regulariser follows the class as it follows a name: mine.py@Hinge-l2.
+
+    Raises:
+        InputError: If the name is unknown, or the file has no such loss.
+    """
+    path, at, word = text.rpartition("@")
+    if not at:
+        if text not in OBJECTIVES:
+            hint = did_you_mean(text, OBJECTIVES)
+            losses = [name for name, entry in OBJECTIVES.items() if entry.reg == "none"]
+            regs = [f"-{name}" for name in REGULARISERS if name != "none"]
+            raise InputError(
+                f"unknown objective {text!r}:{hint} losses are {', '.join(losses)}, or your own as "
+                f"file.py@Class; a regulariser ({', '.join(regs)}) may follow"
+            )
+        return OBJECTIVES[text]
+    name, dash, suffix = word.partition("-")
+    reg: Reg | None = next((reg for reg in REGULARISERS if reg == suffix), None)
+    if dash and (reg is None or reg == "none"):
+        known = ", ".join(f"{name}-{reg}" for reg in REGULARISERS if reg != "none")
+        raise InputError(f"objective {text!r}: with a regulariser it is {known}")
+    loss = _import_class(Path(path), name, "loss")
+    if loss is None:
+        raise InputError(f"{path}: has no class {name!r}")
+    return Objective(word, loss, reg or "none", LinearModel)
+
+
+# --- methods --------------------------------------------------------------------------------------
 
 
 def find_method(name: str) -> MethodEntry:
     """Return the entry of a method's name, or of the class that `file.py@Class` names.
 
     Raises:
-        InputError: the name is unknown, or the file has no such method.
+        InputError: If the name is unknown, or the file has no such method.
     """
     if name.lower() in METHODS:
         return METHODS[name.lower()]
-    path, at, cls = name.rpartition("@")
-    if at:
-        return _import_method(Path(path), cls)
-    hint = did_you_mean(name, METHODS)
-    raise InputError(
-        f"unknown method {name!r}:{hint} `fedpage methods` lists all; one of your own is "
-        "file.py@ClassName"
-    )
-
-
-def _import_method(path: Path, name: str) -> MethodEntry:
-    cls = import_class(path, name, "method")
-    if cls is None or not dataclasses.is_dataclass(cls):
-        raise InputError(f"{path}: has no dataclass {name!r}")
+    path, at, class_name = name.rpartition("@")
+    if not at:
+        raise InputError(
+            f"unknown method {name!r}:{did_you_mean(name, METHODS)} `fedpage methods` lists all; "
+            "one of your own is file.py@ClassName"
+        )
+    cls: Any = _import_class(Path(path), class_name, "method")
+    if not dataclasses.is_dataclass(cls):
+        raise InputError(f"{path}: has no dataclass {class_name!r}")
     needed = [
         "init",
         "call",
@@ -68,7 +303,7 @@ def _import_method(path: Path, name: str) -> MethodEntry:
     ]
     missing = [attribute for attribute in needed if not hasattr(cls, attribute)]
     if missing:
-        raise InputError(f"{path}: {name} is not a method: it lacks {', '.join(missing)}")
+        raise InputError(f"{path}: {class_name} is not a method: it lacks {', '.join(missing)}")
     method_class: Any = cls
     return MethodEntry(method_class, method_class.name)
 
@@ -79,13 +314,13 @@ def parse_hyper_parameters(
     """Convert the given hyper-parameters of a method from words to their types.
 
     Raises:
-        InputError: a name is unknown, or a value is not of its type.
+        InputError: If a name is unknown, or a value is not of its type.
     """
     return field_values(entry.cls, words, entry.label, words=True)
 
 
 def build_method(config: MethodConfig) -> AnyMethod:
-    """Return the method with the given hyper-parameters and, for others, its own defaults."""
+    """Return the method with the given hyper-parameters and its defaults for the others."""
     entry = find_method(config.name)
     return entry(**parse_hyper_parameters(entry, config.hyper))
 
@@ -94,12 +329,12 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     """Return a method on the paper's equal terms, such as "fedavg" or "fedpage:eta_l=0.01".
 
     Args:
-        text: its name, or file.py@Class, and hyper-parameters that are not on equal terms.
-        N: the number of clients.
-        M: rows of a client, from which minibatches are chosen.
-        S: clients that FedPAGE samples.
-        K: local steps.
-        step: the effective step, unless a step size is given.
+        text: Its name, or file.py@Class, and hyper-parameters that are not on equal terms.
+        N: The number of clients.
+        M: Rows of a client, from which minibatches are chosen.
+        S: Clients that FedPAGE samples.
+        K: Local steps.
+        step: The effective step, unless a step size is given.
     """
     name, settings = split_settings(text)
     entry = find_method(name)
@@ -110,22 +345,21 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     return method if sizes & given.keys() or not given else at_step(method, step)
 
 
+def build_default_method(
+    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: Problem
+) -> AnyMethod:
+    """Return a method with the given values and, for others, the paper's terms on a problem."""
+    K = int(given.get("K") or (1 if entry.hyper_parameters.get("K") == 1 else 10))
+    N, M = problem.N, int(np.median(problem.sizes))
+    return _replace(entry, match_terms(entry, N=N, M=M, S=min(10, N), K=K, step=0.1), given)
+
+
 def _step_sizes(method: AnyMethod) -> set[str]:
     """Return the hyper-parameters that set the effective step, such as eta_l, lam or gamma."""
     other = with_step(method, 2 * effective_step(method))
     names = dataclass_fields(type(method))
     changed = {name for name in names if getattr(other, name) != getattr(method, name)}
     return changed | {"eta", "eta_g", "eta_l"}
-
-
-def build_default_method(
-    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: Problem
-) -> AnyMethod:
-    """Return a method with the given values and, for others, the paper's terms on a problem."""
-    K = int(given.get("K") or (1 if entry.hyper_parameters.get("K") == 1 else 10))
-    N = problem.N
-    method = match_terms(entry, N=N, M=median_rows(problem), S=min(10, N), K=K, step=0.1)
-    return _replace(entry, method, given)
 
 
 def _replace(
@@ -145,7 +379,7 @@ def build_theory_method(
     """Return a method with the step sizes of its theorem on a problem, as `--steps theory` does.
 
     Raises:
-        InputError: a step size is given too, or there is no theorem for the method.
+        InputError: If a step size is given too, or there is no theorem for the method.
     """
     from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE
     from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
@@ -172,10 +406,10 @@ def build_theory_method(
         "convex": problem.convex,
     }
     if issubclass(entry.cls, SCAFFOLD):
-        return _at_step(method, scaffold_steps(**terms, K=method.K).effective_step)
+        return with_step(method, scaffold_steps(**terms, K=method.K).effective_step)
     if entry.cls is FedAvg:  # not of its variants: FedProx, momentum, adaptive servers
         _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
-        return _at_step(method, fedavg_steps(**terms, K=method.K, B=B).effective_step)
+        return with_step(method, fedavg_steps(**terms, K=method.K, B=B).effective_step)
     sizes = sorted(_step_sizes(method) & dataclass_fields(entry.cls).keys())
     raise InputError(
         f"--steps theory: no theorem gives step sizes for {entry.label}; "
@@ -186,7 +420,7 @@ def build_theory_method(
 def _apply_theorem(
     entry: MethodEntry, method: Any, given: Mapping[str, HyperParameter], problem: LinearModel
 ) -> AnyMethod:
-    """Return what the method's own `from_theory` makes of its hyper-parameters."""
+    """Call the method's `from_theory` with its hyper-parameters."""
     own: Any = entry.cls
     known = dataclass_fields(entry.cls)
     options, missing = {}, []
@@ -213,92 +447,6 @@ def _apply_theorem(
         raise InputError(f"--steps theory chooses {', '.join(chosen)}; leave it out")
     changed: AnyMethod = dataclasses.replace(tuned, **given)
     return changed
-
-
-def _at_step(method: AnyMethod, step: float) -> AnyMethod:
-    return with_step(method, step)
-
-
-def parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:
-    """Parse the values that `--search name=value,value` gives for a method's hyper-parameters.
-
-    "step", the effective step, and "rho" = K eta_l/eta_g of FedPAGE are accepted as names too. A
-    name without values has an empty list.
-
-    Raises:
-        InputError: a name is unknown, or a value is not of its type.
-    """
-    grid: dict[str, list[HyperParameter]] = {}
-    for text in searches:
-        name, equals, values = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not name or (equals and not values.strip()):
-            raise InputError(f"--search {text!r}: expected name or name=value,value,...")
-        if name == "rho" and not hasattr(entry.cls, "local_step"):
-            raise InputError(
-                f"--search {text!r}: rho is FedPAGE's; {entry.label} has eta_g and eta_l"
-            )
-        source = _Search if name in ("step", "rho") else entry.cls
-        if not equals:
-            known = [*dataclass_fields(source), "step", "rho"]
-            if name not in known:
-                hint = did_you_mean(name, known) or f" known are {', '.join(known)}"
-                raise InputError(f"--search {entry.label}: unknown key {name!r};{hint}")
-            grid.setdefault(name, [])
-            continue
-        for value in values.split(","):
-            word, where = {name: value.strip()}, f"--search {entry.label}"
-            parsed = field_values(source, word, where, words=True)
-            ((field, number),) = parsed.items()
-            grid.setdefault(field, []).append(number)
-    return grid
-
-
-@dataclasses.dataclass
-class _Search:
-    """What can be searched beside the hyper-parameters."""
-
-    step: float = 0.0
-    rho: float = 0.0
-
-
-def describe_in_text(name: str, method: AnyMethod, left_out: Sequence[str] = ()) -> str:
-    """Write a method with all its hyper-parameters as `fedpage compare --methods` takes it.
-
-    Args:
-        name: its name on the command line.
-        method: the method.
-        left_out: hyper-parameters that the name fixes.
-
-    >>> import fedpage as fp
-    >>> describe_in_text("vrl-sgd", fp.VRLSGD(K=5, b=None))
-    'vrl-sgd:K=5:eta_l=0.01:b=all:up=none:down=none'
-    """
-    words = [name]
-    for key in dataclass_fields(type(method)):
-        value = getattr(method, key)
-        if key not in left_out:
-            none = "all" if key[:1] in "bS" else "default"  # both are words for None
-            text = none if value is None else repr(value) if isinstance(value, float) else value
-            words.append(f"{key}={text}")
-    return ":".join(words)
-
-
-def command_line(name: str, method: AnyMethod, options: Mapping[str, str]) -> str:
-    """Write the `fedpage run` command that runs a method with other options as given."""
-    words = [f"fedpage run {name}", *join_options(options)]
-    for key, text in hyper_words(method).items():
-        words.append(f"--{key.replace('_', '-')} {shlex.quote(text)}")
-    return " ".join(words)
-
-
-def join_options(options: Mapping[str, str]) -> list[str]:
-    """Write options with their values; a flag has the value "".
-
-    >>> join_options({"--S": "5", "--stop": ""})
-    ['--S 5', '--stop']
-    """
-    return [f"{option} {value}" if value else option for option, value in options.items()]
 
 
 def hyper_words(method: AnyMethod) -> dict[str, str]:

@@ -16,7 +16,7 @@ from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.simulate import Simulation
 from fedpage.engine.simulate import execute as execute_run
 from fedpage.runs import toml
-from fedpage.runs.build_problem import build_problem
+from fedpage.runs.build import build_problem
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.fingerprint import digest, fingerprint, result_key
 from fedpage.runs.history import History

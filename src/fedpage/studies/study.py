@@ -14,7 +14,7 @@ from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns
-from fedpage.runs.build_problem import record_target
+from fedpage.runs.build import record_target
 from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
 from fedpage.studies.claims import Verdict, judge

@@ -105,7 +105,7 @@ def load(
 
 def _on_other_data(config: StudyConfig, data: str) -> StudyConfig:
     """Return a study on other data; a figure uses at most as many rows as before."""
-    from fedpage.runs.build_problem import load_dataset
+    from fedpage.runs.build import load_dataset
 
     rows = load_dataset(data).rows
 
