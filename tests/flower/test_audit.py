@@ -19,7 +19,7 @@ from fedpage.flower import audit, client_app, messages
 
 D = 123
 REQUEST = messages.TrainRequest(0, 4, 3, "FullGradient", D, 1.0, "server-run", "", 0, 1, "", "")
-ENTRY = audit.Entry(
+ENTRY = audit.AuditEntry(
     time="2026-01-01T00:00:00.000+00:00", flower_run="1", node="2", run="r", app="a", fab="",
     method="fedpage", message="train.client", round=3, bytes=10, digest="d",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.flower import messages
-from fedpage.flower.evaluation import Evaluator, OutOfRange
+from fedpage.flower.evaluation import Evaluator, ImpossibleValue
 
 SCAFFOLD = {"method": "scaffold", "hyper": "S=3 K=2"}
 PREFIX = "evaluation-"
@@ -354,7 +354,7 @@ def test_a_node_refuses_an_evaluation_that_the_run_does_not_have(config, tmp_pat
     grid = LocalGrid(app, nodes, settings)
     grid.get_node_ids()
     header = messages.EvaluateRequest(client=0, round=0, d=123, scale=1.0, agreement="", digest="")
-    content = messages.encode_message(messages.Model(np.zeros(123)), header)
+    content = messages.encode_message(messages.ModelArrays(np.zeros(123)), header)
     [name] = grid.push_messages(
         [grid.create_message(content, messages.EVALUATE, grid.node(0), "0", 60.0)]
     )
@@ -399,7 +399,7 @@ def test_a_loss_within_rounding_of_its_minimum_is_accepted():
             return False
 
     assert evaluator.decode(0, Reply(-1e-12), 3).loss[0] == -1e-12
-    with pytest.raises(OutOfRange, match=r"its loss -0\.001 is below 0"):
+    with pytest.raises(ImpossibleValue, match=r"its loss -0\.001 is below 0"):
         evaluator.decode(0, Reply(-1e-3), 3)
 
 

@@ -127,7 +127,7 @@ def test_invalid_arrays_are_neither_allocated_nor_unpickled(name, monkeypatch):
 
     for function in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, function, never)
-    layout = layout_of(messages.Model, 3, np.float64)
+    layout = layout_of(messages.ModelArrays, 3, np.float64)
     content = RecordDict({"arrays": ArrayRecord({"x": HOSTILE[name]}), "header": ConfigRecord({})})
     with pytest.raises(messages.ProtocolError) as error:
         messages.decode_fields(content, layout)
@@ -136,8 +136,8 @@ def test_invalid_arrays_are_neither_allocated_nor_unpickled(name, monkeypatch):
 
 def test_arrays_keep_every_bit():
     numbers = np.array([-0.0, 5e-324, np.nan, -np.inf, 0.1])
-    content = messages.encode_message(messages.Model(numbers), messages.EvaluateReply(0, 0))
-    (again,) = messages.decode_fields(content, layout_of(messages.Model, 5, np.float64))
+    content = messages.encode_message(messages.ModelArrays(numbers), messages.EvaluateReply(0, 0))
+    (again,) = messages.decode_fields(content, layout_of(messages.ModelArrays, 5, np.float64))
     assert again.tobytes() == numbers.tobytes()
     assert again.flags.writeable
 

@@ -171,3 +171,15 @@ def test_every_make_target_that_is_documented_exists():
             r"(?:^|`|&& )make ([a-z-]+)", page.read_text("utf-8"), flags=re.MULTILINE
         )
         assert set(named) <= targets, page
+
+
+def test_a_public_class_name_has_one_meaning():
+    """State, messages and replies have the same names in the files of methods/."""
+    places: dict[str, set[str]] = {}
+    for path in (ROOT / "src" / "fedpage").rglob("*.py"):
+        place = "methods" if path.parent.name == "methods" else path.as_posix()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(place)
+    twice = {name for name, found in places.items() if len(found) > 1}
+    assert twice <= {"State"}  # the bound of a method's state in core/types.py

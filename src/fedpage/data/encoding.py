@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Sparse
-from fedpage.data.frames import FrameReader, Table, is_number, no_column, short_list
+from fedpage.data.frames import DataTable, FrameReader, is_number, no_column, short_list
 
 MISSING_VALUE = "(missing)"
 """The value in a feature's name that stands for a missing category, as in "smoker=(missing)"."""
@@ -117,7 +117,7 @@ class Encoding:
         """Choose the encoding of a table's columns: numbers, or one feature a category.
 
         Args:
-            table: a Table, a frame, columns {name: values} or rows [{name: value}].
+            table: a DataTable, a frame, columns {name: values} or rows [{name: value}].
             standardise: whether numbers get mean 0 and standard deviation 1; a constant column
                 becomes 0.
             missing: "error" refuses missing cells. "mean" replaces a missing number by the mean of
@@ -130,7 +130,7 @@ class Encoding:
         >>> Encoding.fit({"age": [30, 50], "smoker": ["yes", "no"]}).feature_names
         ('age', 'smoker=no', 'smoker=yes')
         """
-        if not isinstance(table, Table):
+        if not isinstance(table, DataTable):
             reader = FrameReader(table, "frame")
             table = reader.read(reader.names)
         columns = tuple(
@@ -174,7 +174,7 @@ class Encoding:
         >>> encoding.transform([{"smoker": "no", "age": 41}]).tolist()
         [[41.0, 1.0, 0.0]]
         """
-        if not isinstance(rows, Table):
+        if not isinstance(rows, DataTable):
             rows = self.read(FrameReader(rows, source))
         if unknown not in ("error", "ignore"):
             raise InputError(f"unknown must be 'error' or 'ignore', not {short_repr(unknown)}")
@@ -186,14 +186,14 @@ class Encoding:
         indptr, indices, values, features = matrix
         return csr_array((values, indices, indptr), shape=(len(indptr) - 1, features))
 
-    def read(self, reader: Any) -> Table:
+    def read(self, reader: Any) -> DataTable:
         """Read the columns of the encoding from a file or a frame.
 
         Raises:
             InputError: a column is missing or not known, or cannot be read.
         """
         self.check_names(reader.names, reader.source)
-        table: Table = reader.read([c.name for c in self.columns], self.text_columns)
+        table: DataTable = reader.read([c.name for c in self.columns], self.text_columns)
         return table
 
     def check_names(self, names: list[str], source: str) -> None:
@@ -301,7 +301,7 @@ def _column_from(kind: str, **fields: Any) -> EncodedColumn:
     return column
 
 
-def _fit_numbers(table: Table, name: str, standardise: bool, missing: str) -> NumberColumn:
+def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -> NumberColumn:
     """Compute the mean, the scale and the fill value of a column, if they are needed.
 
     scikit-learn's StandardScaler adds in another order, so its last digits differ from those that
@@ -350,7 +350,7 @@ def _sum(block: Vector) -> float:
         return math.inf
 
 
-def _fit_categories(table: Table, name: str, missing: str) -> CategoryColumn:
+def _fit_categories(table: DataTable, name: str, missing: str) -> CategoryColumn:
     absent, values = table.is_missing(name), table.codes(name)[1]
     if absent.any() and missing != "mean":
         raise InputError(f"{table.cell(int(absent.argmax()), name)}: {MISSING_CELL}")
@@ -363,7 +363,7 @@ def _fit_categories(table: Table, name: str, missing: str) -> CategoryColumn:
 
 
 def _check_finite(
-    table: Table, name: str, numbers: Vector, allow_missing: bool, advice: str
+    table: DataTable, name: str, numbers: Vector, allow_missing: bool, advice: str
 ) -> None:
     """Raise InputError for an infinite number, or for a missing one unless that is allowed."""
     for wrong, reason in (
@@ -376,7 +376,7 @@ def _check_finite(
 
 
 def encode(
-    table: Table,
+    table: DataTable,
     columns: Sequence[EncodedColumn],
     *,
     unknown: Literal["error", "ignore"],
@@ -433,7 +433,7 @@ def encode(
     return Sparse(indptr.astype(np.int64), indices[kept], values[kept], int(firsts[-1]))
 
 
-def _encode_numbers(table: Table, spec: NumberColumn, advice: str) -> Vector:
+def _encode_numbers(table: DataTable, spec: NumberColumn, advice: str) -> Vector:
     """Return the feature (n,) of a column of numbers; text must hold numbers or booleans."""
     name = spec.name
     if table.is_text(name):
@@ -460,7 +460,7 @@ def _encode_numbers(table: Table, spec: NumberColumn, advice: str) -> Vector:
 
 
 def _encode_categories(
-    table: Table, spec: CategoryColumn, ignore: bool, advice: str
+    table: DataTable, spec: CategoryColumn, ignore: bool, advice: str
 ) -> NDArray[np.int64]:
     """Return for each row (n,) which feature of the column is 1, or -1 for none."""
     name = spec.name

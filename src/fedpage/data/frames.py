@@ -43,7 +43,7 @@ _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class DataTable:
     """Hold columns of numbers, booleans and text.
 
     Attributes:
@@ -97,11 +97,11 @@ class Table:
         """Name a cell, as in "patients.csv, row 17, column 'age'"."""
         return f"{self.source}, {self.locate(row)}, column {name!r}"
 
-    def take(self, kept: NDArray[np.bool_]) -> Table:
+    def take(self, kept: NDArray[np.bool_]) -> DataTable:
         """Return the table of the rows that a mask (n,) chooses."""
         rows, locate = np.flatnonzero(kept), self.locate
         frame = self.frame[rows]
-        return Table(self.source, frame, self.categorical, lambda row: locate(int(rows[row])))
+        return DataTable(self.source, frame, self.categorical, lambda row: locate(int(rows[row])))
 
 
 def is_number(text: str) -> bool:
@@ -155,7 +155,7 @@ class FrameReader:
                     "use df.columns = df.columns.astype(str) or fp.Dataset.from_arrays"
                 )
 
-    def read(self, names: Iterable[str], text: Collection[str] = ()) -> Table:
+    def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
         """Read columns, those in `text` as text whatever their type.
 
         Raises:
@@ -176,7 +176,7 @@ class FrameReader:
             raise InputError(
                 f"{self.source}: columns have different lengths: {short_repr(lengths)}"
             )
-        return Table(self.source, pl.DataFrame(columns), categorical)
+        return DataTable(self.source, pl.DataFrame(columns), categorical)
 
 
 def _open(frame: Any, source: str) -> Mapping[str, Any]:
@@ -351,7 +351,7 @@ class DelimitedReader:
                     f"named {name!r}; rename one"
                 )
 
-    def read(self, names: Iterable[str], text: Collection[str] = ()) -> Table:
+    def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
         """Read columns, each as numbers if every cell is a number, a boolean or missing.
 
         Args:
@@ -386,7 +386,7 @@ class DelimitedReader:
             lines = records.filter(~records["is_blank"])["line"]
             locate = lambda row: f"row {lines[row]}"  # noqa: E731
         columns = {name: _clean(frame[name], name in text) for name in names}
-        return Table(self.source, pl.DataFrame(columns), frozenset(text), locate)
+        return DataTable(self.source, pl.DataFrame(columns), frozenset(text), locate)
 
     def _open(self) -> bytes | mmap.mmap:
         """Return the content; a plain file is mapped into memory."""

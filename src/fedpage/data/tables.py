@@ -20,9 +20,9 @@ from fedpage.data.encoding import MISSING_CELL, MISSING_IN_NEW_ROW, Encoding, en
 from fedpage.data.files import check_file, compression
 from fedpage.data.frames import (
     DATES,
+    DataTable,
     DelimitedReader,
     FrameReader,
-    Table,
     is_number,
     no_column,
     read_parquet,
@@ -302,7 +302,7 @@ def _note(encoding: Encoding) -> str:
     return "; ".join(words)
 
 
-def _check_columns(table: Table, roles: Roles) -> None:
+def _check_columns(table: DataTable, roles: Roles) -> None:
     """Refuse a column that cannot be what it should be.
 
     Raises:
@@ -327,7 +327,7 @@ def _check_columns(table: Table, roles: Roles) -> None:
             _check_text(table, name)
 
 
-def _check_text(table: Table, name: str, is_label: bool = False) -> None:
+def _check_text(table: DataTable, name: str, is_label: bool = False) -> None:
     """Refuse a column of text that holds numbers with bad cells, dates, or ids.
 
     A column is numeric if more than 90 % of its cells are numbers (with commas or not): the others
@@ -371,7 +371,9 @@ def _check_text(table: Table, name: str, is_label: bool = False) -> None:
         )
 
 
-def _encode_label(table: Table, name: str, fewest: int) -> tuple[Vector, tuple[Label, ...] | None]:
+def _encode_label(
+    table: DataTable, name: str, fewest: int
+) -> tuple[Vector, tuple[Label, ...] | None]:
     """Return labels as numbers, and the classes; test rows may have fewer than two."""
     if table.is_text(name):
         codes, values = table.codes(name)
@@ -389,7 +391,7 @@ def _encode_label(table: Table, name: str, fewest: int) -> tuple[Vector, tuple[L
     return encode_labels(table.source, numbers.astype(bool) if table.is_bool(name) else numbers)
 
 
-def _read_ids(table: Table, name: str) -> NDArray[Any]:
+def _read_ids(table: DataTable, name: str) -> NDArray[Any]:
     """Return client ids (n,): integers if all are whole numbers as Python writes them, or text."""
     codes, values = table.codes(name)
     numbers = [int(match[1]) for match in map(_ID.match, values) if match]

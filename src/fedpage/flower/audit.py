@@ -31,7 +31,7 @@ _APP_FOLDER = re.compile(r".+\..+\..+\.[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class AuditEntry:
     """A reply that left the node, or was about to."""
 
     time: str
@@ -68,7 +68,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def append(path: Path, entry: Entry) -> None:
+def append(path: Path, entry: AuditEntry) -> None:
     """Append an entry to a log, and wait until it is on the disk.
 
     Several processes may append to the same log: each holds its lock while it reads the last line
@@ -106,7 +106,7 @@ def append(path: Path, entry: Entry) -> None:
 class Audit(NamedTuple):
     """What a log holds: its entries, what is wrong with it, and the digest of its last line."""
 
-    entries: list[Entry]
+    entries: list[AuditEntry]
     problems: list[str]
     last: str
     """Noted elsewhere, it shows later that no line is missing at the end."""
@@ -129,7 +129,7 @@ def verify(path: Path) -> Audit:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    entries: list[Entry] = []
+    entries: list[AuditEntry] = []
     problems: list[str] = []
     previous = FIRST
     if not lines[-1]:
@@ -152,16 +152,16 @@ def verify(path: Path) -> Audit:
     return Audit(entries, problems, previous)
 
 
-def _parse(line: bytes) -> Entry:
+def _parse(line: bytes) -> AuditEntry:
     """Read a line, whose values must have the types that `append` writes."""
-    entry = Entry(**json.loads(line))
+    entry = AuditEntry(**json.loads(line))
     for key, value in asdict(entry).items():
         if type(value) is not (int if key in ("round", "bytes") else str):
             raise TypeError(key)
     return entry
 
 
-def name_runs(entries: list[Entry]) -> list[str]:
+def name_runs(entries: list[AuditEntry]) -> list[str]:
     """Return a short name of each entry's run, the same for all entries of a run.
 
     The first messages of a run do not have its name yet. They are found by Flower's number of the
@@ -171,7 +171,7 @@ def name_runs(entries: list[Entry]) -> list[str]:
     return [(entry.run or names.get(entry.flower_run) or entry.flower_run)[:8] for entry in entries]
 
 
-def show(entries: list[Entry]) -> str:
+def show(entries: list[AuditEntry]) -> str:
     """Write the entries as a table, the oldest first."""
     from tabulate import tabulate
 

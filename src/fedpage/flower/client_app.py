@@ -140,7 +140,7 @@ def _bad_config() -> Iterator[None]:
 
 def _audit_entry(
     message: Message, context: Context, reply: Message, refusal: messages.Refusal | None
-) -> audit.Entry:
+) -> audit.AuditEntry:
     """Return what the audit log says of a reply."""
     header: Mapping[str, object] = {}
     if message.has_content():
@@ -149,7 +149,7 @@ def _audit_entry(
         header = dict(record) if isinstance(record, ConfigRecord) else {}
     now = header.get("round")
     size, digest = messages.digest_content(reply.content)
-    return audit.Entry(
+    return audit.AuditEntry(
         time=audit.now(),
         flower_run=str(context.run_id),
         node=str(context.node_id),
@@ -258,7 +258,7 @@ def _evaluate(content: RecordDict, config: AppConfig, node_config: NodeConfig) -
     if config.evaluation == "none":
         raise messages.ProtocolError('a run with evaluation = "none" evaluates no model')
     node = _load_requested(request, config, node_config)
-    layout = layout_of(messages.Model, request.d, dtype_of(node.problem))
+    layout = layout_of(messages.ModelArrays, request.d, dtype_of(node.problem))
     model = messages.decode_fields(content, layout)
     header = messages.EvaluateReply(node.client, request.round)
     problem = _rescale(node.problem, request.scale)

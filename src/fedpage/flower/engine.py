@@ -23,7 +23,7 @@ from fedpage.engine.round import Engine
 from fedpage.engine.transport import RoundFailed
 from fedpage.flower import messages
 from fedpage.flower.config import EvaluationLevel
-from fedpage.flower.evaluation import Evaluator, NotFinite, OutOfRange
+from fedpage.flower.evaluation import Evaluator, ImpossibleValue, NotFinite
 from fedpage.flower.exchange import Wait
 from fedpage.flower.grid_transport import GridTransport
 from fedpage.flower.nodes import Node
@@ -173,7 +173,7 @@ class FlowerEngine(Engine[StateT, MessageT, ReplyT, ClientStateT]):
                 except messages.ProtocolError as error:
                     if isinstance(error, NotFinite):
                         diverged[client] = error.evaluation
-                    if isinstance(error, OutOfRange):  # it would send the same again
+                    if isinstance(error, ImpossibleValue):  # it would send the same again
                         wrong.add(client)
                     rejections.add(client, str(error))
             transport.backoff.note(missing, answers, found)

@@ -38,7 +38,7 @@ class NotFinite(messages.ProtocolError):
         self.evaluation = evaluation
 
 
-class OutOfRange(messages.ProtocolError):
+class ImpossibleValue(messages.ProtocolError):
     """A value that no rows can have. The text says which."""
 
 
@@ -90,7 +90,7 @@ class Evaluator:
         """
         return {
             client: messages.encode_message(
-                messages.Model(x),
+                messages.ModelArrays(x),
                 messages.EvaluateRequest(
                     client=client,
                     round=round,
@@ -113,7 +113,7 @@ class Evaluator:
 
         Raises:
             NotFinite: The loss or the gradient is not finite.
-            OutOfRange: No rows have such values.
+            ImpossibleValue: No rows have such values.
             ProtocolError: The reply is not an evaluation of this model.
         """
         content, joined = messages.split(content_of(reply))
@@ -131,11 +131,11 @@ class Evaluator:
             raise NotFinite(evaluation)
         loss = float(evaluation.loss[0])
         if loss < self._scale[client] * self._minimum - _ROUNDING:
-            raise OutOfRange(f"its loss {loss:.3g} is below {self._minimum:g}")
+            raise ImpossibleValue(f"its loss {loss:.3g} is below {self._minimum:g}")
         for (name, metric), value in zip(self._sent.items(), evaluation.metrics, strict=True):
             if value < metric.minimum or value > metric.maximum:
                 allowed = f"{metric.minimum:g} to {metric.maximum:g}"
-                raise OutOfRange(f"its {name} {value:.3g} is not in {allowed}")
+                raise ImpossibleValue(f"its {name} {value:.3g} is not in {allowed}")
         return evaluation
 
     def find_outliers(self, found: Mapping[int, messages.Evaluation], round: int) -> dict[int, str]:

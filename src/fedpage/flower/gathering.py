@@ -23,7 +23,7 @@ from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is
 from fedpage.flower.nodes import (
     NO_NODE,
     Node,
-    Problem,
+    NodeRefusal,
     Requirements,
     compare,
     describe_nodes,
@@ -79,7 +79,7 @@ class Gathering:
     agreement: Agreement | None = None
     report: Callable[[str], None] = field(default=lambda _: None)
     _answers: dict[int, tuple[int, Node]] = field(default_factory=dict)
-    _refused: dict[int, Problem] = field(default_factory=dict)
+    _refused: dict[int, NodeRefusal] = field(default_factory=dict)
     _asked: dict[int, float] = field(default_factory=dict)
     _online: int = 0
     _unfit: set[int] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Gathering:
             agreement = self._standardise(nodes, agreement)
         return nodes, agreement
 
-    def _describe(self, present: int, problems: Sequence[Problem]) -> str:
+    def _describe(self, present: int, problems: Sequence[NodeRefusal]) -> str:
         """Return how many nodes are there and fit, and a line for each of the first problems."""
         lines = [f"waiting for the nodes of {self.requirements.clients} clients"]
         lines[0] += f": {self._online} connected" + f", {present} that fit" * bool(self._asked)
@@ -150,7 +150,7 @@ class Gathering:
         self._refused |= answers.refused
         self._asked |= dict.fromkeys([*answers.found, *answers.refused], self.wait.clock())
 
-    def _match(self) -> tuple[dict[int, Node], Agreement, list[Problem]]:
+    def _match(self) -> tuple[dict[int, Node], Agreement, list[NodeRefusal]]:
         """Return the nodes that fit together by client, what they agree on, and the problems."""
         holders: dict[int, list[int]] = {}
         for number, (client, _) in sorted(self._answers.items()):
@@ -184,7 +184,7 @@ class Gathering:
         return nodes, agreement, problems
 
     def _start_without(
-        self, missing: Sequence[int], present: int, problems: Sequence[Problem]
+        self, missing: Sequence[int], present: int, problems: Sequence[NodeRefusal]
     ) -> dict[int, Node]:
         """Return what stands for the nodes of missing clients, or refuse to start."""
         if present and set(missing) <= set(self.earlier):

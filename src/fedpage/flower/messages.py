@@ -32,7 +32,7 @@ TRAIN = "train.client"
 
 It may carry the records of an `EVALUATE` message as well (see `join`)."""
 EVALUATE = "evaluate.client"
-"""Message type: evaluate a model on a node. `EvaluateRequest` and a `Model`."""
+"""Message type: evaluate a model on a node. `EvaluateRequest` and `ModelArrays`."""
 FINISH = "query.finish"
 """Message type: a run has ended, so a node removes its client state. A `FinishRequest`."""
 
@@ -166,7 +166,7 @@ class Refusal(NamedTuple):
     """Names of columns of its file that are not agreed, likewise."""
 
 
-class Model(NamedTuple):
+class ModelArrays(NamedTuple):
     """Arrays of an `EVALUATE` message: the model x (d,)."""
 
     x: Vector

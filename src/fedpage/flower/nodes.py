@@ -79,10 +79,10 @@ class Answers(NamedTuple):
 
     found: dict[int, tuple[int, Node]]
     """The client and its description."""
-    refused: dict[int, Problem]
+    refused: dict[int, NodeRefusal]
 
 
-class Problem(NamedTuple):
+class NodeRefusal(NamedTuple):
     """Why a node was refused."""
 
     client: int | None
@@ -129,10 +129,10 @@ def describe_nodes(
     return answers
 
 
-def make_problem(node: int, client: int | None, text: str, key: str = "") -> Problem:
+def make_problem(node: int, client: int | None, text: str, key: str = "") -> NodeRefusal:
     """Return why a node was refused, with its client's number or else its own."""
     who = f"node {node}" if client is None else f"client {client}"
-    return Problem(client, f"{who}: {text}", f"{who}: {key or text}")
+    return NodeRefusal(client, f"{who}: {text}", f"{who}: {key or text}")
 
 
 def _check(node: int, about: messages.Description, need: Requirements) -> Node:

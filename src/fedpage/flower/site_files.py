@@ -23,7 +23,7 @@ from fedpage.data.encoding import (
     encode,
 )
 from fedpage.data.files import read_bytes
-from fedpage.data.frames import Table, short_list
+from fedpage.data.frames import DataTable, short_list
 from fedpage.flower.agreement import Agreement, Statistics, compute_statistics
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.schema import Schema
@@ -148,7 +148,7 @@ def _read_table(path: Path, schema: Schema, agreement: Agreement | None) -> Site
 
 def _open_columns(
     path: Path, schema: Schema, agreement: Agreement | None
-) -> tuple[Table, tuple[str, ...]]:
+) -> tuple[DataTable, tuple[str, ...]]:
     """Read the columns that are used, whose names are compared first, and refuse empty cells."""
     try:
         file = tables.open_table(path)
@@ -190,7 +190,7 @@ def _open_columns(
 
 
 def _encode_features(
-    table: Table, encoded: Sequence[NumberColumn | CategoryColumn], *, sparse: bool
+    table: DataTable, encoded: Sequence[NumberColumn | CategoryColumn], *, sparse: bool
 ) -> Sparse | Vector:
     try:
         return encode(table, encoded, unknown="error", advice=MISSING_IN_NEW_ROW, sparse=sparse)
@@ -200,7 +200,7 @@ def _encode_features(
         raise NodeError(Code.BAD_CELL, str(error)) from None
 
 
-def _digest(table: Table, names: Sequence[str]) -> str:
+def _digest(table: DataTable, names: Sequence[str]) -> str:
     """Return the SHA-256 of columns, in the order of the names."""
     state = hashlib.sha256(f"fedpage-columns-1 {table.rows}".encode())
     for name in names:
@@ -214,7 +214,7 @@ def _digest(table: Table, names: Sequence[str]) -> str:
     return state.hexdigest()
 
 
-def _read_labels(table: Table, name: str) -> NDArray[Any]:
+def _read_labels(table: DataTable, name: str) -> NDArray[Any]:
     """Return the labels (n,) as numbers or text."""
     if not table.is_text(name):
         return table.numbers(name)

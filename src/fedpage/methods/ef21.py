@@ -59,7 +59,7 @@ class ClientState(NamedTuple):
     g: Vector
 
 
-class Momentum(NamedTuple):
+class MomentumState(NamedTuple):
     """g_i, and v_i, the mean of past gradients that g_i follows."""
 
     g: Vector
@@ -265,7 +265,7 @@ class EF21SGDM(EF21):
 
     name: ClassVar[str] = "EF21-SGDM"
     paper: ClassVar[str] = "Fatkhullin, Tyurin, Richtárik 2023"
-    client_state: ClassVar[type] = Momentum
+    client_state: ClassVar[type] = MomentumState
 
     b: int | None = 4
     m: float = 0.1
@@ -295,18 +295,18 @@ class EF21SGDM(EF21):
         return replace(method, eta=min(alpha / (20 * L.average), m / (7 * L.whole)))
 
     def client(  # type: ignore[override]  # its clients keep v_i too
-        self, message: Model, oracle: Oracle, client_state: Momentum
-    ) -> tuple[Reply, Momentum]:
+        self, message: Model, oracle: Oracle, client_state: MomentumState
+    ) -> tuple[Reply, MomentumState]:
         """Set v_i = (1-m) v_i + m grad_I f_i(x); reply v_i - g_i, through C."""
         gradient = oracle.grad(message.x, oracle.batch(self.b))
         v = (1 - self.m) * client_state.v + self.m * gradient
-        return Reply(v - client_state.g), Momentum(client_state.g, v)
+        return Reply(v - client_state.g), MomentumState(client_state.g, v)
 
     def keep(  # type: ignore[override]
-        self, message: Model, sent: Reply, client_state: Momentum
-    ) -> Momentum:
+        self, message: Model, sent: Reply, client_state: MomentumState
+    ) -> MomentumState:
         """Set g_i += c_i."""
-        return Momentum(client_state.g + sent.c, client_state.v)
+        return MomentumState(client_state.g + sent.c, client_state.v)
 
 
 def contraction(name: str, codec: Codec, d: int) -> float:

@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -41,78 +40,6 @@ Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | int | bool | None
 """What the page's data consist of."""
 
 
-class Claim(Protocol):
-    """A sentence to judge."""
-
-    @property
-    def text(self) -> str:
-        """The sentence."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """Where the paper says it."""
-        ...
-
-
-class Finding(Protocol):
-    """One comparison that supports or contradicts a claim."""
-
-    @property
-    def panel(self) -> str:
-        """The figure and the panel."""
-        ...
-
-    @property
-    def comparison(self) -> str:
-        """What was compared."""
-        ...
-
-    @property
-    def verdict(self) -> str:
-        """Whether the comparison supports the claim."""
-        ...
-
-    @property
-    def measured(self) -> str:
-        """The numbers."""
-        ...
-
-    @property
-    def needed(self) -> str:
-        """The numbers that the verdict needs, with the tolerance."""
-        ...
-
-
-class JudgedClaim(Protocol):
-    """A claim with its verdict; `fedpage.studies.claims.Verdict` is one."""
-
-    @property
-    def claim(self) -> Claim:
-        """The claim."""
-        ...
-
-    @property
-    def verdict(self) -> str:
-        """The verdict over all comparisons."""
-        ...
-
-    @property
-    def counts(self) -> str:
-        """How many comparisons hold, fail and stay open."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """What else the reader must know."""
-        ...
-
-    @property
-    def findings(self) -> Sequence[Finding]:
-        """The comparisons."""
-        ...
-
-
 def write(
     path: Path,
     *,
@@ -121,7 +48,7 @@ def write(
     settings: Mapping[str, object],
     columns: Sequence[str] = ("grad_norm", "loss"),
     axes: Sequence[str] = AXES,
-    claims: Sequence[JudgedClaim] = (),
+    claims: Sequence[object] = (),
     tables: Sequence[Table] = (),
     note: str = "",
     picture: Path | None = None,
@@ -142,7 +69,7 @@ def write(
         settings: Settings and provenance, shown as JSON.
         columns: Recorded columns for the vertical axis; the first is shown at first.
         axes: Costs for the horizontal axis; the first is shown at first.
-        claims: Judged claims.
+        claims: Claims with their verdicts, such as `fedpage.studies.claims.Verdict`.
         tables: Tables to show before the figures.
         note: A line below the title.
         picture: A PNG or SVG file to show before the figures.
@@ -186,7 +113,7 @@ def render(
     settings: Mapping[str, object],
     columns: Sequence[str] = ("grad_norm", "loss"),
     axes: Sequence[str] = AXES,
-    claims: Sequence[JudgedClaim] = (),
+    claims: Sequence[object] = (),
     tables: Sequence[Table] = (),
     note: str = "",
     picture: Path | None = None,

@@ -68,7 +68,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Size:
+class PanelSize:
     """Sizes of a panel's parts, in points, and how many ticks its horizontal axis has.
 
     Attributes:
@@ -91,7 +91,7 @@ def draw_panel(
     x: str,
     y: str,
     summary: Summary,
-    size: Size,
+    size: PanelSize,
 ) -> bool:
     """Draw labelled curves, the axes' labels and the grid.
 
@@ -151,7 +151,7 @@ def draw_panel(
     return is_log
 
 
-def draw_sample(style: Style, size: Size) -> Line2D:
+def draw_sample(style: Style, size: PanelSize) -> Line2D:
     """Return a line for the legend."""
     from matplotlib.lines import Line2D
 
@@ -186,7 +186,7 @@ _THOUSANDS = {"": ("", "thousands", "millions", "billions"), "B": ("B", "kB", "M
               "bit": ("bit", "kbit", "Mbit", "Gbit", "Tbit")}  # fmt: skip
 
 
-def _label_costs(ax: Axes, x: str, largest: float, size: Size) -> None:
+def _label_costs(ax: Axes, x: str, largest: float, size: PanelSize) -> None:
     """Label the horizontal axis in a unit that keeps its numbers short."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 

@@ -15,7 +15,7 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.report.bands import Band, describe_band
 from fedpage.report.figure_file import check_figure_path, write_figure
-from fedpage.report.panel import Size, Summary, draw_panel, draw_sample
+from fedpage.report.panel import PanelSize, Summary, draw_panel, draw_sample
 from fedpage.report.style import assign_styles, factor_styles
 from fedpage.report.titles import describe_runs, shorten_partition
 from fedpage.runs.history import History, by_method
@@ -230,7 +230,7 @@ def curves(
     if ax is None:
         ax = Figure(figsize=(6.4, 5.0), layout="constrained").subplots()
     inches = ax.get_window_extent().width / ax.figure.dpi
-    size = Size(ticks=max(3, int(inches / 0.65)))
+    size = PanelSize(ticks=max(3, int(inches / 0.65)))
     is_log = draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
     if title:
         ax.set_title(title)
@@ -349,7 +349,7 @@ def draw_figure(
     panel = inches / figure.columns
     height = min(max(0.72 * panel, 1.7), 2.5) if is_paper else 3.2
     ticks = max(3, int(panel / (0.5 if is_paper else 0.65)))
-    size = Size(_PAPER_FONT, 1.1, 3.5, ticks) if is_paper else Size(ticks=ticks)
+    size = PanelSize(_PAPER_FONT, 1.1, 3.5, ticks) if is_paper else PanelSize(ticks=ticks)
     page = Figure(figsize=(inches, rows * height), layout="constrained")
     grid = page.subplots(rows, figure.columns, squeeze=False).ravel()
     styles = assign_styles(figure.labels)

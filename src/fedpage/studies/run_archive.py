@@ -49,7 +49,7 @@ def open_source(source: ProblemConfig | Problem) -> Problem:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedRun:
     """A run that a study needs.
 
     Attributes:
@@ -116,7 +116,7 @@ def plan_runs(
     method: AnyMethod,
     seeds: Sequence[int],
     **settings: Any,
-) -> list[Plan]:
+) -> list[PlannedRun]:
     """Find the directory of the runs of a method on a problem.
 
     Its name has the method, the data and the seed, and a digest of all that the run's bits depend
@@ -147,7 +147,7 @@ def plan_runs(
     for seed in seeds:
         key = result_key(about | {"seed": seed})
         place = root / f"{prefix}-seed{seed}-{key[:16]}"
-        plans.append(Plan(replace(spec, problem=unopened, seed=seed), place, key))
+        plans.append(PlannedRun(replace(spec, problem=unopened, seed=seed), place, key))
     return plans
 
 
@@ -155,12 +155,12 @@ def _slug(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-." else "_" for c in text.lower())[:40]
 
 
-def execute(plan: Plan) -> tuple[Plan, bool]:
-    """Execute a plan, in the process that is to run it; see `Plan.execute`."""
+def execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
+    """Execute a plan, in the process that is to run it; see `PlannedRun.execute`."""
     return plan, plan.execute()
 
 
-def wait_for(plan: Plan) -> None:
+def wait_for(plan: PlannedRun) -> None:
     """Wait for a run that another process is writing; if that process dies, continue the run."""
     while plan.load(warn=False) is None and not plan.execute():
         time.sleep(_SECONDS_BETWEEN_LOOKS)

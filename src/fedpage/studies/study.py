@@ -20,7 +20,7 @@ from fedpage.runs.history import History
 from fedpage.studies.claims import Verdict, judge
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.parallel import run_tasks
-from fedpage.studies.run_archive import Plan, execute, plan_runs, wait_for
+from fedpage.studies.run_archive import PlannedRun, execute, plan_runs, wait_for
 from fedpage.studies.study_file import (
     FigureConfig,
     StudyConfig,
@@ -195,8 +195,8 @@ class Study:
     # --- runs ---
 
     @cached_property
-    def _plans(self) -> dict[RunKey, Plan]:
-        config, found = self.config, dict[RunKey, Plan]()
+    def _plans(self) -> dict[RunKey, PlannedRun]:
+        config, found = self.config, dict[RunKey, PlannedRun]()
         stop = None
         if config.stop:
             stop = Stop(targets={config.target.column: config.target.value})

@@ -55,7 +55,7 @@ _RECORDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class ChangedSetting:
     """A hyper-parameter of the winner that differs from the class's default.
 
     Attributes:
@@ -153,13 +153,15 @@ class Tuning:
         return "not judged" if self.judged is None else self.judged.text(unit)
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ChangedSetting]:
         """The winner's hyper-parameters that differ from the defaults of its class."""
         found = []
         for field in dataclasses.fields(self.method):
             value = getattr(self.method, field.name)
             if value != field.default:
-                found.append(Change(field.name, field.default, value, field.name in self.given))
+                found.append(
+                    ChangedSetting(field.name, field.default, value, field.name in self.given)
+                )
         return found
 
     @property

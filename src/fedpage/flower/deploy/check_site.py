@@ -12,7 +12,7 @@ from fedpage.core.errors import InputError
 from fedpage.flower import site_files
 from fedpage.flower.allowed import check_allowed
 from fedpage.flower.config import AppConfig, NodeConfig, parse_node_config
-from fedpage.flower.deploy.findings import CheckFailed, Finding, require_file, run_check
+from fedpage.flower.deploy.findings import CheckFailed, CheckResult, require_file, run_check
 from fedpage.flower.node_data import load_node_data
 from fedpage.flower.node_errors import Code, NodeError, describe_columns
 from fedpage.flower.node_evaluation import check_evaluation
@@ -45,7 +45,7 @@ def read_node_config(text: str) -> NodeConfig:
         ) from None
 
 
-def check_site(node: NodeConfig, run: AppConfig | None) -> Iterator[Finding]:
+def check_site(node: NodeConfig, run: AppConfig | None) -> Iterator[CheckResult]:
     """Check a node's configuration: its data, its state directory and its audit log.
 
     Args:
@@ -56,7 +56,7 @@ def check_site(node: NodeConfig, run: AppConfig | None) -> Iterator[Finding]:
         The result of each check.
     """
     allowed = ", ".join(sorted(node.allowed)) or "nothing"
-    yield Finding(
+    yield CheckResult(
         True,
         f"node config: client {node.partition_id}; runs may name {allowed} beside fedpage's own; "
         f"evaluations send at most {node.evaluation}"

@@ -13,7 +13,7 @@ _SHOWN = 6
 """Names of a directory's files that are shown where one is missing."""
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of one check."""
 
     ok: bool
@@ -46,14 +46,14 @@ class CheckFailed(Exception):
         self.advice, self.is_missing = advice, is_missing
 
 
-def run_check(check: Callable[[], str]) -> Finding:
+def run_check(check: Callable[[], str]) -> CheckResult:
     """Return what a check found, or how it failed."""
     try:
-        return Finding(True, check())
+        return CheckResult(True, check())
     except CheckFailed as failure:
-        return Finding(False, str(failure), failure.advice, failure.is_missing)
+        return CheckResult(False, str(failure), failure.advice, failure.is_missing)
     except InputError as error:
-        return Finding(False, str(error))
+        return CheckResult(False, str(error))
 
 
 def require_file(path: Path) -> None:

@@ -22,7 +22,7 @@ from fedpage.flower.deploy.check_keys import (
     check_server_certificate,
 )
 from fedpage.flower.deploy.check_site import check_data, check_site, read_node_config
-from fedpage.flower.deploy.findings import CheckFailed, Finding, require_file, run_check
+from fedpage.flower.deploy.findings import CheckFailed, CheckResult, require_file, run_check
 from fedpage.flower.node_errors import NodeError
 from fedpage.flower.server_app import FedpageStrategy
 from fedpage.runs import toml
@@ -42,7 +42,7 @@ def run_checks(
     superlink: str | None = None,
     data: Path | None = None,
     node_config: str | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Run every check for which something is given; the environment is always checked.
 
     Args:
@@ -64,7 +64,7 @@ def run_checks(
         try:
             site = read_node_config(node_config)
         except CheckFailed as failure:
-            unreadable = Finding(False, str(failure), failure.advice)
+            unreadable = CheckResult(False, str(failure), failure.advice)
     yield run_check(_check_versions)
     yield run_check(_check_programs)
     yield run_check(_check_numba_cache)

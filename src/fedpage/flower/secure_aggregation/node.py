@@ -97,7 +97,7 @@ def send_keys(message: Message, config: AppConfig, node_config: NodeConfig) -> M
     session, own = request.session, request.secrets
     request.state.remove_older(node_config.state_days)
     revealed = request.state.revealed(session.round, session.message)
-    keys = protocol.Keys(
+    keys = protocol.KeyReply(
         session.client,
         public_bytes(own.channel),
         public_bytes(own.mask),

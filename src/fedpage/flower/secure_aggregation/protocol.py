@@ -26,7 +26,7 @@ from fedpage.flower.secure_aggregation.primitives import (
 )
 
 KEYS = "query.secure_keys"
-"""Message type: send public keys. `Session`; the reply is `Keys`."""
+"""Message type: send public keys. `Session`; the reply is `KeyReply`."""
 SHARES = "query.secure_shares"
 """Message type: send shares of the mask seeds to each client, encrypted. The reply is `Shares`."""
 TRAIN = "train.secure"
@@ -92,7 +92,7 @@ class RosterFields(NamedTuple):
     """The clients whose numbers are added up; "" before unmasking."""
 
 
-class Keys(NamedTuple):
+class KeyReply(NamedTuple):
     """Header of the reply to `KEYS`."""
 
     client: int

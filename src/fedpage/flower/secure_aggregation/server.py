@@ -239,8 +239,8 @@ class SecureSum:
         attempt.shares |= asked.ask(protocol.UNMASK, requests, decode_unmasking, self.retries)
         return len(attempt.shares) >= attempt.threshold
 
-    def _decode_keys(self, client: int, content: RecordDict) -> protocol.Keys:
-        keys = messages.decode_header(content, protocol.Keys)
+    def _decode_keys(self, client: int, content: RecordDict) -> protocol.KeyReply:
+        keys = messages.decode_header(content, protocol.KeyReply)
         check_sender(client, keys.client)
         protocol.split_numbers(keys.revealed)
         if self._keys.setdefault(client, keys.channel_key) != keys.channel_key:
@@ -301,7 +301,7 @@ class _Asked:
         return Sum(None, (), self.headers, responsive, self.rejected, self.seconds)
 
 
-def _select_revealed(keys: dict[int, protocol.Keys]) -> dict[int, protocol.Keys]:
+def _select_revealed(keys: dict[int, protocol.KeyReply]) -> dict[int, protocol.KeyReply]:
     """Return the clients that may take part: those of a sum that was unmasked before, if any.
 
     A server that was restarted during an unmasking computes the sum over the same clients again.

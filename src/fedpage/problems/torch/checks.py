@@ -29,7 +29,7 @@ from fedpage.problems.torch.model import (
     map_tensors,
 )
 from fedpage.problems.torch.objective import Mode
-from fedpage.problems.torch.rows import AnyTable, Table
+from fedpage.problems.torch.rows import AnyTable, TensorTable
 
 _WRAPPERS = (
     "TopLevelTracedModule",
@@ -121,7 +121,7 @@ def check_names(module: nn.Module, inputs: Mapping[str, object] | tuple[object, 
             )
 
 
-def check_rows(model: FlatModel, v: Tensor, rows: Table, where: str) -> Outputs:
+def check_rows(model: FlatModel, v: Tensor, rows: TensorTable, where: str) -> Outputs:
     """Check the loss of some rows at v (d,).
 
     Returns:
@@ -207,14 +207,14 @@ def check_table(
         evaluate_metrics(metrics, join_outputs(outputs), table.targets, where)
 
 
-def check_gradients(model: FlatModel, v: Tensor, rows: Table) -> None:
+def check_gradients(model: FlatModel, v: Tensor, rows: TensorTable) -> None:
     """Refuse modules whose gradient over a batch is not the mean of its rows' gradients.
 
     Raises:
         InputError: There is no gradient, or it depends on the other rows of the batch.
     """
 
-    def loss_and_gradient(part: Table) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(part: TensorTable) -> tuple[Tensor, Tensor]:
         point = v.clone().requires_grad_(True)
         loss = model.mean_loss(point, part.inputs, part.targets)
         (gradient,) = torch.autograd.grad(loss, point, allow_unused=True)
@@ -269,7 +269,7 @@ def _is_close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return abs(float(a) - float(b)) <= tolerance * max(abs(float(a)), abs(float(b)), 1e-30)
 
 
-def choose_mode(model: FlatModel, v: Tensor, rows: Table) -> Mode:
+def choose_mode(model: FlatModel, v: Tensor, rows: TensorTable) -> Mode:
     """Choose how clients' gradients are computed, and warn where that is slow.
 
     Returns:
@@ -323,7 +323,7 @@ def check_batches(model: FlatModel, v: Tensor, tables: Mapping[str, AnyTable]) -
             _refuse(f"{where} has {len(table.targets)} rows, but {why}", error)
 
 
-def check_autocast(model: FlatModel, v: Tensor, rows: Table) -> None:
+def check_autocast(model: FlatModel, v: Tensor, rows: TensorTable) -> None:
     """Refuse models that cannot be computed under autocast.
 
     Raises:
@@ -342,7 +342,10 @@ def check_autocast(model: FlatModel, v: Tensor, rows: Table) -> None:
 
 
 def try_gradients(
-    model: FlatModel, gradients: BatchedGradients | SequentialGradients, v: Tensor, rows: Table
+    model: FlatModel,
+    gradients: BatchedGradients | SequentialGradients,
+    v: Tensor,
+    rows: TensorTable,
 ) -> None:
     """Compute the gradients of two clients.
 
@@ -357,7 +360,7 @@ def try_gradients(
     gradients(torch.stack([v, v]), ClientBatches(inputs, targets, weights, sizes, keys))
 
 
-def check_compiled(model: FlatModel, v: Tensor, rows: Table, mode: Mode) -> None:
+def check_compiled(model: FlatModel, v: Tensor, rows: TensorTable, mode: Mode) -> None:
     """Refuse models that torch cannot compile.
 
     Raises:

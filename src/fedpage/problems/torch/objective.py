@@ -25,7 +25,7 @@ from fedpage.problems.torch.gradients import (
     join_parts,
 )
 from fedpage.problems.torch.model import FlatModel, Outputs, join_outputs, map_tensors
-from fedpage.problems.torch.rows import AnyTable, Table, to_numpy
+from fedpage.problems.torch.rows import AnyTable, TensorTable, to_numpy
 
 Mode: TypeAlias = Literal["batched", "sequential"]
 """How clients' gradients are computed: all clients in one call of `vmap`, or one after the other
@@ -300,7 +300,9 @@ class NetworkObjective:
         shares = self.scale / (self.N * self.sizes)
         weights = torch.from_numpy(np.repeat(shares, self.sizes).astype(self.dtype))
 
-        def weighted_loss(point: Tensor, rows: Table, weight: Tensor) -> tuple[Tensor, Outputs]:
+        def weighted_loss(
+            point: Tensor, rows: TensorTable, weight: Tensor
+        ) -> tuple[Tensor, Outputs]:
             outputs = self.model.outputs(point, rows.inputs)
             return (self.model.row_losses(outputs, rows.targets) * weight).sum(), outputs
 

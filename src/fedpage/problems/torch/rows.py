@@ -27,7 +27,7 @@ _UNKNOWN_BLOCK = 64
 """Rows that are read at once where no model says how many fit in memory."""
 
 
-class Table(NamedTuple):
+class TensorTable(NamedTuple):
     """Rows as tensors on the device."""
 
     inputs: Inputs
@@ -43,28 +43,30 @@ class Table(NamedTuple):
         """The inputs and the targets, each with a row per example."""
         return (*list_tensors(self.inputs), self.targets)
 
-    def take(self, rows: Ints) -> Table:
+    def take(self, rows: Ints) -> TensorTable:
         """Return rows by number: (r,) numbers, or (n, w) for n clients."""
         flat = torch.from_numpy(rows.reshape(-1)).to(self.targets.device)
 
         def select(values: Tensor) -> Tensor:
             return values.index_select(0, flat).reshape(*rows.shape, *values.shape[1:])
 
-        return Table(map_tensors(select, self.inputs), select(self.targets))
+        return TensorTable(map_tensors(select, self.inputs), select(self.targets))
 
     def row_bytes(self) -> int:
         """Return the bytes of a row."""
         return sum(x[0].numel() * x.element_size() for x in self.columns)
 
-    def slice(self, start: int, end: int) -> Table:
+    def slice(self, start: int, end: int) -> TensorTable:
         """Return rows start..end-1."""
-        return Table(map_tensors(lambda x: x[start:end], self.inputs), self.targets[start:end])
+        return TensorTable(
+            map_tensors(lambda x: x[start:end], self.inputs), self.targets[start:end]
+        )
 
-    def blocks(self, size: int) -> Iterator[Table]:
+    def blocks(self, size: int) -> Iterator[TensorTable]:
         """Yield consecutive blocks of `size` rows, the last one with fewer."""
         for start in range(0, self.length, size):
             inputs, targets = self.slice(start, start + size)
-            yield Table(map_tensors(_align, inputs), _align(targets))
+            yield TensorTable(map_tensors(_align, inputs), _align(targets))
 
     def digests(self) -> list[str]:
         """Return a digest of each column."""
@@ -103,7 +105,7 @@ class LazyTable:
         assert self._targets is not None
         return self._targets
 
-    def take(self, rows: Ints) -> Table:
+    def take(self, rows: Ints) -> TensorTable:
         """Read rows by number, each one once: (r,) numbers, or (n, w) for n clients."""
         numbers, places = np.unique(rows, return_inverse=True)
         return self._read(numbers + self._first).take(places.reshape(rows.shape))
@@ -119,7 +121,7 @@ class LazyTable:
         part._targets = self.targets[start:end]
         return part
 
-    def blocks(self, size: int) -> Iterator[Table]:
+    def blocks(self, size: int) -> Iterator[TensorTable]:
         """Read consecutive blocks of `size` rows, the last one with fewer."""
         is_first = self._targets is None
         digests, targets = ColumnDigests(), []
@@ -139,7 +141,7 @@ class LazyTable:
         assert len(self.targets) == self.length  # reads all rows, if nobody has
         return self._digests
 
-    def _read(self, numbers: Ints) -> Table:
+    def _read(self, numbers: Ints) -> TensorTable:
         """Read rows by their numbers in increasing order."""
         owners = np.searchsorted(self._starts, numbers, side="right") - 1
         parts = []
@@ -163,7 +165,7 @@ class LazyTable:
         self._lock = threading.Lock()  # locks cannot be pickled
 
 
-AnyTable: TypeAlias = Table | LazyTable
+AnyTable: TypeAlias = TensorTable | LazyTable
 
 
 class ColumnDigests:
@@ -173,7 +175,7 @@ class ColumnDigests:
         self._words: list[str] = []
         self._hashes: list[hashlib._Hash] = []
 
-    def update(self, rows: Table) -> None:
+    def update(self, rows: TensorTable) -> None:
         """Add a block of rows."""
         if not self._words:
             names = (
@@ -231,7 +233,7 @@ def read_table(
     """
     if is_lazy:
         return LazyTable(sources, device, dtype)
-    tables: list[Table] = []
+    tables: list[TensorTable] = []
     for source in sources:
         table = _place(source.read(np.arange(source.length)), device, dtype)
         if tables:
@@ -241,14 +243,14 @@ def read_table(
     return _concatenate(tables)
 
 
-def _place(rows: tuple[Inputs, Tensor], device: torch.device, dtype: torch.dtype) -> Table:
+def _place(rows: tuple[Inputs, Tensor], device: torch.device, dtype: torch.dtype) -> TensorTable:
     """Copy rows to the device, to memory that torch aligns, because alignment may change bits."""
 
     def copy_to_device(x: Tensor) -> Tensor:
         kind = dtype if x.is_floating_point() else x.dtype
         return torch.empty(x.shape, dtype=kind, device=device).copy_(x)
 
-    return Table(*map_tensors(copy_to_device, rows))
+    return TensorTable(*map_tensors(copy_to_device, rows))
 
 
 def _align(values: Tensor) -> Tensor:
@@ -256,17 +258,17 @@ def _align(values: Tensor) -> Tensor:
     return values if values.data_ptr() % _ALIGNMENT == 0 else values.clone()
 
 
-def _check_finite(table: Table, where: str) -> None:
+def _check_finite(table: TensorTable, where: str) -> None:
     for x in table.columns:
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise InputError(f"TorchProblem: {where} has a NaN or an infinity in its rows")
 
 
-def _concatenate(tables: list[Table]) -> Table:
+def _concatenate(tables: list[TensorTable]) -> TensorTable:
     """Join tables whose columns are alike."""
     if len(tables) == 1:
         return tables[0]
-    return Table(*map_tensors(lambda *parts: torch.cat(parts), *(tuple(t) for t in tables)))
+    return TensorTable(*map_tensors(lambda *parts: torch.cat(parts), *(tuple(t) for t in tables)))
 
 
 def list_datasets(datasets: object, name: str, minimum: int = 1) -> list[object]:
@@ -282,14 +284,14 @@ def list_datasets(datasets: object, name: str, minimum: int = 1) -> list[object]
     return found
 
 
-def sample_rows(table: AnyTable) -> Table:
+def sample_rows(table: AnyTable) -> TensorTable:
     """Return at most 8 rows, spread over the table and, in memory, over its different targets.
 
     Raises:
         InputError: A row is another one when it is read again.
     """
     rows = np.linspace(0, table.length - 1, min(8, table.length)).astype(np.int64)
-    if isinstance(table, Table) and table.targets.ndim == 1:
+    if isinstance(table, TensorTable) and table.targets.ndim == 1:
         _, first = np.unique(to_numpy(table.targets), return_index=True)
         rows = np.concatenate([first[:8], rows])
     chosen = np.array(list(dict.fromkeys(rows.tolist()))[:8])
