@@ -19,6 +19,7 @@ import fedpage as fp
 from fedpage.core.columns import read_column
 from fedpage.core.errors import InputError
 from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.spec import RunSpec
 
 COSTS = ("round", "clients", "bytes_up", "bytes")
 
@@ -104,7 +105,7 @@ class Runs:
             "stop": ladder,
         }
         # The ladder's own description takes its place: its state changes from run to run.
-        run = fp.RunSpec(self.problem, method, **{**options, "stop": None}).describe()
+        run = RunSpec(self.problem, method, **{**options, "stop": None}).describe()
         about = [run, ladder.describe(), code_digest(type(method))]
         key = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:20]
         if key not in self._known:

@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from fedpage.report.plots import plot
     from fedpage.runs.collection import Runs
     from fedpage.runs.history import History
-    from fedpage.runs.spec import RunOptions, RunSpec
+    from fedpage.runs.spec import RunOptions
     from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
@@ -156,7 +156,7 @@ _EXPORTS = {
     "fedpage.report.plots": "plot",
     "fedpage.runs.collection": "Runs",
     "fedpage.runs.history": "History",
-    "fedpage.runs.spec": "RunOptions RunSpec",
+    "fedpage.runs.spec": "RunOptions",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",
     "fedpage.problems": "Huber LeastSquares LinearModel LogisticRegression OBJECTIVES Poisson "
     "Quadratic RobustRegression RowProblem Softmax SquaredHinge",
@@ -227,7 +227,6 @@ __all__ = [
     "RobustRegression",
     "RowProblem",
     "RunOptions",
-    "RunSpec",
     "Runs",
     "SLocalSVRG",
     "Scaled",

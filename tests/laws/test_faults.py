@@ -427,7 +427,7 @@ def test_declared_replies_are_what_clients_send(name):
         ({"nan": 0.6, "late": 0.6}, "together must not exceed 1"),
         ({"tied": "mood"}, "tied must be 'labels' or 'size'"),
         ({"dropout": 0.7, "tied": "size"}, "at most 0.5"),
-        ({"gone": (-1,)}, "gone must be whole numbers"),
+        ({"gone": (-1,)}, "gone must be a whole number"),
         ({"deadline": 0.0}, "deadline must be"),
         ({"seed": -1}, "seed must be"),
     ],

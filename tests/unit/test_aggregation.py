@@ -148,9 +148,9 @@ def test_texts_are_read_as_written(text):
     [
         ("trimed", "did you mean 'trimmed'"),
         ("trimmed:0.1", "expected name=value"),
-        ("trimmed:share=0.5", "^aggregation trimmed: share must be at least 0 and below 0.5, not"),
+        ("trimmed:share=0.5", "^aggregation trimmed: share must be below 0.5"),
         ("clipped", "'bound' is missing"),
-        ("clipped:bound=0", "bound must be above 0"),
+        ("clipped:bound=0", "bound must be a finite number above 0"),
         ("clipped:bound=nan", "bound"),
         ("private:clip=1,noise=1,cohort=hidden", "cohort must be"),
     ],

@@ -15,8 +15,8 @@ import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.fixed_point import (
+    BeyondBound,
     FixedPointMean,
-    OutOfRange,
     decode,
     encode,
     scale_exponent,
@@ -75,7 +75,7 @@ def test_order_and_chunks_change_no_bit():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0000001, -2.0])
 def test_numbers_beyond_the_bound_are_refused(value):
-    with pytest.raises(OutOfRange, match="beyond the bound 1"):
+    with pytest.raises(BeyondBound, match="beyond the bound 1"):
         encode(np.array([0.5, value]), 1.0, 10)
 
 
@@ -109,7 +109,7 @@ def test_a_cohort_of_two_is_possible_on_request():
         ("secure", "bound"),
         ("secure:bound=0", "above 0"),
         ("secure:bound=nan", "bound"),
-        ("secure:bound=1,least=1", "least must be above 1"),
+        ("secure:bound=1,least=1", "least must be a whole number from 2"),
     ],
 )
 def test_invalid_settings_are_refused(text, words):

@@ -68,25 +68,25 @@ def test_tables_show_the_newest_complete_record(history):
 def test_targets_and_patience_wait_for_all_clients():
     watch = Watch(1.0, "effective step 0.1", fp.Stop(loss=0.5, patience=2))
     below = {"round": 1, "loss": 0.1, "grad_norm": 0.1}
-    assert watch.judge({**below, **PARTIAL}) is None
+    assert watch.check({**below, **PARTIAL}) is None
     assert watch.best is None
-    assert watch.judge({"round": 2, "loss": 0.9, "grad_norm": 1.0}) is None
+    assert watch.check({"round": 2, "loss": 0.9, "grad_norm": 1.0}) is None
     for number in range(3, 9):
-        assert watch.judge({"round": number, "loss": 0.95, "grad_norm": 1.0, **PARTIAL}) is None
-    assert watch.judge(below).reason is StopReason.TARGET
+        assert watch.check({"round": number, "loss": 0.95, "grad_norm": 1.0, **PARTIAL}) is None
+    assert watch.check(below).reason is StopReason.TARGET
 
 
 def test_a_partial_record_may_show_that_a_run_has_diverged():
     watch = Watch(1.0, "effective step 0.1")
     row = {"round": 1, "loss": 1e9, "grad_norm": 1.0, **PARTIAL}
-    assert watch.judge(row).reason is StopReason.DIVERGED
+    assert watch.check(row).reason is StopReason.DIVERGED
 
 
 @pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "loss": 0.4}])
 def test_records_without_a_loss_or_a_gradient_are_judged(row):
     watch = Watch(math.nan, "effective step 0.1", fp.Stop(targets={"held_out_accuracy": 0.9}))
-    assert watch.judge({**row, "held_out_accuracy": 0.5}) is None
-    assert watch.judge({**row, "held_out_accuracy": 0.95}).reason is StopReason.TARGET
+    assert watch.check({**row, "held_out_accuracy": 0.5}) is None
+    assert watch.check({**row, "held_out_accuracy": 0.95}).reason is StopReason.TARGET
 
 
 def test_the_best_model_is_of_all_clients(tmp_path):

@@ -23,6 +23,7 @@ from fedpage.engine.simulate import prepare
 from fedpage.runs import checkpoint, store, toml
 from fedpage.runs.fingerprint import code_digest, method_digest
 from fedpage.runs.history_file import HistoryFile
+from fedpage.runs.spec import RunSpec
 from fedpage.runs.store import RunStore
 
 ALL = methods(4, 3, 0.1)
@@ -174,7 +175,7 @@ def killed(tmp_path):
 
         def __call__(self, callbacks=()):
             """Return the history of the resumed run, and the round it resumed from."""
-            run = prepare(fp.RunSpec(problem, method, **arguments))
+            run = prepare(RunSpec(problem, method, **arguments))
             self.messages.clear()
             with RunStore(tmp_path, checkpoint_every=7, notify=self.messages.append) as store:
                 finished = store.open_run(run, resume=True)

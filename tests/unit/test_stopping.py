@@ -32,7 +32,7 @@ def ends_at(stop, rows, **options):
     """Return the number of the record that ends the run, and the reason."""
     watch = Watch(1.0, "effective step 0.1", stop, **options)
     for number, row in enumerate(rows):
-        verdict = watch.judge(row)
+        verdict = watch.check(row)
         if verdict:
             return number, verdict.reason
     return None
@@ -95,9 +95,9 @@ def test_patience_survives_a_checkpoint():
             Watch(1.0, "effective step 0.1", stop),
             Watch(math.nan, "effective step 0.1", stop),
         )
-        assert not any(first.judge(row) for row in rows[:cut])
+        assert not any(first.check(row) for row in rows[:cut])
         second.restore(first.snapshot())
-        found = [second.judge(row) for row in rows[cut:]]
+        found = [second.check(row) for row in rows[cut:]]
         assert [verdict is not None for verdict in found] == [False] * (len(found) - 1) + [True]
     for damaged in ({}, {**first.snapshot(), "above": 3}, {**first.snapshot(), "best": "x"}):
         with pytest.raises((KeyError, TypeError, ValueError)):
@@ -156,7 +156,7 @@ def verdicts(losses, every=10, last=False):
     found = None
     for number, loss in enumerate(losses):
         row = {"round": number * every, "loss": loss, "grad_norm": 1.0}
-        found = watch.judge(row, last and number == len(losses) - 1)
+        found = watch.check(row, last and number == len(losses) - 1)
         if found:
             return number * every, found
     return None, found

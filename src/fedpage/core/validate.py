@@ -75,6 +75,20 @@ def at_least_zero(method: str, name: str, value: object) -> None:
         )
 
 
+def finite(method: str, name: str, value: object) -> None:
+    """Check a finite number."""
+    if not _number(value):
+        raise InputError(f"{method}: {name} must be a finite number, not {short_repr(value)}")
+
+
+def within(method: str, name: str, value: object, low: float, high: float) -> None:
+    """Check a number from low to high, both included."""
+    if not _number(value) or not low <= float(value) <= high:  # type: ignore[arg-type]
+        raise InputError(
+            f"{method}: {name} must be a number from {low:g} to {high:g}, not {short_repr(value)}"
+        )
+
+
 def flag(method: str, name: str, value: object) -> None:
     """Check a boolean."""
     if not isinstance(value, bool):

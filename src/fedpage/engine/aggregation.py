@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.codecs.wire import Size
+from fedpage.core import validate
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.messages import Layout
+from fedpage.core.spec import parse
 from fedpage.core.types import AnyMethod, Vector
-from fedpage.core.validate import as_number
 from fedpage.runs.config import structure
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class Aggregation(ABC):
     name: ClassVar[str]
     known: ClassVar[dict[str, type[Aggregation]]] = {}
     """Every aggregation by name."""
+    needs_mean: ClassVar[bool] = True
+    """Whether only methods that take any estimate of the mean may use it."""
+    compares_replies: ClassVar[bool] = True
+    """Whether the server may compare a client's reply with other replies and reject it."""
+    is_private: ClassVar[bool] = False
+    """Whether the aggregate must not reveal a client's reply."""
 
     def __init_subclass__(cls) -> None:
         Aggregation.known[cls.name] = cls
@@ -63,45 +70,26 @@ class Aggregation(ABC):
         >>> Aggregation.from_text("mean"), Aggregation.from_text("trimmed:share=0.2")
         (Mean(), TrimmedMean(share=0.2))
         """
-        name, _, words = text.partition(":")
-        found = Aggregation.known.get(name.strip())
+        spec = parse(text)
+        found = Aggregation.known.get(spec.name)
         if found is None:
-            known = ", ".join(Aggregation.known)
+            hint = did_you_mean(spec.name, Aggregation.known)
             raise InputError(
-                f"aggregation: there is no {short_repr(name)};"
-                f"{did_you_mean(name, Aggregation.known)} known are {known}"
+                f"aggregation: there is no {short_repr(spec.name)};{hint} known are "
+                f"{', '.join(Aggregation.known)}"
             )
-        table = {}
-        for word in words.split(",") if words else ():
-            key, equals, value = word.partition("=")
-            if not equals:
-                raise InputError(
-                    f"aggregation {short_repr(text)}: expected name=value after the colon, such "
-                    f"as trimmed:share=0.1, not {short_repr(word)}"
-                )
-            table[key.strip()] = value.strip()
-        return structure(found, table, f"aggregation {found.name}", words=True)
+        if spec.values:
+            raise InputError(
+                f"aggregation {short_repr(text)}: expected name=value after the colon, such as "
+                "trimmed:share=0.1"
+            )
+        return structure(found, spec.settings, f"aggregation {found.name}", words=True)
 
     @property
     def text(self) -> str:
-        """What `from_text` reads, such as "trimmed:share=0.2"."""
+        """The text that `from_text` reads, such as "trimmed:share=0.2"."""
         settings = ",".join(f"{name}={value}" for name, value in vars(self).items())
         return f"{self.name}:{settings}" if settings else self.name
-
-    @property
-    def compares_replies(self) -> bool:
-        """Whether the server may compare a client's reply with those of others and reject it."""
-        return True
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the aggregate must not reveal a client's reply."""
-        return False
-
-    @property
-    def needs_mean(self) -> bool:
-        """Whether only methods that take any estimate of the mean may use it."""
-        return True
 
     def combine(
         self, replies: Sequence[Vector], round: int, key: bytes, N: int
@@ -111,7 +99,7 @@ class Aggregation(ABC):
         Args:
             replies: The replies, each field (n, d).
             round: The round's number.
-            key: The key of the aggregation's random numbers.
+            key: The key of the aggregation's random numbers; secret in a federation.
             N: The number of clients of the federation.
 
         Returns:
@@ -123,24 +111,10 @@ class Aggregation(ABC):
 
     @abstractmethod
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
-        """Return an accumulator of the replies of a round.
-
-        Args:
-            round: The round's number.
-            key: Where the aggregation's random numbers come from; secret in a federation.
-            N: The number of clients of the federation.
-        """
+        """Return an accumulator of the replies of a round; see `combine` for the arguments."""
 
     def check(self, method: AnyMethod, N: int) -> None:
-        """Refuse a method for which this aggregation would be wrong.
-
-        Args:
-            method: The method.
-            N: The number of clients.
-
-        Raises:
-            InputError: It would be.
-        """
+        """Raise an InputError for a method of N clients for which the aggregate would be wrong."""
         if self.needs_mean and not getattr(method, "takes_any_mean", False):
             raise InputError(
                 f"aggregation={self.name}: {method.name} needs the mean of the replies, because "
@@ -178,12 +152,8 @@ class Mean(Aggregation):
     """The mean of the replies, which every method is defined with."""
 
     name: ClassVar[str] = "mean"
+    needs_mean: ClassVar[bool] = False
     __repr__ = repr_settings
-
-    @property
-    def needs_mean(self) -> bool:
-        """False: it is the mean."""
-        return False
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum."""
@@ -216,7 +186,9 @@ class TrimmedMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("trimmed", "share", self.share, below=0.5)
+        validate.within("aggregation trimmed", "share", self.share, 0.0, 0.5)
+        if self.share == 0.5:
+            raise InputError("aggregation trimmed: share must be below 0.5, or nothing is left")
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return an accumulator that keeps all replies until the end of the round."""
@@ -242,7 +214,7 @@ class ClippedMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("clipped", "bound", self.bound, above=0.0)
+        validate.positive("aggregation clipped", "bound", self.bound)
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of clipped replies."""
@@ -329,20 +301,3 @@ def norms_of(replies: Sequence[Vector]) -> NDArray[np.float64]:
     with np.errstate(over="ignore", invalid="ignore"):
         squares = [np.square(rows / scale[:, None]).sum(axis=1) for rows in wide]
         return np.asarray(scale * np.sqrt(np.sum(squares, axis=0)), dtype=np.float64)
-
-
-def check_number(
-    aggregation: str, name: str, value: object, above: float | None = None, below: float = math.inf
-) -> None:
-    """Refuse a setting of an aggregation that is not a number in the range.
-
-    Raises:
-        InputError: It is not.
-    """
-    number = as_number(value)
-    if not (number >= 0.0 and number < below) or (above is not None and number <= above):
-        least = "at least 0" if above is None else f"above {above:g}"
-        most = f" and below {below:g}" if math.isfinite(below) else ", finite"
-        raise InputError(
-            f"aggregation {aggregation}: {name} must be {least}{most}, not {short_repr(value)}"
-        )

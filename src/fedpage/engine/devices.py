@@ -5,30 +5,42 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core import validate
 from fedpage.core.columns import SIMULATED, Cost
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import check_file
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
+from fedpage.core.spec import number, parse
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import at_least_zero, is_word, positive
 from fedpage.runs.config import field_values
 
 _COLUMNS = ("latency", "downlink", "uplink", "gradient")
-_DRAWN = (*_COLUMNS, "spread")
 _ROW, *_PURPOSES = 11, 12, 13, 14, 15
 """Purposes of the draws, apart from those of faults and from each other."""
 _CALL_NOISE = 16
 """The purpose of the draws of a call's noise."""
-_LARGEST_DEVIATION = 10.0
+_DEVIATION = partial(validate.within, low=0.0, high=10.0)
+"""Times are proportional to the exponential of a standard deviation, so it is bounded."""
+_CHECKS: dict[str, validate.Check] = {
+    "latency": validate.at_least_zero,
+    "downlink": validate.positive,
+    "uplink": validate.positive,
+    "gradient": validate.at_least_zero,
+    "spread": _DEVIATION,
+    "noise": _DEVIATION,
+    "overhead": validate.at_least_zero,
+    "deadline": validate.positive,
+    "client": partial(validate.whole, least=0),
+}
 
 
 class Profile(NamedTuple):
@@ -63,7 +75,7 @@ class Device(NamedTuple):
     uplink: float
     gradient: float
     client: int | None = None
-    """The client that has it; None: any client may."""
+    """The client that has it; None if any client may."""
 
 
 class Speeds(NamedTuple):
@@ -101,18 +113,18 @@ class Devices:
     takes as long as its slowest client.
 
     Args:
-        profile: "datacenter", "cross-silo" or "phones", which sets what is None.
+        profile: "datacenter", "cross-silo" or "phones", which sets all medians not given here.
         seed: The seed of the devices. The noise depends on the run's seed instead.
         latency: Median seconds of a call besides transfer and computation.
         downlink: Median bytes a second from the server to a client.
         uplink: Median bytes a second from a client to the server.
-        gradient: Median seconds of one row's gradient; None: by the profile, proportional to the
-            number of parameters.
+        gradient: Median seconds of one row's gradient; by default the profile's, proportional to
+            the number of parameters.
         spread: Standard deviation of the logarithms of the four numbers over clients.
         noise: Standard deviation of the logarithm of a call's time.
         overhead: Seconds that the server adds to each round.
         deadline: Seconds after which a round goes on without the clients that have not answered,
-            unless the round needs every called client; None: no deadline.
+            unless the round needs every called client.
         measured: Measured devices in place of a profile; see `from_csv`.
 
     Raises:
@@ -142,26 +154,17 @@ class Devices:
     def __post_init__(self) -> None:
         if not isinstance(self.measured, tuple):
             raise InputError(f"devices: measured must be rows, not {short_repr(self.measured)}")
-        if not self.measured and not is_word(self.profile, PROFILES):
+        if not self.measured and not validate.is_word(self.profile, PROFILES):
             hint = did_you_mean(self.profile, PROFILES)
             raise InputError(
                 f"devices: {short_repr(self.profile)} is not a profile;{hint} profiles are "
                 f"{', '.join(PROFILES)}; a file of measurements ends in .csv"
             )
         check_seed(self.seed)
-        for name in ("latency", "gradient", "spread", "noise", "overhead"):
-            if getattr(self, name) is not None:
-                at_least_zero("devices", name, getattr(self, name))
-        for name in ("spread", "noise"):
-            if (getattr(self, name) or 0.0) > _LARGEST_DEVIATION:
-                raise InputError(
-                    f"devices: {name} must be at most {_LARGEST_DEVIATION:g}, because times are "
-                    f"proportional to its exponential, not {short_repr(getattr(self, name))}"
-                )
-        for name in ("downlink", "uplink", "deadline"):
-            if getattr(self, name) is not None:
-                positive("devices", name, getattr(self, name))
-        given = [name for name in _DRAWN if getattr(self, name) is not None]
+        for name, check in _CHECKS.items():
+            if getattr(self, name, None) is not None:
+                check("devices", name, getattr(self, name))
+        given = [name for name in (*_COLUMNS, "spread") if getattr(self, name) is not None]
         if self.measured and given:
             raise InputError(f"devices: {given[0]} cannot be set, because {self.profile} has it")
 
@@ -195,32 +198,23 @@ class Devices:
         Devices(profile='cross-silo', seed=1, deadline=2.0)
         """
         path, is_file, rest = text.partition(".csv")
-        name, colon, words = (
-            (path + is_file, rest[:1], rest[1:]) if is_file else text.partition(":")
-        )
-        table = {}
-        for word in words.split(",") if colon else ():
-            key, equals, value = word.partition("=")
-            if not equals or key.strip() in ("profile", "measured"):
-                raise InputError(
-                    f"devices {short_repr(text)}: expected name=value after the colon, such as "
-                    f"deadline=10, not {short_repr(word)}"
-                )
-            table[key.strip()] = value.strip()
-        where = f"devices {short_repr(text)}"
-        settings = field_values(cls, table, where, words=True)
-        return cls.from_csv(name, **settings) if is_file else cls(name.strip(), **settings)
+        spec, where = parse("csv" + rest if is_file else text), f"devices {short_repr(text)}"
+        if spec.values or not {"profile", "measured"}.isdisjoint(spec.settings):
+            raise InputError(f"{where}: expected name=value after the colon, such as deadline=10")
+        settings = field_values(cls, spec.settings, where, words=True)
+        return cls.from_csv(path + is_file, **settings) if is_file else cls(spec.name, **settings)
+
+    def _given(self) -> dict[str, object]:
+        """Return the settings that differ from their defaults."""
+        fields = [f for f in dataclasses.fields(self) if f.name not in ("profile", "measured")]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        return {f.name: values[f.name] for f in fields if values[f.name] != f.default}
 
     @property
     def text(self) -> str:
-        """What `from_text` reads, such as "phones:deadline=10.0"."""
-        words = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in dataclasses.fields(self)
-            if field.name not in ("profile", "measured")
-            and getattr(self, field.name) != field.default
-        ]
-        return f"{self.profile}:{','.join(words)}" if words else self.profile
+        """The text that `from_text` reads, such as "phones:deadline=10.0"."""
+        words = ",".join(f"{name}={value!r}" for name, value in self._given().items())
+        return f"{self.profile}:{words}" if words else self.profile
 
     @property
     def noise_of_calls(self) -> float:
@@ -237,11 +231,7 @@ class Devices:
             about = {"measured": "sha256:" + hashlib.sha256(rows.encode()).hexdigest()}
         else:  # a profile may change in a later version
             about |= PROFILES[self.profile]._asdict()
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("profile", "measured") and value != field.default:
-                about[field.name] = value
-        return about
+        return about | self._given()
 
     def draw(self, N: int, d: int) -> Speeds:
         """Return the devices of N clients, for a model of d parameters.
@@ -361,65 +351,36 @@ def check_time(cost: str | Cost, devices: Devices | None) -> None:
 
 def _read_csv(path: str) -> tuple[Device, ...]:
     """Read measured devices; errors name the file, the line and the column."""
-    found: list[Device] = []
-    owners: set[int] = set()
     check_file(path)
     try:
         with open(path, encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, skipinitialspace=True, strict=True)
-            names = [name.strip() for name in reader.fieldnames or ()]
-            _check_header(path, names)
-            reader.fieldnames = names
-            for row in reader:
-                where = f"{path}, line {reader.line_num}"
-                if None in row or None in row.values():
-                    raise InputError(f"{where}: expected {len(names)} cells, as in the first line")
-                numbers = [_read_number(row[name], name, where) for name in _COLUMNS]
-                client = None
-                if "client" in row:
-                    client = _read_client(row["client"], where)
-                    if client in owners:
-                        raise InputError(f"{where}, column client: client {client} occurs twice")
-                    owners.add(client)
-                found.append(Device._make([*numbers, client]))
+            reader = csv.reader(stream, skipinitialspace=True, strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            rows = [(reader.line_num, row) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
-    if not found:
-        raise InputError(f"{path}: has no devices; give a line for each below the first")
-    return tuple(found)
-
-
-def _check_header(path: str, names: list[str]) -> None:
     known = (*_COLUMNS, "client")
-    for name in names:
+    for name in (*names, *_COLUMNS):
         if name not in known:
-            raise InputError(
-                f"{path}, line 1: unknown column {short_repr(name)};{did_you_mean(name, known)} "
-                f"columns are {', '.join(known)}"
-            )
-    for name in known:
-        if names.count(name) > 1 or (name not in names and name != "client"):
+            hint = did_you_mean(name, known)
+            raise InputError(f"{path}, line 1: unknown column {short_repr(name)};{hint}")
+        if names.count(name) != 1:
             fault = "occurs twice" if name in names else "is missing"
             raise InputError(f"{path}, line 1: column {name} {fault}")
-
-
-def _read_number(text: str, name: str, where: str) -> float:
-    may_be_zero = name in ("latency", "gradient")
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0.0 or (value == 0.0 and not may_be_zero):
-        least = "of at least 0" if may_be_zero else "above 0"
-        raise InputError(
-            f"{where}, column {name}: expected a finite number {least}, not {short_repr(text)}"
-        )
-    return value
-
-
-def _read_client(text: str, where: str) -> int:
-    if not text.strip().isdecimal():
-        raise InputError(
-            f"{where}, column client: expected a whole number of at least 0, not {short_repr(text)}"
-        )
-    return int(text)
+    if not rows:
+        raise InputError(f"{path}: has no devices; give a line for each below the first")
+    found: dict[int, Device] = {}
+    for line, row in rows:
+        where = f"{path}, line {line}"
+        if len(row) != len(names):
+            raise InputError(f"{where}: expected {len(names)} cells, as in the first line")
+        values: dict[str, Any] = {}
+        for name, text in zip(names, row, strict=True):
+            value = number(text.strip())
+            values[name] = text if value is None else value
+            _CHECKS[name](where, name, values[name])
+        client = values.get("client")
+        if client in found:
+            raise InputError(f"{where}: client {client} occurs twice")
+        found[line if client is None else client] = Device(**values)
+    return tuple(found.values())

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core import validate
 from fedpage.core.capabilities import HasLabels
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
 from fedpage.core.types import Ints, Problem, ReplyT, Vector
-from fedpage.core.validate import as_number, is_word
+from fedpage.core.validate import is_word
 from fedpage.engine.policy import Policy
 from fedpage.runs import toml
 from fedpage.runs.config import structure
@@ -37,9 +38,9 @@ class Faults:
 
     Args:
         dropout: Probability that a client does not start to work.
-        tied: "": the same dropout for all clients. "labels" or "size": dropout rises linearly with
-            a client's rank, from 0 to twice the given value; it is largest for the largest mean
-            label, or for the fewest rows.
+        tied: By default all clients have the same dropout. With "labels" or "size" it rises
+            linearly with a client's rank, from 0 to twice the given value, and is largest for the
+            largest mean label, or for the fewest rows.
         lost: Probability that a reply is lost.
         nan: Probability that a reply contains a NaN.
         infinite: Probability that a reply contains an infinity.
@@ -48,11 +49,10 @@ class Faults:
         huge: Probability that every number of a reply is 1e9.
         spread: Standard deviation of the logarithm of a client's typical time.
         noise: Standard deviation of the logarithm of a call's time.
-        deadline: A reply that takes more typical times than this arrives in the next round; None:
-            no deadline.
+        deadline: A reply that takes more typical times than this arrives in the next round.
         gone: Clients that do not answer from round `gone_from` on.
         gone_from: The first round without them.
-        seed: The seed of the faults; None: the run's seed.
+        seed: The seed of the faults; by default the run's seed.
 
     Raises:
         InputError: A value is out of range.
@@ -77,15 +77,15 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("dropout", "lost", "nan", "infinite", "shape", "late", "huge"):
-            _within(name, getattr(self, name), 0.0, 1.0)
+            validate.within("faults", name, getattr(self, name), 0.0, 1.0)
         if self.nan + self.infinite + self.shape + self.late + self.huge > 1.0:
             raise InputError(
                 "faults: nan, infinite, shape, late and huge together must not exceed 1"
             )
-        for name in ("spread", "noise"):
-            _within(name, getattr(self, name), 0.0, 100.0)
+        validate.within("faults", "spread", self.spread, 0.0, 100.0)
+        validate.within("faults", "noise", self.noise, 0.0, 100.0)
         if self.deadline is not None:
-            _within("deadline", self.deadline, 1e-9, 1e9)
+            validate.within("faults", "deadline", self.deadline, 1e-9, 1e9)
         if not is_word(self.tied, ("", "labels", "size")):
             raise InputError(
                 f"faults: tied must be 'labels' or 'size', not {short_repr(self.tied)}"
@@ -98,13 +98,9 @@ class Faults:
         if not isinstance(self.gone, Iterable):
             raise InputError(f"faults: gone must be clients, not {short_repr(self.gone)}")
         object.__setattr__(self, "gone", tuple(self.gone))
-        for value, name in [(client, "gone") for client in self.gone] + [
-            (self.gone_from, "gone_from")
-        ]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InputError(
-                    f"faults: {name} must be whole numbers of at least 0, not {short_repr(value)}"
-                )
+        for client in self.gone:
+            validate.whole("faults", "a client that is gone", client, 0)
+        validate.whole("faults", "gone_from", self.gone_from, 0)
         if self.seed is not None:
             check_seed(self.seed)
 
@@ -116,13 +112,6 @@ class Faults:
             if value != field.default:
                 about[field.name] = list(value) if isinstance(value, tuple) else value
         return about
-
-
-def _within(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, (int, float)) or not low <= as_number(value) <= high:
-        raise InputError(
-            f"faults: {name} must be a number from {low:g} to {high:g}, not {short_repr(value)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +147,7 @@ class FaultSampler:
     Args:
         faults: The rates.
         problem: The problem, for its number of clients, their sizes and labels.
-        seed: The run's seed, used unless the faults have one of their own.
+        seed: The run's seed, used unless the faults have a seed.
 
     Raises:
         InputError: The faults do not fit the problem.
@@ -177,16 +166,13 @@ class FaultSampler:
         self._rates = _rates_by_rank(faults, problem) if faults.tied else uniform
         self._gone = np.zeros(N, dtype=bool)
         self._gone[list(faults.gone)] = True
-        everyone = np.arange(N, dtype=np.int64)
         self._speed = np.zeros(N)
         if faults.spread:
-            self._speed = faults.spread * normal_per_client(self.seed, _SPEED, clients=everyone)
-        self._edges = np.cumsum(
-            [faults.nan, faults.infinite, faults.shape, faults.late, faults.huge]
-        )
-        self._replies_fail = bool(
-            self._edges[-1] > 0.0 or faults.lost or faults.deadline is not None
-        )
+            clients = np.arange(N, dtype=np.int64)
+            self._speed = faults.spread * normal_per_client(self.seed, _SPEED, clients=clients)
+        rates = [faults.nan, faults.infinite, faults.shape, faults.late, faults.huge]
+        self._edges = np.cumsum(rates)
+        self._replies_fail = any(rates) or faults.lost > 0 or faults.deadline is not None
 
     def sample_working(self, clients: Ints, round: int, attempt: int) -> NDArray[np.bool_] | None:
         """Return which of the called clients start working, (n,); None if all of them do."""
@@ -242,10 +228,9 @@ def corrupt(reply: ReplyT, outcome: int) -> ReplyT:
         return reply
     if outcome == HUGE:
         return type(reply)(*(np.full_like(part, _HUGE) for part in reply))
-    parts = [part.copy() for part in reply]
     if outcome == WRONG_SHAPE:
-        parts = [part[:1] for part in parts]
-    else:
-        parts[0][len(parts[0]) // 2] = math.nan if outcome == NOT_A_NUMBER else math.inf
-    made: ReplyT = type(reply)(*parts)
+        return type(reply)(*(part[:1] for part in reply))
+    first, *others = (part.copy() for part in reply)
+    first[len(first) // 2] = math.nan if outcome == NOT_A_NUMBER else math.inf
+    made: ReplyT = type(reply)(first, *others)
     return made

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.wire import Size
+from fedpage.core import validate
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout
 from fedpage.core.types import AnyMethod, DType, Vector
-from fedpage.engine.aggregation import Accumulator, Aggregation, check_number
+from fedpage.engine.aggregation import Accumulator, Aggregation
 from fedpage.engine.transport import RoundFailed
 
 Whole: TypeAlias = NDArray[np.int64]
@@ -39,7 +40,7 @@ RAISE_BOUND = "raise bound in aggregation = 'secure:bound=...'"
 """What to do about finite numbers beyond the bound."""
 
 
-class OutOfRange(ValueError):
+class BeyondBound(ValueError):
     """A number is not finite or beyond the bound. The text says which, in one line."""
 
 
@@ -64,34 +65,22 @@ class FixedPointMean(Aggregation):
     """
 
     name: ClassVar[str] = "secure"
+    needs_mean: ClassVar[bool] = False
+    compares_replies: ClassVar[bool] = False  # in a federation the server sees their sum only
     bound: float
     least: int = 3
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("secure", "bound", self.bound, above=0.0)
-        check_number("secure", "least", self.least, above=1.0)
-
-    @property
-    def needs_mean(self) -> bool:
-        """False: it is the mean, rounded."""
-        return False
-
-    @property
-    def compares_replies(self) -> bool:
-        """False: in a federation the server sees their sum only."""
-        return False
+        validate.positive("aggregation secure", "bound", self.bound)
+        validate.whole("aggregation secure", "least", self.least, 2)
 
     def begin(self, round: int, key: bytes, N: int) -> Accumulator:
         """Return a running sum of whole numbers."""
         return _WholeSum(self, round, N)
 
     def check(self, method: AnyMethod, N: int) -> None:
-        """Refuse cohorts below `least`, codecs for replies, and bounds without a scale.
-
-        Raises:
-            InputError: The method has one of them.
-        """
+        """Raise an InputError for cohorts below `least`, codecs, and bounds without a scale."""
         super().check(method, N)
         S = int(getattr(method, "S", None) or N)
         if min(S, N) < self.least:
@@ -111,12 +100,6 @@ class FixedPointMean(Aggregation):
     ) -> dict[str, float]:
         """Return the mean loss and metrics of clients, as a federation adds them up.
 
-        Args:
-            losses: The loss of each client, (n,).
-            metrics: The metrics of each client, (n,) each.
-            factors: The factors N w_i of these clients, (n,); None: equal weights.
-            N: The number of clients of the federation.
-
         Raises:
             RoundFailed: A value is not finite or beyond the bound.
         """
@@ -126,7 +109,7 @@ class FixedPointMean(Aggregation):
         exponent = scale_exponent(self.bound, N)
         try:
             rows = encode(stack_values(losses, table, weights), self.bound, exponent)
-        except OutOfRange as error:
+        except BeyondBound as error:
             raise RoundFailed(f"evaluation failed: {error}") from None
         means = decode(rows.sum(axis=0), len(losses), exponent, np.dtype(np.float64))
         return read_values(means, metrics)
@@ -170,7 +153,7 @@ def encode(values: Vector, bound: float, exponent: int) -> Whole:
         exponent: The scale's exponent.
 
     Raises:
-        OutOfRange: A number is not finite or beyond the bound.
+        BeyondBound: A number is not finite or beyond the bound.
     """
     wide = np.asarray(values, dtype=np.float64)
     within = np.abs(wide) <= bound
@@ -180,7 +163,7 @@ def encode(values: Vector, bound: float, exponent: int) -> Whole:
         if np.isnan(wide).any():
             what = "not a number"
         advice = RAISE_BOUND if what.startswith("as") else "lower the method's step sizes"
-        raise OutOfRange(f"a number is {what}, beyond the bound {bound:g}; {advice}")
+        raise BeyondBound(f"a number is {what}, beyond the bound {bound:g}; {advice}")
     return np.rint(np.ldexp(wide, exponent)).astype(np.int64)
 
 
@@ -247,7 +230,7 @@ class _WholeSum:
         """
         try:
             rows = [encode(part, self._settings.bound, self._exponent) for part in replies]
-        except OutOfRange as error:
+        except BeyondBound as error:
             raise RoundFailed(f"round {self._round} failed: in a reply, {error}") from None
         sums = [part.sum(axis=0, dtype=np.int64) for part in rows]
         self._dtypes = [part.dtype for part in replies]

@@ -128,7 +128,7 @@ class Run:
                     not self._has_record()
                 ):
                     record = self._record()
-                    stopped = stopped or self._judge(record, is_last=True)
+                    stopped = stopped or self._check_record(record, is_last=True)
             except RoundFailed as error:
                 stopped = Stopped(StopReason.ROUND_FAILED, str(error))
                 self._add_events([*error.events, *self.engine.pop_events()])
@@ -148,7 +148,7 @@ class Run:
         if not self.record_every:
             return None
         self._add_record(record)
-        return self._judge(record)
+        return self._check_record(record)
 
     def _run_round(self) -> Stopped | None:
         """Run a round and record it if it is due; return why the run ends, if it does."""
@@ -163,7 +163,7 @@ class Run:
         stopped = self._check_model_and_budget()
         if is_recorded(done, self.record_every) or is_last or stopped is not None:
             record = self._record()
-            stopped = stopped or self._judge(record, is_last)
+            stopped = stopped or self._check_record(record, is_last)
         if self._callbacks:
             ended = RoundEnd(
                 done, self.rounds, is_last or stopped is not None,
@@ -188,10 +188,10 @@ class Run:
             return self.stop.check_budgets({**vars(costs), "seconds": self.seconds})
         return None
 
-    def _judge(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:
+    def _check_record(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:
         """Return why the run ends at this record, if it does."""
         assert self._watch is not None
-        stopped = self._watch.judge(record, is_last)
+        stopped = self._watch.check(record, is_last)
         if stopped is None and self.stop is not None and not isinstance(self.stop, Stop):
             text = self.stop(record)
             return Stopped(StopReason.CALLBACK, str(text)) if text else None

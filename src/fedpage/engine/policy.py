@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from fedpage.core import validate
 from fedpage.core.display import repr_settings
-from fedpage.core.errors import InputError, short_repr
-from fedpage.core.validate import is_word
+from fedpage.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Policy:
         validate: False adds all replies that arrive, including late ones of earlier rounds.
         fall_back: False lets a full round take the mean over the clients that answered.
         commit: When a client's new state is stored: if its reply "counted", or "always".
-        outlier_factor: How many times the median norm a reply may have; 0: any.
+        outlier_factor: How many times the median norm a reply may have; 0 allows any norm.
     """
 
     retries: int = 2
@@ -52,33 +51,19 @@ class Policy:
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        least = {"retries": 0, "full_retries": 0, "patience": 1, "lost_after": 1}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InputError(
-                    f"policy: {name} must be a whole number of at least {low}, not "
-                    f"{short_repr(value)}"
-                )
-        for name in ("validate", "fall_back"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(
-                    f"policy: {name} must be true or false, not {short_repr(getattr(self, name))}"
-                )
-        factor = self.outlier_factor
-        if (
-            isinstance(factor, bool)
-            or not isinstance(factor, (int, float))
-            or not (factor == 0 or 1 <= factor < math.inf)
-        ):
-            raise InputError(
-                f"policy: outlier_factor must be a number of at least 1, or 0 for no check, "
-                f"not {short_repr(factor)}"
-            )
-        if not is_word(self.commit, ("counted", "always")):
-            raise InputError(
-                f"policy: commit must be 'counted' or 'always', not {short_repr(self.commit)}"
-            )
+        for name, least in {
+            "retries": 0,
+            "full_retries": 0,
+            "patience": 1,
+            "lost_after": 1,
+        }.items():
+            validate.whole("policy", name, getattr(self, name), least)
+        validate.flag("policy", "validate", self.validate)
+        validate.flag("policy", "fall_back", self.fall_back)
+        validate.choice("policy", "commit", self.commit, ("counted", "always"))
+        validate.within("policy", "outlier_factor", self.outlier_factor, 0.0, 1e300)
+        if 0.0 < self.outlier_factor < 1.0:
+            raise InputError("policy: outlier_factor must be at least 1, or 0 for no check")
 
     @property
     def fallback_attempt(self) -> int:
@@ -96,7 +81,7 @@ class Policy:
 
 
 class ClientHealth:
-    """Count how many of its rounds in a row each client has missed.
+    """Count the rounds in a row that each client has missed.
 
     Args:
         lost_after: Rounds missed in a row after which a client is lost.

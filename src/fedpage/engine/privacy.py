@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpage.core import validate
 from fedpage.core.columns import EPSILON
 from fedpage.core.display import repr_settings
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Ints, Vector
-from fedpage.core.validate import is_word
-from fedpage.engine.aggregation import Accumulator, Aggregation, ClippedSum, check_number
+from fedpage.engine.aggregation import Accumulator, Aggregation, ClippedSum
 from fedpage.runs.checkpoint import Snapshot
 
 _KEY_BYTES = 32
@@ -58,6 +58,9 @@ class PrivateMean(Aggregation):
     """
 
     name: ClassVar[str] = "private"
+    is_private: ClassVar[bool] = True
+    compares_replies: ClassVar[bool] = False
+    """The accountant assumes that no reply decides whether another one counts."""
     clip: float
     noise: float
     delta: float = 1e-5
@@ -65,32 +68,14 @@ class PrivateMean(Aggregation):
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        check_number("private", "clip", self.clip, above=0.0)
-        check_number("private", "noise", self.noise, above=0.0)
-        check_number("private", "delta", self.delta, above=0.0, below=1.0)
-        if not is_word(self.cohort, ("public", "secret")):
-            raise InputError(
-                f"aggregation private: cohort must be public or secret, not "
-                f"{short_repr(self.cohort)}"
-            )
-
-    @property
-    def is_private(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def compares_replies(self) -> bool:
-        """False: the accountant assumes that no reply decides whether another's counts."""
-        return False
+        label = "aggregation private"
+        validate.positive(label, "clip", self.clip)
+        validate.positive(label, "noise", self.noise)
+        validate.probability(label, "delta", self.delta)
+        validate.choice(label, "cohort", self.cohort, ("public", "secret"))
 
     def check(self, method: AnyMethod, N: int) -> None:
-        """Refuse a method whose recursion clipping or noise would break.
-
-        Raises:
-            InputError: The method is one of them, delta is too large for N clients, or the
-                accountant is not installed.
-        """
+        """Raise an InputError if the method, delta or the installation does not allow privacy."""
         super().check(method, N)
         if self.delta * N >= 1.0:
             raise InputError(
@@ -212,16 +197,9 @@ class _NoisySum(ClippedSum):
         for mean in means:
             stream.update(mean.tobytes())
         noise = draw_normals(stream.digest(), sum(len(mean) for mean in means))
-        return _add_noise(means, noise * (settings.noise * settings.clip / count))
-
-
-def _add_noise(means: Sequence[Vector], noise: NDArray[np.float64]) -> list[Vector]:
-    parts, first = [], 0
-    for mean in means:
-        part = noise[first : first + len(mean)].astype(mean.dtype)
-        parts.append(mean + part)
-        first += len(mean)
-    return parts
+        noise *= settings.noise * settings.clip / count
+        parts = np.split(noise, np.cumsum([len(mean) for mean in means])[:-1])
+        return [mean + part.astype(mean.dtype) for mean, part in zip(means, parts, strict=True)]
 
 
 def draw_normals(key: bytes, size: int) -> NDArray[np.float64]:
@@ -268,15 +246,7 @@ def _epsilon_composed(settings: PrivateMean, times: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon_sampled(settings: PrivateMean, N: int, S: int, sampled: int, known: int) -> float:
-    """Return the epsilon after rounds with S of N clients.
-
-    Args:
-        settings: The aggregation.
-        N: The number of clients.
-        S: The number of clients sampled in a round.
-        sampled: Rounds whose cohort nobody knows.
-        known: Rounds whose cohort may be known.
-    """
+    """Return the epsilon after `sampled` rounds with a secret cohort and `known` others."""
     if not sampled + known:
         return 0.0
     dp = _import_accountant()

@@ -39,7 +39,7 @@ from fedpage.problems.scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.fingerprint import Code
 from fedpage.runs.history import History
-from fedpage.runs.spec import RunOptions, RunSpec, StopRule, start_of
+from fedpage.runs.spec import RunOptions, RunSpec, StopRule, as_options, start_of
 from fedpage.runs.store import RunStore
 
 _CHUNK = 512
@@ -69,7 +69,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         seed: int,
         options: RunOptions | None = None,
     ) -> None:
-        options = options or RunOptions()
+        options = as_options(options)
         check_problem(problem)
         check_is_method(method)
         _check_options(options)
@@ -301,7 +301,7 @@ def simulate(
     >>> bool(history.last("grad_norm") < history["grad_norm"][0])
     True
     """
-    spec = RunSpec(problem, method, rounds, seed, record_every, stop, options or RunOptions())
+    spec = RunSpec(problem, method, rounds, seed, record_every, stop, as_options(options))
     if not isinstance(progress, bool):
         raise InputError(
             f"progress must be True or False, not {short_repr(progress)}; "

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
-
-import numpy as np
 
 from fedpage.callbacks.base import Stopped
+from fedpage.core import validate
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import EVALUATED, higher_is_better
 from fedpage.core.types import StopReason
-from fedpage.core.validate import as_number
+from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import is_complete
 
 
@@ -65,24 +63,19 @@ class Stop:
                     f"stop: {name} must be a table of column -> number, not {short_repr(table)}"
                 )
         for name, value in self._targets().items():
-            _check_number(name, value, positive=name == "grad_norm")
+            check = validate.positive if name == "grad_norm" else validate.finite
+            check("stop", name, value)
         for name, value in self._budgets().items():
             try:
                 Cost.parse(name)
             except InputError as error:
                 raise InputError(f"stop: {error}") from None
-            _check_number(name, value, positive=True)
-        whole = isinstance(self.patience, (int, np.integer)) and not isinstance(self.patience, bool)
-        if self.patience is not None and not (whole and self.patience >= 1):
-            raise InputError(
-                f"stop: patience must be a whole number of at least 1, "
-                f"not {short_repr(self.patience)}"
-            )
+            validate.positive("stop", name, value)
+        if self.patience is not None:
+            validate.whole("stop", "patience", self.patience)
         if not isinstance(self.monitor, str):
             raise InputError(f"stop: monitor must be a column, not {short_repr(self.monitor)}")
-        _check_number("min_delta", self.min_delta)
-        if self.min_delta < 0:
-            raise InputError(f"stop: min_delta must be 0 or more, not {short_repr(self.min_delta)}")
+        validate.at_least_zero("stop", "min_delta", self.min_delta)
 
     def _targets(self) -> dict[str, float]:
         named = {"grad_norm": self.grad_norm, "loss": self.loss}
@@ -100,16 +93,10 @@ class Stop:
 
     def describe(self) -> dict[str, object]:
         """List what is set, as plain values for provenance."""
-        table: dict[str, object] = {
-            name: value
-            for name in ("grad_norm", "loss", "bytes", "patience")
-            if (value := getattr(self, name)) is not None
-        }
-        table |= {
-            name: dict(getattr(self, name))
-            for name in ("targets", "budgets")
-            if getattr(self, name)
-        }
+        single = ("grad_norm", "loss", "bytes", "patience")
+        table = {name: getattr(self, name) for name in single if getattr(self, name) is not None}
+        tables = {"targets": dict(self.targets), "budgets": dict(self.budgets)}
+        table |= {name: values for name, values in tables.items() if values}
         if self.patience is not None:
             table |= {"monitor": self.monitor, "min_delta": self.min_delta}
         return table
@@ -149,17 +136,8 @@ class Stop:
         return None
 
 
-class WatchState(TypedDict):
-    """The state of a `Watch`, for checkpoints."""
-
-    first_loss: float
-    above: list[float]
-    best: float | None
-    waited: int
-
-
 class Watch:
-    """Judge the records of a run one after the other: divergence, targets, patience.
+    """Check the records of a run one after the other: divergence, targets, patience.
 
     Targets and patience look at records of all clients only (see `is_complete`). A run has diverged
     where
@@ -169,7 +147,7 @@ class Watch:
       span 200 rounds. This finds losses that grow slowly, such as robust regression's.
 
     Args:
-        first: f(x0); NaN: it was not measured over all clients, so that no loss is above it.
+        first: f(x0), or NaN if it was not measured over all clients; no loss is above NaN.
         step: the method's effective step in words, for the message.
         stop: the targets and the patience.
         directions: directions of metrics that are not registered.
@@ -188,7 +166,7 @@ class Watch:
         self.best: float | None = None
         self.waited = 0
 
-    def judge(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
+    def check(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
         """Return how the run ends at this record, or None. Records must come in order.
 
         Args:
@@ -237,20 +215,15 @@ class Watch:
         self.waited += 1
         if self.waited < self.stop.patience:
             return None
-        text = (
-            f"{name} has not improved on {self.best:.6g} for {self.waited} records, "
-            f"at round {row['round']}"
-        )
-        return Stopped(StopReason.NO_PROGRESS, text)
+        text = f"{name} has not improved on {self.best:.6g} for {self.waited} records"
+        return Stopped(StopReason.NO_PROGRESS, f"{text}, at round {row['round']}")
 
-    def snapshot(self) -> WatchState:
+    def snapshot(self) -> Snapshot:
         """Return what was seen so far, for a checkpoint."""
         above = [float(done) for done in self.above]
-        return {
-            "first_loss": self.first, "above": above, "best": self.best, "waited": self.waited,
-        }  # fmt: skip
+        return {"first_loss": self.first, "above": above, "best": self.best, "waited": self.waited}
 
-    def restore(self, state: WatchState) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Go back to a snapshot.
 
         Raises:
@@ -270,10 +243,3 @@ def _value(row: Mapping[str, float], column: str) -> float:
             f"stop: no column {short_repr(column)} is recorded;{hint} there are {', '.join(row)}"
         )
     return value
-
-
-def _check_number(name: str, value: object, positive: bool = False) -> None:
-    number = as_number(value)
-    if not math.isfinite(number) or (positive and number <= 0):
-        least = " above 0" if positive else ""
-        raise InputError(f"stop: {name} must be a finite number{least}, not {short_repr(value)}")

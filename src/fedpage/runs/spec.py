@@ -63,6 +63,15 @@ class RunOptions:
     __repr__ = repr_settings
 
 
+def as_options(options: RunOptions | None) -> RunOptions:
+    """Return the given options or, for None, the defaults; refuse other types."""
+    if options is not None and not isinstance(options, RunOptions):
+        raise InputError(
+            f"options must be RunOptions such as RunOptions(threads=2), not {short_repr(options)}"
+        )
+    return RunOptions() if options is None else options
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """All settings of one run, which functions hand on as a whole.
@@ -78,8 +87,6 @@ class RunSpec:
         stop: When to end early.
         options: Rarely used options.
 
-    Raises:
-        InputError: If `options` are not RunOptions.
     """
 
     problem: Problem
@@ -89,13 +96,6 @@ class RunSpec:
     record_every: RecordEvery = 10
     stop: StopRule = None
     options: RunOptions = field(default_factory=RunOptions)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.options, RunOptions):
-            raise InputError(
-                f"options must be RunOptions such as RunOptions(threads=2), "
-                f"not {short_repr(self.options)}"
-            )
 
     def describe(self) -> dict[str, object]:
         """Return the run's provenance as plain values, as `History.meta` holds it."""

@@ -18,7 +18,7 @@ from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import Simulation, execute
 from fedpage.runs.history import History
-from fedpage.runs.spec import RunOptions, RunSpec, StopRule
+from fedpage.runs.spec import RunOptions, RunSpec, StopRule, as_options
 from fedpage.studies.parallel import run_tasks
 
 CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
@@ -72,7 +72,7 @@ def sweep(
     return list(
         iterate_sweep(
             problem, methods, seeds,
-            jobs=jobs, callbacks=callbacks, out=out, options=options or RunOptions(), **settings,
+            jobs=jobs, callbacks=callbacks, out=out, options=as_options(options), **settings,
         )
     )  # fmt: skip
 

@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedpage.core.types import Vector
 from fedpage.engine.fixed_point import (
+    BeyondBound,
     FixedPointMean,
-    OutOfRange,
     Whole,
     encode,
     scale_exponent,
@@ -210,7 +210,7 @@ def _encode_reply(content: RecordDict, request: _Request) -> Whole:
     exponent = scale_exponent(bound, request.N)
     try:
         return np.concatenate([encode(part, bound, exponent) for part in arrays.values()])
-    except OutOfRange as error:
+    except BeyondBound as error:
         raise NodeError(Code.BOUND, f"in the reply, {error}") from None
 
 
