@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
-from numpy.typing import DTypeLike
-
-from fedpage.codecs.base import Codec, Keys, Payload, as_codec, register_codec
+from fedpage.codecs.base import Codec, Keys, as_codec, register_codec
 from fedpage.codecs.casts import Cast
 from fedpage.codecs.quantise import Dither, Natural, ScaledSign
 from fedpage.codecs.sparse import Sparsifier
 from fedpage.core.errors import InputError
-from fedpage.core.types import Ints, Vector
+
+
+def _pass_on(name: str) -> Any:
+    """Return a method of `Wrapped` that calls the method of this name of the inner codec."""
+
+    @wraps(getattr(Codec, name))
+    def method(self: Wrapped, *args: Any) -> Any:
+        codec, *second = self.inner
+        return getattr(codec, name)(*args, *second)
+
+    return method
+
+
+@dataclass(frozen=True)
+class Wrapped(Codec):
+    """Send what another codec sends; the base class of `Chain` and `Scaled`."""
+
+    @property
+    def inner(self) -> tuple[Codec, ...]:
+        """The codec that does the work, and perhaps a second one for the numbers it keeps."""
+        raise NotImplementedError
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether one of the codecs uses keys."""
+        return any(codec.is_random for codec in self.inner)
+
+    @property
+    def needs_ranks(self) -> bool:  # type: ignore[override]
+        """Whether the inner codec needs the ranks of all called clients."""
+        return self.inner[0].needs_ranks
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether every vector takes the same number of bits."""
+        return self.inner[0].has_fixed_size
+
+    numbers = _pass_on("numbers")
+    bits = _pass_on("bits")
+    sizes = _pass_on("sizes")
+    transform = _pass_on("transform")
+    encode_rows = _pass_on("encode_rows")
+    decode_with = _pass_on("decode_with")
 
 
 @register_codec("chain")
 @dataclass(frozen=True)
-class Chain(Codec):
+class Chain(Wrapped):
     """Keep some of the numbers, then compress these: RandK(12) and Natural() send 12 k bits.
 
     Two unbiased codecs make one with omega = (1+omega_1)(1+omega_2) - 1, where the second's is that
@@ -50,19 +92,9 @@ class Chain(Codec):
             )
 
     @property
-    def is_random(self) -> bool:  # type: ignore[override]
-        """Whether one of the two uses keys."""
-        return self.sparsifier.is_random or self.second.is_random
-
-    @property
-    def needs_ranks(self) -> bool:  # type: ignore[override]
-        """Whether the sparsifier needs the ranks of all called clients."""
-        return self.sparsifier.needs_ranks
-
-    @property
-    def has_fixed_size(self) -> bool:
-        """Whether the sparsifier always keeps equally many numbers."""
-        return self.sparsifier.has_fixed_size
+    def inner(self) -> tuple[Sparsifier, Codec]:
+        """The sparsifier, with the second codec for the numbers that it keeps."""
+        return self.sparsifier, self.second
 
     @property
     def is_unbiased(self) -> bool:
@@ -95,39 +127,13 @@ class Chain(Codec):
         """Return how many numbers are sent at most."""
         return self.second.floats(self.sparsifier.kept(d))
 
-    def numbers(self, d: int, keys: Keys) -> Ints:
-        """Return how many numbers each row sends, (n,)."""
-        return self.sparsifier.numbers_of(d, keys, self.second)
-
-    def bits(self, d: int, dtype: DTypeLike) -> int:
-        """Return the bits of one vector, before padding; the largest if they vary."""
-        return self.sparsifier.bits_of(d, dtype, self.second)
-
-    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
-        """Return the bits of each row, before padding, (n,)."""
-        return self.sparsifier.sizes_of(d, dtype, keys, self.second)
-
-    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
-        """Return what the receiver sees."""
-        return self.sparsifier.transform_by(v, keys, gain, self.second)
-
-    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
-        """Return the bytes to send."""
-        return self.sparsifier.encode_by(v, keys, self.second)
-
-    def decode_with(
-        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
-        """Decode with another gain."""
-        return self.sparsifier.decode_by(payload, d, dtype, keys, gain, self.second)
-
     def __str__(self) -> str:
         return f"{self.sparsifier}+{self.second}"
 
 
 @register_codec("scaled")
 @dataclass(frozen=True)
-class Scaled(Codec):
+class Scaled(Wrapped):
     """Divide an unbiased codec by 1 + omega, which makes it contractive: alpha = 1/(1+omega).
 
     Methods for contractive codecs, such as EF21, take an unbiased one in this form. The numbers
@@ -148,19 +154,9 @@ class Scaled(Codec):
             raise InputError(f"scaled({self.codec}): only an unbiased codec can be scaled")
 
     @property
-    def is_random(self) -> bool:  # type: ignore[override]
-        """Whether the codec uses keys."""
-        return self.codec.is_random
-
-    @property
-    def needs_ranks(self) -> bool:  # type: ignore[override]
-        """Whether the codec needs the ranks of all called clients."""
-        return self.codec.needs_ranks
-
-    @property
-    def has_fixed_size(self) -> bool:
-        """Whether every vector takes the same number of bits."""
-        return self.codec.has_fixed_size
+    def inner(self) -> tuple[Codec]:
+        """The codec."""
+        return (self.codec,)
 
     def alpha(self, d: int) -> float:
         """Return 1/(1+omega)."""
@@ -175,32 +171,6 @@ class Scaled(Codec):
     def floats(self, d: int) -> int:
         """Return how many numbers a vector is sent as; the most if they vary."""
         return self.codec.floats(d)
-
-    def numbers(self, d: int, keys: Keys) -> Ints:
-        """Return how many numbers each row is sent as, (n,)."""
-        return self.codec.numbers(d, keys)
-
-    def bits(self, d: int, dtype: DTypeLike) -> int:
-        """Return the bits of one vector, before padding; the largest if they vary."""
-        return self.codec.bits(d, dtype)
-
-    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
-        """Return the bits of each row, before padding, (n,)."""
-        return self.codec.sizes(d, dtype, keys)
-
-    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
-        """Return what the receiver sees."""
-        return self.codec.transform(v, keys, gain)
-
-    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
-        """Return the bytes to send: those of the codec."""
-        return self.codec.encode_rows(v, keys)
-
-    def decode_with(
-        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
-        """Decode with another gain."""
-        return self.codec.decode_with(payload, d, dtype, keys, gain)
 
     def __str__(self) -> str:
         return f"scaled({self.codec})"

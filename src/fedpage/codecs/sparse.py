@@ -99,56 +99,30 @@ class Sparsifier(Codec):
         """Return how many numbers are kept at most."""
         return self.kept(d)
 
-    def numbers(self, d: int, keys: Keys) -> Ints:
-        """Return how many numbers each row keeps, (n,)."""
-        return self.numbers_of(d, keys, IDENTITY)
+    # A second codec, if there is one, compresses the kept numbers.
 
-    def bits(self, d: int, dtype: DTypeLike) -> int:
-        """Return the bits of one vector, before padding; the largest if they vary."""
-        return self.bits_of(d, dtype, IDENTITY)
-
-    def sizes(self, d: int, dtype: DTypeLike, keys: Keys) -> Ints:
-        """Return the bits of each row, before padding, (n,)."""
-        return self.sizes_of(d, dtype, keys, IDENTITY)
-
-    def transform(self, v: Vector, keys: Keys, gain: float) -> Vector:
-        """Return the kept numbers times the gain."""
-        return self.transform_by(v, keys, gain, IDENTITY)
-
-    def encode_rows(self, v: Vector, keys: Keys) -> Payload:
-        """Return the bytes to send."""
-        return self.encode_by(v, keys, IDENTITY)
-
-    def decode_with(
-        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
-        """Decode with another gain."""
-        return self.decode_by(payload, d, dtype, keys, gain, IDENTITY)
-
-    # The same with a second codec for the kept numbers.
-
-    def numbers_of(self, d: int, keys: Keys, second: Codec) -> Ints:
+    def numbers(self, d: int, keys: Keys, second: Codec = IDENTITY) -> Ints:
         """Return how many numbers each row sends, (n,)."""
         out = np.zeros(len(keys.own), np.int64)
         for rows, count, _ in self.parts(d, keys):
             out[_index(rows)] = second.floats(count)
         return out
 
-    def bits_of(self, d: int, dtype: DTypeLike, second: Codec) -> int:
-        """Return the bits of one vector; the largest if they vary."""
+    def bits(self, d: int, dtype: DTypeLike, second: Codec = IDENTITY) -> int:
+        """Return the bits of one vector, before padding; the largest if they vary."""
         return row_bits(self.index_layout(d) + second.layout(self.kept(d), dtype))
 
-    def sizes_of(self, d: int, dtype: DTypeLike, keys: Keys, second: Codec) -> Ints:
-        """Return the bits of each row, (n,)."""
+    def sizes(self, d: int, dtype: DTypeLike, keys: Keys, second: Codec = IDENTITY) -> Ints:
+        """Return the bits of each row, before padding, (n,)."""
         if self.has_fixed_size:
-            return np.full(len(keys.own), self.bits_of(d, dtype, second), np.int64)
+            return np.full(len(keys.own), self.bits(d, dtype, second), np.int64)
         out = np.zeros(len(keys.own), np.int64)
         for rows, count, _ in self.parts(d, keys):
             out[_index(rows)] = row_bits(self.index_layout(d) + second.layout(count, dtype))
         return out
 
-    def transform_by(self, v: Vector, keys: Keys, gain: float, second: Codec) -> Vector:
-        """Return what the receiver will see."""
+    def transform(self, v: Vector, keys: Keys, gain: float, second: Codec = IDENTITY) -> Vector:
+        """Return the vectors that the receiver will see."""
         chosen = self.choose(v, keys)
         if second is IDENTITY and len(chosen) == 1 and chosen[0].rows is None:
             out: Vector = kernels.spread(v, chosen[0].positions, gain)
@@ -161,7 +135,7 @@ class Sparsifier(Codec):
             _put(seen, rows, positions, gain, out)
         return out
 
-    def encode_by(self, v: Vector, keys: Keys, second: Codec) -> Payload:
+    def encode_rows(self, v: Vector, keys: Keys, second: Codec = IDENTITY) -> Payload:
         """Return the bytes to send."""
         d = v.shape[1]
         sent = []
@@ -172,29 +146,24 @@ class Sparsifier(Codec):
             sent.append((rows, write_rows(symbols, layout), row_bytes(layout)))
         if len(sent) == 1 and sent[0][0] is None:
             return sent[0][1]
-        sizes = -(-self.sizes_of(d, v.dtype, keys, second) // 8)
+        sizes = -(-self.sizes(d, v.dtype, keys, second) // 8)
         payload = np.zeros(int(sizes.sum()), np.uint8)
         for rows, own, size in sent:
             payload[_bytes_of(rows, sizes, size)] = own
         return payload
 
-    def decode_by(
-        self,
-        payload: Payload,
-        d: int,
-        dtype: DTypeLike,
-        keys: Keys,
-        gain: float,
-        second: Codec,
-    ) -> Vector:
+    def decode_with(
+        self, payload: Payload, d: int, dtype: DTypeLike, keys: Keys, gain: float,
+        second: Codec = IDENTITY,
+    ) -> Vector:  # fmt: skip
         """Return the vectors that were sent."""
         index, name = self.index_layout(d), str(self)
-        sizes = -(-self.sizes_of(d, dtype, keys, second) // 8)
+        sizes = -(-self.sizes(d, dtype, keys, second) // 8)
         if self.is_random or second.is_random:
             n = len(keys.own)
             check_length(payload, int(sizes.sum()), name)
         else:
-            n = self.count_rows(payload, -(-self.bits_of(d, dtype, second) // 8), keys)
+            n = self.count_rows(payload, -(-self.bits(d, dtype, second) // 8), keys)
         out: Vector = np.zeros((n, d), dtype)
         for part in self.parts(d, keys):
             rows, count, _ = part
@@ -353,10 +322,10 @@ class PermK(Sparsifier):
                 found.append(Part(rows, count, order[starts[:, None] + np.arange(count)]))
         return found
 
-    def transform_by(self, v: Vector, keys: Keys, gain: float, second: Codec) -> Vector:
-        """Return what the receiver will see; without a second codec in one loop."""
+    def transform(self, v: Vector, keys: Keys, gain: float, second: Codec = IDENTITY) -> Vector:
+        """Return the vectors that the receiver will see; without a second codec in one loop."""
         if second is not IDENTITY:
-            return super().transform_by(v, keys, gain, second)
+            return super().transform(v, keys, gain, second)
         ranks = self._check_ranks(v.shape[1], keys)
         order, blocks = kernels.partition(keys.shared, v.shape[1], keys.called)
         out: Vector = kernels.spread_blocks(v, order, blocks, ranks, gain)
