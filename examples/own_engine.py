@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import fedpage as fp
-from fedpage.codecs.wire import Wire
+from fedpage.codecs.message_codec import MessageCodec
 from fedpage.core.random import RoundDraws
 from fedpage.engine.loop import Run
 from fedpage.engine.round import Engine, mean_evaluations
@@ -23,7 +23,7 @@ class Client:
         self.number, self.problem, self.method, self.seed = number, problem, method, seed
         state = method.client_state
         self.state = state and state(*[np.zeros((1, problem.d)) for _ in state._fields])
-        self.wire = Wire(method, problem.d, np.dtype(float))
+        self.codec = MessageCodec(method, problem.d, np.dtype(float))
 
     def work(self, message, round):
         """Compute the reply and the next state, and count gradients and evaluations."""
@@ -31,7 +31,7 @@ class Client:
         self_only = np.array([self.number])
         oracle = self.problem.oracle(self_only, draws)
         reply, state = self.method.client(message, oracle, self.state)
-        reply, state = self.wire.finish(message, reply, state, self_only, draws)  # the codec
+        reply, state = self.codec.finish(message, reply, state, self_only, draws)  # the codec
         return reply, state, oracle.gradients, oracle.evaluations
 
     def evaluate(self, x):
@@ -45,7 +45,7 @@ class ThreadTransport:
 
     def __init__(self, clients, method, d):
         self.clients, self.pool = clients, ThreadPoolExecutor(4)
-        self.codec = Wire(method, d, np.dtype(float))
+        self.codec = MessageCodec(method, d, np.dtype(float))
 
     def request(self, call, draws, attempt):
         futures = [

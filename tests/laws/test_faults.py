@@ -10,7 +10,7 @@ from support import methods, quadratic, uneven
 
 import fedpage as fp
 from fedpage.callbacks.base import Event
-from fedpage.codecs.wire import Wire
+from fedpage.codecs.message_codec import MessageCodec
 from fedpage.core.messages import reply_layouts
 from fedpage.core.types import StopReason
 from fedpage.engine.faults import FaultSampler
@@ -335,7 +335,7 @@ class ScriptedTransport:
     is_reliable = False
 
     def __init__(self, method, attempts):
-        self.codec = Wire(method, 4, np.dtype(np.float64))
+        self.codec = MessageCodec(method, 4, np.dtype(np.float64))
         self.attempts, self.requested, self.committed = list(attempts), [], []
 
     def request(self, call, draws, attempt):

@@ -177,7 +177,7 @@ class Parts:
 
     def __init__(self, N, factor=1000.0, scale=None, method=None):
         self.method = method or fp.FedAvg(S=1)
-        wire = fp.codecs.wire.Wire(self.method, 3, np.dtype(np.float64))
+        wire = fp.codecs.message_codec.MessageCodec(self.method, 3, np.dtype(np.float64))
         self.check = OutlierCheck(wire, N, factor, np.ones(N) if scale is None else scale)
         self.message: Any
         self.reply: Any

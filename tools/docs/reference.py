@@ -33,7 +33,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "codecs": (
         "Codecs", "Compression of replies and messages, as values.",
-        ["codecs", "codecs.base", "codecs.wire"],
+        ["codecs", "codecs.base", "codecs.message_codec"],
     ),
     "problems": (
         "Problems", "The objectives: what is minimised.",

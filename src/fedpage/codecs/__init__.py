@@ -14,9 +14,9 @@ from fedpage.codecs.base import (
 )
 from fedpage.codecs.casts import BFloat16, Float16, Float32
 from fedpage.codecs.compose import Chain, Scaled
+from fedpage.codecs.message_codec import Compressible, check
 from fedpage.codecs.quantise import Dither, Natural, ScaledSign
 from fedpage.codecs.sparse import Bernoulli, PermK, RandK, TopK
-from fedpage.codecs.wire import Compressible, check
 from fedpage.core.errors import suggest_names
 
 __all__ = [

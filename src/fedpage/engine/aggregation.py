@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.codecs.wire import Size
+from fedpage.codecs.message_codec import MessageSize
 from fedpage.core import validate
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.display import repr_settings
@@ -125,7 +125,7 @@ class Aggregation(ABC):
         """Return the account of a run's privacy budget, if the aggregation is private."""
         return None
 
-    def measure_reply(self, layout: Layout[Any]) -> Size | None:
+    def measure_reply(self, layout: Layout[Any]) -> MessageSize | None:
         """Return the size of a reply, if it is not sent as the method's codec encodes it."""
         return None
 

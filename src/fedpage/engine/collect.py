@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from fedpage.callbacks.base import Event, Slowest
-from fedpage.codecs.wire import Size
+from fedpage.codecs.message_codec import MessageSize
 from fedpage.core.aggregate import add_rows
 from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, Replies, ReplyT, Vector
 from fedpage.engine.aggregation import Accumulator, Aggregation
@@ -54,14 +54,14 @@ class Costs:
     rejected: int = 0
     fallbacks: int = 0
 
-    def count_call(self, n: int, size: Size) -> None:
+    def count_call(self, n: int, size: MessageSize) -> None:
         """Count a message of a given size to n clients."""
         self.clients += n
         self.floats_down += n * size[0]
         self.bits_down += n * size[1]
         self.bytes_down += n * size[2]
 
-    def count(self, chunk: Chunk[Any, Any], reply_size: Size) -> None:
+    def count(self, chunk: Chunk[Any, Any], reply_size: MessageSize) -> None:
         """Count what the clients of a chunk have sent and computed.
 
         Args:
@@ -294,7 +294,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
                 parts.append(part)
         total.add(parts)
 
-    def _count(self, chunk: Chunk[ReplyT, ClientStateT], reply_size: Size) -> None:
+    def _count(self, chunk: Chunk[ReplyT, ClientStateT], reply_size: MessageSize) -> None:
         """Count a chunk, and note what happened to its clients."""
         self.costs.count(chunk, reply_size)
         outcome = self._outcome

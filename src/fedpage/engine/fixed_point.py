@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY
-from fedpage.codecs.wire import Size
+from fedpage.codecs.message_codec import MessageSize
 from fedpage.core import validate
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError
@@ -114,10 +114,10 @@ class FixedPointMean(Aggregation):
         means = decode(rows.sum(axis=0), len(losses), exponent, np.dtype(np.float64))
         return read_values(means, metrics)
 
-    def measure_reply(self, layout: Layout[Any]) -> Size:
+    def measure_reply(self, layout: Layout[Any]) -> MessageSize:
         """Return the size of a reply as it is sent: 8 bytes for every number."""
         nbytes = NUMBER_BYTES * layout.floats
-        return Size(layout.floats, 8 * nbytes, nbytes)
+        return MessageSize(layout.floats, 8 * nbytes, nbytes)
 
 
 def scale_exponent(bound: float, N: int) -> int:

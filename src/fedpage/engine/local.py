@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY
-from fedpage.codecs.wire import Ranks, Size, Wire
+from fedpage.codecs.message_codec import MessageCodec, MessageSize, Ranks
 from fedpage.core.capabilities import CountsEachClient, DeviceArrays
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, field_names, layout_of
@@ -128,7 +128,7 @@ class LateReply(NamedTuple):
     round: int
     reply: Fields
     """Fields (d,)."""
-    size: Size
+    size: MessageSize
     """Its size as it was sent."""
 
 
@@ -151,7 +151,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self,
         problem: Problem,
         method: Method[StateT, MessageT, ReplyT, ClientStateT],
-        codec: Wire[StateT, MessageT, ReplyT, ClientStateT],
+        codec: MessageCodec[StateT, MessageT, ReplyT, ClientStateT],
         client_states: ClientStates[ClientStateT],
         policy: Policy,
         *,
@@ -248,7 +248,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         cohort = call.clients if call.cohort is None else call.cohort
         return Ranks(np.searchsorted(cohort, clients), len(cohort))
 
-    def _measure(self, clients: Ints, call: Call[MessageT], draws: Draws) -> Size | None:
+    def _measure(self, clients: Ints, call: Call[MessageT], draws: Draws) -> MessageSize | None:
         """Return the size of these clients' replies; None if each has the size of its layout."""
         if self.codec.has_fixed_size:
             return None
@@ -439,7 +439,7 @@ def deliver_late(
     arrived = sorted(arrived, key=lambda late: late.client)
     chunk = Chunk[ReplyT, ClientStateT](
         _NO_CLIENTS, _NO_CLIENTS, None, received=len(arrived),
-        size=Size(*map(sum, zip(*(late.size for late in arrived), strict=True))),
+        size=MessageSize(*map(sum, zip(*(late.size for late in arrived), strict=True))),
     )  # fmt: skip
     if is_validated:
         return chunk._replace(

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.codecs.wire import Wire
+from fedpage.codecs.message_codec import MessageCodec
 from fedpage.core.types import Call, ClientStateT, Ints, MessageT, ReplyT, Vector
 from fedpage.engine.aggregation import norms_of
 from fedpage.engine.transport import Chunk, Rejection
@@ -45,18 +45,18 @@ class OutlierCheck:
     """Compare the norms of replies with the median norm of the clients.
 
     Args:
-        wire: The method's messages and replies.
+        codec: The method's messages and replies.
         N: The number of clients.
         factor: How many times the median a norm may be.
         scale: The factor N w_i of each client's objective, (N,).
     """
 
     def __init__(
-        self, wire: Wire[Any, Any, Any, Any], N: int, factor: float, scale: Vector
+        self, codec: MessageCodec[Any, Any, Any, Any], N: int, factor: float, scale: Vector
     ) -> None:
         self._N, self._factor = N, factor
         self._leeway = np.maximum(1.0, np.asarray(scale, dtype=np.float64))
-        self._incomparable = {m: wire.places_of_high_variance(m) for m in wire.replies}
+        self._incomparable = {m: codec.places_of_high_variance(m) for m in codec.replies}
         self._norms: dict[str, ClientNorms] = {}
 
     def screen(

@@ -12,7 +12,7 @@ from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.callbacks.progress import Progress
 from fedpage.codecs.base import IDENTITY
-from fedpage.codecs.wire import Size, Wire
+from fedpage.codecs.message_codec import MessageCodec, MessageSize
 from fedpage.core.capabilities import (
     ClientEvaluator,
     DeviceArrays,
@@ -76,7 +76,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         self.problem, self.options = problem, options
         N, d, start = problem.N, problem.d, start_of(problem, options.x0)
         faults, devices, policy = options.faults, options.devices, options.policy or Policy()
-        codec = Wire(method, d, dtype_of(problem))
+        codec = MessageCodec(method, d, dtype_of(problem))
         device = None
         if faults is None and devices is None and options.aggregation is None:
             device = _device_of(problem, codec, method)
@@ -190,7 +190,7 @@ def _late_reply(entry: Snapshot) -> LateReply:
     if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
         raise TypeError
     type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
-    size = Size(*map(int, entry["size"]))
+    size = MessageSize(*map(int, entry["size"]))
     return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts), size)
 
 
@@ -240,7 +240,7 @@ def _chunk_size(problem: Problem, options: RunOptions) -> int:
 
 def _device_of(
     problem: Problem,
-    codec: Wire[StateT, MessageT, ReplyT, ClientStateT],
+    codec: MessageCodec[StateT, MessageT, ReplyT, ClientStateT],
     method: Method[StateT, MessageT, ReplyT, ClientStateT],
 ) -> DeviceArrays | None:
     """Return the device that keeps the vectors of rounds; None for numpy's arrays.

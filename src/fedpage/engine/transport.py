@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.callbacks.base import Event, Slowest
-from fedpage.codecs.wire import Size, Wire
+from fedpage.codecs.message_codec import MessageCodec, MessageSize
 from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, ReplyT, Vector
 
-AnyWire: TypeAlias = Wire[Any, Any, Any, Any]
+AnyMessageCodec: TypeAlias = MessageCodec[Any, Any, Any, Any]
 
 
 class Rejection(NamedTuple):
@@ -40,7 +40,7 @@ class Chunk(NamedTuple, Generic[ReplyT, ClientStateT]):
     received: int = 0
     """Replies that arrived, valid or not."""
     rejected: Sequence[Rejection] = ()
-    size: Size | None = None
+    size: MessageSize | None = None
     """The size of the replies that arrived; None if each has the size of its layout."""
     seconds: Vector | None = None
     """The simulated seconds of each client that worked; None without a clock."""
@@ -80,7 +80,7 @@ class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
     """Send a call to clients and validate their replies."""
 
     @property
-    def codec(self) -> AnyWire:
+    def codec(self) -> AnyMessageCodec:
         """The method's messages and replies as they travel; one for the whole run."""
         ...
 
@@ -142,7 +142,7 @@ def merge(parts: Sequence[Chunk[ReplyT, ClientStateT]]) -> Chunk[ReplyT, ClientS
 
 
 def join_request(
-    parts: Sequence[Chunk[ReplyT, ClientStateT]], reply_size: Size
+    parts: Sequence[Chunk[ReplyT, ClientStateT]], reply_size: MessageSize
 ) -> Chunk[ReplyT, ClientStateT]:
     """Join all chunks of the replies to one request.
 
@@ -154,8 +154,10 @@ def join_request(
         return parts[0]
     size = None
     if any(part.size is not None for part in parts):
-        sizes = [part.size or Size(*(part.received * n for n in reply_size)) for part in parts]
-        size = Size(*map(sum, zip(*sizes, strict=True)))
+        sizes = [
+            part.size or MessageSize(*(part.received * n for n in reply_size)) for part in parts
+        ]
+        size = MessageSize(*map(sum, zip(*sizes, strict=True)))
     expired = [part.expired for part in parts if part.expired is not None]
     return merge(parts)._replace(
         requested=np.concatenate([part.requested for part in parts]),

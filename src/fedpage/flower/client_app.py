@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import NoReturn
+from functools import lru_cache, partial
+from typing import Any, NoReturn
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedpage._version import __version__
-from fedpage.codecs.wire import Ranks, Wire
+from fedpage.codecs.message_codec import MessageCodec, Ranks
 from fedpage.core.capabilities import NodeProblem, dtype_of
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
 from fedpage.core.schedules import at_round
+from fedpage.core.types import AnyMethod, DType
 from fedpage.flower import audit, messages
 from fedpage.flower.agreement import write_names
 from fedpage.flower.allowed import check_allowed
@@ -211,6 +212,12 @@ def _answer_evaluate(message: Message, config: AppConfig, node_config: NodeConfi
     return Message(_evaluate(message.content, config, node_config), reply_to=message)
 
 
+@lru_cache(maxsize=16)
+def _message_codec(method: AnyMethod, d: int, dtype: DType) -> MessageCodec[Any, Any, Any, Any]:
+    """Return the codec of a method's messages, made once for all rounds of a run."""
+    return MessageCodec(method, d, dtype)
+
+
 def _train(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> RecordDict:
     """Run `Method.client` on this node's rows."""
     request = messages.decode_header(content, messages.TrainRequest)
@@ -221,9 +228,9 @@ def _train(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> R
     if request.message not in types:
         raise messages.ProtocolError(f"{method.name} has no message {request.message[:40]!r}")
     message_type = types[request.message]
-    wire = Wire(method, request.d, dtype)
-    arrays = messages.decode_arrays(content, wire.message_shapes(message_type))
-    fields = messages.decode(wire.decode_message, message_type, list(arrays.values()))
+    codec = _message_codec(method, request.d, dtype)  # type: ignore[arg-type]  # frozen: hashable
+    arrays = messages.decode_arrays(content, codec.message_shapes(message_type))
+    fields = messages.decode(codec.decode_message, message_type, list(arrays.values()))
 
     store, client_state = None, None
     if method.client_state is not None:
@@ -238,9 +245,9 @@ def _train(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> R
         now = at_round(method, request.round)
         reply, client_state = now.client(fields, oracle, client_state)
         ranks = Ranks(np.array([request.rank], dtype=np.int64), request.called)
-        sent = wire.encode_reply(fields, reply, _ONLY_CLIENT, draws, ranks)
+        sent = codec.encode_reply(fields, reply, _ONLY_CLIENT, draws, ranks)
         if store is not None:
-            _, client_state = wire.finish(fields, reply, client_state, _ONLY_CLIENT, draws, ranks)
+            _, client_state = codec.finish(fields, reply, client_state, _ONLY_CLIENT, draws, ranks)
     if store is not None:
         version = messages.state_version(request.round, message_type)
         store.save(request.state_version, version, client_state)

@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpage.callbacks.base import Event, Slowest
-from fedpage.codecs.wire import Ranks, Size, Wire
+from fedpage.codecs.message_codec import MessageCodec, MessageSize, Ranks
 from fedpage.core.types import (
     Call,
     ClientStateT,
@@ -85,7 +85,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.events: list[Event] = []
         """Events of nodes since the last call of `pop_events`."""
         self.backoff = Backoff(grid, wait)
-        self.codec = Wire(method, d, dtype)
+        self.codec = MessageCodec(method, d, dtype)
         self.seconds_ahead = 0.0
         """Seconds that the requests of this round took before it began."""
         self._ahead: _Ahead | None = None
@@ -127,7 +127,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         valid: dict[int, ReplyT] = {}
         rejected: list[Rejection] = []
         gradients = evaluations = received = 0
-        sizes: list[Size] = []
+        sizes: list[MessageSize] = []
         for client, answered in sorted(answers.items()):
             own = np.array([client], dtype=np.int64)
             rank = Ranks(np.searchsorted(cohort, own), len(cohort))
@@ -162,7 +162,9 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if valid:
             columns = zip(*(valid[client] for client in clients.tolist()), strict=True)
             replies = layout.build(np.stack(rows) for rows in columns)
-        size = Size(*(sum(column) for column in zip(Size(0, 0, 0), *sizes, strict=True)))
+        size = MessageSize(
+            *(sum(column) for column in zip(MessageSize(0, 0, 0), *sizes, strict=True))
+        )
         chunk = Chunk[ReplyT, ClientStateT](
             call.clients, clients, replies, None, gradients, evaluations, received, rejected, size,
             slowest=slowest,

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.codecs.wire import as_received
+from fedpage.codecs.message_codec import as_received
 from fedpage.core import schedules, validate
 from fedpage.core.errors import InputError
 from fedpage.core.schedules import StepSize

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple, Self, get_args
 
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.codecs.wire import as_received
+from fedpage.codecs.message_codec import as_received
 from fedpage.core import schedules, validate
 from fedpage.core.schedules import StepSize
 from fedpage.core.secant import Metric, dot, new_metric, norm

@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from fedpage.codecs.wire import Compressible
+from fedpage.codecs.message_codec import Compressible
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names, layout_of
 from fedpage.core.random import RoundDraws

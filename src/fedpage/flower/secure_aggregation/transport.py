@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fedpage.callbacks.base import Event, Slowest
-from fedpage.codecs.wire import Size
+from fedpage.codecs.message_codec import MessageSize
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import Metric, row_metrics
 from fedpage.core.types import Call, ClientStateT, Draws, MessageT, ReplyT, StateT, Vector
@@ -81,7 +81,7 @@ class SecureTransport(GridTransport[StateT, MessageT, ReplyT, ClientStateT]):
             evaluations=sum(answer.evaluations for answer in arrived),
             received=n,
             rejected=found.rejected,
-            size=Size(n * floats, n * bits, n * nbytes),
+            size=MessageSize(n * floats, n * bits, n * nbytes),
             slowest=max(
                 (Slowest(client, found.seconds[client]) for client in found.seconds),
                 default=None,

@@ -1,4 +1,4 @@
-"""How a method's messages and replies travel: which fields pass through a codec, and their size.
+"""Pass a method's messages and replies through its codecs, and measure them as they are sent.
 
 A method declares three things. Its fields `up` and `down` are codecs for replies and messages.
 `compressible` names the reply fields that pass through `up`. If its clients keep a state that
@@ -56,7 +56,7 @@ _MANY = 1 << 40
 _BYTE = np.dtype(np.uint8)
 
 
-class Size(NamedTuple):
+class MessageSize(NamedTuple):
     """The size of messages or replies as they are sent."""
 
     floats: int
@@ -80,9 +80,9 @@ class _Field(NamedTuple):
     """A reply field that passes through a codec."""
 
     place: int
-    """Its place in the reply, which is also its number in the keys of random numbers."""
+    """Its index in the reply, which is also its number in the keys of random numbers."""
     reference: int | None
-    """The place of the message's field of which it is a change."""
+    """The index of the message's field of which it is a change."""
 
 
 def check(method: DataclassInstance, up: Kind, *, down: Kind = "cast", hint: str = "") -> None:
@@ -139,7 +139,7 @@ def as_received(down: Codec, v: Vector) -> Vector:
     return received
 
 
-class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
+class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     """Pass a method's messages and replies through its codecs, and measure them.
 
     Args:
@@ -189,9 +189,17 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             self.up.bits(d, dtype)  # raises an error if the codec does not fit d
         if self.down != IDENTITY:
             self.down.bits(d, dtype)
-        self.reply_size = {message: self._measure_reply(message) for message in self.replies}
+        self._coded = {m: {field.place for field in found} for m, found in self._fields.items()}
+        self._rounded = {message: self._find_rounded(message) for message in self.messages}
+        self.reply_size = {
+            message: _measure(layout, self.up, self._coded[message])
+            for message, layout in self.replies.items()
+        }
         """The size of a reply to each message type; the largest, if it varies."""
-        self.message_size = {message: self._measure_message(message) for message in self.messages}
+        self.message_size = {
+            message: _measure(layout, self.down, self._rounded[message])
+            for message, layout in self.messages.items()
+        }
 
     def _find_fields(
         self, method: object, message: type, layout: Layout[ReplyT]
@@ -218,25 +226,14 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return self.needs_ranks and bool(self._fields[message])
 
     def places_of_high_variance(self, message: type) -> set[int]:
-        """Return the places of reply fields whose norm the codec may change by any factor."""
+        """Return the indices of reply fields whose norm the codec may change by any factor."""
         omega = self.up.omega(self.d)
-        return self._coded(message) if omega is not None and omega >= 1.0 else set()
+        return self._coded[message] if omega is not None and omega >= 1.0 else set()
 
-    def _coded(self, message: type) -> set[int]:
-        """Return the places of the reply fields that pass through the codec."""
-        return {field.place for field in self._fields[message]}
+    def _find_rounded(self, message: type) -> set[int]:
+        """Return the indices of the message's fields that pass through `down`: its vectors.
 
-    def _measure_reply(self, message: type) -> Size:
-        coded, layout = self._coded(message), self.replies[message]
-        return self._measure(layout, self.up, coded)
-
-    def _measure_message(self, message: type) -> Size:
-        return self._measure(self.messages[message], self.down, self._rounded(message))
-
-    def _rounded(self, message: type) -> set[int]:
-        """Return the places of the message's fields that pass through `down`: its vectors.
-
-        A method may list message types that pass as they are in `exact_messages`.
+        A method may list message types that pass unchanged in `exact_messages`.
         """
         if self.down == IDENTITY or message in self._exact:
             return set()
@@ -244,18 +241,9 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         names = self.messages[message].fields
         return {i for i, name in enumerate(names) if name not in numbers}
 
-    def _measure(self, layout: Layout[Any], codec: Codec, coded: set[int]) -> Size:
-        floats = bits = nbytes = 0
-        for i, (size, dtype) in enumerate(zip(layout.sizes, layout.dtypes, strict=True)):
-            of_field = codec.bits(size, dtype) if i in coded else 8 * size * dtype.itemsize
-            floats += codec.floats(size) if i in coded else size
-            bits += of_field
-            nbytes += -(-of_field // 8)
-        return Size(floats, bits, nbytes)
-
     def measure_replies(
         self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
-    ) -> Size:
+    ) -> MessageSize:
         """Return the size of the replies of all these clients together."""
         n, (floats, bits, nbytes) = len(clients), self.reply_size[message]
         floats, bits, nbytes = n * floats, n * bits, n * nbytes
@@ -267,7 +255,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 bits -= int((most - sizes).sum())
                 nbytes -= int((-(-most // 8) + (-sizes // 8)).sum())
                 floats -= int((self.up.floats(self.d) - self.up.numbers(self.d, keys)).sum())
-        return Size(floats, bits, nbytes)
+        return MessageSize(floats, bits, nbytes)
 
     def reply_bytes(
         self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
@@ -291,14 +279,12 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return a message as clients see it, after `down`."""
         if self.down == IDENTITY:
             return message
-        rounded = self._rounded(type(message))
-        build: Callable[..., MessageT] = type(message)
-        return build(
-            *(
-                as_received(self.down, part) if i in rounded else part
-                for i, part in enumerate(message)
-            )
+        rounded = self._rounded[type(message)]
+        parts = (
+            as_received(self.down, part) if i in rounded else part for i, part in enumerate(message)
         )
+        build: Callable[..., MessageT] = type(message)
+        return build(*parts)
 
     def apply(
         self,
@@ -308,15 +294,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         draws: Draws,
         ranks: Ranks | None = None,
     ) -> ReplyT:
-        """Return replies (n, d) as the server will see them, after `up`.
-
-        Args:
-            message: The message as these clients received it.
-            replies: What `Method.client` returned.
-            clients: The clients, (n,).
-            draws: The round's random numbers.
-            ranks: The clients' places among the called, where `needs_ranks`.
-        """
+        """Return replies (n, d) as the server will see them, after `up`; see `finish`."""
         fields = self._fields[type(message)]
         if not fields:
             return replies
@@ -339,12 +317,12 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         draws: Draws,
         ranks: Ranks | None = None,
     ) -> tuple[ReplyT, ClientStateT]:
-        """Return replies as the server will see them, and what clients keep after sending them.
+        """Return replies as the server will see them, and the clients' states after sending them.
 
         Args:
             message: The message as these clients received it.
-            replies: What `Method.client` returned.
-            client_states: What else it returned.
+            replies: The replies of `Method.client`.
+            client_states: The client states of `Method.client`.
             clients: The clients, (n,).
             draws: The round's random numbers.
             ranks: The clients' places among the called, where `needs_ranks`.
@@ -357,8 +335,8 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def message_shapes(self, message: type) -> Shapes:
         """Return the size and type of each array of a message as it is sent."""
-        layout = self.messages[message]
-        return self._shapes(layout, self._rounded(message), self.down, None)
+        coded = dict.fromkeys(self._rounded[message], self.down.bits(self.d, self.dtype))
+        return _shapes(self.messages[message], coded)
 
     def reply_shapes(
         self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
@@ -371,32 +349,16 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             draws: The round's random numbers.
             ranks: The client's place among the called, where `needs_ranks`.
         """
-        layout, exact = self.replies[message], None
+        coded = dict.fromkeys(self._coded[message], self.up.bits(self.d, self.dtype))
         if not self.has_fixed_size:
-            exact = {
-                field.place: int(
-                    self.up.sizes(self.d, self.dtype, self._keys(draws, clients, field, ranks))[0]
-                )
-                for field in self._fields[message]
-            }
-        return self._shapes(layout, self._coded(message), self.up, exact)
-
-    def _shapes(
-        self, layout: Layout[Any], coded: set[int], codec: Codec, exact: dict[int, int] | None
-    ) -> Shapes:
-        shapes: Shapes = {}
-        each = zip(layout.fields, layout.sizes, layout.dtypes, strict=True)
-        for i, (name, size, dtype) in enumerate(each):
-            if i in coded:
-                bits = codec.bits(size, dtype) if exact is None else exact[i]
-                shapes[name] = (-(-bits // 8), _BYTE)
-            else:
-                shapes[name] = (size, dtype)
-        return shapes
+            for field in self._fields[message]:
+                keys = self._keys(draws, clients, field, ranks)
+                coded[field.place] = int(self.up.sizes(self.d, self.dtype, keys)[0])
+        return _shapes(self.replies[message], coded)
 
     def encode_message(self, message: MessageT) -> dict[str, AnyArray]:
         """Return the arrays that are sent for a message, by field."""
-        rounded = self._rounded(type(message))
+        rounded = self._rounded[type(message)]
         names = self.messages[type(message)].fields
         return {
             name: self.down.encode(part[None], NO_KEYS) if i in rounded else part
@@ -405,7 +367,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def decode_message(self, message: type, parts: Sequence[AnyArray]) -> Fields:
         """Return a message from the arrays that were received, in the order of its fields."""
-        layout, rounded = self.messages[message], self._rounded(message)
+        layout, rounded = self.messages[message], self._rounded[message]
         return layout.build(
             self.down.decode(part, self.d, layout.dtypes[i], NO_KEYS)[0] if i in rounded else part
             for i, part in enumerate(parts)
@@ -423,7 +385,7 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
         Args:
             message: The message as the client received it.
-            reply: What `Method.client` returned, (1, d).
+            reply: The reply of `Method.client`, (1, d).
             client: The client, (1,).
             draws: The round's random numbers.
             ranks: The client's place among the called, where `needs_ranks`.
@@ -461,3 +423,23 @@ class Wire(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 change = message[field.reference] + change
             decoded[field.place] = change
         return layout.build(decoded)
+
+
+def _measure(layout: Layout[Any], codec: Codec, coded: set[int]) -> MessageSize:
+    """Return the size of a message or reply whose fields `coded` pass through a codec."""
+    floats = bits = nbytes = 0
+    for i, (size, dtype) in enumerate(zip(layout.sizes, layout.dtypes, strict=True)):
+        of_field = codec.bits(size, dtype) if i in coded else 8 * size * dtype.itemsize
+        floats += codec.floats(size) if i in coded else size
+        bits += of_field
+        nbytes += -(-of_field // 8)
+    return MessageSize(floats, bits, nbytes)
+
+
+def _shapes(layout: Layout[Any], coded: dict[int, int]) -> Shapes:
+    """Return the arrays of a message or reply, given the bits of the fields that are coded."""
+    each = enumerate(zip(layout.fields, layout.sizes, layout.dtypes, strict=True))
+    return {
+        name: (-(-coded[i] // 8), _BYTE) if i in coded else (size, dtype)
+        for i, (name, size, dtype) in each
+    }

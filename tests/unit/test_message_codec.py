@@ -11,7 +11,7 @@ from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage import codecs
-from fedpage.codecs.wire import Wire
+from fedpage.codecs.message_codec import MessageCodec
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Call, Scalar, Vector
 from fedpage.engine.simulate import Simulation
@@ -97,7 +97,7 @@ def test_the_client_keeps_what_the_server_saw():
 
 def test_a_field_with_a_reference_is_sent_as_its_change():
     method = Shifted(up="randk:1")
-    wire = Wire(method, D, np.dtype(np.float64))
+    wire = MessageCodec(method, D, np.dtype(np.float64))
     message = Ask(np.zeros(D), np.array([1.0, 2.0, 3.0, 4.0]))
     replies = Reply(np.ones((2, D)), np.tile(message.h, (2, 1)) + 0.5)
     seen = wire.apply(message, replies, np.array([3, 5]), RoundDraws(0, 1))
@@ -253,7 +253,7 @@ def test_a_number_of_a_reply_cannot_be_compressed_even_if_the_model_is_one():
 
     for d in (1, 3):
         with pytest.raises(fp.InputError, match="'rows' is a number, not a vector"):
-            Wire(Wrong(up="natural"), d, np.dtype(np.float64))
+            MessageCodec(Wrong(up="natural"), d, np.dtype(np.float64))
 
 
 def test_a_codec_without_compressible_fields_is_refused():
