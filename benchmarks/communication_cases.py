@@ -157,7 +157,7 @@ class Entrant:
     """A method of the library, with or without codecs.
 
     Attributes:
-        name: Its name, also with a setting of its own: "fedpage", "fedpage:start=average".
+        name: Its name.
         codecs: Whether messages and replies go through codecs.
     """
 
@@ -170,12 +170,12 @@ class Entrant:
 
     @property
     def entry(self) -> MethodEntry:
-        return METHODS[self.name.partition(":")[0]]
+        return METHODS[self.name]
 
     @property
     def title(self) -> str:
         """Its name in tables."""
-        return self.entry.label + (", averaging start" if ":" in self.name else "")
+        return self.entry.label
 
     @property
     def cost(self) -> str:
@@ -192,8 +192,8 @@ CODECS = {
 """Codecs of replies to search, by what a method takes; the first is used in the screening."""
 CASTS = ("float32", "float16")
 """Codecs of messages to search."""
-AVERAGING = "start=average"
-"""The setting with which methods that have it take part a second time."""
+VARIANTS = ("fedpage-pass-start", "scaffold-momentum")
+"""The variants that take part."""
 OPTIONS = {"beta": (0.0, 0.9)}
 """Settings that are tried in the screening where a method has them with the first as default."""
 
@@ -201,23 +201,20 @@ OPTIONS = {"beta": (0.0, 0.9)}
 def entrants(names: Iterable[str] | None = None) -> list[Entrant]:
     """List every method of the registry without and with codecs, but each method only once.
 
-    Minibatches are all rows here, so that names such as fedavg-full would be repetitions.
+    Minibatches are all rows here, so that names such as fedavg-full would be repetitions. Of
+    other variants only some take part.
     """
     found: dict[Any, str] = {}
     for name in METHODS if names is None else names:
-        if name != OURS:
+        if name in VARIANTS or (name != OURS and not METHODS[name].variant_of):
             found.setdefault(base_method(name), name)
-            if "start" in METHODS[name].hyper_parameters:
-                other = f"{name}:{AVERAGING}"
-                found.setdefault(base_method(other), other)
     return [Entrant(name, codecs) for name in found.values() for codecs in (False, True)]
 
 
 def base_method(name: str) -> Any:
     """Return a method with S sampled clients, gradients of all rows, and defaults otherwise."""
-    name, settings = build.split_settings(name)
     entry = METHODS[name]
-    options = build.parse_hyper_parameters(entry, settings)
+    options: dict[str, Any] = {}
     for field, value in entry.hyper_parameters.items():
         if field in ("b", "b1", "b2", "b3") and value is not None:
             options[field] = None

@@ -39,7 +39,6 @@ ROUNDS_BETWEEN_RECORDS = 5
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "full-rounds": {"renew": "full"},
     "casts": {"up": "float16", "down": "float32"},
     "natural": {"up": "natural", "down": "float32"},
     "metric-none": {"metric": "none"},
@@ -53,8 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "S-5": {"S": 5},
     "S-20": {"S": 20},
 }
-"""Arguments of SecantPAGE. "full-rounds" is the first version: after the first pass full rounds,
-and sampled rounds between them."""
+"""Arguments of SecantPAGE."""
 
 
 @cache
@@ -119,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("secant-study.jsonl"))
     parser.add_argument("--seeds", default="100:110", metavar="FIRST:END")
-    parser.add_argument("--variants", default="default,full-rounds,casts")
+    parser.add_argument("--variants", default="default,casts")
     parser.add_argument("--problems", default=",".join(PROBLEMS))
     args = parser.parse_args(arguments)
     seeds = range(*map(int, args.seeds.split(":")))

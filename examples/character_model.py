@@ -95,7 +95,7 @@ steps, adam_steps = [1.0, 2.0, 4.0, 8.0], [0.01, 0.02, 0.04, 0.08]
 methods = {  # each with the values that are searched
     "FedAvg": (fp.FedAvg(**local, eta_l=4.0), {"eta_l": steps}),
     "FedAvg, clients' Adam": (
-        fp.FedAvg(**local, eta_l=0.02, client_optimizer=adam),
+        fp.LocalTraining(**local, eta_l=0.02, client_optimizer=adam),
         {"eta_l": adam_steps},
     ),
     "FedAdam": (

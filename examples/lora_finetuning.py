@@ -147,7 +147,7 @@ def run(model, rounds, step, seeds):
     """Return the problem of fine-tuning a model, and its runs with FedAvg."""
     problem = fp.TorchProblem(model, nn.CrossEntropyLoss(), clients, held_out=held_out)
     adam = fp.optimizers.Adam()
-    method = fp.FedAvg(S=5, K=4, b=8, eta_l=step, client_optimizer=adam)
+    method = fp.LocalTraining(S=5, K=4, b=8, eta_l=step, client_optimizer=adam)
     rounds = min(rounds, options.rounds)
     return problem, fp.sweep(problem, [method], rounds=rounds, seeds=seeds, record_every=4)
 

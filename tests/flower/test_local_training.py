@@ -8,9 +8,9 @@ import pytest
 @pytest.mark.parametrize(
     ("method", "hyper"),
     [
-        ("fedavg", "S=3 K=3 eta_l=0.1 client_optimizer=momentum:0.9+decay:0.01+clip:0.5"),
+        ("fedavg-training", "S=3 K=3 eta_l=0.1 client_optimizer=momentum:0.9+decay:0.01+clip:0.5"),
         ("fedprox", "S=3 K=3 eta_l=0.1 client_optimizer=adam:0.9:0.99"),
-        ("fedavg", "S=3 epochs=2 b=8 eta_l=0.1"),
+        ("fedavg-training", "S=3 epochs=2 b=8 eta_l=0.1"),
         ("fedadam", "S=3 epochs=2 b=7 eta_l=step:0.1:3:0.5 client_optimizer=nesterov:0.9"),
     ],
 )

@@ -12,7 +12,7 @@ import fedpage as fp
     [
         ("fedavg", "S=3 K=3 eta_l=cosine:0.3:6:0.01 eta_g=warmup:3:1.0"),
         ("scaffold", "S=3 K=3 eta_l=step:0.3:2:0.5"),
-        ("fedpage", "S=3 K=3 p=0.4 leak_free=true eta_g=warmup:2:step:0.3:2:0.5"),
+        ("fedpage-leak-free", "S=3 K=3 p=0.4 eta_g=warmup:2:step:0.3:2:0.5"),
     ],
 )
 def test_history_equals_the_simulator(federate, simulated, method, hyper, tmp_path):

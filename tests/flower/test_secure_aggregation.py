@@ -208,7 +208,7 @@ def test_a_lost_message_is_retried_and_changes_no_bit(federate, simulated, phase
 def test_a_full_round_is_never_a_sum_over_some_clients(federate, simulated):
     """FedPAGE's full rounds need all clients: where one is missing, a sampled round follows."""
     changes = SECURE | {
-        "method": "fedpage", "hyper": "S=4 K=2 eta_g=0.2 p=0.5 periodic=true", "rounds": 6,
+        "method": "fedpage-periodic", "hyper": "S=4 K=2 eta_g=0.2 p=0.5", "rounds": 6,
         "full-retries": 1, "lost-after": 9,
     }  # fmt: skip
     tap = Tap("drop", [7], protocol.TRAIN, {2})

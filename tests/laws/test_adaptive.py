@@ -137,40 +137,28 @@ class TwoExchanges(ScriptedDraws):
         return np.array(self._same, dtype=np.int64) if ago == 1 else super().clients(N, S)
 
 
-@pytest.mark.parametrize("name", ["Mime", "MimeMVR"])
-def test_replay_of_mime_and_mimemvr(objective, check, name):
-    S, K, b, eta_l, eta_g, beta, a = 2, 3, 2, 0.15, 1.2, 0.6, 0.3
-    x, before, m, script, expected = X0, None, [0.0] * D, [], []
+def test_replay_of_mime(objective, check):
+    S, K, b, eta_l, eta_g, beta = 2, 3, 2, 0.15, 1.2, 0.6
+    x, m, script, expected = X0, [0.0] * D, [], []
     for r in range(0, 12, 2):
         clients, batches = sample(S, K, b)
         c = mean([grad(objective, i, ALL_ROWS, x) for i in clients])
-        if name == "MimeMVR":
-            if before is None:
-                m = c
-            else:
-                c_before = mean([grad(objective, i, ALL_ROWS, before) for i in clients])
-                m = add((a, c), (1 - a, add((1, m), (1, c), (-1, c_before))))
         moves = []
         for i in clients:
             y = x
             for rows in batches[i]:
                 change = add((1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, x)))
-                if name == "Mime":  # the paper's step, with the momentum of the last iteration
-                    step = add((1 - beta, add((1, change), (1, c))), (beta, m))
-                else:
-                    step = add((1, change), (1, m))
+                # the paper's step, with the momentum of the last iteration
+                step = add((1 - beta, add((1, change), (1, c))), (beta, m))
                 y = add((1, y), (-eta_l, step))
             moves.append(add((1, y), (-1, x)))
-        if name == "Mime":
-            m = add((1 - beta, c), (beta, m))
+        m = add((1 - beta, c), (beta, m))
         expected.append(x)
-        x, before = add((1, x), (eta_g, mean(moves))), x
+        x = add((1, x), (eta_g, mean(moves)))
         expected.append(x)
         script += [ScriptedDraws(r, False, clients, {}), TwoExchanges(r + 1, clients, batches)]
-    more = {"beta": beta} if name == "Mime" else {"a": a}
-    run = check(
-        getattr(fp, name)(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, **more), script, expected
-    )
+    method = fp.Mime(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, beta=beta)
+    run = check(method, script, expected)
     np.testing.assert_allclose(run.state.m, m, rtol=0, atol=1e-10)
 
 
@@ -275,7 +263,7 @@ def test_effective_steps():
     assert adam.effective_step == 0.2
     assert adam.with_step(0.7) == fp.FedAdam(eta_l=0.3, eta_g=0.7)
     assert fp.FedExP(K=5, eta_l=0.1).effective_step == pytest.approx(0.5)
-    assert fp.MimeMVR(K=5, eta_l=0.1, eta_g=3.0).effective_step == pytest.approx(1.5)
+    assert fp.Mime(K=5, eta_l=0.1, eta_g=3.0).effective_step == pytest.approx(1.5)
 
 
 # FedExP
@@ -329,14 +317,6 @@ def test_mimelite_without_momentum_has_fedavgs_iterates():
         assert lite.x.tobytes() == plain.x.tobytes()
 
 
-def test_mimemvr_with_a_one_has_the_iterates_of_mime_without_momentum():
-    for problem in (uneven("robust"), quadratic(noise=1.0)):
-        options = {"S": 4, "K": 5, "eta_l": 0.05, "eta_g": 1.3, "b": 2}
-        mime = fp.simulate(problem, fp.Mime(**options, beta=0.0), rounds=20, seed=2)
-        mvr = fp.simulate(problem, fp.MimeMVR(**options, a=1.0), rounds=20, seed=2)
-        assert mvr.x.tobytes() == mime.x.tobytes()
-
-
 def test_mime_and_mimelite_with_one_step_of_all_clients_are_momentum_descent():
     """Compare with m <- (1 - beta) grad f(x) + beta m, x <- x - s m."""
     problem, s, beta = quadratic(noise=1.0), 0.1, 0.6
@@ -353,20 +333,9 @@ def test_mime_and_mimelite_with_one_step_of_all_clients_are_momentum_descent():
     np.testing.assert_array_equal(mime[2::2], mime[1:-1:2])  # gradients alone do not move x
 
 
-def test_mimemvrs_m_is_the_gradient_where_all_clients_take_part():
+def test_mime_with_all_clients_reaches_the_optimum_for_any_K():
     problem = quadratic()
-    run = Simulation(problem, fp.MimeMVR(S=8, K=5, eta_l=0.03, b=None, a=0.2), seed=0)
-    for _ in range(30):
-        x = run.x
-        run.step()
-        np.testing.assert_allclose(run.state.m, problem.grad(x), rtol=0, atol=1e-12)
-        run.step()
-
-
-@pytest.mark.parametrize("name", ["Mime", "MimeMVR"])
-def test_mime_with_all_clients_reaches_the_optimum_for_any_K(name):
-    problem = quadratic()
-    method = getattr(fp, name)(S=8, K=6, eta_l=0.03, b=None)
+    method = fp.Mime(S=8, K=6, eta_l=0.03, b=None)
     history = fp.simulate(problem, method, rounds=1600, seed=0, record_every=0)
     np.testing.assert_allclose(history.x, problem.x_star, rtol=0, atol=1e-9)
     resting = fp.simulate(
@@ -375,10 +344,9 @@ def test_mime_with_all_clients_reaches_the_optimum_for_any_K(name):
     np.testing.assert_allclose(resting.x, problem.x_star, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["Mime", "MimeMVR"])
-def test_both_exchanges_call_the_same_clients_and_count_as_rounds(name):
+def test_both_exchanges_call_the_same_clients_and_count_as_rounds():
     problem = uneven("robust")
-    method = getattr(fp, name)(S=4, K=3, eta_l=0.05, b=2)
+    method = fp.Mime(S=4, K=3, eta_l=0.05, b=2)
     run = Simulation(problem, method, seed=5)
     called = []
     for _ in range(12):
@@ -389,12 +357,11 @@ def test_both_exchanges_call_the_same_clients_and_count_as_rounds(name):
     assert called[0::2] == called[1::2]
     assert len(set(called)) == 6
     assert run.costs.round == 12
-    first, later = (1, 1) if name == "Mime" else (1, 2)  # models sent for the gradients
-    assert run.costs.floats_down == 4 * problem.d * (first + 5 * later + 6 * 2)
+    assert run.costs.floats_down == 4 * problem.d * (6 + 6 * 2)
     assert run.costs.floats_up == 4 * problem.d * 12
 
 
-@pytest.mark.parametrize("name", [*SERVERS, "FedExP", "Mime", "MimeLite", "MimeMVR"])
+@pytest.mark.parametrize("name", [*SERVERS, "FedExP", "Mime", "MimeLite"])
 def test_replies_pass_through_unbiased_codecs_only(name):
     problem = uneven("robust")
     plain, coded = (
@@ -434,7 +401,6 @@ def test_clients_of_an_earlier_round_are_those_that_it_drew():
         ("FedExP", {"K": 0}, "FedExP: K must be a whole number"),
         ("MimeLite", {"beta": 1.0}, "MimeLite: beta must be in [0, 1), not 1.0"),
         ("Mime", {"beta": float("nan")}, "Mime: beta must be in [0, 1), not nan"),
-        ("MimeMVR", {"a": 0.0}, "MimeMVR: a must be in (0, 1], not 0.0"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(name, options, words):
@@ -444,7 +410,7 @@ def test_nonsense_is_refused_in_one_line(name, options, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [*SERVERS, "FedExP", "Mime", "MimeLite", "MimeMVR"])
+@pytest.mark.parametrize("name", [*SERVERS, "FedExP", "Mime", "MimeLite"])
 def test_more_clients_than_there_are_cannot_be_sampled(name):
     with pytest.raises(fp.InputError, match="cannot sample S=9 of N=8 clients"):
         fp.simulate(quadratic(), getattr(fp, name)(S=9), rounds=1, seed=0)

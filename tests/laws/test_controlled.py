@@ -6,7 +6,7 @@ The replays use nothing of fedpage: only lists, loops and the formulas of the pa
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,10 +15,11 @@ from support import Replay, ScriptedDraws, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import Batch, Draws, Oracle, Replies, Vector
+from fedpage.core.types import Batch, Draws
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import scaffnew
-from fedpage.methods.scaffold import ClientState, Controlled, ControlledI, Reply, ReplyI, State
+from fedpage.methods.scaffold import ClientState, Controlled
+from fedpage.methods.scaffold_variants import MoveAndChange, ScaffoldMomentum, ScaffoldOptionI
 
 ZERO = [0.0] * D
 
@@ -36,21 +37,21 @@ def client_gradients(problem, x):
 class TwoVectors(fp.SCAFFOLD):
     """Option II as the paper writes it: clients send y_K - x and c_i+ - c_i."""
 
-    messages: ClassVar = {Controlled: ReplyI}
-    compressible: ClassVar = {}
+    messages: ClassVar = {Controlled: MoveAndChange}
+    changes: ClassVar = {}
 
-    def client(
-        self, message: Controlled | ControlledI, oracle: Oracle, client_state: ClientState
-    ) -> tuple[Reply | ReplyI, ClientState]:
+    def client(self, message, oracle, client_state):
         x, c = message
         y = x
         for _ in range(self.K):
             y = y - self.eta_l * (oracle.grad(y, oracle.batch(self.b)) - client_state.c + c)
         c_new = client_state.c - c + (x - y) / (self.K * self.eta_l)
-        return ReplyI(y - x, c_new - client_state.c), client_state
+        return MoveAndChange(y - x, c_new - client_state.c), client_state
 
-    def server(self, state: State, replies: Replies[Reply | ReplyI]) -> State:
-        assert isinstance(replies.mean, ReplyI)
+    def update_client_state(self, message, sent, client_state):
+        return ClientState(client_state.c + sent.dc)
+
+    def server(self, state, replies):
         c = state.c + replies.count / state.N * replies.mean.dc
         return state._replace(x=state.x + self.eta_g * replies.mean.dy, c=c)
 
@@ -71,14 +72,23 @@ def test_scaffold_with_one_vector_up_has_the_iterates_of_two_and_half_the_bytes(
     assert one.costs.bytes_up == 40 * 5 * 8 * problem.d
     assert 2 * one.costs.bytes_up == two.costs.bytes_up
     assert one.costs.bytes_down == two.costs.bytes_down
-    option_I = Simulation(problem, fp.SCAFFOLD(**options, option="I"), seed=4)
+    option_I = Simulation(problem, ScaffoldOptionI(**options), seed=4)
     option_I.step()
     assert option_I.costs.bytes_up == two.costs.bytes_up / 40
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumOptionI(ScaffoldMomentum, ScaffoldOptionI):
+    """Both variants at once."""
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.6])
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold(objective, check, option, beta):
+    kinds: dict = {
+        ("I", False): ScaffoldOptionI, ("II", False): fp.SCAFFOLD,
+        ("I", True): MomentumOptionI, ("II", True): ScaffoldMomentum,
+    }  # fmt: skip
     S, K, b, b0, eta_l, eta_g = 2, 3, 2, 3, 0.15, 1.2
     x, c, own, move = X0, ZERO, [ZERO] * N, ZERO
     script, expected = [], []
@@ -102,35 +112,30 @@ def test_scaffold(objective, check, option, beta):
         x, c = add((1, x), (1, move)), add((1, c), (S / N, mean(changes)))
         script.append(ScriptedDraws(r, False, clients, batches))
         expected.append(x)
-    method = fp.SCAFFOLD(S=S, K=K, b=b, b0=b0, eta_l=eta_l, eta_g=eta_g, option=option, beta=beta)
+    more = ({"b0": b0} if option == "I" else {}) | ({"beta": beta} if beta else {})
+    method = kinds[option, beta > 0](S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, **more)
     run = check(method, script, expected)
     np.testing.assert_allclose(run.state.c, c, rtol=0, atol=1e-10)
     np.testing.assert_allclose(run.client_states.get_all().c, own, rtol=0, atol=1e-10)
     assert run.costs.gradients == 8 * S * (K * b + (b0 if option == "I" else 0))
 
 
-@dataclasses.dataclass(frozen=True)
-class WithoutMomentum(fp.SCAFFOLD):
-    """SCAFFOLD whose server has no momentum."""
-
-    def _move(self, state: State, dy: Vector, dc: Vector, count: int) -> State:
-        c = state.c + (count / state.N) * dc
-        return state._replace(x=state.x + self.eta_g * dy, c=c)
-
-
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffold_with_beta_zero_has_the_bits_of_no_momentum(option):
-    problem, options = uneven("robust"), {"S": 4, "K": 3, "b": 2, "eta_l": 0.05, "option": option}
-    without = fp.simulate(problem, WithoutMomentum(**options), rounds=30, seed=2)
-    history = fp.simulate(problem, fp.SCAFFOLD(**options, beta=0.0), rounds=30, seed=2)
+@pytest.mark.parametrize(
+    ("plain", "momentum"),
+    [(fp.SCAFFOLD, ScaffoldMomentum), (ScaffoldOptionI, MomentumOptionI)],
+)
+def test_scaffold_with_beta_zero_has_the_bits_of_no_momentum(plain, momentum):
+    problem, options = uneven("robust"), {"S": 4, "K": 3, "b": 2, "eta_l": 0.05}
+    without = fp.simulate(problem, plain(**options), rounds=30, seed=2)
+    history = fp.simulate(problem, momentum(**options, beta=0.0), rounds=30, seed=2)
     assert history.x.tobytes() == without.x.tobytes()
-    other = fp.simulate(problem, fp.SCAFFOLD(**options, beta=0.1), rounds=30, seed=2)
+    other = fp.simulate(problem, momentum(**options, beta=0.1), rounds=30, seed=2)
     assert not np.allclose(other.x, without.x)
 
 
 def test_scaffold_with_momentum_is_the_heavy_ball_where_it_is_gradient_descent():
     problem, beta = quadratic(), 0.7
-    method = fp.SCAFFOLD(S=problem.N, K=1, b=None, beta=beta, eta_g=1.5).with_step(0.1)
+    method: Any = ScaffoldMomentum(S=problem.N, K=1, b=None, beta=beta, eta_g=1.5).with_step(0.1)
     assert method.effective_step == pytest.approx(0.1, rel=1e-15)
     assert method.eta_g * method.eta_l / (1 - beta) == pytest.approx(0.1, rel=1e-15)
     run = Simulation(problem, method, seed=0)
@@ -144,15 +149,15 @@ def test_scaffold_with_momentum_is_the_heavy_ball_where_it_is_gradient_descent()
 
 def test_scaffolds_momentum_is_a_number_from_zero_up_to_one():
     for beta in (-0.1, 1.0, float("nan")):
-        with pytest.raises(fp.InputError, match="SCAFFOLD: beta must be"):
-            fp.SCAFFOLD(beta=beta)
+        with pytest.raises(fp.InputError, match="beta must be"):
+            ScaffoldMomentum(beta=beta)
 
 
 @pytest.mark.parametrize("name", ["option I", "option II", "FedDyn"])
 def test_the_server_keeps_the_mean_of_client_states_where_replies_are_lost(name):
     problem = uneven("robust")
     method = {
-        "option I": fp.SCAFFOLD(S=6, K=3, b=2, option="I"),
+        "option I": ScaffoldOptionI(S=6, K=3, b=2),
         "option II": fp.SCAFFOLD(S=6, K=3, b=2),
         "FedDyn": fp.FedDyn(S=6, K=3, b=2),
     }[name]
@@ -401,7 +406,7 @@ def test_scaffnew_refuses_numbers_of_steps_that_are_never_drawn():
 
 
 CASTABLE = {
-    "option I": fp.SCAFFOLD(S=4, K=3, eta_l=0.05, b=2, option="I", up="float32"),
+    "option I": ScaffoldOptionI(S=4, K=3, eta_l=0.05, b=2, up="float32"),
     "option II": fp.SCAFFOLD(S=4, K=3, eta_l=0.05, b=2, up="float32"),
     "FedDyn": fp.FedDyn(S=4, K=3, b=2, up="float32"),
     "Scaffnew": fp.Scaffnew(p=0.3, eta=0.05, b=2, up="float32"),
@@ -410,7 +415,7 @@ CASTABLE = {
 
 @pytest.mark.parametrize("name", CASTABLE)
 def test_clients_keep_what_was_sent_so_that_casts_break_no_invariant(name):
-    """Without `keep` the gap would be the rounding of float32, about 1e-8."""
+    """Without `update_client_state` the gap would be the rounding of float32, about 1e-8."""
     problem, method = uneven("robust"), CASTABLE[name]
     run, plain = Simulation(problem, method, seed=1), dataclasses.replace(method, up="none")
     exact = Simulation(problem, plain, seed=1)

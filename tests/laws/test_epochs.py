@@ -14,10 +14,18 @@ from fedpage.core.optimizers import Adam, Momentum
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.fedavg import Model
+from fedpage.methods.messages import Model
 
 OPTIMIZERS = [None, Momentum(0.9, weight_decay=0.01, clip=0.3), Adam()]
-METHODS = ["fedavg", "fedprox", "fedavgm", "fednesterov", "fedadagrad", "fedadam", "fedyogi"]
+METHODS = [
+    "fedavg-training",
+    "fedprox",
+    "fedavgm",
+    "fednesterov",
+    "fedadagrad",
+    "fedadam",
+    "fedyogi",
+]
 
 
 def passes(problem, b, epochs, draws):
@@ -74,7 +82,9 @@ def test_passes_of_one_batch_are_as_many_steps_over_all_rows(name, epochs):
 def test_one_pass_of_one_batch_is_one_step_bit_for_bit():
     """A quadratic has no compiled local steps, whose sums may round otherwise."""
     problem = quadratic(noise=1.0)
-    step, single = (fp.FedAvg(S=5, eta_l=0.1, b=None, **k) for k in ({"K": 1}, {"epochs": 1}))
+    step, single = (
+        fp.LocalTraining(S=5, eta_l=0.1, b=None, **k) for k in ({"K": 1}, {"epochs": 1})
+    )
     first, second = (fp.simulate(problem, each, rounds=6, seed=3) for each in (step, single))
     assert first.x.tobytes() == second.x.tobytes()
     assert first["gradients"].tolist() == second["gradients"].tolist()
@@ -92,7 +102,7 @@ PROBLEMS = {
 def test_a_client_takes_the_steps_of_its_batches(kind, optimizer):
     """Compare with steps over explicit rows of one client, without padding."""
     problem, b, epochs, eta = PROBLEMS[kind](), 2, 2, 0.05
-    method = fp.FedAvg(epochs=epochs, b=b, eta_l=eta, client_optimizer=optimizer)
+    method = fp.LocalTraining(epochs=epochs, b=b, eta_l=eta, client_optimizer=optimizer)
     x, draws = np.linspace(-1, 1, problem.d), RoundDraws(3, 1)
     oracle = problem.oracle(np.arange(problem.N), draws)
     reply, _ = method.client(Model(x), oracle, None)
@@ -125,7 +135,7 @@ def test_one_client_alone_equals_its_row(kind, optimizer):
 
 def test_threads_chunks_and_a_resume_do_not_change_the_bits():
     problem = uneven("logistic")
-    method = fp.FedAvg(S=7, epochs=2, b=3, eta_l=0.1, client_optimizer=Momentum(0.9))
+    method = fp.LocalTraining(S=7, epochs=2, b=3, eta_l=0.1, client_optimizer=Momentum(0.9))
     runs = [
         Simulation(problem, method, seed=1, options=fp.RunOptions(**options))
         for options in ({}, {"chunk": 2}, {"chunk": 3, "threads": 3})
@@ -143,12 +153,12 @@ def test_threads_chunks_and_a_resume_do_not_change_the_bits():
 
 def test_what_is_refused_and_what_a_change_keeps():
     with pytest.raises(InputError, match="give K or epochs, not both"):
-        fp.FedAvg(K=5, epochs=2)
+        fp.LocalTraining(K=5, epochs=2)
     with pytest.raises(InputError, match="epochs must be a whole number"):
-        fp.FedAvg(epochs=0)
+        fp.LocalTraining(epochs=0)
     with pytest.raises(InputError, match="K must be a whole number"):
         fp.FedAvg(K=None)
-    method = fp.FedAvg(epochs=2, eta_l=0.1)
+    method = fp.LocalTraining(epochs=2, eta_l=0.1)
     assert method.K is None
     assert dataclasses.replace(method, S=3).epochs == 2
     assert method.with_step(0.5).effective_step == pytest.approx(0.5)

@@ -127,9 +127,8 @@ def test_fedpage_with_local_steps_sends_what_g_changes_by(objective, check):
             x, x_prev = add((1, x), (-eta_g, move)), x
             script.append(ScriptedDraws(r, coin, clients, batches))
             expected.append(x)
-        method = fp.FedPAGE(
-            S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=leak_free, up=codec
-        )
+        kind = fp.LeakFreeFedPAGE if leak_free else fp.FedPAGE
+        method = kind(S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, up=codec)
         run = check(method, script, expected)
         np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
 
@@ -255,8 +254,8 @@ def next_state(problem: Any, method: Any, coin: bool, clients: list[int], start:
 ESTIMATORS = {
     "PP-MARINA": lambda up: fp.PPMARINA(S=SAMPLED, eta_g=0.1, p=0.3, up=up),
     "PAGE": lambda up: fp.PAGE(S=SAMPLED, eta_g=0.1, p=0.3, up=up),
-    "leak-free": lambda up: fp.FedPAGE(
-        S=SAMPLED, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b3=None, leak_free=True, up=up
+    "leak-free": lambda up: fp.LeakFreeFedPAGE(
+        S=SAMPLED, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b3=None, up=up
     ),
 }
 
@@ -490,9 +489,9 @@ def test_casts_leave_a_small_floor():
         (lambda: fp.FedAvg(down="natural"), "FedAvg: down=natural is no cast"),
         (lambda: fp.VRLSGD(up="natural"), "VRL-SGD: up=natural is no cast.*; use SCALLION"),
         (lambda: fp.SLocalSVRG(up="randk:2"), "S-Local-SVRG: up=randk:2 .*; use VR-MARINA"),
-        (lambda: fp.MARINA(S=3), "MARINA: calls all clients; with S .* it is PP-MARINA"),
-        (lambda: fp.MARINA(b=3), "MARINA: uses all rows; with minibatches it is VR-MARINA"),
-        (lambda: fp.VRMARINA(S=3), "VR-MARINA: calls all clients"),
+        (lambda: fp.MARINA(S=3), "MARINA: S must be None, not 3; .*PP-MARINA"),
+        (lambda: fp.MARINA(b=3), "MARINA: b must be None"),
+        (lambda: fp.VRMARINA(S=3), "VR-MARINA: S must be None"),
         (lambda: fp.PPMARINA(S=0), "PP-MARINA: S must be a whole number"),
         (lambda: fp.PPMARINA(p=0.0), "PP-MARINA: p must be in"),
         (lambda: fp.PPMARINA(eta_g=-1.0), "PP-MARINA: eta_g must be"),

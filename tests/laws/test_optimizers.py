@@ -13,14 +13,22 @@ import fedpage as fp
 from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum, clip_rows, row_norms
 from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.fedavg import Model
+from fedpage.methods.messages import Model
 
 OPTIMIZERS = [
     SGD(weight_decay=0.1), SGD(clip=0.05), Momentum(0.9), Momentum(0.8, nesterov=True),
     Momentum(0.5, weight_decay=0.2, clip=0.1), Adam(), Adam(0.5, 0.9, 1e-3, weight_decay=0.1),
     AdamW(weight_decay=0.1, clip=0.1),
 ]  # fmt: skip
-METHODS = ["fedavg", "fedprox", "fedavgm", "fednesterov", "fedadagrad", "fedadam", "fedyogi"]
+METHODS = [
+    "fedavg-training",
+    "fedprox",
+    "fedavgm",
+    "fednesterov",
+    "fedadagrad",
+    "fedadam",
+    "fedyogi",
+]
 
 
 def steps_of_one(optimizer, gradient, start, K, eta, mu=0.0):
@@ -79,7 +87,7 @@ def test_no_momentum_no_decay_no_clipping_is_plain_local_sgd(name, optimizer):
 def test_one_client_alone_equals_its_row(optimizer, kind):
     problem = quadratic(noise=1.0) if kind == "quadratic" else uneven("logistic")
     problem = Unfused(problem) if kind == "unfused" else problem
-    method = fp.FedAvg(S=5, K=4, eta_l=0.1, b=2, client_optimizer=optimizer)
+    method = fp.LocalTraining(S=5, K=4, eta_l=0.1, b=2, client_optimizer=optimizer)
     message = Model(np.linspace(-1, 1, problem.d))
     clients, draws = np.arange(problem.N), RoundDraws(4, 2)
     together, _ = method.client(message, problem.oracle(clients, draws), None)
@@ -91,7 +99,7 @@ def test_one_client_alone_equals_its_row(optimizer, kind):
 def test_moments_begin_at_zero_in_every_round():
     """The second round is a first one from another model."""
     problem = quadratic()
-    method = fp.FedAvg(S=8, K=3, eta_l=0.02, b=None, client_optimizer=Momentum(0.9))
+    method = fp.LocalTraining(S=8, K=3, eta_l=0.02, b=None, client_optimizer=Momentum(0.9))
     run = Simulation(problem, method, seed=0)
     run.step()
     again = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=run.x))

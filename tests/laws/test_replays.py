@@ -127,7 +127,7 @@ def test_leak_free_fedpage(objective, check):
         script.append(ScriptedDraws(r, coin, clients, batches))
         expected.append(x)
     run = check(
-        fp.FedPAGE(S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=True),
+        fp.LeakFreeFedPAGE(S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2),
         script,
         expected,
     )

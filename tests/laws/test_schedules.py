@@ -16,7 +16,8 @@ from fedpage.engine.simulate import Simulation
 from fedpage.runs.config import field_types
 
 CONSTANT = {
-    ("FedPAGE", "eta_g"), ("PAGE", "eta_g"), ("VRLSGD", "eta_l"), ("Scaffnew", "eta"),
+    ("FedPAGE", "eta_g"), ("PAGE", "eta_g"), ("PeriodicFedPAGE", "eta_g"),
+    ("PassStartFedPAGE", "eta_g"), ("VRLSGD", "eta_l"), ("Scaffnew", "eta"),
     ("MARINA", "eta_g"), ("PPMARINA", "eta_g"), ("VRMARINA", "eta_g"), ("EF21BC", "eta"),
 }  # fmt: skip
 """Step sizes that must be the same in all rounds: clients use that of the last round."""
@@ -36,7 +37,7 @@ def scheduled(method, make):
     """Put schedules in place of all step sizes of a method that may have them."""
     for name in step_sizes(method):
         change = {name: make(getattr(method, name))}
-        if (type(method).__name__, name) in CONSTANT and not getattr(method, "leak_free", False):
+        if (type(method).__name__, name) in CONSTANT:
             with pytest.raises(InputError, match="cannot be a schedule"):
                 dataclasses.replace(method, **change)
         else:

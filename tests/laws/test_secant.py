@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain import X0, D, M, N, add, chance, grad, mean, some_rows
+from rows.secant import LeakFreePassStart
 from support import ScriptedDraws, compress, quadratic, uneven
 
 import fedpage as fp
@@ -24,8 +25,9 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import secantpage
+from fedpage.methods.fedpage_variants import PassStartFedPAGE
 from fedpage.methods.passes import Difference
-from fedpage.methods.secantpage import State
+from fedpage.methods.secantpage import Curvature, State
 
 ALL_ROWS = list(range(M))
 ORDERS = [[3, 0, 4, 1, 2], [1, 2, 0, 3, 4], [4, 0, 1, 3, 2], [2, 3, 1, 4, 0]] * 3
@@ -66,10 +68,9 @@ class Plain:
         self.zs: list[list[float]] = []
         self.delta = self.num = self.den = 0.0
         self.c, self.cs = method.damping, [method.damping]
-        self.B = self.k = self.first = self.t = 0
-        self.V = self.q = self.q_start = 0.0
+        self.B = self.k = self.first = 0
+        self.q_start = 0.0
         self.rests = 0
-        self.reasons: list[str] = []
         self.chance = random.Random(5)
 
     def solve(self, v: list[float]) -> list[float]:
@@ -86,7 +87,7 @@ class Plain:
         now, before = (grad(self.objective, i, rows, x) for x in (self.x, self.x_prev))
         return compress(self.codec, r, i, add((1, now), (-1, before)), field)
 
-    def learn(self, y: list[float], share: float) -> None:
+    def learn(self, y: list[float]) -> None:
         m, s = self.method, add((1, self.x), (-1, self.x_prev))
         sy, s2 = abs(inner(s, y)), inner(s, s)
         least = 1e-3 * math.sqrt(s2 * inner(y, y))
@@ -96,20 +97,15 @@ class Plain:
         self.num = m.beta * self.num + (1 - m.beta) * sy / s2
         w = inner(y, self.solve(y))
         self.den = m.beta * self.den + (1 - m.beta) * w / s2
-        self.V = (1 - share) ** 2 * (self.V + w)
         self.zs.append(z)
 
     def round(self, r: int) -> ScriptedDraws:
         m = self.method
         rows = [[ALL_ROWS if m.b is None else some_rows(m.b) for _ in range(2)] for _ in range(N)]
         sampled = sorted(self.chance.sample(range(N), m.S))
-        if m.renew == "pass" or self.k == 0:
-            self.in_pass(r, rows)
-        else:
-            self.after_pass(r, rows, sampled)
+        self.in_pass(r, rows)
         p = self.solve(self.g)
-        self.q = inner(self.g, p)
-        if m.renew == "pass" and self.q < self.rest * self.q_start:
+        if inner(self.g, p) < self.rest * self.q_start:
             step, self.rests = 0.0, self.rests + 1
         elif m.eta is not None:
             step = m.eta
@@ -131,7 +127,7 @@ class Plain:
             self.g = self.g if self.k else self.G
         else:
             y = mean([self.difference(i, rows[i][1], r, 1) for i in block])
-            self.learn(y, share)
+            self.learn(y)
             self.G = add((1 - share, self.G), (1 - share, y), (share, a))
             self.g = add((1, self.g), (1, y)) if self.k else self.G
         if self.B == N:
@@ -144,20 +140,6 @@ class Plain:
             self.q_start = inner(self.g, self.solve(self.g))
             self.k, self.B, self.first = self.k + 1, 0, (r + 1) * S
 
-    def after_pass(self, r: int, rows: list[list[list[int]]], sampled: list[int]) -> None:
-        m = self.method
-        T = m.tau * N / m.S
-        if self.t >= T or (m.theta and self.t >= T / 4 and m.theta * self.q < self.V):
-            self.reasons.append("old" if self.t >= T else "variance")
-            self.g = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in range(N)])
-            self.t, self.V = 0, 0.0
-        else:
-            is_early = m.theta is not None and m.theta * self.q < self.V
-            self.reasons.append("early" if is_early else "sampled")
-            y = mean([self.difference(i, rows[i][0], r, 0) for i in sampled])
-            self.learn(y, 0.0)
-            self.g, self.t = add((1, self.g), (1, y)), self.t + 1
-
 
 CASES: dict[str, dict[str, Any]] = {
     "full": {"metric": "full", "ridge": 2.0},
@@ -168,38 +150,29 @@ CASES: dict[str, dict[str, Any]] = {
     "fixed": {"metric": "window", "window": 3, "eta": 0.1},
     "long first step": {"metric": "full", "first_step": 5.0},
 }
-FULL: dict[str, dict[str, Any]] = {
-    "full rounds": {"metric": "full", "theta": 0.4},
-    "full rounds, few rows": {"metric": "window", "window": 4, "theta": 0.7, "b": 2},
-    "full rounds, natural": {"metric": "none", "theta": 0.7, "up": "natural"},
-    "no trigger": {"metric": "full", "theta": None},
-}
-CASES |= {name: {"renew": "full", "tau": 3.2, **options} for name, options in FULL.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_secantpage_in_plain_python(objective, check, case):
-    """Replay passes of three rounds, the last of which calls one client only; or full rounds."""
+    """Replay passes of three rounds, the last of which calls one client only."""
     method = fp.SecantPAGE(S=2, **CASES[case])
     plain, script, expected = Plain(objective, method), [], []
-    for r in range(24 if case in FULL else 18):
+    for r in range(18):
         script.append(plain.round(r))
         expected.append(plain.x)
     run = check(method, script, expected)
     found = run.state
     np.testing.assert_allclose(found.g, plain.g, rtol=0, atol=1e-10)
-    assert found.passes == plain.k == (1 if case in FULL else 6)
-    assert found.pairs == len(plain.zs)
-    assert found.t == plain.t
-    measured = (found.damping, found.curvature, found.squared, found.variance, found.q)
-    replayed = (plain.c, plain.num, plain.den, plain.V, plain.q)
-    np.testing.assert_allclose(measured, replayed, rtol=1e-7)
+    assert found.passes == plain.k == 6
+    assert found.curvature.pairs == len(plain.zs)
+    measured = (found.damping, found.curvature.mean, found.curvature.squared)
+    np.testing.assert_allclose(measured, (plain.c, plain.num, plain.den), rtol=1e-7)
 
 
 @pytest.mark.parametrize("metric", ["full", "none"])
 def test_x_rests_in_a_pass_where_g_has_become_short(objective, check, monkeypatch, metric):
     """Replay with a larger threshold, because these passes have three rounds only."""
-    monkeypatch.setattr(secantpage, "_REST", 0.6)
+    monkeypatch.setattr(secantpage, "_PAUSE", 0.6)
     method = fp.SecantPAGE(S=2, metric=metric)
     plain, script, expected = Plain(objective, method, rest=0.6), [], []
     for r in range(24):
@@ -223,17 +196,6 @@ def test_the_replays_see_the_damping_rise_and_fall():
         factors += [new / old for old, new in pairwise(plain.cs)]
     assert min(factors) < 0.9
     assert max(factors) > 1.1
-
-
-def test_the_replays_see_both_reasons_of_a_full_round():
-    reasons: dict[str, set[str]] = {"full rounds": set(), "no trigger": set()}
-    for case, objective in itertools.product(reasons, ("robust", "nonconvex")):
-        plain = Plain(objective, fp.SecantPAGE(S=2, **CASES[case]))
-        for r in range(40):
-            plain.round(r)
-        reasons[case] |= set(plain.reasons)
-    assert reasons["full rounds"] == {"sampled", "early", "old", "variance"}
-    assert reasons["no trigger"] == {"sampled", "old"}
 
 
 @pytest.mark.parametrize("leak_free", [False, True])
@@ -278,10 +240,8 @@ def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
         x, x_prev = add((1, x), (-eta_g, move)), x
         script.append(ScriptedDraws(r, r in (0, 1, 6), clients, batches, orders=ORDERS))
         expected.append(x)
-    method = fp.FedPAGE(
-        S=S, K=K, b1=b1, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, leak_free=leak_free,
-        start="average",
-    )  # fmt: skip
+    kind: Any = LeakFreePassStart if leak_free else PassStartFedPAGE
+    method = kind(S=S, K=K, b1=b1, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2)
     run = check(method, script, expected)
     np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
 
@@ -292,21 +252,15 @@ def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
 @pytest.mark.parametrize("up", ["none", "natural", "float32"])
 @pytest.mark.parametrize("b", [None, 2])
 @pytest.mark.parametrize("kind", ["quadratic", "robust"])
-def test_without_metric_and_with_a_fixed_step_it_is_page_with_an_averaging_start(kind, b, up):
-    """The pass has N/S rounds; then full rounds follow T sampled ones, as PAGE's of period T+1."""
-    problem, S, T = (quadratic(noise=1.0), 2, 2) if kind == "quadratic" else (uneven(), 4, 1)
-    rounds = problem.N // S
-    assert rounds % (T + 1) == 1
-    page = fp.PAGE(S=S, up=up, eta_g=0.05, p=1 / (T + 1), periodic=True, start="average", b2=b)
-    fixed: dict[str, Any] = {"S": S, "up": up, "metric": "none", "eta": 0.05, "b": b}
-    full = fp.SecantPAGE(**fixed, renew="full", theta=None, tau=T * S / problem.N)
-    for ours, length in ((full, 40), (fp.SecantPAGE(**fixed), rounds)):
-        histories = [
-            fp.simulate(problem, method, rounds=length, seed=2, record_every=1)
-            for method in (ours, page)
-        ]
-        assert histories[0].same(histories[1])
-        assert (histories[0].last("full_rounds") > 5) == (length == 40)
+def test_without_metric_and_with_a_fixed_step_its_first_pass_is_that_of_page(kind, b, up):
+    problem, S = (quadratic(noise=1.0), 2) if kind == "quadratic" else (uneven(), 4)
+    page = PassStartFedPAGE(S=S, K=1, up=up, eta_g=0.05, b2=b)
+    ours = fp.SecantPAGE(S=S, up=up, metric="none", eta=0.05, b=b)
+    one, two = (
+        fp.simulate(problem, method, rounds=problem.N // S, seed=2, record_every=1)
+        for method in (ours, page)
+    )
+    assert one.same(two)
 
 
 def test_with_all_clients_and_a_fixed_step_it_is_gradient_descent():
@@ -323,8 +277,8 @@ def test_all_clients_in_the_first_round_are_a_full_round():
     problem = uneven("logistic-nonconvex")
     options: dict[str, Any] = {"S": problem.N, "K": 3, "p": 0.3, "eta_g": 0.1}
     full, average = (
-        fp.simulate(problem, fp.FedPAGE(**options, start=start), rounds=20, seed=1)
-        for start in ("full", "average")
+        fp.simulate(problem, method(**options), rounds=20, seed=1)
+        for method in (fp.FedPAGE, PassStartFedPAGE)
     )
     assert full.same(average)
 
@@ -352,8 +306,8 @@ def the_pass(problem: Any, method: Any, seed: int = 1, number: int = 1, **option
 
 AVERAGING = {
     "SecantPAGE": fp.SecantPAGE(S=3, eta=STILL),
-    "FedPAGE": fp.FedPAGE(S=3, K=4, eta_g=STILL, start="average"),
-    "PAGE": fp.PAGE(S=3, eta_g=STILL, start="average"),
+    "FedPAGE": PassStartFedPAGE(S=3, K=4, eta_g=STILL),
+    "PAGE": PassStartFedPAGE(S=3, K=1, eta_g=STILL),
 }
 
 
@@ -385,8 +339,8 @@ def test_g_follows_the_point_in_a_pass(number):
     problem = fp.Quadratic(A, quadratic(noise=1.0).b)
     for method in (
         fp.SecantPAGE(S=3),
-        fp.FedPAGE(S=3, K=4, eta_g=0.1, start="average"),
-        fp.PAGE(S=3, eta_g=0.1, start="average"),
+        PassStartFedPAGE(S=3, K=4, eta_g=0.1),
+        PassStartFedPAGE(S=3, K=1, eta_g=0.1),
     ):
         run = the_pass(problem, method, number=number)
         np.testing.assert_allclose(run.state.g, problem.grad(run.state.x_prev), atol=1e-12)
@@ -466,7 +420,7 @@ def test_each_client_is_equally_often_first():
     assert np.abs(counts - 400).max() < 4 * math.sqrt(2000 * 0.2 * 0.8)
 
 
-@pytest.mark.parametrize("method", [fp.SecantPAGE(S=3), fp.PAGE(S=3, start="average")])
+@pytest.mark.parametrize("method", [fp.SecantPAGE(S=3), PassStartFedPAGE(S=3, K=1)])
 def test_a_client_that_never_answers_keeps_the_pass_open(method):
     """Sampled rounds replace the calls of it alone, and no full round is tried without it."""
     problem = quadratic()
@@ -494,20 +448,6 @@ def test_a_lost_client_does_not_keep_others_of_its_block_out():
     run.step()
     assert np.flatnonzero(~run.state.seen).tolist() == [lost]
     assert run.costs.fallbacks == 0
-
-
-def test_a_full_round_without_a_client_is_replaced_and_does_not_count_as_one():
-    problem = quadratic()
-    faults = fp.Faults(gone=(5,), gone_from=4)
-    run = Simulation(
-        problem, fp.SecantPAGE(S=2, renew="full"), seed=1, options=fp.RunOptions(faults=faults)
-    )
-    for _ in range(30):
-        run.step()
-    assert run.state.passes == 1
-    assert run.costs.full_rounds == 0
-    assert run.costs.fallbacks > 10
-    assert run.state.t == 26
 
 
 def test_sampled_rounds_carry_both_estimators_along():
@@ -542,7 +482,7 @@ def test_a_resting_x_moves_again_in_the_next_pass():
         assert run.costs.floats_up - before == problem.d * (2 if was_moving else 1)
         if np.array_equal(run.x, x):
             rested.add(number)
-            assert run.state.q < 1e-4 * run.state.q_start
+            assert run.state.norm2(run.state.g) < 1e-4 * run.state.q_start
         elif number in rested:
             assert run.state.passes == number + 1
     assert rested == {1, 2, 3}
@@ -582,7 +522,7 @@ def state_with_metric(problem: Any, s: np.ndarray, ridge: float = 1.0) -> Any:
         y = problem.A.mean(axis=0) @ step
         metric = metric.add(y / math.sqrt(step @ y))
     state = method.init(np.linspace(-1, 1, problem.d), problem.N)
-    return state._replace(x_prev=state.x - s, metric=metric, pairs=9, passes=1)
+    return state._replace(x_prev=state.x - s, metric=metric, curvature=Curvature(pairs=9), passes=1)
 
 
 def second_moment(problem: Any, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -603,7 +543,7 @@ def test_a_pair_adds_the_curvature_along_s_and_the_noise_of_differences():
     states = every_state(problem, state, s)
     for after in states:
         added = np.linalg.inv(after.metric.P) - K
-        total += added * after.curvature * (s @ s)  # = y y', because beta = 0
+        total += added * after.curvature.mean * (s @ s)  # = y y', because beta = 0
         assert after.metric.n == 10
     Hs, covariance = second_moment(problem, s)
     expected = np.outer(Hs, Hs) + covariance
@@ -619,7 +559,7 @@ def test_the_squared_length_of_y_is_that_of_its_mean_and_its_variance():
     states = every_state(problem, state, s)
     inverse = 9 * state.metric.P
     Hs, covariance = second_moment(problem, s)
-    w = np.mean([after.squared for after in states]) * (s @ s)  # beta = 0
+    w = np.mean([after.curvature.squared for after in states]) * (s @ s)  # beta = 0
     noise = np.trace(inverse @ covariance)
     assert w == pytest.approx(Hs @ inverse @ Hs + noise, rel=1e-9)
     errors = [after.g - (state.g + Hs) for after in states]
@@ -771,13 +711,6 @@ def test_what_is_sent():
         assert np.diff(history["bits_up"]).tolist() == [S * gradient * d] + 6 * [both]
         assert (np.diff(history["floats_down"]) / d).tolist() == [S] + 6 * [2 * S]
         assert history.last("full_rounds") == 0
-        method = fp.SecantPAGE(S=S, up=up, renew="full", tau=2 / 3, theta=None)  # T = 2
-        history = fp.simulate(problem, method, rounds=8, seed=1, record_every=1)
-        sampled, full = S * change * d, problem.N * gradient * d
-        bits = [S * gradient * d, both, both, sampled, sampled, full, sampled, sampled]
-        assert np.diff(history["bits_up"]).tolist() == bits
-        vectors = [S, 2 * S, 2 * S, 2 * S, 2 * S, problem.N, 2 * S, 2 * S]
-        assert (np.diff(history["floats_down"]) / d).tolist() == vectors
 
 
 def test_a_cast_of_messages_rounds_the_model_itself():
@@ -812,9 +745,6 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(metric="diagonal"), "SecantPAGE: metric must be one of auto, full"),
         (lambda: fp.SecantPAGE(window=0), "SecantPAGE: window must be a whole number from 1"),
         (lambda: fp.SecantPAGE(damping=0.0), "SecantPAGE: damping must be a finite number above 0"),
-        (lambda: fp.SecantPAGE(renew="never"), "SecantPAGE: renew must be one of pass, full"),
-        (lambda: fp.SecantPAGE(tau=-1.0), "SecantPAGE: tau must be"),
-        (lambda: fp.SecantPAGE(theta=0.0), "SecantPAGE: theta must be"),
         (lambda: fp.SecantPAGE(beta=1.0), "SecantPAGE: beta must be in"),
         (lambda: fp.SecantPAGE(ridge=0.0), "SecantPAGE: ridge must be"),
         (lambda: fp.SecantPAGE(first_step=0.0), "SecantPAGE: first_step must be"),
@@ -823,7 +753,6 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(up="topk:2"), "SecantPAGE: up=topk:2 is biased"),
         (lambda: fp.SecantPAGE(down="natural"), "SecantPAGE: down=natural is no cast"),
         (lambda: fp.SecantPAGE(S=99).init(np.zeros(4), 8), "SecantPAGE: cannot sample S=99"),
-        (lambda: fp.FedPAGE(start="half"), "FedPAGE: start must be one of full, average"),
     ],
 )
 def test_nonsense_is_refused_in_a_line(make, says):

@@ -15,7 +15,9 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Vector
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import icgm, saber, sdane, svrp
+from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, LeakFreeSteps
 from fedpage.methods.icgm import ICGM
+from fedpage.methods.messages import Move, MoveAndGradient, TwoPoints
 from fedpage.methods.saber import SABER
 from fedpage.methods.sdane import DANE, SDANE, AccSDANE
 from fedpage.methods.svrp import SVRP
@@ -235,18 +237,15 @@ def test_saber_without_proximal_term_is_leak_free_fedpage():
     rng = np.random.default_rng(3)
     x, x_prev, v = rng.normal(size=(3, problem.d)) / 3
     clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
-    page = fp.FedPAGE(S=3, K=K, eta_g=K * eta, eta_l=eta, b1=None, b2=None, b3=None, leak_free=True)
-    theirs, _ = page.client(
-        fp.methods.fedpage.LeakFreeSteps(x, x_prev, v), problem.oracle(clients, draws), None
-    )
+    page = LeakFreeFedPAGE(S=3, K=K, eta_g=K * eta, eta_l=eta, b3=None)
+    theirs, _ = page.client(LeakFreeSteps(x, x_prev, v), problem.oracle(clients, draws), None)
     method = SABER(S=3, K=K, gamma=None, eta_l=eta)
     ours, _ = method.client(
         saber.RecursiveSteps(x, x_prev, v), problem.oracle(clients, draws), None
     )
-    assert isinstance(theirs, fp.methods.fedpage.LeakFreeReply)
-    assert isinstance(ours, saber.MoveAndEstimator)
+    assert isinstance(ours, MoveAndGradient)
     np.testing.assert_allclose(ours.dy, -page.eta_g * theirs.move, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(ours.v, theirs.g, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(ours.g, theirs.g, rtol=0, atol=1e-13)
 
 
 def test_s_dane_with_one_local_step_is_an_extragradient_step():
@@ -324,7 +323,6 @@ def test_i_cgms_h_is_the_mean_of_the_clients_gradients(up, faults):
 def test_i_cgms_estimator_is_frecons():
     """With the identity codec FRECON keeps the same g and h for the same x and x_prev."""
     from fedpage.methods.frecon import FRECON
-    from fedpage.methods.frecon import TwoPoints as FreconTwoPoints
 
     problem, rng = uneven("logistic-nonconvex"), np.random.default_rng(5)
     x, x_prev, g = rng.normal(size=(3, problem.d)) / 3
@@ -332,15 +330,15 @@ def test_i_cgms_estimator_is_frecons():
     clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
     ours, theirs = ICGM(S=3, beta=0.2), FRECON(S=3, lam=0.2, a=1.0)
     states = icgm.ClientState(b[clients]), theirs.client_state(b[clients])
-    one, _ = ours.client(icgm.TwoPoints(x, x_prev), problem.oracle(clients, draws), states[0])
-    two, _ = theirs.client(FreconTwoPoints(x, x_prev), problem.oracle(clients, draws), states[1])
+    one, _ = ours.client(TwoPoints(x, x_prev), problem.oracle(clients, draws), states[0])
+    two, _ = theirs.client(TwoPoints(x, x_prev), problem.oracle(clients, draws), states[1])
     h = b.mean(axis=0)
     state = icgm.State(x, x_prev, g, h, problem.N, moved=True)
     mean_one = fp.core.types.Replies(type(one)(*(part.mean(axis=0) for part in one)), clients)
     mean_two = fp.core.types.Replies(type(two)(*(part.mean(axis=0) for part in two)), clients)
     after = ours.server(state, mean_one)
     frecon = theirs.server(type(theirs.init(x, problem.N))(x, x_prev, g, h, problem.N), mean_two)
-    np.testing.assert_allclose(after.g, frecon.g, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(after.g, frecon.v, rtol=0, atol=1e-13)
     np.testing.assert_allclose(after.h, frecon.h, rtol=0, atol=1e-13)
 
 
@@ -363,9 +361,9 @@ def test_sabers_estimator_changes_by_the_change_of_the_gradient_on_average():
     reply, _ = SABER(S=1).client(
         saber.RecursiveSteps(x, x_prev, v), problem.oracle(everyone, RoundDraws(0, 0)), None
     )
-    assert isinstance(reply, saber.MoveAndEstimator)
+    assert isinstance(reply, MoveAndGradient)
     expected = v + problem.grad(x) - problem.grad(x_prev)
-    np.testing.assert_allclose(reply.v.mean(axis=0), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(reply.g.mean(axis=0), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cls", DANES)
@@ -494,7 +492,7 @@ def test_svrp_contracts_as_its_theorem_says(spread):
         x, w = x_star + rng.normal(size=4), x_star + rng.normal(size=4)
         message = svrp.ProximalPoint(x, w, problem.grad(w))
         reply, _ = method.client(message, problem.oracle(everyone, RoundDraws(0, 0)), None)
-        assert isinstance(reply, svrp.Move)
+        assert isinstance(reply, Move)
         of_x = ((x + reply.dy - x_star) ** 2).sum(axis=1).mean()
         of_w = method.p * of_x + (1 - method.p) * ((w - x_star) ** 2).sum()
         before = ((x - x_star) ** 2).sum() + weight * ((w - x_star) ** 2).sum()
@@ -526,7 +524,7 @@ def test_s_dane_contracts_as_its_theorem_says(spread):
         # the paper's criterion: |grad F_i(y)| <= lam |y - v|/2
         oracle = problem.oracle(everyone, RoundDraws(0, 0))
         reply, _ = method.client(sdane.Subproblem(v, run.state.G), oracle, None)
-        assert isinstance(reply, sdane.Solution)
+        assert isinstance(reply, MoveAndGradient)
         at_v = oracle.grad(v, oracle.batch(None))
         left = reply.g + run.state.G - at_v + method.lam * reply.dy
         assert (

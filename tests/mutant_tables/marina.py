@@ -20,19 +20,12 @@ MARINA = [
     Edit("MARINA: the first round may be sampled", "PPMARINA.call",
          "1.0 if draws.round == 0 else p", "p"),
     Edit("MARINA: coin inverted", "PPMARINA.call",
-         "not draws.coin(1.0 if draws.round == 0 else p)", "draws.round and draws.coin(p)"),
-    Edit("MARINA: full rounds call S clients", "PPMARINA.call",
-         "draws.clients(state.N, state.N)", "draws.clients(state.N, S)"),
+         "draws.coin(1.0 if draws.round == 0 else p)", "draws.round == 0 or not draws.coin(p)"),
     Edit("MARINA: sampled rounds call all clients", "PPMARINA._call_differences",
          "draws.clients(state.N, S)", "draws.clients(state.N, state.N)"),
-    Edit("MARINA: compresses g and not its change", "PPMARINA.compressible",
+    Edit("MARINA: compresses g and not its change", "PPMARINA",
          "{'g': 'g'}", "{'g': None}"),
-    Edit("MARINA: compresses full rounds too", "PPMARINA.compressible", "self.up.is_cast", "True"),
-    Edit("MARINA: casts leave full rounds alone", "PPMARINA.compressible",
-         "self.up.is_cast", "False"),
     Edit("MARINA: p ignores what the codec saves", "full_probability", "S / N * share", "S / N"),
-    Edit("public: burlachenkok/marina takes omega = 0 for dithering", "PPMARINA.from_theory",
-         "up.omega(problem.d) or 0.0", "0.0"),
 ]  # fmt: skip
 
 STEPS = [
@@ -44,12 +37,8 @@ STEPS = [
 ]  # fmt: skip
 
 FEDPAGE = [
-    Edit("FedPAGE with a codec: compresses g and not its change", "FedPAGE.compressible",
+    Edit("FedPAGE with a codec: compresses g and not its change", "FedPAGE",
          "{'g': 'g'}", "{'g': None}"),
-    Edit("FedPAGE leak-free with a codec: g is uncompressed", "FedPAGE.compressible",
-         "{'move': 'g', 'g': 'g'}", "{'move': 'g'}"),
-    Edit("FedPAGE with a codec: compresses full rounds too", "FedPAGE.compressible",
-         "self.up.is_cast", "True"),
 ]  # fmt: skip
 
 LOCAL = [
@@ -61,7 +50,34 @@ RANDK = [
     Edit("MARINA: a biased RandK, which converges too", "RandK.gain", "d / self.kept(d)", "1.0"),
 ]  # fmt: skip
 
+BASE = [
+    Edit("full rounds call S clients", "BaseMethod.call_all",
+         "draws.clients(N, N)", "draws.clients(N, self.participants(N))"),
+    Edit("full rounds take the replies that arrive", "BaseMethod.call_all",
+         "require_all=True", "require_all=False"),
+    Edit("full rounds have no fallback", "BaseMethod.call_all", "fallback=other", "fallback=None"),
+    Edit("the first full round has a fallback", "BaseMethod.call_all", "draws.round > 0", "True"),
+    Edit("codecs compress full rounds too", "BaseMethod.compressible",
+         "self.gradients if codec.is_cast else {}", "self.gradients"),
+    Edit("casts leave full rounds alone", "BaseMethod.compressible",
+         "self.gradients if codec.is_cast else {}", "{}"),
+    Edit("with_step ignores the factors of the step", "BaseMethod.with_step",
+         "step / self.step_factor", "step"),
+    Edit("with_step leaves the other step sizes", "BaseMethod.with_step", "eta * factor", "eta"),
+    Edit("a fixed hyper-parameter may be set", "BaseMethod.__post_init__",
+         "name in self.fixed and value != field.default", "False"),
+]  # fmt: skip
+
 TABLES = {
+    "methods/base.py": BASE,
+    "methods/from_theory.py": [
+        Edit("public: burlachenkok/marina takes omega = 0 for dithering", "marina",
+             "up.omega(d) or 0.0", "0.0"),
+    ],
+    "methods/fedpage_variants.py": [
+        Edit("FedPAGE leak-free with a codec: g is uncompressed", "LeakFreeFedPAGE",
+             "{'move': 'g', 'g': 'g'}", "{'move': 'g'}"),
+    ],
     "methods/marina.py": MARINA,
     "methods/steps.py": STEPS,
     "methods/fedpage.py": FEDPAGE,
@@ -72,7 +88,7 @@ TABLES = {
              "{Model: {'dy': None}}", "{Model: {}}"),
     ],
     "methods/vrlsgd.py": [
-        Edit("VRL-SGD with a cast: keeps y from the start", "VRLSGD.keep",
+        Edit("VRL-SGD with a cast: keeps y from the start", "VRLSGD.update_client_state",
              "message.x + sent.dy", "0.0 * sent.dy + message.x"),
     ],
     "methods/slocalsvrg.py": [

@@ -29,10 +29,8 @@ SVRP = [
     Edit("SVRP: h is left out", "SVRP.client",
          "h - oracle.grad(w, oracle.batch(None))", "-oracle.grad(w, oracle.batch(None))"),
     Edit("SVRP: a refresh keeps the old w", "SVRP.server", "w=state.x", "w=state.w"),
-    Edit("SVRP: a refresh keeps the old h", "SVRP.server", "h=mean.h", "h=state.h"),
+    Edit("SVRP: a refresh keeps the old h", "SVRP.server", "h=mean.g", "h=state.h"),
     Edit("SVRP: coin ignored", "SVRP.call", "state.stepped and draws.coin(p)", "state.stepped"),
-    Edit("SVRP: no fallback of a refresh", "SVRP.call", "fallback=fallback", "fallback=None"),
-    Edit("SVRP: a refresh takes what arrives", "SVRP.call", "require_all=True", "require_all=False"),
 ]  # fmt: skip
 
 SABER = [
@@ -43,11 +41,10 @@ SABER = [
     Edit("SABER: fresh steps are not corrected by the own gradient", "SABER.client",
          "self.solve(oracle, message.x, message.v - g)", "self.solve(oracle, message.x, message.v)"),
     Edit("SABER: v is stale", "SABER.server",
-         "mean.v if isinstance(mean, MoveAndEstimator) else state.v", "state.v"),
+         "mean.g if isinstance(mean, MoveAndGradient) else state.v", "state.v"),
     Edit("SABER: x_prev is stale", "SABER.server", "x_prev=state.x", "x_prev=state.x_prev"),
     Edit("SABER: full rounds without steps after them", "SABER.server", "fresh=True", "fresh=False"),
     Edit("SABER: coin inverted", "SABER.call", "not draws.coin(p)", "draws.coin(p)"),
-    Edit("SABER: no fallback of a full round", "SABER.call", "fallback=fallback", "fallback=None"),
 ]  # fmt: skip
 
 SDANE = [
@@ -99,9 +96,9 @@ ICGM = [
     Edit("I-CGM: h moves by S/N, whoever answered", "ICGM.server",
          "(replies.count / state.N) * mean.drift", "(self.S / state.N) * mean.drift"),
     Edit("I-CGM: h is not set at the start", "ICGM.server", "h=mean.g", "h=state.h"),
-    Edit("I-CGM: b_i is the gradient at x", "ICGM.keep",
+    Edit("I-CGM: b_i is the gradient at x", "ICGM.update_client_state",
          "client_state.b + sent.drift", "client_state.b + sent.drift + sent.change"),
-    Edit("I-CGM: b_i never changes", "ICGM.keep", "client_state.b + sent.drift", "client_state.b"),
+    Edit("I-CGM: b_i never changes", "ICGM.update_client_state", "client_state.b + sent.drift", "client_state.b"),
     Edit("I-CGM: x_prev is stale", "ICGM.server", "x_prev=state.x", "x_prev=state.x_prev"),
     Edit("I-CGM: client 0 whoever is the delegate", "ICGM.call",
          "everyone[self.delegate : self.delegate + 1]", "everyone[:1]"),
@@ -120,7 +117,7 @@ STEPS = [
 
 TABLES = {
     "methods/steps.py": STEPS,
-    "methods/prox.py": PROX,
+    "methods/local.py": PROX,
     "methods/svrp.py": SVRP,
     "methods/saber.py": SABER,
     "methods/sdane.py": SDANE,

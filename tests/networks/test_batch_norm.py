@@ -185,7 +185,7 @@ def test_negative_variances_are_replaced_by_tiny_ones():
 
 METHODS = [
     fp.FedAvg(S=3, K=3, eta_l=0.1, b=3),
-    fp.FedAvg(S=3, K=None, epochs=2, eta_l=0.1, b=4, client_optimizer="momentum:0.5"),
+    fp.LocalTraining(S=3, K=None, epochs=2, eta_l=0.1, b=4, client_optimizer="momentum:0.5"),
     fp.FedPAGE(S=2, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b1=4, b2=3, b3=4),
     fp.SCAFFOLD(S=2, K=2, eta_l=0.1, b=3),
     fp.Mime(S=2, K=2, eta_l=0.1, b=3),
@@ -454,7 +454,7 @@ def test_batches_of_one_row_are_refused(option):
         make(option, sizes=[5, 1])
     assert len(str(error.value)) <= 200
     problem = make(option)
-    for method in (fp.FedAvg(S=2, K=1, b=1), fp.FedAvg(S=4, epochs=1, b=4)):
+    for method in (fp.FedAvg(S=2, K=1, b=1), fp.LocalTraining(S=4, epochs=1, b=4)):
         with pytest.raises(fp.InputError, match=message):
             fp.simulate(problem, method, rounds=1, seed=0)
     one = rows([1])[0]

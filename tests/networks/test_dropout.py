@@ -53,7 +53,7 @@ def problem(**options):
 
 METHODS = [
     fp.FedAvg(S=3, K=4, eta_l=0.1, b=5),
-    fp.FedAvg(S=3, K=None, epochs=2, eta_l=0.1, b=5),
+    fp.LocalTraining(S=3, K=None, epochs=2, eta_l=0.1, b=5),
     fp.FedPAGE(S=2, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b1=4, b2=3, b3=4),
     fp.PAGE(S=2, eta_g=0.1, p=0.3, b1=None, b3=4),
 ]

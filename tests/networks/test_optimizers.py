@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import fedpage as fp
 from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum
 from fedpage.core.random import RoundDraws
-from fedpage.methods.fedavg import Model
+from fedpage.methods.messages import Model
 
 CASES = {
     "sgd": (SGD(weight_decay=0.1), torch.optim.SGD, {"weight_decay": 0.1}),
@@ -50,7 +50,7 @@ def train_with_torch(client, make, options, clip, K, eta):
 def test_local_steps_are_those_of_torch(name):
     optimizer, make, options = CASES[name]
     problem = mlp_problem()
-    method = fp.FedAvg(S=1, K=7, eta_l=0.05, b=None, client_optimizer=optimizer)
+    method = fp.LocalTraining(S=1, K=7, eta_l=0.05, b=None, client_optimizer=optimizer)
     oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
     reply, _ = method.client(Model(problem.x0), oracle, None)
     for client in (0, 3):
@@ -62,7 +62,7 @@ def test_local_steps_are_those_of_torch(name):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_client_alone_equals_its_row(name, dtype):
     problem = mlp_problem(dtype=dtype, deterministic=True)
-    method = fp.FedAvg(S=1, K=4, eta_l=0.05, b=3, client_optimizer=CASES[name][0])
+    method = fp.LocalTraining(S=1, K=4, eta_l=0.05, b=3, client_optimizer=CASES[name][0])
     message = Model(problem.x0)
     everyone, draws = np.arange(problem.N), RoundDraws(1, 2)
     together, _ = method.client(message, problem.oracle(everyone, draws), None)
@@ -76,7 +76,7 @@ def test_one_client_alone_equals_its_row(name, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_local_epochs_of_one_client_equal_its_row(optimizer, dtype):
     problem = mlp_problem(dtype=dtype, deterministic=True)
-    method = fp.FedAvg(S=1, epochs=2, eta_l=0.05, b=4, client_optimizer=optimizer)
+    method = fp.LocalTraining(S=1, epochs=2, eta_l=0.05, b=4, client_optimizer=optimizer)
     message = Model(problem.x0)
     everyone, draws = np.arange(problem.N), RoundDraws(1, 2)
     oracle = problem.oracle(everyone, draws)
@@ -89,7 +89,7 @@ def test_local_epochs_of_one_client_equal_its_row(optimizer, dtype):
 
 def test_local_epochs_are_those_of_a_loop_over_batches():
     problem = mlp_problem()
-    method = fp.FedAvg(S=1, epochs=2, eta_l=0.05, b=4, client_optimizer=Momentum(0.9))
+    method = fp.LocalTraining(S=1, epochs=2, eta_l=0.05, b=4, client_optimizer=Momentum(0.9))
     draws = RoundDraws(1, 2)
     reply, _ = method.client(Model(problem.x0), problem.oracle(np.arange(problem.N), draws), None)
     for client in range(problem.N):
@@ -113,7 +113,9 @@ def test_schedules_epochs_early_stopping_best_model_and_tuning_of_a_network(tmp_
     held_out = rows([40], seed=9)[0]
     problem = mlp_problem(metrics=["accuracy"], held_out=held_out)
     eta = fp.schedules.Warmup(2, fp.schedules.Cosine(0.2, rounds=20))
-    method = fp.FedAvg(S=4, epochs=1, b=4, eta_l=eta, client_optimizer=Momentum(0.9, clip=1.0))
+    method = fp.LocalTraining(
+        S=4, epochs=1, b=4, eta_l=eta, client_optimizer=Momentum(0.9, clip=1.0)
+    )
     best = fp.Best(problem, tmp_path / "best.npz", "held_out_accuracy")
     stop = fp.Stop(patience=3, monitor="held_out_accuracy")
     arguments = {"rounds": 60, "seed": 0, "record_every": 1, "stop": stop}

@@ -28,11 +28,9 @@ ROWS = {
     "FedExP": _biased("FedExP"),
     "FedExP-averaged": _biased("FedExP", averaged=True),
     "MimeLite": _biased("MimeLite", eta_g=1.5, beta=0.6),
-    # Mime and MimeMVR take two exchanges for a step
+    # Mime takes two exchanges for a step
     "Mime": _biased("Mime", eta_g=1.5, beta=0.6),
     "Mime-plain": _biased("Mime", descent=2, beta=0.0),
     "FedExP-natural": _biased("FedExP", up="natural"),
     "MimeLite-randk": _biased("MimeLite", up="randk:0.5"),
-    "MimeMVR-natural": _biased("MimeMVR", up="natural"),
-    "MimeMVR": _biased("MimeMVR", descent=2, eta_g=1.5, a=0.3),
 }

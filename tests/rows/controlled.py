@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import fedpage as fp
+from fedpage.methods.scaffold_variants import ScaffoldMomentum
 from rows.row import Row, Setting
 
 
@@ -35,10 +36,9 @@ def _rest_scaffnew(run: Any, gradients: np.ndarray) -> None:
 
 ROWS = {
     "SCAFFOLD-momentum": Row(
-        lambda s: fp.SCAFFOLD(**s.local, beta=0.5, eta_g=1.5).with_step(s.step),
+        lambda s: ScaffoldMomentum(**s.local, beta=0.5, eta_g=1.5).with_step(s.step),
         descent=None,
         rest=_rest_momentum,
-        messages=1,
     ),
     "FedDyn": Row(_feddyn, descent=None, rest=_rest_feddyn),
     "Scaffnew": Row(_scaffnew, rest=_rest_scaffnew),

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 import fedpage as fp
+from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, PeriodicFedPAGE
+from fedpage.methods.scaffold_variants import ScaffoldOptionI
 from rows.row import Row, Setting
 
 
-def _fedpage(s: Setting, **options: Any) -> fp.FedPAGE:
-    method = fp.FedPAGE(**_page(s), K=s.K, eta_l=0.3 / s.K, eta_g=1.0, p=0.3)
-    return dataclasses.replace(method.with_step(s.step), **options)
+def fedpage(kind: type[fp.FedPAGE]) -> Any:
+    """Return a function that makes FedPAGE or a variant."""
+    return lambda s: kind(**_page(s), K=s.K, eta_l=0.3 / s.K, eta_g=1.0, p=0.3).with_step(s.step)
 
 
 def _page(s: Setting) -> dict[str, Any]:
     b = None if s.full else 3
     return {"S": s.S, "b1": b, "b2": b, "b3": s.b}
-
-
-def _scaffold(s: Setting, **options: Any) -> fp.SCAFFOLD:
-    return fp.SCAFFOLD(**s.local, **options).with_step(s.step)
 
 
 def _slocalsvrg(s: Setting, **options: Any) -> fp.SLocalSVRG:
@@ -41,18 +38,19 @@ def _rest_vrl_sgd(run: Any, gradients: np.ndarray) -> None:
 
 
 ROWS = {
-    "FedPAGE": Row(_fedpage, messages=2),
-    "FedPAGE-periodic": Row(lambda s: _fedpage(s, periodic=True), messages=2),
-    "FedPAGE-leak-free": Row(lambda s: _fedpage(s, leak_free=True), messages=2),
-    "PAGE": Row(lambda s: fp.PAGE(**_page(s), p=0.3).with_step(s.step), messages=2),
+    "FedPAGE": Row(fedpage(fp.FedPAGE)),
+    "FedPAGE-periodic": Row(fedpage(PeriodicFedPAGE)),
+    "FedPAGE-leak-free": Row(fedpage(LeakFreeFedPAGE)),
+    "PAGE": Row(lambda s: fp.PAGE(**_page(s), p=0.3).with_step(s.step)),
     "FedAvg": Row(
         lambda s: fp.FedAvg(**s.local, eta_g=1.5).with_step(s.step), reaches=False, rests=False
     ),
-    "SCAFFOLD-II": Row(_scaffold, rest=_rest_control_variates, messages=1),
+    "SCAFFOLD-II": Row(
+        lambda s: fp.SCAFFOLD(**s.local).with_step(s.step), rest=_rest_control_variates
+    ),
     "SCAFFOLD-I": Row(
-        lambda s: _scaffold(s, option="I", b0=None if s.full else 3),
+        lambda s: ScaffoldOptionI(**s.local, b0=None if s.full else 3).with_step(s.step),
         rest=_rest_control_variates,
-        messages=1,
     ),
     "FedProx": Row(
         lambda s: fp.FedProx(**s.local, mu=0.2).with_step(s.step), reaches=False, rests=False
@@ -62,14 +60,15 @@ ROWS = {
     "S-Local-SVRG": Row(_slocalsvrg, descent=2),
     "S-Local-SVRG-sampled": Row(lambda s: _slocalsvrg(s, S=s.S), descent=2, messages=2),
     "FedPAGE-Full": Row(
-        lambda s: fp.FedPAGE.full(S=s.S, K=s.K, p=0.3).with_step(s.step), messages=2
+        lambda s: fp.METHODS["fedpage-full"](S=s.S, K=s.K, p=0.3).with_step(s.step)
     ),
     "SCAFFOLD-Full": Row(
-        lambda s: fp.SCAFFOLD.full(S=s.S, K=s.K).with_step(s.step),
+        lambda s: fp.METHODS["scaffold-full"](S=s.S, K=s.K).with_step(s.step),
         rest=_rest_control_variates,
-        messages=1,
     ),
     "FedAvg-Full": Row(
-        lambda s: fp.FedAvg.full(S=s.S, K=s.K).with_step(s.step), reaches=False, rests=False
+        lambda s: fp.METHODS["fedavg-full"](S=s.S, K=s.K).with_step(s.step),
+        reaches=False,
+        rests=False,
     ),
 }

@@ -1,14 +1,16 @@
-"""SecantPAGE, and the averaging start of FedPAGE and PAGE."""
+"""SecantPAGE, and FedPAGE and PAGE that begin with a pass over the clients."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 import fedpage as fp
-from rows.paper_methods import ROWS as PAPER
+from fedpage.methods import passes
+from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, PassStartFedPAGE
+from rows.paper_methods import fedpage
 from rows.row import Row, Setting
 
 
@@ -17,13 +19,18 @@ def _secant(**options: Any) -> Any:
     return lambda s: fp.SecantPAGE(S=s.S, b=s.b, **options).with_step(s.step)
 
 
-def _averaging(name: str) -> Any:
-    """Return a function that makes a row of the paper's methods with the averaging start."""
+@dataclasses.dataclass(frozen=True)
+class LeakFreePassStart(LeakFreeFedPAGE, PassStartFedPAGE):  # type: ignore[misc]
+    """Both variants of FedPAGE at once."""
 
-    def make(s: Setting) -> Any:
-        return dataclasses.replace(PAPER[name].make(s), start="average")
+    messages: ClassVar = {**LeakFreeFedPAGE.messages, **passes.MESSAGES}
+    changes: ClassVar = {**LeakFreeFedPAGE.changes, **passes.CHANGES}
+    gradients = PassStartFedPAGE.gradients
 
-    return make
+
+def _page(s: Setting) -> Any:
+    b = None if s.full else 3
+    return PassStartFedPAGE(S=s.S, K=1, b1=b, b2=b, b3=s.b, p=0.3).with_step(s.step)
 
 
 def _rest_after_the_pass(run: Any, gradients: np.ndarray) -> None:
@@ -40,12 +47,11 @@ ROWS = {
     "SecantPAGE-window": Row(_secant(metric="window", window=3), descent=None, **_two),
     "SecantPAGE-none": Row(_secant(metric="none"), descent=None, **_two),
     "SecantPAGE-fixed": Row(_secant(metric="none", eta=1.0), **_two),
-    "SecantPAGE-full-rounds": Row(_secant(renew="full"), descent=None, **_rest),
     "SecantPAGE+natural": Row(_secant(up="natural"), descent=None, **_two),
     "SecantPAGE+float32": Row(
         _secant(up="float32", down="float32"), descent=None, messages=2, rests=False
     ),
-    "FedPAGE-average": Row(_averaging("FedPAGE"), messages=4, **_rest),
-    "FedPAGE-leak-free-average": Row(_averaging("FedPAGE-leak-free"), messages=4, **_rest),
-    "PAGE-average": Row(_averaging("PAGE"), messages=4, **_rest),
+    "FedPAGE-average": Row(fedpage(PassStartFedPAGE), messages=4, **_rest),
+    "FedPAGE-leak-free-average": Row(fedpage(LeakFreePassStart), messages=4, **_rest),
+    "PAGE-average": Row(_page, messages=4, **_rest),
 }

@@ -13,7 +13,7 @@ from support import methods
 import fedpage as fp
 from fedpage.core.local_steps import local_sgd
 from fedpage.engine.check_method import MethodError
-from fedpage.methods.fedavg import Reply, State
+from fedpage.methods.messages import ModelState, Move
 
 SOUND = methods(S=4, K=3, step=0.05)
 
@@ -33,25 +33,25 @@ class Undeclared(fp.FedAvg):
 class IntegerReplies(fp.FedAvg):
     def client(self, message, oracle, client_state):
         reply, _ = super().client(message, oracle, client_state)
-        return Reply(reply.dy.astype(np.int8)), None
+        return Move(reply.dy.astype(np.int8)), None
 
 
 class TooFewRows(fp.FedAvg):
     def client(self, message, oracle, client_state):
         reply, _ = super().client(message, oracle, client_state)
-        return Reply(reply.dy[:2]), None
+        return Move(reply.dy[:2]), None
 
 
 class Flat(fp.FedAvg):
     def client(self, message, oracle, client_state):
         reply, _ = super().client(message, oracle, client_state)
-        return Reply(reply.dy[0]), None
+        return Move(reply.dy[0]), None
 
 
 class Lists(fp.FedAvg):
     def client(self, message, oracle, client_state):
         reply, _ = super().client(message, oracle, client_state)
-        return Reply(reply.dy.tolist()), None
+        return Move(reply.dy.tolist()), None
 
 
 Other = namedtuple("Other", ["dy"])
@@ -71,12 +71,12 @@ class NoPair(fp.FedAvg):
 class MixesClients(fp.FedAvg):
     def client(self, message, oracle, client_state):
         reply, _ = super().client(message, oracle, client_state)
-        return Reply(reply.dy - reply.dy.mean(axis=0)), None
+        return Move(reply.dy - reply.dy.mean(axis=0)), None
 
 
 class OwnRandomness(fp.FedAvg):
     def server(self, state, replies):
-        return State(state.x + np.random.default_rng().normal(size=len(state.x)), state.N)
+        return ModelState(state.x + np.random.default_rng().normal(size=len(state.x)), state.N)
 
 
 class HiddenState(fp.FedAvg):
@@ -84,7 +84,7 @@ class HiddenState(fp.FedAvg):
 
     def server(self, state, replies):
         self.calls.append(1)
-        return State(state.x + replies.mean.dy / len(self.calls), state.N)
+        return ModelState(state.x + replies.mean.dy / len(self.calls), state.N)
 
 
 class InPlace(fp.FedAvg):
@@ -95,7 +95,7 @@ class InPlace(fp.FedAvg):
 
 class Uphill(fp.FedAvg):
     def server(self, state, replies):
-        return State(state.x - self.eta_g * replies.mean.dy, state.N)
+        return ModelState(state.x - self.eta_g * replies.mean.dy, state.N)
 
 
 class WrongStep(fp.FedAvg):
@@ -106,7 +106,7 @@ class WrongStep(fp.FedAvg):
 class Drifts(fp.FedAvg):
     def client(self, message, oracle, client_state):
         direction = local_sgd(oracle, message.x, K=self.K, eta=self.eta_l, b=self.b, shift=0.1)
-        return Reply(-self.eta_l * direction), None
+        return Move(-self.eta_l * direction), None
 
 
 class SendsModels(fp.FedAvg):
@@ -114,20 +114,20 @@ class SendsModels(fp.FedAvg):
 
     def client(self, message, oracle, client_state):
         reply, _ = super().client(message, oracle, client_state)
-        return Reply(message.x + reply.dy), None
+        return Move(message.x + reply.dy), None
 
     def server(self, state, replies):
-        return State(replies.mean.dy, state.N)
+        return ModelState(replies.mean.dy, state.N)
 
 
 class KeepsTheMean(fp.SCAFFOLD):
-    def keep(self, message, sent, client_state):
-        kept = super().keep(message, sent, client_state)
+    def update_client_state(self, message, sent, client_state):
+        kept = super().update_client_state(message, sent, client_state)
         return type(kept)(kept.c - kept.c.mean(axis=0))
 
 
 class KeepsInPlace(fp.SCAFFOLD):
-    def keep(self, message, sent, client_state):
+    def update_client_state(self, message, sent, client_state):
         client_state.c[:] += sent[0]
         return client_state
 
@@ -141,8 +141,8 @@ BROKEN = {
     TooFewRows: r"the reply to Model has dy of shape \(2, 4\) instead of \(4, 4\)",
     Flat: r"the reply to Model has dy of shape \(4,\) instead of \(4, 4\)",
     Lists: "the reply to Model has dy as a list instead of an array",
-    OtherType: "the reply to Model is a Other instead of a Reply",
-    NoPair: r"must return \(reply, client_state\), not Reply",
+    OtherType: "the reply to Model is a Other instead of a Move",
+    NoPair: r"must return \(reply, client_state\), not Move",
     MixesClients: "depends on who else is called",
     OwnRandomness: "run twice with the same seed, the model differs after round 0",
     HiddenState: "run twice with the same seed, the model differs",

@@ -196,9 +196,9 @@ def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
 # --- who enters -----------------------------------------------------------------------------------
 
 
-def test_every_registered_method_but_presets_enters(problem):
+def test_every_registered_method_but_variants_enters(problem):
     entrants, left_out = list_entrants(problem)
-    names = {name for name, entry in METHODS.items() if not entry.preset}
+    names = {name for name, entry in METHODS.items() if not entry.variant_of}
     assert {entrant.name for entrant in entrants} | left_out.keys() == names
     notes = {entrant.name: entrant.notes for entrant in entrants}
     assert notes["scaffold"] == ("clients keep a state",)

@@ -91,16 +91,17 @@ def test_methods_lists_what_each_sends_and_explains_one(run):
     assert "Karimireddy" in out
     lines = [line.split("  ") for line in out.splitlines()]
     (page,) = [[cell.strip() for cell in line if cell] for line in lines if line[0] == "fedpage"]
-    assert page[1:3] == ["1/1, 2/1", "-"]  # leak_free, with 3/2, is not a default
+    assert page[1:3] == ["1/1, 2/1", "-"]
     (svrg,) = [[c.strip() for c in line if c] for line in lines if line[0] == "s-local-svrg"]
     assert svrg[1:3] == ["1/1, 2/1", "w, h"]
     _, out, _ = run("methods", "fedpage")
     assert "eta_g/(100 K)" in out
-    assert "x, x_prev, g → move, g" in out
-    assert out.count("not with the defaults") == 4  # leak_free, and three of start=average
+    assert "x_prev, g → g" in out
+    _, out, _ = run("methods", "fedpage-pass-start")
+    assert "x, x_prev → g, y" in out
     _, out, _ = run("methods", "SCAFFOLD-full")
     assert "control variate" in out
-    assert "Fixed by this name: b = None, b0 = None." in out
+    assert "Fixed by this name: b = None." in out
     assert "methods/scaffold.md" in out
     assert run("methods", "fedavg", "--markdown")[0] == 2
     _, out, _ = run("methods", f"{EXAMPLES / 'own_method.py'}@MomentumSGD")

@@ -64,7 +64,7 @@ def test_floats_per_round_agree_with_the_paper():
     assert fair_batch(10, 10) == 4
     problem = fp.RobustRegression(fp.load("census"), clients=N)
     for method, floats in (
-        (fp.SCAFFOLD(S=20, option="I"), 80),
+        (fp.ScaffoldOptionI(S=20), 80),
         (fp.SCAFFOLD(S=20), 60),
         (fp.FedAvg(S=20), 40),
     ):
@@ -348,11 +348,10 @@ def test_targets_out_of_range_are_refused(options):
         (fp.FedAvg, {"eta_g": "1"}, "eta_g must be"),
         (fp.FedAvg, {"b": 0}, "b must be"),
         (fp.FedAvg, {"K": True}, "K must be"),
-        (fp.SCAFFOLD, {"option": "III"}, "option must be"),
-        (fp.SCAFFOLD, {"b0": 0}, "b0 must be"),
+        (fp.ScaffoldOptionI, {"b0": 0}, "b0 must be"),
         (fp.FedPAGE, {"K": 10**30}, "K must be"),
         (fp.FedPAGE, {"eta_g": 10**400}, "eta_g must be"),
-        (fp.FedPAGE, {"periodic": 1}, "periodic must be True or False"),
+        (fp.FedExP, {"averaged": 1}, "averaged must be True or False"),
         (fp.FedProx, {"mu": -1.0}, "mu must be a finite number of at least 0"),
         (fp.FedProx, {"mu": math.nan}, "mu must be"),
         (fp.VRLSGD, {"K": 0}, "K must be"),

@@ -263,8 +263,8 @@ def test_provenance(runs):
     meta = json.loads(json.dumps(runs[0].meta))
     assert meta["method"] == {
         "name": "FedPAGE", "class": "FedPAGE", "S": 5, "K": 10, "eta_g": 0.1, "eta_l": None,
-        "p": None, "b1": None, "b2": None, "b3": 1, "periodic": False, "leak_free": False,
-        "start": "full", "up": "none", "down": "none", "effective_step": 0.1,
+        "p": None, "b1": None, "b2": None, "b3": 1, "up": "none", "down": "none",
+        "effective_step": 0.1,
     }  # fmt: skip
     assert meta["problem"]["data_digest"] == fp.load("census", rows=500).digest
     assert meta["problem"]["partition_digest"] == fp.blocks(500, 50).digest

@@ -15,8 +15,8 @@ from fedpage.codecs.message_codec import MessageCodec
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Call, Scalar, Vector
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.fedpage import FullGradient
 from fedpage.methods.marina import Difference
+from fedpage.methods.messages import FullGradient
 
 
 class State(NamedTuple):
@@ -74,7 +74,7 @@ class Shifted:
         g = oracle.grad(message.x, oracle.batch(None))
         return Reply(g - client_state.h, g), client_state
 
-    def keep(self, message, sent, client_state):
+    def update_client_state(self, message, sent, client_state):
         return ClientState(client_state.h + sent.u / 2)
 
     def server(self, state, replies):

@@ -89,7 +89,7 @@ def test_misspelt_words_get_a_suggestion(fail, words, meant):
         (*RUN, "--clients", "9" * 5000),
         (*RUN, "--rounds", str(10**18), "--S", "4000"), (*RUN, "--S", BIG), (*RUN, "--K", BIG),
         (*RUN, "--b3", "-1"),
-        (*RUN, "--eta-g", "1e999"), (*RUN, "--eta-g", "0x1"), (*RUN, "--periodic", "maybe"),
+        (*RUN, "--eta-g", "1e999"), (*RUN, "--eta-g", "0x1"), (*RUN, "--periodic", "true"),
         (*RUN, "--seed", str(2**64)),
         (*RUN, "--partition", "dirichlet:inf"), (*RUN, "--partition", "dirichlet:nan"),
         (*RUN, "--partition", ""),

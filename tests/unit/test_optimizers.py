@@ -25,11 +25,11 @@ from fedpage.runs.config import MethodConfig
 )  # fmt: skip
 def test_text_reads_back(optimizer):
     assert Optimizer.from_text(str(optimizer)) == optimizer
-    method = fp.FedAvg(S=3, K=2, client_optimizer=optimizer)
+    method = fp.LocalTraining(S=3, K=2, client_optimizer=optimizer)
     text: Any = str(optimizer)
-    assert fp.FedAvg(S=3, K=2, client_optimizer=text) == method
-    assert build_method(MethodConfig("fedavg", hyper_words(method))) == method
-    text = describe_in_text("fedavg", method)
+    assert fp.LocalTraining(S=3, K=2, client_optimizer=text) == method
+    assert build_method(MethodConfig("fedavg-training", hyper_words(method))) == method
+    text = describe_in_text("fedavg-training", method)
     assert build_fair_method(text, N=8, M=25, S=3, K=2, step=0.1) == method
 
 
@@ -57,7 +57,7 @@ def test_bad_texts_are_refused_in_a_line(text, part):
 def test_methods_without_one_refuse_in_a_sentence(run):
     wrong: Any = 0.9
     with pytest.raises(InputError, match="client_optimizer must be one such as"):
-        fp.FedAvg(client_optimizer=wrong)
+        fp.LocalTraining(client_optimizer=wrong)
     with pytest.raises(InputError, match="write one as text"):
         Optimizer(clip=1.0)
     code, _, err = run("run", "scaffold", "--client-optimizer", "momentum:0.9")
@@ -66,12 +66,21 @@ def test_methods_without_one_refuse_in_a_sentence(run):
 
 
 def test_the_command_line_and_provenance(run, tmp_path):
-    small = ("run", "fedavg", "--data", "census:rows=200", "--clients", "8", "--rounds", "5")
+    small = (
+        "run",
+        "fedavg-training",
+        "--data",
+        "census:rows=200",
+        "--clients",
+        "8",
+        "--rounds",
+        "5",
+    )
     chosen = ("--S", "3", "--K", "2", "--client-optimizer", "momentum:0.9+clip:1")
     assert run(*small, *chosen, "--out", "first")[0] == 0
     history = fp.History.load(tmp_path / "first" / "history.jsonl")
     assert history.meta["method"]["client_optimizer"] == "momentum:0.9+clip:1"
-    method = fp.FedAvg(S=3, K=2, client_optimizer=Momentum(0.9, clip=1))
+    method = fp.LocalTraining(S=3, K=2, client_optimizer=Momentum(0.9, clip=1))
     problem = fp.RobustRegression(fp.load("census", rows=200), clients=8)
     assert history.same(fp.simulate(problem, method, rounds=5, seed=0))
     assert run("resume", "first")[0] == 0
@@ -80,20 +89,29 @@ def test_the_command_line_and_provenance(run, tmp_path):
 def test_epochs_on_the_command_line(run, tmp_path):
     small = ("--data", "census:rows=200", "--clients", "8", "--rounds", "5")
     chosen = ("--S", "3", "--epochs", "2", "--b", "4", "--out", "first")
-    code, _, err = run("run", "fedavg", *small, *chosen)
+    code, _, err = run("run", "fedavg-training", *small, *chosen)
     assert code == 0, err
     history = fp.History.load(tmp_path / "first" / "history.jsonl")
-    method = fp.FedAvg(S=3, epochs=2, b=4)
+    method = fp.LocalTraining(S=3, epochs=2, b=4)
     problem = fp.RobustRegression(fp.load("census", rows=200), clients=8)
     assert history.same(fp.simulate(problem, method, rounds=5, seed=0))
     assert history.last("gradients") == 5 * 3 * 2 * 25
     assert run("resume", "first", "--rounds", "7")[0] == 0
-    assert build_method(MethodConfig("fedavg", hyper_words(method))) == method
-    text = describe_in_text("fedavg", method)
+    assert build_method(MethodConfig("fedavg-training", hyper_words(method))) == method
+    text = describe_in_text("fedavg-training", method)
     assert build_fair_method(text, N=8, M=25, S=3, K=7, step=0.1) == method
-    code, _, err = run("run", "fedavg", *small, "--epochs", "2", "--K", "5")
+    code, _, err = run("run", "fedavg-training", *small, "--epochs", "2", "--K", "5")
     assert code != 0
     assert "give K or epochs, not both" in err
-    terms = ("--S", "3", "--K", "4", "--seeds", "1", "--methods", "fedavg:epochs=2,fedavg:K=2")
+    terms = (
+        "--S",
+        "3",
+        "--K",
+        "4",
+        "--seeds",
+        "1",
+        "--methods",
+        "fedavg-training:epochs=2,fedavg:K=2",
+    )
     code, _, err = run("compare", *small, *terms)
     assert code == 0, err

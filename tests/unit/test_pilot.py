@@ -275,7 +275,7 @@ def test_methods_of_pilots():
     methods: dict[str, Any] = {**pilot_methods(labels, 100, 7, 5, as_codec("natural"))}
     assert list(methods) == labels[:-1]
     assert methods["FedAvg"] == fp.FedAvg(S=7, K=5, b=None)
-    assert methods["SCAFFOLD"] == fp.SCAFFOLD(S=7, K=5, b=None, b0=None)
+    assert methods["SCAFFOLD"] == fp.SCAFFOLD(S=7, K=5, b=None)
     assert methods["PAGE"] == fp.PAGE(S=7)
     assert str(methods["COFIG"].up) == "natural"
     assert methods["S-DANE"].S is None  # its theorem needs all clients

@@ -164,7 +164,7 @@ def test_plan_on_the_command_line(run):
         (("tune", "fedpage", "--search", "eta=1"), "unknown key 'eta'; did you mean"),
         (("tune", "fedpage", "--search", "eta_g="), "expected name or name=value"),
         (("tune", "fedpage", "--search", "etag"), "unknown key 'etag'; did you mean 'eta_g'"),
-        (("tune", "fedpage", "--search", "periodic"), "give the values of periodic to search"),
+        (("tune", "fedexp", "--search", "averaged"), "give the values of averaged to search"),
         (("tune", "fedpage", "--budget", "soon"), "the budget must be a time such as 60s"),
         (("tune", "fedpage", "--search", "eta_g=fast"), "eta_g must be"),
         (("tune", "fedpage", "--search", "eta_g=-1"), "eta_g must be"),

@@ -141,7 +141,7 @@ def test_another_effective_step_scales_the_schedule():
         (lambda s: fp.METHODS["scaffnew"](eta=s), "cannot be a schedule: corrections"),
         (lambda s: fp.METHODS["marina"](eta_g=s), "cannot be a schedule: clients compute x"),
         (lambda s: fp.METHODS["ef21-bc"](eta=s), "cannot be a schedule: clients move x"),
-        (lambda s: fp.FedPAGE(eta_g=s), "unless leak_free=True"),
+        (lambda s: fp.FedPAGE(eta_g=s), "cannot be a schedule"),
         (lambda s: fp.FedProx(mu=s), "mu must be a finite number"),
         (lambda s: fp.FedAvg(K=s), "K must be a whole number"),
         (lambda s: fp.FedPAGE(p=s), r"p must be in \(0, 1\]"),

@@ -233,7 +233,7 @@ window.addEventListener("load", () => setTimeout(() => {
   document.querySelector(".md-search__button").click();
   setTimeout(() => {
     const [field] = find(document, "input[role=combobox]");
-    field.value = "leak_free";
+    field.value = "leak-free";
     field.dispatchEvent(new Event("input", {bubbles: true}));
     const wait = setInterval(() => {
       const hits = find(document, "a").map(link => link.getAttribute("href"));

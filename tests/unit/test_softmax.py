@@ -174,8 +174,8 @@ def test_methods_reach_the_optimum_of_a_federation():
     problem = fp.Softmax(data, fp.iid(data.rows, 12, seed=0), reg="l2", alpha=0.05)
     for method, rounds in (
         (fp.SecantPAGE(S=4), 60),
-        (fp.FedPAGE.full(S=4, K=5, eta_g=0.3), 400),
-        (fp.SCAFFOLD.full(S=4, K=5, eta_l=0.05), 1500),
+        (fp.FedPAGE(b3=None, S=4, K=5, eta_g=0.3), 400),
+        (fp.SCAFFOLD(b=None, S=4, K=5, eta_l=0.05), 1500),
     ):
         history = fp.simulate(problem, method, rounds=rounds, seed=0, record_every=0)
         assert history.last("grad_norm") < 1e-5, method.name

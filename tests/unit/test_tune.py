@@ -141,11 +141,8 @@ def test_given_values(problem):
     assert [step.is_at_edge(place) for place in (step.first, 0, step.last)] == [True, False, True]
     share = search_space(fp.FedPAGE(), problem)["p"]
     assert not share.is_at_edge(share.last)  # p = 1 is a natural bound
-    axes = search_space(fp.SecantPAGE(), problem)
-    assert not {"tau", "theta"} & set(axes)
-    assert {"tau", "theta"} <= set(search_space(fp.SecantPAGE(renew="full"), problem))
     assert "window" not in search_space(fp.SecantPAGE(metric="none"), problem)
-    words = given_axes(fp.FedPAGE(), problem, {"periodic": [True, False]})["periodic"]
+    words = given_axes(fp.FedExP(), problem, {"averaged": [True, False]})["averaged"]
     assert not words.ordered
     with pytest.raises(InputError, match="no hyper-parameter 'eta'"):
         given_axes(fp.FedAvg(), problem, {"eta": [1.0]})
@@ -428,7 +425,7 @@ def test_a_network_is_tuned_around_the_methods_own_step():
 
 
 def test_the_picture_has_a_panel_for_each_axis(problem, tmp_path):
-    search = {"step": [0.003, 0.1, 0.3], "rho": [0.01, 1.0], "periodic": [False, True]}
+    search = {"step": [0.003, 0.1, 0.3], "rho": [0.01, 1.0], "b3": [1, 2]}
     found = fp.tune(
         problem, fp.FedPAGE(S=5), target=0.04, search=search, rounds=300, seeds=1, fresh=1
     )
@@ -513,13 +510,11 @@ def test_tune_on_the_command_line_searches_all_that_is_not_given(run, tmp_path):
 
 
 def test_command_lines_say_everything_that_differs_from_the_defaults():
-    line = commands.command_line(
-        "fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True), {"--data": "a9a"}
-    )
-    assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all --periodic True"
-    words = {"S": "3", "eta_g": "0.25", "b3": "all", "periodic": "True"}
+    line = commands.command_line("fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None), {"--data": "a9a"})
+    assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all"
+    words = {"S": "3", "eta_g": "0.25", "b3": "all"}
     again = field_values(fp.FedPAGE, words, "test", words=True)
-    assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None, periodic=True)
+    assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None)
     method = fp.PPMARINA(S=3, eta_g=0.1 + 0.2, p=None, up="randk:0.25")
     text = commands.describe_in_text("pp-marina", method)
     assert build.build_fair_method(text, N=50, M=10, S=10, K=10, step=0.1) == method

@@ -83,7 +83,7 @@ def _subject(file: str) -> str:
 
     if file.startswith("codecs/"):
         return "[Codecs](codecs.md)"
-    if file.endswith("steps.py"):
+    if file.endswith(("steps.py", "from_theory.py")):
         return "Step sizes of theorems"
     module = "fedpage." + file.removesuffix(".py").replace("/", ".")
     entries = [e for e in METHODS.values() if e.cls.__module__ == module and not e.preset]

@@ -2,8 +2,8 @@
 
 A method declares three things. Its fields `up` and `down` are codecs for replies and messages.
 `compressible` names the reply fields that pass through `up`. If its clients keep a state that
-depends on what was sent, `keep(message, sent, client_state)` computes it from the reply as the
-server will see it.
+depends on what was sent, `update_client_state(message, sent, client_state)` computes it from the
+reply as the server will see it.
 
 The engine applies the codec between `Method.client` and the mean, so a method has no code for it,
 and the simulator and a federation use the same numbers.
@@ -43,8 +43,8 @@ Compressible: TypeAlias = Mapping[type, Mapping[str, str | None]]
 The value is the name of the message's field of which the reply's field is a change, or None where
 the reply's field is itself a change: {LocalSteps: {"g": "g"}} sends C(reply.g - message.g).
 """
-Keep: TypeAlias = Callable[[Any, Any, Any], Any]
-"""`Method.keep`: what clients keep once they know what was sent."""
+UpdateClientState: TypeAlias = Callable[[Any, Any, Any], Any]
+"""`Method.update_client_state`: what clients keep once they know what was sent."""
 Kind: TypeAlias = Literal["any", "unbiased", "contractive", "cast"]
 """Which codecs a method may use: all, unbiased ones, contractive ones, or those that only round."""
 
@@ -169,8 +169,8 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
                 )
         self._exact: Collection[type] = getattr(method, "exact_messages", ())
         self.d, self.dtype = d, dtype
-        self._keep: Keep | None = getattr(method, "keep", None)
-        self.has_keep = self._keep is not None
+        self._update: UpdateClientState | None = getattr(method, "update_client_state", None)
+        self.updates_client_state = self._update is not None
         """Whether clients keep a state that depends on what was sent."""
         self._fields = {
             message: self._find_fields(method, message, layout)
@@ -329,8 +329,8 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """
         if self.is_active:
             replies = self.apply(message, replies, clients, draws, ranks)
-        if self._keep is not None:
-            client_states = self._keep(message, replies, client_states)
+        if self._update is not None:
+            client_states = self._update(message, replies, client_states)
         return replies, client_states
 
     def message_shapes(self, message: type) -> Shapes:

@@ -214,8 +214,8 @@ def _work(method: AnyMethod, message: Any, oracle: Oracle, states: Any) -> dict[
     replies, kept = method.client(message, oracle, states)
     found = dict(replies._asdict())
     if kept is not None:
-        keep = getattr(method, "keep", None)
-        kept = kept if keep is None else keep(message, replies, kept)
+        update = getattr(method, "update_client_state", None)
+        kept = kept if update is None else update(message, replies, kept)
         found |= {f"the state's {name}": part for name, part in kept._asdict().items()}
     return found
 

@@ -167,7 +167,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self.late: list[LateReply] = []
         self._sampler, self._clock = sampler, clock
         self._is_scheduled = bool(schedules_of(method))
-        self._is_coded = codec.is_active or codec.has_keep
+        self._is_coded = codec.is_active or codec.updates_client_state
         self._state_layout: Layout[Fields] | None = None
         if method.client_state is not None:
             self._state_layout = layout_of(method.client_state, codec.d, codec.dtype)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from fedpage.core.errors import suggest_names
 from fedpage.methods.fedavg import FedAvg
+from fedpage.methods.fedavg_variants import FedProx
 from fedpage.methods.fedpage import FedPAGE
-from fedpage.methods.fedprox import FedProx
-from fedpage.methods.page import PAGE
+from fedpage.methods.fedpage_variants import PAGE
 from fedpage.methods.registry import METHODS, MethodEntry
 from fedpage.methods.scaffold import SCAFFOLD
 from fedpage.methods.secantpage import SecantPAGE

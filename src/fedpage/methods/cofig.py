@@ -9,24 +9,15 @@ Gradient Differences" (2019).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
-from fedpage.core.errors import InputError
+from fedpage.codecs import IDENTITY, Codec
+from fedpage.codecs.message_codec import Kind
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    MessageTypes,
-    Oracle,
-    Problem,
-    Replies,
-    Vector,
-)
-from fedpage.methods import table_steps
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.methods.base import BaseMethod
+from fedpage.methods.messages import Model
 from fedpage.methods.registry import register
 
 
@@ -36,12 +27,6 @@ class State(NamedTuple):
     x: Vector
     h: Vector
     N: int
-
-
-class Model(NamedTuple):
-    """To the called clients: send the change of your gradient at x from h_i."""
-
-    x: Vector
 
 
 class Reply(NamedTuple):
@@ -63,26 +48,27 @@ class ClientState(NamedTuple):
     page="cofig",
 )
 @dataclass(frozen=True)
-class COFIG:
+class COFIG(BaseMethod):
     """COFIG: S clients send what their gradients differ from a table, compressed.
 
     The effective step is eta. The paper draws a second set of clients for the update of
     the h_i; here it is the same set, as in the authors' code, at half the cost.
 
     Args:
-        S: Sampled clients; None: all clients.
+        S: Sampled clients. If None, call all clients.
         eta: The step size.
-        a: How far h_i moves towards the gradient; None: 1/(1 + omega) of `up`.
-        b: Rows in a minibatch; None: all rows.
+        a: How far h_i moves towards the gradient. If None, use 1/(1 + omega) of `up`.
+        b: Rows in a minibatch. If None, use all rows.
         up: The codec of the replies, an unbiased one or a cast.
         down: The codec of the model, a cast.
     """
 
-    name: ClassVar[str] = "COFIG"
-    paper: ClassVar[str] = "Zhao, Burlachenko, Li, Richtárik 2021"
-    messages: ClassVar[MessageTypes] = {Model: Reply}
-    client_state: ClassVar[type[ClientState]] = ClientState
-    compressible: ClassVar[Compressible] = {Model: {"u": None}}
+    name = "COFIG"
+    paper = "Zhao, Burlachenko, Li, Richtárik 2021"
+    messages = {Model: Reply}
+    client_state = ClientState
+    up_codecs: ClassVar[Kind] = "unbiased"
+    changes = {Model: {"u": None}}
 
     S: int | None = 20
     eta: StepSize = 0.1
@@ -90,55 +76,6 @@ class COFIG:
     b: int | None = None
     up: Codec = IDENTITY
     down: Codec = IDENTITY
-
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        if self.S is not None:
-            validate.whole(self.name, "S", self.S)
-        schedules.check_step(self.name, "eta", self.eta)
-        if self.a is not None:
-            validate.probability(self.name, "a", self.a)
-        validate.batch(self.name, "b", self.b)
-        codecs.check(self, "unbiased")
-
-    @property
-    def effective_step(self) -> float:
-        """The effective step, eta."""
-        return self.eta
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another effective step."""
-        return replace(self, eta=step)
-
-    @classmethod
-    def from_theory(
-        cls,
-        problem: Problem,
-        *,
-        S: int,
-        up: Codec | str = IDENTITY,
-        convex: bool = False,
-    ) -> Self:
-        """Return the method with the step size of its theorem.
-
-        L is the largest of the clients'. `table_steps.cofig_nonconvex` and
-        `cofig_convex` have the formulas, their bounds, and what is known of them.
-
-        Args:
-            problem: The problem.
-            S: Sampled clients.
-            up: The codec of the replies.
-            convex: Whether all f_i are convex.
-
-        Raises:
-            InputError: The values are impossible.
-        """
-        method = cls(S=S, up=codecs.as_codec(up))
-        validate.check_sample(cls.name, S, problem.N)
-        L = problem.smoothness().client
-        validate.positive(cls.name, "the problem's smoothness", L)
-        step = table_steps.cofig_convex if convex else table_steps.cofig_nonconvex
-        return method.with_step(step(L, problem.N, S, method.omega(problem.d)))
 
     def omega(self, d: int) -> float:
         """Return the variance of the codec for d parameters."""
@@ -150,13 +87,12 @@ class COFIG:
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with h = 0, as all h_i."""
-        if self.S is not None:
-            validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return State(x=x0, h=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Model]:
         """Send the model to S clients."""
-        S = state.N if self.S is None else self.S
+        S = self.participants(state.N)
         return Call(draws.clients(state.N, S), Model(state.x))
 
     def client(
@@ -166,7 +102,7 @@ class COFIG:
         p = oracle.grad(message.x, oracle.batch(self.b))
         return Reply(p - client_state.h), client_state
 
-    def keep(
+    def update_client_state(
         self, message: Model, sent: Reply, client_state: ClientState
     ) -> ClientState:
         """Set h_i += a C(u), as the server does with the mean."""
@@ -193,18 +129,11 @@ class SAGA(COFIG):
     Casts such as float32 are allowed, because they only round.
     """
 
-    name: ClassVar[str] = "SAGA"
-    paper: ClassVar[str] = "Defazio, Bach, Lacoste-Julien 2014"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.up.is_cast:
-            raise InputError(
-                "SAGA: its replies are only cast, to float32 for example; "
-                f"with up={self.up} it is COFIG"
-            )
-        if self.a not in (None, 1):
-            raise InputError(f"SAGA: a must be 1, not {self.a}; else it is COFIG")
+    name = "SAGA"
+    paper = "Defazio, Bach, Lacoste-Julien 2014"
+    fixed = ("a",)
+    up_codecs = "cast"
+    codec_hint = "with another codec use COFIG"
 
 
 @register(
@@ -217,43 +146,8 @@ class SAGA(COFIG):
 class DIANA(COFIG):
     """DIANA: COFIG with all clients in every round."""
 
-    name: ClassVar[str] = "DIANA"
-    paper: ClassVar[str] = "Mishchenko, Gorbunov, Takáč, Richtárik 2019"
+    name = "DIANA"
+    paper = "Mishchenko, Gorbunov, Takáč, Richtárik 2019"
+    fixed = ("S",)
 
     S: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.S is not None:
-            raise InputError(
-                f"DIANA: S must be None, all clients, not {self.S}; "
-                "with sampled clients it is COFIG"
-            )
-
-    @classmethod
-    def from_theory(  # type: ignore[override]  # S is N
-        cls, problem: Problem, *, up: Codec | str = IDENTITY, mu: float | None = None
-    ) -> Self:
-        """Return the method with the step size of its theorem.
-
-        L is the largest of the clients'. `table_steps.diana_nonconvex` and
-        `diana_strongly_convex` have the formulas, their bounds, and what is known of
-        them.
-
-        Args:
-            problem: The problem.
-            up: The codec of the replies.
-            mu: The strong convexity of all f_i; None: the nonconvex step.
-
-        Raises:
-            InputError: The values are impossible.
-        """
-        method = cls(up=codecs.as_codec(up))
-        N, L, omega = problem.N, problem.smoothness().client, method.omega(problem.d)
-        validate.positive(cls.name, "the problem's smoothness", L)
-        if mu is None:
-            return method.with_step(table_steps.diana_nonconvex(L, N, omega))
-        validate.positive(cls.name, "mu", mu)
-        a = method.rate(problem.d)
-        step = table_steps.diana_strongly_convex(L, mu, N, omega, a)
-        return method.with_step(step)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedpage.core.capabilities import measures_step
 from fedpage.core.schedules import with_step
 from fedpage.core.types import AnyMethod
-from fedpage.methods.fedpage import FedPAGE
-from fedpage.methods.marina import PPMARINA
-from fedpage.methods.page import PAGE
-from fedpage.methods.prox import ProximalSteps
+from fedpage.methods.base import BaseMethod
 from fedpage.methods.registry import MethodEntry
-from fedpage.methods.scaffnew import Scaffnew
-from fedpage.methods.secantpage import SecantPAGE
-from fedpage.methods.slocalsvrg import SLocalSVRG
 
 
 def fair_batch(M: int, K: int, b3: int = 1) -> int:
@@ -55,18 +51,18 @@ def match_terms(
         step: The effective step.
     """
     defaults, options = entry.hyper_parameters, dict[str, float]()
-    if "K" in defaults and not issubclass(entry.cls, PAGE):
+
+    def attribute(name: str) -> Any:  # a method of a user may not be a BaseMethod
+        return getattr(entry.cls, name, getattr(BaseMethod, name))
+
+    if "K" in defaults:
         options["K"] = K
-    if issubclass(entry.cls, Scaffnew):  # K steps on average
+    if attribute("is_geometric"):  # K steps on average
         options["p"] = 1 / K
     if defaults.get("S") is not None:  # None: all clients take part
-        full_rounds = issubclass(
-            entry.cls, FedPAGE | PPMARINA | ProximalSteps | SecantPAGE
-        )
-        options["S"] = min(S if full_rounds else 2 * S, N)
+        options["S"] = min(S if attribute("full_rounds") else 2 * S, N)
     if "K" in defaults and defaults.get("b") is not None:
-        points = 2 if issubclass(entry.cls, SLocalSVRG) else 1  # gradients per row
-        options["b"] = fair_batch(M, points * K)
+        options["b"] = fair_batch(M, attribute("gradients_per_row") * K)
     return at_step(entry(**options), step)
 
 

@@ -6,22 +6,15 @@ Acar et al., "Federated Learning Based on Dynamic Regularization" (2021).
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
+from fedpage.codecs import IDENTITY, Codec
+from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    MessageTypes,
-    Oracle,
-    Problem,
-    Replies,
-    Vector,
-)
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.methods.base import BaseMethod
+from fedpage.methods.messages import Model, Move
 from fedpage.methods.registry import register
 
 
@@ -34,18 +27,6 @@ class State(NamedTuple):
     N: int
 
 
-class Model(NamedTuple):
-    """To S clients: K steps from x."""
-
-    x: Vector
-
-
-class Reply(NamedTuple):
-    """dy = y_K - x."""
-
-    dy: Vector
-
-
 class ClientState(NamedTuple):
     """a_i, the sum of the client's moves: -1/mu times the paper's gradient."""
 
@@ -54,7 +35,7 @@ class ClientState(NamedTuple):
 
 @register("feddyn", group="local", assumes="clients that keep a state")
 @dataclass(frozen=True)
-class FedDyn:
+class FedDyn(BaseMethod):
     """FedDyn: S clients minimise f_i(y) + mu <a_i, y> + (mu/2)|y - x|^2.
 
     Each takes K steps y -= eta_l (grad_I(y) + mu (a_i + y - x)) and then adds its
@@ -66,18 +47,20 @@ class FedDyn:
         K: Local steps.
         mu: The weight of the regulariser, the paper's alpha (which names a problem's
             regulariser here); about the smoothness L of the clients.
-        eta_l: The local step size; None: 1/(2 mu), which is 1/(L + mu) where
+        eta_l: The local step size. If None, use 1/(2 mu), which is 1/(L + mu) where
             mu = L. Local steps are stable below 2/(L + mu).
-        b: Rows in a minibatch; None: all rows.
+        b: Rows in a minibatch. If None, use all rows.
         up: The codec of replies, a cast.
         down: The codec of messages, a cast.
     """
 
-    name: ClassVar[str] = "FedDyn"
-    paper: ClassVar[str] = "Acar et al. 2021"
-    messages: ClassVar[MessageTypes] = {Model: Reply}
-    client_state: ClassVar[type[ClientState]] = ClientState
-    compressible: ClassVar[Compressible] = {Model: {"dy": None}}
+    name = "FedDyn"
+    paper = "Acar et al. 2021"
+    messages = {Model: Move}
+    client_state = ClientState
+    checks = {"mu": validate.positive}
+    codec_hint = "use SCALLION, which compresses changes"
+    changes = {Model: {"dy": None}}
 
     S: int = 20
     K: int = 10
@@ -87,16 +70,6 @@ class FedDyn:
     _: KW_ONLY
     up: Codec = IDENTITY
     down: Codec = IDENTITY
-
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        validate.whole(self.name, "S", self.S)
-        validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "mu", self.mu)
-        if self.eta_l is not None:
-            schedules.check_step(self.name, "eta_l", self.eta_l)
-        validate.batch(self.name, "b", self.b)
-        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
 
     @property
     def effective_step(self) -> float:
@@ -111,26 +84,9 @@ class FedDyn:
         eta_l = None if self.eta_l is None else self.eta_l * (step * self.mu)
         return replace(self, mu=1.0 / step, eta_l=eta_l)
 
-    @classmethod
-    def from_theory(cls, problem: Problem, *, S: int, K: int = 10) -> Self:
-        """Return the method with mu = L and eta_l = 1/(L + mu), L = max L_i.
-
-        The order of mu is that of the convex theorem. Its constant is a choice.
-        With this eta_l a local step is the gradient step of a client's objective,
-        whose gradient is (L + mu)-Lipschitz.
-
-        Args:
-            problem: The problem.
-            S: Sampled clients.
-            K: Local steps.
-        """
-        L = problem.smoothness().client
-        validate.positive(cls.name, "the problem's smoothness", L)
-        return cls(S=S, K=K, mu=L, eta_l=1.0 / (L + L), b=None)
-
     def init(self, x0: Vector, N: int) -> State:
         """Start with a = 0, as all a_i."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return State(x=x0, a=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Model]:
@@ -139,22 +95,22 @@ class FedDyn:
 
     def client(
         self, message: Model, oracle: Oracle, client_state: ClientState
-    ) -> tuple[Reply, ClientState]:
+    ) -> tuple[Move, ClientState]:
         """Take K steps y -= eta_l (grad_I(y) + mu (a_i + y - x))."""
         eta = 0.5 / self.mu if self.eta_l is None else self.eta_l
         shift = self.mu * client_state.a
         direction = local_sgd(
             oracle, message.x, K=self.K, eta=eta, b=self.b, shift=shift, mu=self.mu
         )
-        return Reply(-(self.K * eta) * direction), client_state
+        return Move(-(self.K * eta) * direction), client_state
 
-    def keep(
-        self, message: Model, sent: Reply, client_state: ClientState
+    def update_client_state(
+        self, message: Model, sent: Move, client_state: ClientState
     ) -> ClientState:
         """Add the move that was sent to a_i, so that a is the mean of all a_i."""
         return ClientState(client_state.a + sent.dy)
 
-    def server(self, state: State, replies: Replies[Reply]) -> State:
+    def server(self, state: State, replies: Replies[Move]) -> State:
         """Set a += (S/N) mean(dy) and x += mean(dy) + a."""
         dy = replies.mean.dy
         a = state.a + (replies.count / state.N) * dy

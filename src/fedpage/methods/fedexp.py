@@ -6,24 +6,16 @@ Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
+from fedpage.codecs import IDENTITY, Codec
+from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    MessageTypes,
-    Oracle,
-    Replies,
-    Scalar,
-    Vector,
-)
-from fedpage.methods.fedavg import Model
+from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
+from fedpage.methods.base import BaseMethod
+from fedpage.methods.messages import Model
 from fedpage.methods.registry import register
 
 
@@ -47,7 +39,7 @@ class Reply(NamedTuple):
 
 @register("fedexp", group="adaptive", assumes="similar clients; biased otherwise")
 @dataclass(frozen=True)
-class FedExP:
+class FedExP(BaseMethod):
     """FedExP: FedAvg with eta_g = max(1, mean |dy|^2 / (2 (|mean dy|^2 + eps))).
 
     A client sends one number more than with FedAvg. Where all dy are equal, it is
@@ -57,7 +49,7 @@ class FedExP:
         S: Sampled clients.
         K: Local steps.
         eta_l: The local step size.
-        b: Rows in a minibatch; None: all rows.
+        b: Rows in a minibatch. If None, use all rows.
         eps: A small number that bounds eta_g where the mean of the moves vanishes.
         averaged: Whether the model that is evaluated is the mean of the last two
             iterates, as in the paper's figures. The iterates do not change.
@@ -66,13 +58,14 @@ class FedExP:
         down: The codec of messages, a cast.
     """
 
-    name: ClassVar[str] = "FedExP"
-    paper: ClassVar[str] = "Jhunjhunwala et al. 2023"
-    messages: ClassVar[MessageTypes] = {Model: Reply}
-    client_state: ClassVar[None] = None
-    needs_numpy: ClassVar[bool] = True
-    """Norms are sums of numpy in float64."""
-    compressible: ClassVar[Compressible] = {Model: {"dy": None}}
+    name = "FedExP"
+    paper = "Jhunjhunwala et al. 2023"
+    messages = {Model: Reply}
+    checks = {"eps": validate.positive, "averaged": validate.flag}
+    step_sizes, step_factors = ("eta_l",), ("K",)
+    up_codecs = "unbiased"
+    needs_numpy = True  # norms are sums of numpy in float64
+    changes = {Model: {"dy": None}}
 
     S: int = 20
     K: int = 10
@@ -83,28 +76,9 @@ class FedExP:
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        validate.whole(self.name, "S", self.S)
-        validate.whole(self.name, "K", self.K)
-        schedules.check_step(self.name, "eta_l", self.eta_l)
-        validate.batch(self.name, "b", self.b)
-        validate.positive(self.name, "eps", self.eps)
-        validate.flag(self.name, "averaged", self.averaged)
-        codecs.check(self, "unbiased")
-
-    @property
-    def effective_step(self) -> float:
-        """The effective step, K eta_l; eta_g is at least 1."""
-        return self.K * self.eta_l
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another effective step."""
-        return replace(self, eta_l=step / self.K)
-
     def init(self, x0: Vector, N: int) -> State:
         """Return the start."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return State(x=x0, iterate=x0, eta_g=1.0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Model]:

@@ -8,23 +8,14 @@ Optimization" (2021), for the adaptive servers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from fedpage.core import validate
 from fedpage.core.schedules import StepSize
 from fedpage.core.types import Replies, Vector
-from fedpage.methods.fedavg import FedAvg, Reply
+from fedpage.methods.fedavg_variants import BIASED, LocalTraining
+from fedpage.methods.messages import MomentumState, Move
 from fedpage.methods.registry import register
-
-_ASSUMES = "similar clients; biased otherwise"
-
-
-class MomentumState(NamedTuple):
-    """The model, the momentum m, and the number of clients."""
-
-    x: Vector
-    m: Vector
-    N: int
 
 
 class AdaptiveState(NamedTuple):
@@ -36,9 +27,9 @@ class AdaptiveState(NamedTuple):
     N: int
 
 
-@register("fedavgm", group="adaptive", assumes=_ASSUMES, page="fedopt")
+@register("fedavgm", group="adaptive", assumes=BIASED, page="fedopt")
 @dataclass(frozen=True)
-class FedAvgM(FedAvg):
+class FedAvgM(LocalTraining):
     """FedAvgM: FedAvg with heavy-ball momentum at the server.
 
     With beta = 0 it is FedAvg. The effective step is K eta_g eta_l/(1 - beta), the sum
@@ -48,14 +39,10 @@ class FedAvgM(FedAvg):
         beta: The momentum, in [0, 1).
     """
 
-    name: ClassVar[str] = "FedAvgM"
-    paper: ClassVar[str] = "Hsu et al. 2019"
+    name = "FedAvgM"
+    paper = "Hsu et al. 2019"
 
     beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.decay(self.name, "beta", self.beta)
 
     @property
     def effective_step(self) -> float:
@@ -68,18 +55,18 @@ class FedAvgM(FedAvg):
 
     def init(self, x0: Vector, N: int) -> MomentumState:  # type: ignore[override]
         """Start with m = 0."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return MomentumState(x=x0, m=0.0 * x0, N=N)
 
     def server(  # type: ignore[override]  # the state has more fields than FedAvg's
-        self, state: MomentumState, replies: Replies[Reply]
+        self, state: MomentumState, replies: Replies[Move]
     ) -> MomentumState:
         """Set m = beta m + D and x += eta_g m, where D = mean(dy)."""
         m = self.beta * state.m + replies.mean.dy
         return MomentumState(x=state.x + self.eta_g * m, m=m, N=state.N)
 
 
-@register("fednesterov", group="adaptive", assumes=_ASSUMES, page="fedopt")
+@register("fednesterov", group="adaptive", assumes=BIASED, page="fedopt")
 @dataclass(frozen=True)
 class FedNesterov(FedAvgM):
     """FedNesterov: FedAvg with Nesterov's momentum at the server.
@@ -88,11 +75,11 @@ class FedNesterov(FedAvgM):
     beta = 0 it is FedAvg. The effective step is K eta_g eta_l/(1 - beta).
     """
 
-    name: ClassVar[str] = "FedNesterov"
-    paper: ClassVar[str] = "Nesterov 1983; Hsu et al. 2019"
+    name = "FedNesterov"
+    paper = "Nesterov 1983; Hsu et al. 2019"
 
     def server(  # type: ignore[override]
-        self, state: MomentumState, replies: Replies[Reply]
+        self, state: MomentumState, replies: Replies[Move]
     ) -> MomentumState:
         """Set m = beta m + D and x += eta_g (D + beta m), where D = mean(dy)."""
         D = replies.mean.dy
@@ -102,7 +89,7 @@ class FedNesterov(FedAvgM):
 
 
 @dataclass(frozen=True)
-class AdaptiveFedAvg(FedAvg):
+class AdaptiveFedAvg(LocalTraining):
     """FedAvg whose server divides the moves of each coordinate by their size (Alg. 2).
 
     The effective step is eta_g: the length of a round's move in a coordinate where all
@@ -114,23 +101,12 @@ class AdaptiveFedAvg(FedAvg):
         tau: The least divisor; v starts at tau^2.
     """
 
+    checks = {"tau": validate.positive}
+    step_sizes, step_factors = ("eta_g",), ()
+
     eta_g: StepSize = 0.01
     beta1: float = 0.9
     tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.decay(self.name, "beta1", self.beta1)
-        validate.positive(self.name, "tau", self.tau)
-
-    @property
-    def effective_step(self) -> float:
-        """The server's step eta_g, a length."""
-        return self.eta_g
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another eta_g; eta_l does not change."""
-        return replace(self, eta_g=step)
 
     def second_moment(self, v: Vector, D: Vector) -> Vector:
         """Return the next v, given the mean move D."""
@@ -138,11 +114,11 @@ class AdaptiveFedAvg(FedAvg):
 
     def init(self, x0: Vector, N: int) -> AdaptiveState:  # type: ignore[override]
         """Start with m = 0 and v = tau^2."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return AdaptiveState(x=x0, m=0.0 * x0, v=0.0 * x0 + self.tau**2, N=N)
 
     def server(  # type: ignore[override]  # the state has more fields than FedAvg's
-        self, state: AdaptiveState, replies: Replies[Reply]
+        self, state: AdaptiveState, replies: Replies[Move]
     ) -> AdaptiveState:
         """Set x += eta_g m/(sqrt(v) + tau), without a correction of Adam's bias."""
         D = replies.mean.dy
@@ -152,7 +128,7 @@ class AdaptiveFedAvg(FedAvg):
         return AdaptiveState(x=x, m=m, v=v, N=state.N)
 
 
-@register("fedadagrad", group="adaptive", assumes=_ASSUMES, page="fedopt")
+@register("fedadagrad", group="adaptive", assumes=BIASED, page="fedopt")
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveFedAvg):
     """FedAdagrad: the server divides by the root of the sum of all squared moves.
@@ -160,8 +136,8 @@ class FedAdagrad(AdaptiveFedAvg):
     The effective step is eta_g, a length that is not comparable with other methods'.
     """
 
-    name: ClassVar[str] = "FedAdagrad"
-    paper: ClassVar[str] = "Reddi et al. 2021"
+    name = "FedAdagrad"
+    paper = "Reddi et al. 2021"
 
     eta_g: StepSize = 0.1
     beta1: float = 0.0
@@ -171,7 +147,7 @@ class FedAdagrad(AdaptiveFedAvg):
         return v + D**2
 
 
-@register("fedadam", group="adaptive", assumes=_ASSUMES, page="fedopt")
+@register("fedadam", group="adaptive", assumes=BIASED, page="fedopt")
 @dataclass(frozen=True)
 class FedAdam(AdaptiveFedAvg):
     """FedAdam: the server divides by the root of a decaying mean of squared moves.
@@ -183,21 +159,17 @@ class FedAdam(AdaptiveFedAvg):
         beta2: The decay of v, in [0, 1).
     """
 
-    name: ClassVar[str] = "FedAdam"
-    paper: ClassVar[str] = "Reddi et al. 2021"
+    name = "FedAdam"
+    paper = "Reddi et al. 2021"
 
     beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.decay(self.name, "beta2", self.beta2)
 
     def second_moment(self, v: Vector, D: Vector) -> Vector:
         """Return beta2 v + (1 - beta2) D^2."""
         return self.beta2 * v + (1 - self.beta2) * D**2
 
 
-@register("fedyogi", group="adaptive", assumes=_ASSUMES, page="fedopt")
+@register("fedyogi", group="adaptive", assumes=BIASED, page="fedopt")
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
     """FedYogi: FedAdam whose v changes by (1 - beta2) D^2 at most.
@@ -205,7 +177,7 @@ class FedYogi(FedAdam):
     After large moves v falls slowly, by a part of D^2 instead of a part of itself.
     """
 
-    name: ClassVar[str] = "FedYogi"
+    name = "FedYogi"
 
     def second_moment(self, v: Vector, D: Vector) -> Vector:
         """Return v - (1 - beta2) D^2 sign(v - D^2)."""

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
+from fedpage.codecs import IDENTITY, Codec
+from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    MessageTypes,
-    Oracle,
-    Problem,
-    Replies,
-    Scalar,
-    Vector,
+from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
+from fedpage.methods.base import BaseMethod, geometric
+from fedpage.methods.messages import (
+    ChangeAndDrift,
+    FullGradient,
+    Gradient,
+    Move,
+    TwoPoints,
 )
-from fedpage.methods import steps
 from fedpage.methods.registry import register
 
 
@@ -43,12 +40,6 @@ class State(NamedTuple):
     """g is that of x_prev: sampled clients update it next."""
 
 
-class Start(NamedTuple):
-    """To all clients, in round 0: keep your gradient at x, and send it."""
-
-    x: Vector
-
-
 class Solve(NamedTuple):
     """To the delegate: K steps from x, corrected by g."""
 
@@ -57,40 +48,14 @@ class Solve(NamedTuple):
     K: Scalar
 
 
-class TwoPoints(NamedTuple):
-    """To S clients: compare your gradients at x and x_prev, and the latter with b_i."""
-
-    x: Vector
-    x_prev: Vector
-
-
-class Gradient(NamedTuple):
-    """The client's gradient at the start."""
-
-    g: Vector
-
-
-class Move(NamedTuple):
-    """dy = y_K - x."""
-
-    dy: Vector
-
-
-class Update(NamedTuple):
-    """grad f_i(x) - grad f_i(x_prev), and grad f_i(x_prev) - b_i."""
-
-    change: Vector
-    drift: Vector
-
-
 class ClientState(NamedTuple):
     """b_i, the client's gradient at the x_prev of its last call."""
 
     b: Vector
 
 
-_Message = Start | Solve | TwoPoints
-_Reply = Gradient | Move | Update
+_Message = FullGradient | Solve | TwoPoints
+_Reply = Gradient | Move | ChangeAndDrift
 
 
 @register(
@@ -99,7 +64,7 @@ _Reply = Gradient | Move | Update
     assumes="similar clients that keep a state; a delegate; all of them once",
 )
 @dataclass(frozen=True)
-class ICGM:
+class ICGM(BaseMethod):
     """I-CGM-RG-SAGA: the delegate minimises f_0, corrected by an estimator of grad f.
 
     Two rounds make a step. The delegate minimises f_0(y) + (g - grad f_0(x)).y
@@ -113,22 +78,24 @@ class ICGM:
         lam: The weight of the proximal term.
         eta_l: The local step size, 1/L of the delegate.
         p: 1/p local steps on average.
-        beta: The weight of SAGA's estimate; None: S/N, as in the paper's experiments.
+        beta: The weight of SAGA's estimate. If None, use S/N, as the paper's runs do.
         delegate: The number of the client that solves. If it does not answer, S sampled
             clients solve, and their solutions are averaged.
         up: The codec of the replies, a cast: differences do not vanish at the optimum.
     """
 
-    name: ClassVar[str] = "I-CGM-RG-SAGA"
-    paper: ClassVar[str] = "Jiang, Rodomanov, Stich 2025"
-    messages: ClassVar[MessageTypes] = {
-        Start: Gradient,
-        Solve: Move,
-        TwoPoints: Update,
+    name = "I-CGM-RG-SAGA"
+    paper = "Jiang, Rodomanov, Stich 2025"
+    messages = {FullGradient: Gradient, Solve: Move, TwoPoints: ChangeAndDrift}
+    client_state = ClientState
+    checks = {
+        "lam": validate.positive,
+        "p": geometric,
+        "beta": validate.probability,
+        "delegate": partial(validate.whole, least=0),
     }
-    client_state: ClassVar[type[ClientState]] = ClientState
-    compressible: ClassVar[Compressible] = {
-        Start: {"g": None},
+    changes = {
+        FullGradient: {"g": None},
         Solve: {"dy": None},
         TwoPoints: {"change": None, "drift": None},
     }
@@ -140,17 +107,6 @@ class ICGM:
     beta: float | None = None
     delegate: int = 0
     up: Codec = IDENTITY
-
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        validate.whole(self.name, "S", self.S)
-        validate.positive(self.name, "lam", self.lam)
-        schedules.check_step(self.name, "eta_l", self.eta_l)
-        validate.geometric(self.name, self.p)
-        if self.beta is not None:
-            validate.probability(self.name, "beta", self.beta)
-        validate.whole(self.name, "delegate", self.delegate, 0)
-        codecs.check(self, "cast")
 
     @property
     def gradient_step(self) -> float:
@@ -167,47 +123,9 @@ class ICGM:
         factor = step / self.effective_step
         return replace(self, lam=self.lam / factor, eta_l=self.eta_l * factor)
 
-    @classmethod
-    def from_theory(
-        cls,
-        problem: Problem,
-        *,
-        S: int,
-        delta: float | None = None,
-        delta1: float | None = None,
-    ) -> Self:
-        """Return the method with lam, beta and p of Theorem 6.1, for any smooth f.
-
-        The theorem then has E|grad f(x)|^2 <= epsilon^2 at a random step after
-        256 (delta1 + 38 sqrt(N/S) delta_S) (f(x0) - f*)/epsilon^2 steps of two rounds,
-        delta_S = delta sqrt((N-S)/((N-1) S)). Its algorithm has a second full round in
-        step 1, which is left out here. The constants were read in the paper; its proof
-        was not checked.
-
-        Args:
-            problem: The problem.
-            S: Sampled clients.
-            delta: Dissimilarity, `theory.dissimilarity`; None: the average smoothness,
-                which is never below it.
-            delta1: Dissimilarity of the delegate, a bound of |H_0 - H|; None: the sum
-                of both norms' bounds.
-
-        Raises:
-            InputError: A value is impossible.
-        """
-        cls(S=S)  # refuses an impossible S
-        validate.check_sample(cls.name, S, problem.N)
-        L = problem.smoothness()
-        delta = L.average if delta is None else delta
-        delta1 = L.client + L.whole if delta1 is None else delta1
-        validate.at_least_zero(cls.name, "delta", delta)
-        validate.positive(cls.name, "delta1", delta1)
-        lam, beta, p = steps.icgm(L.client, delta, delta1, problem.N, S)
-        return cls(S=S, lam=lam, eta_l=1 / L.client, p=p, beta=beta)
-
     def init(self, x0: Vector, N: int) -> State:
         """Return the start; round 0 sets g and h."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         if self.delegate >= N:
             raise InputError(
                 f"{self.name}: delegate {self.delegate} is not one of the clients "
@@ -219,7 +137,7 @@ class ICGM:
         """Call all clients at the start, then the delegate and S clients in turn."""
         everyone = draws.clients(state.N, state.N)
         if draws.round == 0:
-            return Call(everyone, Start(state.x), require_all=True)
+            return Call(everyone, FullGradient(state.x), require_all=True)
         if state.moved:
             message = TwoPoints(state.x, state.x_prev)
             return Call(draws.clients(state.N, self.S), message)
@@ -238,11 +156,11 @@ class ICGM:
         """Compute gradients at one or two points, or take the delegate's steps."""
         rows = oracle.batch(None)
         g = oracle.grad(message.x, rows)
-        if isinstance(message, Start):
+        if isinstance(message, FullGradient):
             return Gradient(g), client_state
         if isinstance(message, TwoPoints):
             g_prev = oracle.grad(message.x_prev, rows)
-            return Update(g - g_prev, g_prev - client_state.b), client_state
+            return ChangeAndDrift(g - g_prev, g_prev - client_state.b), client_state
         K = validate.geometric_steps(self.name, self.p, message.K[0])
         direction = local_sgd(
             oracle, message.x, K=K, eta=self.gradient_step, b=None,
@@ -250,13 +168,13 @@ class ICGM:
         )  # fmt: skip
         return Move(-(K * self.gradient_step) * direction), client_state  # eq. (8)
 
-    def keep(
+    def update_client_state(
         self, message: _Message, sent: _Reply, client_state: ClientState
     ) -> ClientState:
         """Set b_i to the gradient that was sent, as the server knows it."""
         if isinstance(sent, Gradient):
             return ClientState(sent.g)
-        if isinstance(sent, Update):
+        if isinstance(sent, ChangeAndDrift):
             return ClientState(client_state.b + sent.drift)
         return client_state
 

@@ -12,18 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fedpage.codecs import Compressible
 from fedpage.core.random import add_clients, flags, next_clients
 from fedpage.core.secant import dot
-from fedpage.core.types import Call, Draws, Flags, Oracle, Replies, Vector
+from fedpage.core.types import (
+    Call,
+    Draws,
+    Flags,
+    MessageTypes,
+    Oracle,
+    Replies,
+    Vector,
+)  # fmt: skip
+from fedpage.methods.messages import TwoPoints
 
 
-class PassAtRest(NamedTuple):
+class PassUnmoved(NamedTuple):
     """To the next S clients of a pass, where x is x_prev: send your gradient at x."""
 
     x: Vector
 
 
-class RestReply(NamedTuple):
+class UnmovedReply(NamedTuple):
     """The client's gradient at x."""
 
     g: Vector
@@ -43,27 +53,24 @@ class PassReply(NamedTuple):
     y: Vector
 
 
-class Differences(NamedTuple):
-    """To S clients outside a pass: send how your gradient changes from x_prev to x."""
-
-    x: Vector
-    x_prev: Vector
-
-
 class Difference(NamedTuple):
-    """The change of the client's gradient from x_prev to x."""
+    """The change of the client's gradient from x_prev to x, outside a pass."""
 
     y: Vector
 
 
-def nobody(N: int) -> Flags:
+Message = PassUnmoved | PassGradients | TwoPoints
+InPass = UnmovedReply | PassReply
+MESSAGES: MessageTypes = {
+    PassUnmoved: UnmovedReply, PassGradients: PassReply, TwoPoints: Difference
+}  # fmt: skip
+CHANGES: Compressible = {PassGradients: {"y": None}, TwoPoints: {"y": None}}
+GRADIENTS: Compressible = {PassUnmoved: {"g": None}, PassGradients: {"g": None}}
+
+
+def no_clients(N: int) -> Flags:
     """Return the flags of a pass that has had none of N clients."""
     return flags(N, False)
-
-
-def everybody(N: int) -> Flags:
-    """Return the flags of a pass that has had all of N clients."""
-    return flags(N, True)
 
 
 def is_complete(seen: Flags) -> bool:
@@ -98,7 +105,7 @@ def call_next(
     order = draws.order(len(seen), number)
     clients = next_clients(order, seen, draws.round * S, S)
     s = x - x_prev
-    message = PassGradients(x, x_prev) if dot(s, s) > 0 else PassAtRest(x)
+    message = PassGradients(x, x_prev) if dot(s, s) > 0 else PassUnmoved(x)
     if number == 0 and not seen.any():
         return Call(clients, message)
     return Call(clients, message, fallback=fallback)
@@ -106,7 +113,7 @@ def call_next(
 
 def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
     """Return which clients the pass has had after a round."""
-    if isinstance(replies.mean, RestReply | PassReply):
+    if isinstance(replies.mean, InPass):
         return add_clients(seen, replies.clients)
     return seen
 
@@ -116,7 +123,7 @@ def share(replies: Replies[Any], seen: Flags) -> float:
     return replies.count / int(seen.sum())
 
 
-def join(g: Vector, mean: RestReply | PassReply, share: float) -> Vector:
+def join(g: Vector, mean: InPass, share: float) -> Vector:
     """Return the pass's mean gradient at x, with the new clients in it.
 
     Args:
@@ -128,20 +135,22 @@ def join(g: Vector, mean: RestReply | PassReply, share: float) -> Vector:
     return (1 - share) * moved + share * mean.g
 
 
-def difference(oracle: Oracle, x: Vector, x_prev: Vector, b: int | None) -> Vector:
-    """Return the change of the clients' gradients from x_prev to x, over b rows."""
-    batch = oracle.batch(b)
-    return oracle.grad(x, batch) - oracle.grad(x_prev, batch)
-
-
-def reply_in_pass(
-    oracle: Oracle, message: PassAtRest | PassGradients, b1: int | None, b2: int | None
-) -> RestReply | PassReply:
+def reply(
+    oracle: Oracle, message: Message, b1: int | None, b2: int | None
+) -> InPass | Difference:
     """Return the clients' gradients over b1 rows, and their changes over b2 rows."""
+    if isinstance(message, TwoPoints):
+        return Difference(_difference(oracle, *message, b2))
     g = oracle.grad(message.x, oracle.batch(b1))
-    if isinstance(message, PassAtRest):
-        return RestReply(g)
+    if isinstance(message, PassUnmoved):
+        return UnmovedReply(g)
     x, x_prev = message
     if b1 is None and b2 is None:
         return PassReply(g, g - oracle.grad(x_prev, oracle.batch(None)))
-    return PassReply(g, difference(oracle, x, x_prev, b2))
+    return PassReply(g, _difference(oracle, x, x_prev, b2))
+
+
+def _difference(oracle: Oracle, x: Vector, x_prev: Vector, b: int | None) -> Vector:
+    """Return the change of the clients' gradients from x_prev to x, over b rows."""
+    batch = oracle.batch(b)
+    return oracle.grad(x, batch) - oracle.grad(x_prev, batch)

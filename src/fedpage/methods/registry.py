@@ -24,6 +24,7 @@ class MethodEntry:
         group: Its family: one of `GROUPS`.
         assumes: What it needs beyond smoothness, in a few words.
         page: Its page in docs/methods, without ".md".
+        variant_of: The name of the method that it is a variant of, or "".
     """
 
     cls: type[AnyMethod]
@@ -32,6 +33,7 @@ class MethodEntry:
     group: str = "other"
     assumes: str = ""
     page: str = ""
+    variant_of: str = ""
 
     @property
     def hyper_parameters(self) -> dict[str, HyperParameter]:
@@ -39,7 +41,7 @@ class MethodEntry:
         return {
             f.name: None if f.default is MISSING else f.default
             for f in fields(self.cls)
-            if f.name not in self.preset
+            if f.name not in (*self.preset, *getattr(self.cls, "fixed", ()))
         }
 
     def __call__(self, **hyper_parameters: HyperParameter) -> AnyMethod:
@@ -77,6 +79,7 @@ def register(
     group: str = "other",
     assumes: str = "",
     page: str = "",
+    variant_of: str = "",
 ) -> Callable[[M], M]:
     """Register the decorated method.
 
@@ -84,20 +87,23 @@ def register(
         name: Its name on the command line.
         presets: Further names, each with a label and the hyper-parameters it fixes.
         group: Its family: one of `GROUPS`.
-        assumes: What it needs beyond smoothness, in a few words; "": nothing.
-        page: Its page in docs/methods, without ".md"; "": that of its name.
+        assumes: What it needs beyond smoothness, in a few words.
+        page: Its page in docs/methods, without ".md", if it is not the name.
+        variant_of: The name of the method that it is a variant of. `fedpage choose`
+            leaves variants out.
     """
     if group not in GROUPS:
         raise InputError(
             f"{name}: group must be one of {', '.join(GROUPS)}, not {short_repr(group)}"
         )
+    about = (group, assumes, page or variant_of or name)
 
     def decorate(cls: M) -> M:
-        METHODS.add(name, MethodEntry(cls, cls.name, {}, group, assumes, page or name))
+        METHODS.add(name, MethodEntry(cls, cls.name, {}, *about, variant_of))
         for other, (label, preset) in (presets or {}).items():
-            METHODS.add(
-                other, MethodEntry(cls, label, preset, group, assumes, page or name)
-            )
+            METHODS.add(other, MethodEntry(cls, label, preset, *about, name))
+        if presets:
+            cls.presets = dict(presets.values())  # type: ignore[attr-defined]
         return cls
 
     return decorate

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from fedpage.codecs import Compressible
-from fedpage.core import validate
-from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
-from fedpage.methods.prox import ProximalSteps
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.methods.local import ProximalSteps
+from fedpage.methods.messages import (
+    FullGradient,
+    Gradient,
+    Move,
+    MoveAndGradient,
+)
 from fedpage.methods.registry import register
 
 
@@ -26,12 +30,6 @@ class State(NamedTuple):
     N: int
     fresh: bool
     """v is grad f(x): the last round was a full one."""
-
-
-class FullGradient(NamedTuple):
-    """To all clients: send your gradient at x."""
-
-    x: Vector
 
 
 class FreshSteps(NamedTuple):
@@ -49,27 +47,8 @@ class RecursiveSteps(NamedTuple):
     v: Vector
 
 
-class Gradient(NamedTuple):
-    """The client's gradient."""
-
-    v: Vector
-
-
-class Move(NamedTuple):
-    """dy = y_K - x."""
-
-    dy: Vector
-
-
-class MoveAndEstimator(NamedTuple):
-    """dy = y_K - x, and v_i, the client's estimator at x."""
-
-    dy: Vector
-    v: Vector
-
-
 _Message = FullGradient | FreshSteps | RecursiveSteps
-_Reply = Gradient | Move | MoveAndEstimator
+_Reply = Gradient | Move | MoveAndGradient
 
 
 @register(
@@ -88,23 +67,22 @@ class SABER(ProximalSteps):
     size that could be checked here, so there is no `from_theory`.
     """
 
-    name: ClassVar[str] = "SABER"
-    paper: ClassVar[str] = "Mishchenko, Li, Fan, Venieris 2023"
-    messages: ClassVar[MessageTypes] = {
+    name = "SABER"
+    paper = "Mishchenko, Li, Fan, Venieris 2023"
+    messages = {
         FullGradient: Gradient,
         FreshSteps: Move,
-        RecursiveSteps: MoveAndEstimator,
+        RecursiveSteps: MoveAndGradient,
     }
-    client_state: ClassVar[None] = None
-    compressible: ClassVar[Compressible] = {
-        FullGradient: {"v": None},
+    changes = {
+        FullGradient: {"g": None},
         FreshSteps: {"dy": None},
-        RecursiveSteps: {"dy": None, "v": "v"},
+        RecursiveSteps: {"dy": None, "g": "v"},
     }
 
     def init(self, x0: Vector, N: int) -> State:
         """Return the start; x_prev and v are never used, because round 0 is full."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return State(x=x0, x_prev=x0, v=0.0 * x0, N=N, fresh=False)
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
@@ -115,12 +93,8 @@ class SABER(ProximalSteps):
         p = self.full_probability(state.N)
         if draws.round != 0 and not draws.coin(p):
             return self._call_recursive(state, draws)
-        fallback = None  # the first v needs all clients
-        if draws.round != 0:
-            fallback = partial(self._call_recursive, state, draws)
-        clients = draws.clients(state.N, state.N)
-        message = FullGradient(state.x)
-        return Call(clients, message, require_all=True, fallback=fallback)
+        recursive = partial(self._call_recursive, state, draws)
+        return self.call_all(state.N, draws, FullGradient(state.x), recursive)
 
     def _call_recursive(self, state: State, draws: Draws) -> Call[_Message]:
         """Call S clients for recursive steps; also the fallback of a full round."""
@@ -139,13 +113,13 @@ class SABER(ProximalSteps):
             return Move(self.solve(oracle, message.x, message.v - g)), None
         v = message.v + g - oracle.grad(message.x_prev, all_rows)
         dy = self.solve(oracle, message.x, v - g)
-        return MoveAndEstimator(dy, v), None
+        return MoveAndGradient(dy, v), None
 
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Set x to the mean of the y_K, and v to that of the gradients or the v_i."""
         mean = replies.mean
         if isinstance(mean, Gradient):
-            return state._replace(v=mean.v, fresh=True)
-        v = mean.v if isinstance(mean, MoveAndEstimator) else state.v
+            return state._replace(v=mean.g, fresh=True)
+        v = mean.g if isinstance(mean, MoveAndGradient) else state.v
         x = state.x + mean.dy
         return State(x=x, x_prev=state.x, v=v, N=state.N, fresh=False)

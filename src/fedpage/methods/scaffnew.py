@@ -7,33 +7,17 @@ Lead to Communication Acceleration! Finally!" (2022), Algorithm 2.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
-from fedpage.core.errors import InputError, short_repr
+from fedpage.codecs import IDENTITY, Codec
+from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import (
-    Call,
-    Draws,
-    MessageTypes,
-    Oracle,
-    Problem,
-    Replies,
-    Scalar,
-    Vector,
-)
+from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
+from fedpage.methods.base import BaseMethod, constant, geometric
+from fedpage.methods.messages import ModelState, Move
 from fedpage.methods.registry import register
-
-
-class State(NamedTuple):
-    """The model and the number of clients."""
-
-    x: Vector
-    N: int
 
 
 class Begin(NamedTuple):
@@ -50,12 +34,6 @@ class Continue(NamedTuple):
     K: Scalar
 
 
-class Reply(NamedTuple):
-    """dy = y_K - x."""
-
-    dy: Vector
-
-
 class ClientState(NamedTuple):
     """h_i, the control variate of the last steps, and y_K, where they ended."""
 
@@ -67,7 +45,7 @@ class ClientState(NamedTuple):
     "scaffnew", group="local", assumes="strongly convex; all clients in every round"
 )
 @dataclass(frozen=True)
-class Scaffnew:
+class Scaffnew(BaseMethod):
     """Scaffnew: all clients take K steps y -= eta (grad_I(y) - h_i), K ~ Geometric(p).
 
     This is Algorithm 2, where a coin of probability p after each local step decides
@@ -79,17 +57,23 @@ class Scaffnew:
     Args:
         p: Probability of communication after a local step; 1/p steps on average.
         eta: The step size.
-        b: Rows in a minibatch; None: all rows, as in the paper.
+        b: Rows in a minibatch. If None, use all rows, as in the paper.
         up: The codec of replies, a cast.
         down: The codec of messages, a cast. The h_i then sum to zero up to the last
             rounding of x, times p/eta.
     """
 
-    name: ClassVar[str] = "Scaffnew"
-    paper: ClassVar[str] = "Mishchenko et al. 2022"
-    messages: ClassVar[MessageTypes] = {Begin: Reply, Continue: Reply}
-    client_state: ClassVar[type[ClientState]] = ClientState
-    compressible: ClassVar[Compressible] = {
+    name = "Scaffnew"
+    paper = "Mishchenko et al. 2022"
+    messages = {Begin: Move, Continue: Move}
+    client_state = ClientState
+    checks = {
+        "p": geometric,
+        "eta": constant("corrections are divided by the last round's step"),
+    }
+    codec_hint = "use SCALLION, which compresses changes"
+    is_geometric = True
+    changes = {
         Begin: {"dy": None},
         Continue: {"dy": None},
     }
@@ -101,14 +85,6 @@ class Scaffnew:
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        validate.geometric(self.name, self.p)
-        why = "corrections are divided by the last round's step"
-        schedules.check_constant(self.name, "eta", self.eta, why)
-        validate.batch(self.name, "b", self.b)
-        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
-
     @property
     def effective_step(self) -> float:
         """The effective step, eta/p."""
@@ -118,34 +94,11 @@ class Scaffnew:
         """Return the same method with another effective step, by changing eta."""
         return replace(self, eta=step * self.p)
 
-    @classmethod
-    def from_theory(cls, problem: Problem, *, mu: float) -> Self:
-        """Return the method with eta = 1/L and p = sqrt(mu/L), L = max L_i.
-
-        Then every local step multiplies E|y - x*|^2 + (eta/p)^2 |h - h*|^2 by at most
-        1 - min(eta mu, p^2) = 1 - mu/L (Theorem 3.6), and sqrt(L/mu) log(1/eps) rounds
-        suffice.
-
-        Args:
-            problem: The problem.
-            mu: The strong convexity of every client's objective.
-
-        Raises:
-            InputError: mu is not between 0 and L.
-        """
-        L = problem.smoothness().client
-        validate.positive(cls.name, "mu", mu)
-        if not mu <= L:
-            raise InputError(
-                f"{cls.name}: mu must be at most L = {L:.4g}, not {short_repr(mu)}"
-            )
-        return cls(p=(mu / L) ** 0.5, eta=1.0 / L)
-
-    def init(self, x0: Vector, N: int) -> State:
+    def init(self, x0: Vector, N: int) -> ModelState:
         """Return the start; all h_i are 0."""
-        return State(x=x0, N=N)
+        return ModelState(x=x0, N=N)
 
-    def call(self, state: State, draws: Draws) -> Call[Begin | Continue]:
+    def call(self, state: ModelState, draws: Draws) -> Call[Begin | Continue]:
         """Call all clients: over some clients the h_i would not sum to zero."""
         message = Begin if draws.round == 0 else Continue
         K = as_scalar(draws.geometric(self.p))
@@ -154,21 +107,21 @@ class Scaffnew:
 
     def client(
         self, message: Begin | Continue, oracle: Oracle, client_state: ClientState
-    ) -> tuple[Reply, ClientState]:
+    ) -> tuple[Move, ClientState]:
         """Correct h_i by x, then take K corrected steps."""
         x, h = message.x, client_state.h
         K = validate.geometric_steps(self.name, self.p, message.K[0])
         if isinstance(message, Continue):  # line 11; x is the mean of the last y_K
             h = h + (x - client_state.y) / (self.eta / self.p)
         direction = local_sgd(oracle, x, K=K, eta=self.eta, b=self.b, shift=-h)
-        return Reply(-(K * self.eta) * direction), ClientState(h, client_state.y)
+        return Move(-(K * self.eta) * direction), ClientState(h, client_state.y)
 
-    def keep(
-        self, message: Begin | Continue, sent: Reply, client_state: ClientState
+    def update_client_state(
+        self, message: Begin | Continue, sent: Move, client_state: ClientState
     ) -> ClientState:
         """Keep y_K as it was sent, so that the h_i sum to zero after any cast."""
         return ClientState(client_state.h, message.x + sent.dy)
 
-    def server(self, state: State, replies: Replies[Reply]) -> State:
+    def server(self, state: ModelState, replies: Replies[Move]) -> ModelState:
         """Set x to the mean of the y_K (line 9)."""
-        return State(x=state.x + replies.mean.dy, N=state.N)
+        return ModelState(x=state.x + replies.mean.dy, N=state.N)

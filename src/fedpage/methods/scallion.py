@@ -7,42 +7,20 @@ Communication Compression" (2024).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
-from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.local import LocalSGD
 from fedpage.methods.registry import register
-
-
-class State(NamedTuple):
-    """The model, the mean c of all control variates c_i, and the number of clients."""
-
-    x: Vector
-    c: Vector
-    N: int
-
-
-class Controlled(NamedTuple):
-    """To S clients: K corrected steps from x."""
-
-    x: Vector
-    c: Vector
+from fedpage.methods.scaffold import ClientState, Controlled, State
 
 
 class Reply(NamedTuple):
     """delta_i, the change of c_i."""
 
     delta: Vector
-
-
-class ClientState(NamedTuple):
-    """c_i, the client's control variate."""
-
-    c: Vector
 
 
 @register("scallion", group="compressed", assumes="clients that keep a state")
@@ -54,35 +32,23 @@ class SCALLION(LocalSGD):
     K eta_g eta_l.
 
     Args:
-        S: Sampled clients.
-        K: Local steps.
-        eta_l: The local step size.
-        eta_g: The server's step size.
-        b: Rows in a minibatch; None: all rows.
-        a: The scale of the change, in (0, 1]; None: 1/(1 + omega) of the codec.
+        a: The scale of the change, in (0, 1]. If None, use 1/(1 + omega) of the codec.
         unbiased: The server undoes the scale in its move along the mean change, which
             makes the move unbiased, with more variance.
         up: The codec of the change: unbiased ones, such as randk:0.1 or natural.
         down: The codec of x and c: casts, such as float32.
     """
 
-    name: ClassVar[str] = "SCALLION"
-    paper: ClassVar[str] = "Huang, Li, Li 2024"
-    messages: ClassVar[MessageTypes] = {Controlled: Reply}
-    client_state: ClassVar[type[ClientState]] = ClientState
-    compressible: ClassVar[Compressible] = {Controlled: {"delta": None}}
+    name = "SCALLION"
+    paper = "Huang, Li, Li 2024"
+    messages = {Controlled: Reply}
+    client_state = ClientState
+    checks = {"unbiased": validate.flag}
+    up_codecs = "unbiased"
+    changes = {Controlled: {"delta": None}}
 
     a: float | None = None
     unbiased: bool = False
-    up: Codec = IDENTITY
-    down: Codec = IDENTITY
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.a is not None:
-            validate.probability(self.name, "a", self.a)
-        validate.flag(self.name, "unbiased", self.unbiased)
-        codecs.check(self, "unbiased")
 
     def scale(self, d: int) -> float:
         """Return a for d parameters, given or by default 1/(1 + omega)."""
@@ -90,7 +56,7 @@ class SCALLION(LocalSGD):
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with c = 0, as all c_i."""
-        validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return State(x=x0, c=0.0 * x0, N=N)
 
     def call(self, state: State, draws: Draws) -> Call[Controlled]:
@@ -107,7 +73,7 @@ class SCALLION(LocalSGD):
         )  # (x - y_K)/(K eta_l)
         return Reply(self.scale(len(x)) * (direction - c)), client_state
 
-    def keep(
+    def update_client_state(
         self, message: Controlled, sent: Reply, client_state: ClientState
     ) -> ClientState:
         """Set c_i += delta_i, as it was compressed."""

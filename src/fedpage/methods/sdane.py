@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
-from fedpage.core.capabilities import HasConvexity
-from fedpage.core.errors import InputError
+from fedpage.codecs import IDENTITY, Codec
+from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Problem, Replies, Vector
-from fedpage.methods import steps
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.methods.base import BaseMethod
+from fedpage.methods.messages import Gradient, Move, MoveAndGradient
 from fedpage.methods.registry import register
 
 
@@ -49,27 +47,8 @@ class Subproblem(NamedTuple):
     G: Vector
 
 
-class Gradient(NamedTuple):
-    """The client's gradient at z."""
-
-    g: Vector
-
-
-class Move(NamedTuple):
-    """dy = y_K - z."""
-
-    dy: Vector
-
-
-class Solution(NamedTuple):
-    """dy = y_K - z, and the client's gradient at y_K."""
-
-    dy: Vector
-    g: Vector
-
-
 _Message = Centre | Subproblem
-_Reply = Gradient | Move | Solution
+_Reply = Gradient | Move | MoveAndGradient
 
 
 @register(
@@ -79,7 +58,7 @@ _Reply = Gradient | Move | Solution
     page="s-dane",
 )
 @dataclass(frozen=True)
-class DANE:
+class DANE(BaseMethod):
     """DANE: x is the mean of the minimisers of corrected, regularised f_i.
 
     Two rounds make a step. First the clients send grad f_i(z) at z = x, whose mean is
@@ -88,23 +67,20 @@ class DANE:
     effective step is what these steps move along a constant unit gradient.
 
     Args:
-        S: Sampled clients, an extension; None: all clients, as published.
+        S: Sampled clients, an extension. If None, call all clients, as published.
         K: Local steps.
         lam: The weight of the proximal term (Shamir et al. call it mu); of the order of
             the dissimilarity delta.
         eta_l: The local step size; 1/L is a safe choice.
-        b: Rows in the minibatches of local steps; None: all rows.
+        b: Rows in the minibatches of local steps. If None, use all rows.
         up: The codec of the replies, a cast: gradients do not vanish at the optimum.
     """
 
-    name: ClassVar[str] = "DANE"
-    paper: ClassVar[str] = "Shamir, Srebro, Zhang 2014"
-    messages: ClassVar[MessageTypes] = {Centre: Gradient, Subproblem: Move}
-    client_state: ClassVar[None] = None
-    compressible: ClassVar[Compressible] = {
-        Centre: {"g": None},
-        Subproblem: {"dy": None},
-    }
+    name = "DANE"
+    paper = "Shamir, Srebro, Zhang 2014"
+    messages = {Centre: Gradient, Subproblem: Move}
+    checks = {"lam": validate.positive}
+    changes = {Centre: {"g": None}, Subproblem: {"dy": None}}
 
     S: int | None = None
     K: int = 10
@@ -112,15 +88,6 @@ class DANE:
     eta_l: StepSize = 0.01
     b: int | None = None
     up: Codec = IDENTITY
-
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        validate.batch(self.name, "S", self.S)
-        validate.whole(self.name, "K", self.K)
-        validate.positive(self.name, "lam", self.lam)
-        schedules.check_step(self.name, "eta_l", self.eta_l)
-        validate.batch(self.name, "b", self.b)
-        codecs.check(self, "cast")
 
     @property
     def gradient_step(self) -> float:
@@ -140,8 +107,7 @@ class DANE:
 
     def init(self, x0: Vector, N: int) -> State:
         """Return the start."""
-        if self.S is not None:
-            validate.check_sample(self.name, self.S, N)
+        self.check_sample(N)
         return State(x=x0, v=x0, G=0.0 * x0, A=0.0, N=N, solving=False)
 
     def centre(self, state: State) -> Vector:
@@ -150,7 +116,7 @@ class DANE:
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Ask for gradients at z; in the next round call the same clients for steps."""
-        z, S = self.centre(state), state.N if self.S is None else self.S
+        z, S = self.centre(state), self.participants(state.N)
         if not state.solving:
             return Call(draws.clients(state.N, S), Centre(z))
         return Call(draws.clients(state.N, S, ago=1), Subproblem(z, state.G))
@@ -201,52 +167,13 @@ class SDANE(DANE):
         mu: Strong convexity of the f_i; 0: convex.
     """
 
-    name: ClassVar[str] = "S-DANE"
-    paper: ClassVar[str] = "Jiang, Rodomanov, Stich 2024"
-    messages: ClassVar[MessageTypes] = {Centre: Gradient, Subproblem: Solution}
-    compressible: ClassVar[Compressible] = {
-        Centre: {"g": None},
-        Subproblem: {"dy": None, "g": None},
-    }
+    name = "S-DANE"
+    paper = "Jiang, Rodomanov, Stich 2024"
+    messages = {Centre: Gradient, Subproblem: MoveAndGradient}
+    checks = {"mu": validate.at_least_zero}
+    changes = {Centre: {"g": None}, Subproblem: {"dy": None, "g": None}}
 
     mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.at_least_zero(self.name, "mu", self.mu)
-
-    @classmethod
-    def from_theory(
-        cls, problem: Problem, *, mu: float = 0.0, delta: float | None = None
-    ) -> Self:
-        """Return the method for all clients with lam = 2 delta and enough local steps.
-
-        Proved for mu-strongly convex f_i (mu = 0: convex): two rounds of S-DANE
-        contract |v - x*|^2 by 1/(1 + mu/lam), and after R such pairs the accelerated
-        method has f(x) - f* <= |x0 - x*|^2/(2 A_R), where A_R >= R^2/(4 lam) and
-        A_R >= (1 + sqrt(mu/lam)/2)^(2R - 2)/lam. K is such that the gradient of every
-        subproblem at y_K is at most lam |y_K - z|/2, the paper's criterion; the proof
-        on the method's page then needs lam >= 4 delta/3.
-
-        Args:
-            problem: The problem.
-            mu: Strong convexity of every f_i, such as the weight of an l2 regulariser.
-            delta: Dissimilarity, `theory.dissimilarity`; None: the average smoothness,
-                which is never below it.
-
-        Raises:
-            InputError: A value is impossible, or the problem is not convex.
-        """
-        validate.at_least_zero(cls.name, "mu", mu)
-        if isinstance(problem, HasConvexity) and not problem.convex:
-            raise InputError(
-                f"{cls.name}: its theorem needs a convex objective; give lam"
-            )
-        L = problem.smoothness()
-        delta = L.average if delta is None else delta
-        validate.positive(cls.name, "delta", delta)
-        lam, eta_l, K = steps.s_dane(L.client, delta, mu)
-        return cls(K=K, lam=lam, eta_l=eta_l, mu=mu)
 
     @property
     def effective_step(self) -> float:
@@ -259,12 +186,12 @@ class SDANE(DANE):
 
     def reply(self, z: Vector, dy: Vector, oracle: Oracle) -> tuple[_Reply, None]:
         """Return the move and the gradient at y_K."""
-        return Solution(dy, oracle.grad(z + dy, oracle.batch(None))), None
+        return MoveAndGradient(dy, oracle.grad(z + dy, oracle.batch(None))), None
 
     def server(self, state: State, replies: Replies[_Reply]) -> State:
         """Set G, or x and then v = (mu t x + v - t G)/(mu t + 1)."""
         mean = replies.mean
-        if not isinstance(mean, Solution):
+        if not isinstance(mean, MoveAndGradient):
             return super().server(state, replies)
         t, mu = self.weight(state), self.mu
         x = self.centre(state) + mean.dy
@@ -287,7 +214,7 @@ class AccSDANE(SDANE):
     divided by B here: with mu > 0 its A and B would overflow.
     """
 
-    name: ClassVar[str] = "Acc-S-DANE"
+    name = "Acc-S-DANE"
 
     def weight(self, state: State) -> float:
         """Return t = 1/(2 lam) + sqrt(1/(4 lam^2) + A/lam)."""

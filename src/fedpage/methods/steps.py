@@ -131,7 +131,7 @@ def marina(
         S: Sampled clients.
         p: Probability of a full round.
         omega: The codec's variance.
-        b: Rows in the minibatch of a difference; None: all rows.
+        b: Rows in the minibatch of a difference. If None, use all rows.
         variant: "refined" or "printed".
         joint: The codec is PermK: clients send disjoint blocks, so that V is
             S (1 + omega) (Lbar^2 + Lrow^2/b), with omega of a codec that follows.

@@ -5,41 +5,22 @@ Liang et al., "Variance Reduced Local SGD with Lower Communication Complexity" (
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
-from fedpage import codecs
-from fedpage.codecs import IDENTITY, Codec, Compressible
-from fedpage.core import schedules, validate
+from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.schedules import StepSize
-from fedpage.core.types import Call, Draws, MessageTypes, Oracle, Replies, Vector
+from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
+from fedpage.methods.base import BaseMethod, constant
+from fedpage.methods.messages import Model, ModelState, Move
 from fedpage.methods.registry import register
-
-
-class State(NamedTuple):
-    """The model and the number of clients."""
-
-    x: Vector
-    N: int
-
-
-class Begin(NamedTuple):
-    """To all clients, in round 0: K steps from x, without correction."""
-
-    x: Vector
 
 
 class Continue(NamedTuple):
     """To all clients: x is the mean of the last models; correct by it, then K steps."""
 
     x: Vector
-
-
-class Reply(NamedTuple):
-    """dy = y_K - x."""
-
-    dy: Vector
 
 
 class ClientState(NamedTuple):
@@ -51,7 +32,7 @@ class ClientState(NamedTuple):
 
 @register("vrl-sgd", group="local", assumes="all clients in every round")
 @dataclass(frozen=True)
-class VRLSGD:
+class VRLSGD(BaseMethod):
     """VRL-SGD: every client takes K steps y -= eta_l (grad_I(y) - Delta_i).
 
     x is the mean of the y_K. Delta_i += (x - y_K)/(K eta_l) when the client receives x,
@@ -61,20 +42,20 @@ class VRLSGD:
     Args:
         K: Local steps.
         eta_l: The local step size.
-        b: Rows in a minibatch; None: all rows.
+        b: Rows in a minibatch. If None, use all rows.
         up: The codec of replies, a cast.
         down: The codec of messages, a cast. The Delta_i then sum to zero up to the last
             rounding of x, divided by K eta_l.
     """
 
-    name: ClassVar[str] = "VRL-SGD"
-    paper: ClassVar[str] = "Liang et al. 2019"
-    messages: ClassVar[MessageTypes] = {Begin: Reply, Continue: Reply}
-    client_state: ClassVar[type[ClientState]] = ClientState
-    compressible: ClassVar[Compressible] = {
-        Begin: {"dy": None},
-        Continue: {"dy": None},
-    }
+    name = "VRL-SGD"
+    paper = "Liang et al. 2019"
+    messages = {Model: Move, Continue: Move}
+    client_state = ClientState
+    checks = {"eta_l": constant("corrections are divided by the last round's step")}
+    step_sizes, step_factors = ("eta_l",), ("K",)
+    codec_hint = "use SCALLION, which compresses changes"
+    changes = {Model: {"dy": None}, Continue: {"dy": None}}
 
     K: int = 10
     eta_l: StepSize = 0.01
@@ -83,35 +64,18 @@ class VRLSGD:
     up: Codec = IDENTITY
     down: Codec = IDENTITY
 
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        validate.whole(self.name, "K", self.K)
-        why = "corrections are divided by the last round's step"
-        schedules.check_constant(self.name, "eta_l", self.eta_l, why)
-        validate.batch(self.name, "b", self.b)
-        codecs.check(self, "cast", hint="use SCALLION, which compresses changes")
-
-    @property
-    def effective_step(self) -> float:
-        """The effective step, K eta_l."""
-        return self.K * self.eta_l
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another effective step."""
-        return replace(self, eta_l=step / self.K)
-
-    def init(self, x0: Vector, N: int) -> State:
+    def init(self, x0: Vector, N: int) -> ModelState:
         """Return the start; all Delta_i are 0."""
-        return State(x=x0, N=N)
+        return ModelState(x=x0, N=N)
 
-    def call(self, state: State, draws: Draws) -> Call[Begin | Continue]:
+    def call(self, state: ModelState, draws: Draws) -> Call[Model | Continue]:
         """Call all clients: over some clients the Delta_i would not sum to zero."""
-        message = Begin(state.x) if draws.round == 0 else Continue(state.x)
+        message = Model(state.x) if draws.round == 0 else Continue(state.x)
         return Call(draws.clients(state.N, state.N), message, require_all=True)
 
     def client(
-        self, message: Begin | Continue, oracle: Oracle, client_state: ClientState
-    ) -> tuple[Reply, ClientState]:
+        self, message: Model | Continue, oracle: Oracle, client_state: ClientState
+    ) -> tuple[Move, ClientState]:
         """Correct Delta_i by x, then take K corrected steps."""
         x, delta = message.x, client_state.delta
         if isinstance(message, Continue):  # x is the mean of the last round's y_K
@@ -120,14 +84,14 @@ class VRLSGD:
             oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=-delta
         )
         dy = -(self.K * self.eta_l) * direction
-        return Reply(dy), ClientState(delta, client_state.y)
+        return Move(dy), ClientState(delta, client_state.y)
 
-    def keep(
-        self, message: Begin | Continue, sent: Reply, client_state: ClientState
+    def update_client_state(
+        self, message: Model | Continue, sent: Move, client_state: ClientState
     ) -> ClientState:
         """Keep y_K as it was sent, so that the Delta_i sum to zero after any cast."""
         return ClientState(client_state.delta, message.x + sent.dy)
 
-    def server(self, state: State, replies: Replies[Reply]) -> State:
+    def server(self, state: ModelState, replies: Replies[Move]) -> ModelState:
         """Set x to the mean of the y_K."""
-        return State(x=state.x + replies.mean.dy, N=state.N)
+        return ModelState(x=state.x + replies.mean.dy, N=state.N)

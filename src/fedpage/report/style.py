@@ -29,44 +29,10 @@ METHOD_STYLES: dict[str, tuple[str, str]] = {
     "VRL-SGD": (_ORANGE, "P"),
     "S-Local-SVRG": (_GREY, "X"),
     "SecantPAGE": (_PURPLE, "*"),
-    "COFIG": (_SLATE, "p"),
-    "SAGA": (_TEAL, ">"),
-    "DIANA": (_WINE, "<"),
-    "EF21": (_OLIVE, "h"),
-    "EF21-PP": (_SIENNA, "d"),
-    "EF21-SGDM": (_SKY, "o"),
-    "EF21-BC": (_PINK, "v"),
-    "SAG": (_GREY, "s"),
-    "ZeroSARAH": (_GREEN, "*"),
-    "DASHA": (_SIENNA, "^"),
-    "DASHA-PP": (_WINE, "P"),
-    "MARINA": (_OLIVE, "D"),
-    "PP-MARINA": (_ORANGE, "p"),
-    "VR-MARINA": (_TEAL, "X"),
-    "FRECON": (_VERMILION, "<"),
-    "SCALLION": (_PURPLE, "h"),
-    "Scaffnew": (_SLATE, ">"),
-    "FedDyn": (_OLIVE, "v"),
-    "FedExP": (_WINE, "o"),
-    "FedAvgM": (_SKY, "d"),
-    "FedNesterov": (_TEAL, "s"),
-    "FedAdagrad": (_ORANGE, "^"),
-    "FedAdam": (_PURPLE, "D"),
-    "FedYogi": (_SIENNA, "X"),
-    "Mime": (_PINK, "P"),
-    "MimeLite": (_OLIVE, "*"),
-    "MimeMVR": (_GREY, "p"),
-    "I-CGM-RG-SAGA": (_SLATE, "h"),
-    "SABER": (_VERMILION, "d"),
-    "DANE": (_BLUE, "D"),
-    "S-DANE": (_GREEN, "p"),
-    "Acc-S-DANE": (_WINE, "s"),
-    "SVRP": (_ORANGE, "o"),
 }
-"""Colour and marker of each method. The first seven have Okabe and Ito's palette (2008), without
-its black and yellow, which vanish on dark and on light pages; the others share it with Paul Tol's
-muted palette. Methods of one colour differ by their marker. An entry that is added here holds for
-all pictures; any other method's name chooses its colour and marker by a checksum."""
+"""Colour and marker of the methods that most pictures show: Okabe and Ito's palette (2008), without
+its black and yellow, which vanish on dark and on light pages. The name of any other method chooses
+its colour and marker by a checksum, so that a new method needs no entry here."""
 
 OTHER_COLOURS = (_PURPLE, _OLIVE, _WINE, _TEAL, _SLATE, _SIENNA)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "h", "<", ">", "p", "d")

@@ -21,6 +21,7 @@ from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS, Embedded
 from fedpage.data.tables import is_table
 from fedpage.methods import METHODS, MethodEntry
+from fedpage.methods.base import find_theorem
 from fedpage.methods.fair import at_step, match_terms
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.losses import REGULARISERS, Reg
@@ -396,7 +397,7 @@ def build_theory_method(
             )
         tuned = entry.cls.from_theory(problem, S=method.S, K=method.K)
         return dataclasses.replace(method, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
-    if hasattr(entry.cls, "from_theory"):
+    if find_theorem(entry.cls) is not None:
         return _apply_theorem(entry, method, given, problem)
     method.init(np.zeros(problem.d), problem.N)
     terms: dict[str, Any] = {
@@ -421,10 +422,10 @@ def _apply_theorem(
     entry: MethodEntry, method: Any, given: Mapping[str, HyperParameter], problem: LinearModel
 ) -> AnyMethod:
     """Call the method's `from_theory` with its hyper-parameters."""
-    own: Any = entry.cls
     known = dataclass_fields(entry.cls)
     options, missing = {}, []
-    for name, parameter in list(signature(own.from_theory).parameters.items())[1:]:
+    theorem: Any = find_theorem(entry.cls)
+    for name, parameter in list(signature(theorem).parameters.items())[1:]:
         if name == "mu" and name not in given and problem.is_strongly_convex:
             options[name] = problem.alpha * float(problem._scale.min())  # of every client
         elif name in known and name not in ("p", *entry.preset):
@@ -437,7 +438,7 @@ def _apply_theorem(
             f"--steps theory: {entry.label} needs {', '.join(missing)}; "
             f"{convex}call {entry.cls.__name__}.from_theory in Python"
         )
-    tuned: AnyMethod = own.from_theory(problem, **options)
+    tuned: AnyMethod = theorem(problem, **options)
     chosen = [
         name
         for name, value in given.items()

@@ -107,7 +107,7 @@ def _starts(
 ) -> list[tuple[str, MethodEntry, AnyMethod | None]]:
     """Look up the methods; the last item is a method that was given as such."""
     if methods is None:
-        return [(name, entry, None) for name, entry in METHODS.items() if not entry.preset]
+        return [(name, entry, None) for name, entry in METHODS.items() if not entry.variant_of]
     if isinstance(methods, str) or not isinstance(methods, Sequence):
         raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
     found: list[tuple[str, MethodEntry, AnyMethod | None]] = []

@@ -25,8 +25,7 @@ from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.core.validate import check_whole
 from fedpage.engine.simulate import simulate
-from fedpage.methods import METHODS, PAGE, MethodEntry, SLocalSVRG
-from fedpage.methods.scaffnew import Scaffnew
+from fedpage.methods import METHODS, PAGE, MethodEntry
 from fedpage.runs.history import History
 from fedpage.runs.spec import start_of
 from fedpage.studies.extrapolate import Curve, Forecast, forecast
@@ -169,12 +168,12 @@ def pilot_methods(labels: Sequence[str], N: int, S: int, K: int, up: Codec) -> d
 
 def _pilot_method(entry: MethodEntry, N: int, S: int, K: int, up: Codec) -> AnyMethod:
     defaults, options = entry.hyper_parameters, dict[str, Any]()
-    if "K" in defaults and not issubclass(entry.cls, PAGE):
+    if "K" in defaults:
         options["K"] = K
     if defaults.get("S") is not None:
         options["S"] = min(S, N)
     options |= {name: None for name in ("b", "b0") if name in defaults}
-    if issubclass(entry.cls, Scaffnew):  # K steps on average
+    if getattr(entry.cls, "is_geometric", False):  # K steps on average
         options["p"] = 1 / K
     if up != IDENTITY and entry.group == "compressed" and "up" in defaults:
         try:
@@ -193,7 +192,9 @@ def has_floor(method: AnyMethod) -> bool:
     biased = any(
         entry.cls is type(method) and "biased" in entry.assumes for entry in METHODS.values()
     )
-    noisy = getattr(method, "b", None) is not None and not isinstance(method, SLocalSVRG)
+    noisy = getattr(method, "b", None) is not None and not getattr(
+        method, "reduces_row_noise", False
+    )
     return biased or noisy
 
 
