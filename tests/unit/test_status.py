@@ -141,7 +141,7 @@ def test_the_command_prints_the_status(run, tmp_path):
 
 
 def test_the_command_follows_a_run_until_its_end(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpage.cli.deploy_status._INTERVAL", 0.05)
+    monkeypatch.setattr("fedpage.cli.deploy._INTERVAL", 0.05)
     started, seen = threading.Event(), threading.Event()
 
     class Wait(fp.Callback):
@@ -164,7 +164,7 @@ def test_the_command_follows_a_run_until_its_end(run, tmp_path, monkeypatch):
 
 
 def test_the_command_can_wait_for_a_run_to_begin(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpage.cli.deploy_status._INTERVAL", 0.05)
+    monkeypatch.setattr("fedpage.cli.deploy._INTERVAL", 0.05)
     worker = threading.Timer(0.5, small_run, args=(tmp_path / "later",))
     worker.start()
     code, out, _ = run("deploy", "status", "later", "--wait", "60")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from fedpage.codecs import Codec
     from fedpage.methods import MethodEntry
 
 _LEGEND = """\
@@ -202,12 +203,55 @@ def codecs(
     d: Annotated[int, typer.Option("--d", help="Parameters of the model.", min=1)] = 1000,
 ) -> Document:
     """List the codecs, with what each sends and its size in bits."""
-    from fedpage.report import codecs as describe
-
     screen = console()
-    rows = describe.rows(d)
+    rows = _describe_codecs(d)
     _print_grid(screen, rows, ("codec", "constant", "bits", "share", ""))
     print()
     _print_text(screen, _CODECS.format(d=d))
     keys = ("codec", "constant", "bits", "share", "description")
     return {"d": d, "codecs": [dict(zip(keys, row, strict=True)) for row in rows]}
+
+
+_COMPOSED = {"scaled": "scaled(randk:0.1)", "chain": "randk:0.1+natural"}
+_ARGUMENTS = {"k": "0.1", "n": "10", "q": "0.1", "s": "4"}
+"""Values for examples, by the name of a codec's argument."""
+
+
+def _describe_codecs(d: int) -> list[tuple[str, str, str, str, str]]:
+    """Return an example of each codec: its spelling, constant, bits, their share, and its purpose.
+
+    Args:
+        d: The length of the vector.
+    """
+    from dataclasses import fields
+
+    import numpy as np
+
+    from fedpage.codecs import CODECS, as_codec
+    from fedpage.report.methods import first_sentence
+
+    found = []
+    for name, cls in CODECS.items():
+        arguments = [_ARGUMENTS.get(each.name, "1") for each in fields(cls)]
+        codec = as_codec(_COMPOSED.get(name) or ":".join((name, *arguments)))
+        try:
+            bits = codec.bits(d, np.dtype(np.float64))
+            most = "" if codec.has_fixed_size else "<= "
+            size = (f"{most}{bits:,}", f"{most}{bits / (64 * d):.2g}")
+        except InputError:  # it does not fit so few numbers
+            size = ("-", "-")
+        found.append((str(codec), _describe_constant(codec, d), *size, first_sentence(cls)))
+    return found
+
+
+def _describe_constant(codec: Codec, d: int) -> str:
+    """Return omega of an unbiased codec, such as "omega = 9", or alpha of a contractive one."""
+    try:
+        omega, alpha = codec.omega(d), codec.alpha(d)
+    except InputError:
+        return "-"
+    if codec.is_cast:
+        return "rounding" if str(codec) != "none" else "exact"
+    if omega is not None:
+        return f"omega = {omega:.3g}"
+    return "biased" if alpha is None else f"alpha = {alpha:.3g}"

@@ -21,14 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column, list_axes
+from fedpage.core.display import format_number
 from fedpage.core.types import Vector
 from fedpage.report import summary
 from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
 from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
-from fedpage.report.runs_section import run_entries, run_headings
 from fedpage.report.style import Style, assign_styles
+from fedpage.report.summary import format_bytes
 from fedpage.report.tables import Table
 from fedpage.runs.history import History, by_method
+from fedpage.runs.history_file import EventRow
 
 _POINTS = 120
 """Points of a curve in the page; more would not be seen."""
@@ -37,7 +39,9 @@ _SEED_CURVES = 100
 _QUARTILES = (0.25, 0.75)
 
 Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | int | bool | None
-"""What the page's data consist of."""
+"""The page's data."""
+_METRICS = 4
+"""The most metrics in the list of runs; a run's own page draws all of them."""
 
 
 def write(
@@ -154,8 +158,8 @@ def render(
         command_note=command_note,
         home=home,
         events=events,
-        runs=run_entries(runs, run_links),
-        run_head=run_headings(runs),
+        runs=_run_entries(runs, run_links),
+        run_head=_run_headings(runs),
         has_seeds=_has_seeds(figures) and _count_runs(figures) <= _SEED_CURVES,
         claims=claims,
         axes=axes,
@@ -434,3 +438,64 @@ def _cost_to(runs: Sequence[History], target: tuple[str, float] | None, x: str) 
 def _numbers(values: Vector) -> list[float | None]:
     """Round values to five digits; None stands for a number that is not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+@dataclass(frozen=True)
+class _RunEntry:
+    """A run in the page's list.
+
+    Attributes:
+        label: The method's label among the page's methods.
+        seed: The run's seed.
+        cells: The last values, in the order of `_run_headings`.
+        end: How the run ended.
+        events: Events of clients, such as faults.
+        settings: Provenance as JSON.
+        link: The run's own page, relative to this page, or "" if the details are in this page.
+    """
+
+    label: str
+    seed: str
+    cells: tuple[str, ...]
+    end: str
+    events: Sequence[EventRow]
+    settings: str
+    link: str = ""
+
+
+def _run_headings(runs: Sequence[History]) -> list[str]:
+    """Return the headings of the last values: rounds, losses, metrics and total bytes."""
+    return ["rounds", *(describe_column(name).label for name in _metrics(runs)), "total bytes"]
+
+
+def _metrics(runs: Sequence[History]) -> list[str]:
+    names = dict.fromkeys(name for run in runs for name in run.columns)
+    return [name for name in names if name not in COLUMNS or not COLUMNS[name].is_cost][:_METRICS]
+
+
+def _run_entries(runs: Sequence[History], links: Sequence[str] = ()) -> list[_RunEntry]:
+    """Describe runs, in the order of the page's legend.
+
+    Args:
+        runs: The runs.
+        links: A page for each of them. If empty, the details are in this page.
+    """
+    labels = {id(run): label for label, group in by_method(runs).items() for run in group}
+    pages = list(links) or [""] * len(runs)
+    names = _metrics(runs)
+    return [
+        _RunEntry(
+            labels[id(run)],
+            str(run.meta.get("seed", "")),
+            (
+                format_number(run.last("round")),
+                *(format_number(run.last(name)) if name in run.columns else "" for name in names),
+                format_bytes(run.last("bytes")) if "bytes_up" in run.columns else "",
+            ),
+            run.stop_text or "not ended",
+            run.events,
+            json.dumps(run.meta, indent=2, ensure_ascii=False, default=str),
+            link,
+        )
+        for run, link in zip(runs, pages, strict=True)
+    ]
