@@ -19,6 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -93,17 +94,17 @@ class Metric:
 
 
 @dataclass(frozen=True, repr=False)
-class ClientLoss(Metric):
-    """The objective f_i of a client, of which `loss_worst` is a quantile."""
+class ReferenceMetric(Metric):
+    """A comparison of a model with the reference solution of its problem, such as f_minus_fstar.
+
+    `function` maps (loss, x, the reference's loss, the reference's x) to a number.
+    """
 
     on_rows: ClassVar[bool] = False
 
 
-def _client_loss(outputs: Array, targets: Array) -> float:
-    raise NotImplementedError("the loss of a client is not a function of outputs and targets")
-
-
-LOSS = ClientLoss("loss", _client_loss, higher_is_better=False)
+LOSS = ReferenceMetric("loss", lambda loss, *_: loss, higher_is_better=False)
+"""The objective f_i of a client, of which `loss_worst` is a quantile."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,16 +140,6 @@ class ClientQuantile(Metric):
         low = float(ordered[whole])
         high = float(ordered[whole + 1]) if rest else low
         return low if low == high else low + rest / 100 * (high - low)
-
-
-@dataclass(frozen=True, repr=False)
-class ReferenceMetric(Metric):
-    """A comparison of a model with the reference solution of its problem, such as f_minus_fstar.
-
-    `function` maps (loss, x, the reference's loss, the reference's x) to a number.
-    """
-
-    on_rows: ClassVar[bool] = False
 
 
 METRICS: Registry[Metric] = Registry("metric")
@@ -450,7 +441,7 @@ def evaluate_groups(
     >>> evaluate_groups(METRICS["mse"], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0], np.array([0, 2, 3]))
     array([2., 0.])
     """
-    of_rows = _MEANS.get(entry.function)
+    of_rows = _ROWS.get(entry.function)
     if of_rows is None:
         values, wanted = _array(outputs), _array(targets)
         groups = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
@@ -495,33 +486,25 @@ def _classes(outputs: Array, targets: Array) -> tuple[Ints, Ints]:
     return (margins > 0).astype(np.int64), (labels > 0).astype(np.int64)
 
 
-def _correct(outputs: Array, targets: Array) -> NDArray[np.bool_]:
-    predicted, true = _classes(outputs, targets)
-    return np.asarray(predicted == true)
+Rows: TypeAlias = Callable[[Array, Array], NDArray[Any]]
+_ROWS: dict[MetricFunction, Rows] = {}
+"""The values (rows,) of each metric that is a mean over the rows, or the root of one."""
 
 
-def _log_losses(outputs: Array, targets: Array) -> Vector:
-    if several := _class_scores(outputs, targets):
-        values, true = several[0].astype(np.float64), several[1]
-        top = values.max(1, keepdims=True)
-        total = np.log(np.exp(values - top).sum(1)) + top[:, 0]
-        return np.asarray(total - values[np.arange(len(true)), true])
-    margins, labels = _predictions(outputs, targets)
-    return np.asarray(np.logaddexp(0.0, np.where(labels > 0, -margins, margins)))
+def _mean_of_rows(function: Rows) -> MetricFunction:
+    """Make a metric of a function that returns a value for each row."""
 
+    @wraps(function)
+    def mean(outputs: Array, targets: Array) -> float:
+        return float(np.mean(function(outputs, targets)))
 
-def _squares(outputs: Array, targets: Array) -> Vector:
-    predicted, true = _predictions(outputs, targets)
-    return np.asarray((predicted - true) ** 2)
-
-
-def _absolutes(outputs: Array, targets: Array) -> Vector:
-    predicted, true = _predictions(outputs, targets)
-    return np.asarray(np.abs(predicted - true))
+    _ROWS[mean] = function
+    return mean
 
 
 @metric("accuracy", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
-def accuracy(outputs: Array, targets: Array) -> float:
+@_mean_of_rows
+def accuracy(outputs: Array, targets: Array) -> NDArray[np.bool_]:
     """Compute the share of rows whose class is predicted.
 
     Args:
@@ -531,7 +514,8 @@ def accuracy(outputs: Array, targets: Array) -> float:
     >>> accuracy([[0.1, 0.9], [0.8, 0.2]], [1, 1]), accuracy([0.3, -2.0], [1, -1])
     (0.5, 1.0)
     """
-    return float(np.mean(_correct(outputs, targets)))
+    predicted, true = _classes(outputs, targets)
+    return np.asarray(predicted == true)
 
 
 @metric("f1", higher_is_better=True, needs_labels=True, maximum=1.0, minimum=0.0)
@@ -588,23 +572,32 @@ def _binary_auc(margins: Vector, labels: Vector) -> float:
 
 
 @metric("log_loss", higher_is_better=False, needs_labels=True, minimum=0.0)
-def log_loss(outputs: Array, targets: Array) -> float:
+@_mean_of_rows
+def log_loss(outputs: Array, targets: Array) -> Vector:
     """Compute the mean negative log-likelihood of margins (rows,) or logits (rows, classes).
 
     >>> round(log_loss([0.0, 0.0], [-1, 1]), 4)
     0.6931
     """
-    return float(np.mean(_log_losses(outputs, targets)))
+    if several := _class_scores(outputs, targets):
+        values, true = several[0].astype(np.float64), several[1]
+        top = values.max(1, keepdims=True)
+        total = np.log(np.exp(values - top).sum(1)) + top[:, 0]
+        return np.asarray(total - values[np.arange(len(true)), true])
+    margins, labels = _predictions(outputs, targets)
+    return np.asarray(np.logaddexp(0.0, np.where(labels > 0, -margins, margins)))
 
 
 @metric("mse", higher_is_better=False, minimum=0.0)
-def mse(outputs: Array, targets: Array) -> float:
+@_mean_of_rows
+def mse(outputs: Array, targets: Array) -> Vector:
     """Compute the mean squared error.
 
     >>> mse([1.0, 3.0], [1.0, 1.0])
     2.0
     """
-    return float(np.mean(_squares(outputs, targets)))
+    predicted, true = _predictions(outputs, targets)
+    return np.asarray((predicted - true) ** 2)
 
 
 @metric("rmse", higher_is_better=False, minimum=0.0)
@@ -613,14 +606,19 @@ def rmse(outputs: Array, targets: Array) -> float:
     return math.sqrt(mse(outputs, targets))
 
 
+_ROWS[rmse] = _ROWS[mse]
+
+
 @metric("mae", higher_is_better=False, minimum=0.0)
-def mae(outputs: Array, targets: Array) -> float:
+@_mean_of_rows
+def mae(outputs: Array, targets: Array) -> Vector:
     """Compute the mean absolute error.
 
     >>> mae([1.0, 3.0], [1.0, 1.0])
     1.0
     """
-    return float(np.mean(_absolutes(outputs, targets)))
+    predicted, true = _predictions(outputs, targets)
+    return np.asarray(np.abs(predicted - true))
 
 
 @metric("r2", higher_is_better=True, maximum=1.0)
@@ -633,12 +631,6 @@ def r2(outputs: Array, targets: Array) -> float:
     predicted, true = _predictions(outputs, targets)
     spread = float(np.sum((true - true.mean()) ** 2))
     return 1.0 - float(np.sum((predicted - true) ** 2)) / spread if spread else math.nan
-
-
-_MEANS: dict[MetricFunction, Callable[[Array, Array], NDArray[np.generic]]] = {
-    accuracy: _correct, log_loss: _log_losses, mse: _squares, rmse: _squares, mae: _absolutes,
-}  # fmt: skip
-"""Metrics that are means over the rows, or roots of such, with the function of each row."""
 
 
 def f_minus_fstar(loss: float, x: Vector, best_loss: float, best_x: Vector) -> float:
