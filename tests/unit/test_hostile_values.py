@@ -42,7 +42,6 @@ def public_dataclasses():
         fp.FixedPointMean: {"bound": 1.0},
         fp.PrivateMean: {"clip": 1.0, "noise": 1.0},
         fp.Metric: {"name": "own", "function": max, "higher_is_better": True},
-        fp.RunSpec: {"problem": PROBLEM, "method": METHOD, **RUN},
         fp.Partition: {"name": "p", "order": np.arange(4), "ptr": np.array([0, 2, 4])},
         fp.Dataset: {"name": "d", "matrix": np.ones((4, 2)), "y": np.array([1.0, -1.0, 1.0, -1.0])},
     }

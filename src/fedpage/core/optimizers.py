@@ -132,8 +132,8 @@ class SGD(Optimizer):
     """Take the gradient for the direction: plain local SGD, with decay or clipping.
 
     Args:
-        weight_decay: The weight of the coupled weight decay.
-        clip: The largest norm of a client's gradient. If None, it is not clipped.
+        weight_decay: As in `Optimizer`.
+        clip: As in `Optimizer`.
     """
 
     label: ClassVar[str] = "sgd"
@@ -151,8 +151,8 @@ class Momentum(Optimizer):
     Args:
         beta: The momentum, in [0, 1).
         nesterov: The direction is g + beta m instead of m.
-        weight_decay: The weight of the coupled weight decay.
-        clip: The largest norm of a client's gradient. If None, it is not clipped.
+        weight_decay: As in `Optimizer`.
+        clip: As in `Optimizer`.
     """
 
     label: ClassVar[str] = "momentum"
@@ -189,8 +189,8 @@ class Adam(Optimizer):
         beta1: The decay of the mean of gradients, in [0, 1).
         beta2: The decay of the mean of squares, in [0, 1).
         eps: The number that is added to the root.
-        weight_decay: The weight of the coupled weight decay.
-        clip: The largest norm of a client's gradient. If None, it is not clipped.
+        weight_decay: As in `Optimizer`.
+        clip: As in `Optimizer`.
     """
 
     label: ClassVar[str] = "adam"
@@ -223,7 +223,7 @@ class AdamW(Adam):
         beta2: The decay of the mean of squares, in [0, 1).
         eps: The number that is added to the root.
         weight_decay: The weight of the decoupled weight decay: a step subtracts eta w y.
-        clip: The largest norm of a client's gradient. If None, it is not clipped.
+        clip: As in `Optimizer`.
     """
 
     label: ClassVar[str] = "adamw"

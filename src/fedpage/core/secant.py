@@ -186,11 +186,11 @@ class WindowMetric(NamedTuple):
         return found.astype(v.dtype)
 
 
-Metric: TypeAlias = NoMetric | FullMetric | WindowMetric
-"""A metric; before the first pair K = I."""
+SecantMetric: TypeAlias = NoMetric | FullMetric | WindowMetric
+"""A metric from secant pairs. Before the first pair K = I."""
 
 
-def new_metric(name: str, window: int, x0: Vector) -> Metric:
+def new_metric(name: str, window: int, x0: Vector) -> SecantMetric:
     """Return a metric without pairs.
 
     Args:

@@ -44,13 +44,15 @@ def check_fields(value: DataclassInstance, label: str, checks: Checks) -> None:
         check(label, name, getattr(value, name))
 
 
+def _require(is_right: bool, method: str, name: str, rule: str, value: object) -> None:
+    if not is_right:
+        raise InputError(f"{method}: {name} must be {rule}, not {short_repr(value)}")
+
+
 def whole(method: str, name: str, value: object, least: int = 1) -> None:
     """Check a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise InputError(
-            f"{method}: {name} must be a whole number from {least} to {_LARGEST:,}, not "
-            f"{short_repr(value)}"
-        )
+    is_right = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+    _require(is_right, method, name, f"a whole number from {least} to {_LARGEST:,}", value)
 
 
 def batch(method: str, name: str, value: object) -> None:
@@ -61,44 +63,43 @@ def batch(method: str, name: str, value: object) -> None:
 
 def positive(method: str, name: str, value: object) -> None:
     """Check a step size: a finite number above 0."""
-    if not _number(value) or not float(value) > 0.0:  # type: ignore[arg-type]
-        raise InputError(
-            f"{method}: {name} must be a finite number above 0, not {short_repr(value)}"
-        )
+    _require(_finite(value) > 0.0, method, name, "a finite number above 0", value)
 
 
 def at_least_zero(method: str, name: str, value: object) -> None:
     """Check a weight: a finite number of at least 0."""
-    if not _number(value) or not float(value) >= 0.0:  # type: ignore[arg-type]
-        raise InputError(
-            f"{method}: {name} must be a finite number of at least 0, not {short_repr(value)}"
-        )
+    _require(_finite(value) >= 0.0, method, name, "a finite number of at least 0", value)
 
 
 def finite(method: str, name: str, value: object) -> None:
     """Check a finite number."""
-    if not _number(value):
-        raise InputError(f"{method}: {name} must be a finite number, not {short_repr(value)}")
+    _require(not math.isnan(_finite(value)), method, name, "a finite number", value)
 
 
 def within(method: str, name: str, value: object, low: float, high: float) -> None:
     """Check a number from low to high, both included."""
-    if not _number(value) or not low <= float(value) <= high:  # type: ignore[arg-type]
-        raise InputError(
-            f"{method}: {name} must be a number from {low:g} to {high:g}, not {short_repr(value)}"
-        )
+    rule = f"a number from {low:g} to {high:g}"
+    _require(low <= _finite(value) <= high, method, name, rule, value)
 
 
 def flag(method: str, name: str, value: object) -> None:
     """Check a boolean."""
-    if not isinstance(value, bool):
-        raise InputError(f"{method}: {name} must be True or False, not {short_repr(value)}")
+    _require(isinstance(value, bool), method, name, "True or False", value)
 
 
 def probability(method: str, name: str, value: object) -> None:
     """Check a number in (0, 1]."""
-    if not _number(value) or not 0.0 < float(value) <= 1.0:  # type: ignore[arg-type]
-        raise InputError(f"{method}: {name} must be in (0, 1], not {short_repr(value)}")
+    _require(0.0 < _finite(value) <= 1.0, method, name, "in (0, 1]", value)
+
+
+def decay(method: str, name: str, value: object) -> None:
+    """Check the weight of the past in a running mean: a number in [0, 1)."""
+    _require(0.0 <= _finite(value) < 1.0, method, name, "in [0, 1)", value)
+
+
+def choice(method: str, name: str, value: object, words: Sequence[str]) -> None:
+    """Check a word that must be one of several."""
+    _require(is_word(value, words), method, name, f"one of {', '.join(words)}", value)
 
 
 def geometric(method: str, p: float) -> None:
@@ -115,32 +116,20 @@ def geometric_steps(method: str, p: float, K: float) -> int:
     return int(K)
 
 
-def choice(method: str, name: str, value: object, words: Sequence[str]) -> None:
-    """Check a word that must be one of several."""
-    if not is_word(value, words):
-        raise InputError(
-            f"{method}: {name} must be one of {', '.join(words)}, not {short_repr(value)}"
-        )
-
-
-def decay(method: str, name: str, value: object) -> None:
-    """Check the weight of the past in a running mean: a number in [0, 1)."""
-    if not _number(value) or not 0.0 <= float(value) < 1.0:  # type: ignore[arg-type]
-        raise InputError(f"{method}: {name} must be in [0, 1), not {short_repr(value)}")
-
-
 def check_sample(method: str, S: int, N: int) -> None:
     """Check that S clients can be sampled from N."""
     if S > N:
         raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(as_number(value))
+def _finite(value: object) -> float:
+    """Convert a Python number to float; return NaN if it is not a finite one."""
+    number = as_number(value) if isinstance(value, (int, float)) else math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def as_number(value: object) -> float:
-    """Return a real number as a float; NaN for what is none, and for one beyond all floats."""
+    """Convert to float; return NaN if `value` is not a real number or overflows."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return math.nan
     try:
@@ -150,7 +139,7 @@ def as_number(value: object) -> float:
 
 
 def is_word(value: object, words: Container[str]) -> bool:
-    """Say whether a value is one of several words; arrays and lists are not."""
+    """Return whether a value is one of several words. Arrays and lists are not."""
     return isinstance(value, str) and value in words
 
 
@@ -158,23 +147,23 @@ def as_array(name: str, value: object, dtype: type[np.float64 | np.int64]) -> ND
     """Return numbers as a contiguous array.
 
     Raises:
-        InputError: They are no array of numbers.
+        InputError: They are not an array of numbers.
     """
     try:
-        with np.errstate(invalid="raise"):  # NaN is no whole number
+        with np.errstate(invalid="raise"):  # NaN cannot become a whole number
             return np.ascontiguousarray(value, dtype=dtype)
-    except (TypeError, ValueError, OverflowError, RecursionError, FloatingPointError):
+    except (TypeError, ValueError, OverflowError, FloatingPointError):
         raise InputError(f"{name} must be an array of numbers, not {short_repr(value)}") from None
 
 
 def check_whole(name: str, value: object, least: int, most: int = 2**62) -> None:
-    """Refuse what is not a whole number of at least `least`.
+    """Check an argument that is a whole number, Python's or numpy's, of at least `least`.
 
     Raises:
         InputError: It is not.
     """
-    whole_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole_number or not least <= value <= most:  # type: ignore[operator]
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:  # type: ignore[operator]
         raise InputError(
             f"{name} must be a whole number of at least {least}, not {short_repr(value)}"
         )
