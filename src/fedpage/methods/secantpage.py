@@ -14,7 +14,7 @@ from fedpage.codecs import IDENTITY, Codec
 from fedpage.codecs.message_codec import as_received
 from fedpage.core import validate
 from fedpage.core.schedules import StepSize
-from fedpage.core.secant import Metric, dot, new_metric, norm
+from fedpage.core.secant import SecantMetric, dot, new_metric, norm
 from fedpage.core.types import Call, Draws, Fields, Flags, Oracle, Replies, Vector
 from fedpage.methods import passes
 from fedpage.methods.base import BaseMethod, one_of
@@ -55,7 +55,7 @@ class State(NamedTuple):
     """Whether this pass has had each client, (N,)."""
     passes: int
     """Complete passes."""
-    metric: Metric
+    metric: SecantMetric
     curvature: Curvature
     damping: float
     """c, the factor of the Barzilai-Borwein step."""
