@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from fedpage.report import Report
     from fedpage.report.partition_plot import plot_partition
     from fedpage.report.plots import plot
-    from fedpage.runs.collection import Runs
+    from fedpage.runs.frame import Runs
     from fedpage.runs.history import History
     from fedpage.runs.spec import RunOptions
     from fedpage.studies.choose import choose
@@ -154,7 +154,7 @@ _EXPORTS = {
     "fedpage.engine.stopping": "Stop",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.report.plots": "plot",
-    "fedpage.runs.collection": "Runs",
+    "fedpage.runs.frame": "Runs",
     "fedpage.runs.history": "History",
     "fedpage.runs.spec": "RunOptions",
     "fedpage.methods": "METHODS FedAvg FedPAGE FedProx PAGE SCAFFOLD SLocalSVRG SecantPAGE VRLSGD",

@@ -108,7 +108,6 @@ def test_words_are_parsed(words, name, value):
         ({"prt": 1}, "f.toml: unknown key 'prt'; did you mean 'port'?"),
         ({"flg": 1}, "f.toml: unknown key 'flg'; did you mean 'flag'?"),
         ({"port": 1, "ratio": float("inf")}, "f.toml: ratio must be a finite number, not inf"),
-        ({"port": 1, "ratio": 10**400}, "ratio must be a finite number, not a number of"),
         ({"port": 1, "flag": 1}, "f.toml: flag must be true or false, not 1"),
         ({"port": 1, "limit": "all"}, "f.toml: limit must be a whole number, not 'all'"),
         ({"port": 1, "weights": "sise"}, "weights must be 'uniform' or 'size', not 'sise'; did"),

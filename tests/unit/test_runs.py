@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import math
 import shutil
-from importlib.util import find_spec
 
+import polars
 import pytest
 from support import quadratic
 
 import fedpage as fp
-from fedpage.runs import collection
 
 
 @pytest.fixture(scope="module")
@@ -70,34 +69,13 @@ def test_the_table_has_a_row_a_record_and_a_column_a_setting(histories):
 def test_the_frame_has_the_same_numbers(histories, backend):
     pytest.importorskip(backend)
     runs = fp.Runs(histories)
-    frame = runs.frame(backend)
+    frame = runs.to_pandas() if backend == "pandas" else runs.to_polars()
     assert type(frame).__module__.startswith(backend)
     columns = runs.columns()
     assert list(frame.columns) == list(columns)
     for name in ("loss", "method.S", "method.name", "bytes_up", "seed"):
         assert list(frame[name]) == columns[name], name
-    assert len(runs.to_pandas() if backend == "pandas" else runs.to_polars()) == 30
-
-
-def test_a_frame_is_of_what_is_installed(histories, monkeypatch):
-    runs = fp.Runs(histories)
-    with pytest.raises(fp.InputError, match="backend must be 'pandas' or 'polars', not 'arrow'"):
-        runs.frame("arrow")
-    missing: set[str] = {"pandas"}
-
-    def find(name):
-        return None if name in missing else find_spec(name)
-
-    monkeypatch.setattr(collection, "find_spec", find)
-    if find_spec("polars") is not None:
-        assert type(runs.frame()).__module__.startswith("polars")
-    with pytest.raises(ImportError, match=r"frame needs pandas: pip install 'fedpage\[pandas\]'"):
-        runs.to_pandas()
-    missing |= {"polars", "pyarrow"}
-    with pytest.raises(ImportError, match=r"frame needs pandas"):
-        runs.frame()
-    with pytest.raises(ImportError, match=r"to_parquet needs pyarrow"):
-        runs.to_parquet("x.parquet")
+    assert len(frame) == 30
 
 
 def test_csv_has_every_digit(histories, tmp_path):
@@ -112,17 +90,10 @@ def test_csv_has_every_digit(histories, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("library", ["pyarrow", "polars"])
-def test_parquet_has_the_same_table(histories, tmp_path, monkeypatch, library):
-    pytest.importorskip(library)
-    parquet = pytest.importorskip("pyarrow.parquet")
-    if library == "polars":
-        monkeypatch.setattr(
-            collection, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name)
-        )
+def test_parquet_has_the_same_table(histories, tmp_path):
     runs = fp.Runs(histories)
-    table = parquet.read_table(runs.to_parquet(tmp_path / "runs.parquet"))
-    assert table.to_pydict() == runs.columns()
+    frame = polars.read_parquet(runs.to_parquet(tmp_path / "runs.parquet"))
+    assert frame.to_dict(as_series=False) == runs.columns()
 
 
 def test_runs_are_filtered_by_their_settings(histories):

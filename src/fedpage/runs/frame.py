@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -18,6 +16,7 @@ from fedpage.runs.history import History
 from fedpage.runs.toml import flatten
 
 if TYPE_CHECKING:
+    import polars
     from pandas import DataFrame
 
 Source: TypeAlias = str | os.PathLike[str] | History
@@ -175,71 +174,45 @@ class Runs(Sequence[History]):
         )
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return the table by column: settings first, then what was recorded; None is missing."""
-        rows: list[dict[str, object]] = []
-        for table, history in zip(self.settings(), self, strict=True):
-            rows += [{**table, **row} for row in history.rows]
-        settings = dict.fromkeys(name for table in self.settings() for name in table)
+        """Return the table by column: settings first, then records; None is missing."""
+        tables = self.settings()
+        rows = [
+            {**table, **row}
+            for table, history in zip(tables, self, strict=True)
+            for row in history.rows
+        ]
+        settings = dict.fromkeys(chain.from_iterable(tables))
         groups = list(dict.fromkeys(name.partition(".")[0] for name in settings))
         names = sorted(settings, key=lambda name: groups.index(name.partition(".")[0]))
-        names += [name for run in self for name in run.columns]
+        names += chain.from_iterable(run.columns for run in self)
         return {name: _one_type([row.get(name) for row in rows]) for name in dict.fromkeys(names)}
 
-    def frame(self, backend: str | None = None) -> Any:
-        """Return the table as a data frame: a row for each record, a column for each setting.
+    def to_polars(self) -> polars.DataFrame:
+        """Return the table as a polars frame: a row for each record, a column for each setting."""
+        import polars
 
-        Args:
-            backend: "pandas" or "polars"; by default pandas, or polars if pandas is not installed.
-
-        Raises:
-            InputError: If the backend is neither.
-            ImportError: If it is not installed.
-        """
-        if backend not in (None, "pandas", "polars"):
-            raise InputError(f"backend must be 'pandas' or 'polars', not {short_repr(backend)}")
-        names = ("pandas", "polars") if backend is None else (backend,)
-        found: Any = next((name for name in names if find_spec(name) is not None), None)
-        if found is None:
-            raise ImportError(f"frame needs {names[0]}: pip install 'fedpage[{names[0]}]'")
-        import narwhals.stable.v2 as nw
-
-        return nw.from_dict(self.columns(), backend=found).to_native()
+        return polars.DataFrame(self.columns(), infer_schema_length=None)
 
     def to_pandas(self) -> DataFrame:
         """Return the table as a pandas frame (needs `pip install fedpage[pandas]`)."""
-        frame: DataFrame = self.frame("pandas")
-        return frame
-
-    def to_polars(self) -> Any:
-        """Return the table as a polars frame."""
-        return self.frame("polars")
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install 'fedpage[pandas]'") from None
+        return pandas.DataFrame(self.columns())
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table to a CSV file; numbers have all their digits, missing values none."""
-        columns = self.columns()
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        for cells in zip(*columns.values(), strict=True):
-            writer.writerow("" if cell is None else cell for cell in cells)
+        """Write the table to a CSV file. Numbers have all their digits, missing cells are empty."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        put(target, text.getvalue().encode("utf-8"))
+        put(target, self.to_polars().write_csv().encode("utf-8"))
         return target
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table to a parquet file (needs pyarrow or polars: `fedpage[tables]`)."""
+        """Write the table to a parquet file."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if find_spec("pyarrow") is not None:
-            import pyarrow
-            from pyarrow import parquet
-
-            parquet.write_table(pyarrow.table(self.columns()), target)
-        elif find_spec("polars") is not None:
-            self.to_polars().write_parquet(target)
-        else:
-            raise ImportError("to_parquet needs pyarrow: pip install 'fedpage[tables]'")
+        self.to_polars().write_parquet(target)
         return target
 
     def __repr__(self) -> str:
