@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedpage.report.style import METHOD_STYLES
-from fedpage.runs.provenance import versions as provenance_versions
+from fedpage.runs.fingerprint import versions as provenance_versions
 from fedpage.studies.statistics import CostSample, ranking
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -53,8 +53,8 @@ from fedpage.methods import SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
 from fedpage.runs.config import RunCommand, structure
+from fedpage.runs.fingerprint import describe_method
 from fedpage.runs.history import History
-from fedpage.runs.provenance import describe_method
 from fedpage.runs.spec import RunOptions, RunSpec
 from fedpage.runs.store import RunStore
 from fedpage.studies.claims import UNDECIDED, judge

@@ -10,7 +10,7 @@ import pytest
 from support import quadratic
 
 import fedpage as fp
-from fedpage.runs import provenance
+from fedpage.runs import fingerprint
 from fedpage.studies.paper import tuning
 from fedpage.studies.paper.book import TuningTable
 
@@ -171,8 +171,8 @@ def test_a_choice_runs_again_after_an_edit(run, files, what):
 def test_results_of_another_version_are_not_taken_over(run, files, monkeypatch):
     words = ["study", "run", "study.toml", "--store", "store"]
     assert "1 new runs" in run(*words)[1]
-    now = provenance.versions()
-    monkeypatch.setattr(provenance, "versions", lambda: {**now, "fedpage": "0.0.9"})
+    now = fingerprint.versions()
+    monkeypatch.setattr(fingerprint, "versions", lambda: {**now, "fedpage": "0.0.9"})
     assert "1 new runs" in run(*words)[1]
     forget("own_helper")
 

@@ -183,9 +183,9 @@ def test_other_code_or_versions_are_other_runs(load, monkeypatch):
     monkeypatch.setattr(fingerprint, "code_digest", lambda cls: "other")
     assert not before & {plan.place for plan in load()._plans.values()}
     monkeypatch.undo()
-    from fedpage.runs import provenance
+    from fedpage.runs import fingerprint
 
-    monkeypatch.setattr(provenance, "versions", lambda: {"numpy": "0"})
+    monkeypatch.setattr(fingerprint, "versions", lambda: {"numpy": "0"})
     assert not before & {plan.place for plan in load()._plans.values()}
 
 

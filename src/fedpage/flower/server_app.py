@@ -45,9 +45,8 @@ from fedpage.flower.operator import make_observers, waiting_for_nodes
 from fedpage.flower.run_identity import finish_run, identify_server
 from fedpage.flower.schema import count_outputs, parse_schema
 from fedpage.problems import OBJECTIVES
-from fedpage.runs.fingerprint import method_digest
+from fedpage.runs.fingerprint import describe_run, method_digest
 from fedpage.runs.history import History
-from fedpage.runs.provenance import describe_run
 from fedpage.runs.spec import start_of
 from fedpage.runs.store import RunStore
 

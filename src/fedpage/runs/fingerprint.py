@@ -1,23 +1,105 @@
-"""Identify runs by their settings, their data and their code."""
+"""Describe a run in plain values, and identify it by its settings, its data and its code."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
+import platform
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import TypeAlias
 
+from fedpage._version import __version__
 from fedpage.codecs import IDENTITY, Codec
+from fedpage.core.capabilities import measures_step
+from fedpage.core.columns import RecordEvery, check_record_every
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import PACKAGE, source_digest
-from fedpage.core.schedules import Schedule, schedules_of
-from fedpage.core.types import AnyMethod
-from fedpage.runs import provenance
+from fedpage.core.optimizers import Optimizer
+from fedpage.core.schedules import Schedule, effective_step, schedules_of
+from fedpage.core.types import AnyMethod, Vector
 from fedpage.runs.toml import drop_none, flatten
 
 _OF_CODECS = ("code.up", "code.down")
 Code: TypeAlias = type | Schedule
 """A class that computes something, or a schedule, which may hold a function."""
+
+
+# --- provenance -----------------------------------------------------------------------------------
+
+
+def describe_run(
+    method: AnyMethod,
+    problem: Mapping[str, object],
+    *,
+    seed: int,
+    rounds: int,
+    record_every: RecordEvery,
+    x0: Vector | None,
+    stop: Mapping[str, object],
+) -> dict[str, object]:
+    """Return the provenance of a run, as `History.meta` holds it.
+
+    Args:
+        method: The method.
+        problem: What `Problem.describe` returns.
+        seed: The run's seed.
+        rounds: The run's number of rounds.
+        record_every: The number of rounds between two records, or "log".
+        x0: (d,) the first model, or None if it is zero by default.
+        stop: The fields of a `Stop`, or the digest of a function.
+
+    Returns:
+        Plain values, which JSON and TOML can hold.
+    """
+    return {
+        "method": describe_method(method),
+        "problem": problem,
+        "seed": int(seed),
+        "rounds": int(rounds),
+        "record_every": check_record_every(record_every),
+        "x0": describe_start(x0),
+        "stop": stop,
+        "versions": versions(),
+    }
+
+
+def describe_method(method: AnyMethod) -> dict[str, object]:
+    """Return the name, hyper-parameters and effective step of a method, as plain values.
+
+    The step is None if the method measures it in the run, and that of the largest values if it has
+    schedules.
+    """
+    parameters: dict[str, object] = {}
+    if is_dataclass(method):
+        values = {field.name: getattr(method, field.name) for field in fields(method)}
+        parameters = {
+            name: str(value) if isinstance(value, (Codec, Optimizer, Schedule)) else value
+            for name, value in values.items()
+        }
+    return {
+        "name": method.name,
+        "class": type(method).__name__,
+        **parameters,
+        "effective_step": None if measures_step(method) else effective_step(method),
+    }
+
+
+def describe_start(x0: Vector | None) -> str:
+    """Return "zeros" for None, or a digest of the first model (d,)."""
+    return "zeros" if x0 is None else "sha256:" + hashlib.sha256(x0.tobytes()).hexdigest()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of fedpage, Python and the packages that a run's bits depend on."""
+    others = {name: importlib.metadata.version(name) for name in ("numpy", "numba", "scipy")}
+    return {"fedpage": __version__, "python": platform.python_version(), **others}
+
+
+# --- fingerprints ---------------------------------------------------------------------------------
 
 
 def fingerprint(meta: Mapping[str, object], code: Mapping[str, Code]) -> dict[str, object]:
@@ -46,7 +128,7 @@ def result_key(about: Mapping[str, object]) -> str:
         64 hexadecimal digits of these values and of the versions of fedpage, Python and the
         packages that a run's bits depend on.
     """
-    return digest({**about, "versions": provenance.versions()})
+    return digest({**about, "versions": versions()})
 
 
 def digest(table: Mapping[str, object]) -> str:
@@ -70,17 +152,13 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         return
     first = changed[0]
     if first.startswith("code.") or first == "problem.loss_digest":
-        method = new.get("method.name", "the method")
-        owners = {"code.method": method, **dict.fromkeys(_OF_CODECS, "the codec")}
-        owners["problem.loss_digest"] = "the loss"
-        role = first.removeprefix("code.")
-        if f"method.{role}" in new:
-            kind = "" if role == "client_optimizer" else "the schedule of "
-            owners.setdefault(first, kind + role)
-        whose = owners.get(first, "the problem")
+        role = first.rpartition(".")[2]
+        owners = {"method": new.get("method.name", "the method"), "loss_digest": "the loss"}
+        owners |= {"up": "the codec", "down": "the codec", "client_optimizer": role}
+        other = f"the schedule of {role}" if f"method.{role}" in new else "the problem"
         raise InputError(
-            f"{source}: cannot resume: the code of {whose} has changed since the run began; "
-            "begin a new run"
+            f"{source}: cannot resume: the code of {owners.get(role, other)} has changed since the "
+            "run began; begin a new run"
         )
     if first == "stop.function" and first in old and first in new:
         raise InputError(

@@ -15,7 +15,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import function_digest
 from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.problems.scores import ClientScoring
-from fedpage.runs.provenance import describe_run
+from fedpage.runs.fingerprint import describe_run
 
 if TYPE_CHECKING:
     from fedpage.engine.aggregation import Aggregation

@@ -35,31 +35,22 @@ _LOG = logging.getLogger("fedpage")
 
 
 class StorableRun(Protocol):
-    """What the store needs of a run to begin or resume it."""
+    """The parts of a run that the store needs to begin or resume it."""
 
     @property
-    def history(self) -> History:
-        """The run's history, with its provenance."""
-        ...
+    def history(self) -> History: ...  # noqa: D102
 
     @property
-    def code(self) -> Mapping[str, Code]:
-        """The classes that compute the rounds, by name."""
-        ...
+    def code(self) -> Mapping[str, Code]: ...  # noqa: D102
 
     @property
-    def rounds(self) -> int:
-        """The number of rounds of the whole run."""
-        ...
+    def rounds(self) -> int: ...  # noqa: D102
 
     @property
-    def rounds_done(self) -> int:
-        """The number of rounds done."""
-        ...
+    def rounds_done(self) -> int: ...  # noqa: D102
 
     def restore(self, snapshot: Snapshot, source: str) -> None:
-        """Return to a snapshot; an InputError if it does not fit the run."""
-        ...
+        """Return to a snapshot; raise an InputError if it does not fit the run."""
 
 
 class RunStore:
@@ -71,15 +62,15 @@ class RunStore:
     checkpoint stores how much of history.jsonl belongs to it.
 
     Args:
-        path: The directory; it is created.
+        path: The directory, which is created.
         checkpoint_every: Rounds (100) or seconds ("10s", "5m") between checkpoints.
         command: The settings of a command line, for `fedpage resume`.
         resume_diverged: Whether a run that diverged can be resumed, from the last checkpoint at
             which the loss was no higher than at the start.
-        changeable: Settings that may be others when the run is resumed.
-        notify: Called with a sentence about every damaged file and about where the run resumes; by
-            default the log "fedpage".
-        advice: How to continue the run after an interruption; by default with `fedpage resume`, or
+        changeable: Settings that may differ when the run is resumed.
+        notify: Called with a sentence about every damaged file and about where the run resumes. By
+            default the log "fedpage" gets it.
+        advice: How to continue the run after an interruption. By default with `fedpage resume`, or
             in Python if there is no command.
 
     Raises:
@@ -97,18 +88,22 @@ class RunStore:
         notify: Callable[[str], None] | None = None,
         advice: str | None = None,
     ) -> None:
-        self.path, self._advice = Path(path), advice
+        self.path, self.command = Path(path), command
         self.rounds_between, self.seconds_between = parse_interval(checkpoint_every)
-        self.checkpoint_every, self.command = str(checkpoint_every), command
+        self.checkpoint_every = str(checkpoint_every)
         self.checkpoint_round = 0
         """The round of the newest checkpoint."""
+        self.changes: list[str] = []
+        """A sentence about each setting that differs from the one the run began with."""
+        in_python = command is None
+        continues = "RunOptions(resume=True)" if in_python else f"`fedpage resume {self.path}`"
+        self.advice = f"{continues} continues it" if advice is None else advice
+        """How to continue the run after an interruption."""
         self._warn = _LOG.warning if notify is None else notify
         self._inform = _LOG.info if notify is None else notify
         self._file = HistoryFile(self.path / "history.jsonl")
         self._lock = DirectoryLock(self.path)
         self._resume_diverged, self._changeable = resume_diverged, tuple(changeable)
-        self.changes: list[str] = []
-        """A sentence about each setting that is another than when the run began."""
         self._first_loss: float | None = None
         self._good_round = 0
         self._fingerprint = ""
@@ -119,9 +114,8 @@ class RunStore:
             (self.path / "checkpoints").mkdir(exist_ok=True)
         except OSError as error:
             self._lock.__exit__()
-            raise InputError(
-                f"{self.path}: cannot be written ({error.strerror or error})"
-            ) from None
+            why = error.strerror or error
+            raise InputError(f"{self.path}: cannot be written ({why})") from None
         return self
 
     def __exit__(
@@ -143,8 +137,10 @@ class RunStore:
         return self._file.path
 
     def has_run(self) -> bool:
-        """Return whether there is a run in the directory."""
+        """Return True if there is a run in the directory."""
         return (self.path / "run.toml").is_file()
+
+    # --- begin and resume -------------------------------------------------------------------------
 
     def open_run(
         self, run: StorableRun, *, resume: bool, overwrite: bool = False
@@ -152,13 +148,13 @@ class RunStore:
         """Begin a run, or resume the one in the directory.
 
         Args:
-            run: The run; when it resumes, its state and history become those of the checkpoint.
-                It may have more rounds than the run that is there, which is then extended.
+            run: The run. When it resumes, it gets the state and history of the checkpoint. It may
+                have more rounds than the run that is there, which is then extended.
             resume: Whether to resume a run that is there.
             overwrite: Whether to delete a run that is there, if it is not resumed.
 
         Returns:
-            The history of a run that has already ended, or None: then run it.
+            The history of a run that has already ended, or None if the run must be run.
 
         Raises:
             InputError: If there is a run in the directory that is neither to be resumed nor to be
@@ -174,7 +170,11 @@ class RunStore:
             return None
         finished = self._resume(run)
         if finished is not None:
-            self._inform(f"{self.path}: the run has already ended{_explain_end(finished, run)}")
+            why = ""
+            is_complete = finished.stop_reason is StopReason.FINISHED
+            if not is_complete and finished.meta.get("rounds") != run.rounds:
+                why = f" ({finished.stop_text}); it stays so with any number of rounds"
+            self._inform(f"{self.path}: the run has already ended{why}")
         elif run.rounds_done:
             self._inform(f"{self.path}: resuming after round {run.rounds_done}")
         return finished
@@ -184,9 +184,8 @@ class RunStore:
         old = [self.path / "run.toml", self.history_path, model_path(self.history_path)]
         for path in [*old, *self._checkpoints()]:
             path.unlink(missing_ok=True)
-        about = fingerprint(run.history.meta, run.code)
+        about, meta = fingerprint(run.history.meta, run.code), run.history.meta
         self._fingerprint = _digest_any_rounds(about)
-        meta = run.history.meta
         table = {
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "checkpoint_every": self.checkpoint_every,
@@ -213,9 +212,8 @@ class RunStore:
         if complete < len(text):
             self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")
         text = text[:complete]
-        done = max((_round_of(path) for path in self._checkpoints()), default=0)
-        history = History()
-        finished: History | None = None
+        done = max(map(_round_of, self._checkpoints()), default=0)
+        history, finished = History(), None
         try:
             end = parse_lines(history, text.decode("utf-8", "replace"), self.history_path)
             done = max(done, int(history.rows[-1]["round"])) if history.rows else done
@@ -233,68 +231,31 @@ class RunStore:
                 f"give at least {done}, or begin a new run"
             )
         if run.rounds != rounds:
-            with self._explain_os_errors():
-                self._change_rounds(run.rounds)
-        has_diverged = finished is not None and finished.diverged
-        if finished is not None and run.rounds == done and not has_diverged:
-            return finished
-        if finished is not None and has_diverged:
+            self._change_rounds(run.rounds)
+        if finished is not None and finished.diverged:
             self._note_records(finished.rows)
             for path in self._checkpoints():
                 if _round_of(path) > self._good_round:
                     path.unlink()
+        elif finished is not None and run.rounds == done:
+            return finished
         self._return_to_checkpoint(run, text)
         return None
 
-    def _change_rounds(self, rounds: int) -> None:
-        """Write another number of rounds into run.toml."""
-        table = toml.read_settings(self.path / "run.toml")
-        table["fingerprint"]["rounds"] = rounds
-        if "run" in table.get("command", {}):
-            table["command"]["run"]["rounds"] = rounds
-        toml.write_settings(self.path / "run.toml", table)
-
-    def _return_to_checkpoint(self, run: StorableRun, text: bytes) -> None:
-        """Restore the newest valid checkpoint, or begin the run again if there is none."""
-        begin = text.find(b"\n") + 1
-        for path in self._checkpoints():
-            try:
-                tree = self._load(path)
-                end = begin + int(tree["offset"])
-                if end > len(text) or (
-                    hashlib.sha256(text[begin:end]).hexdigest() != tree["history"]
-                ):
-                    raise InputError(f"{path}: history.jsonl has changed since this was written")
-                run.restore(tree["run"], str(path))
-            except (InputError, KeyError, TypeError, ValueError) as error:
-                why = error if isinstance(error, InputError) else f"{path}: not a run's checkpoint"
-                self._warn(f"{why}; falling back to the one before")
-                path.unlink(missing_ok=True)  # it would push out newer checkpoints
-                continue
-            self._truncate(run, text[:end])
-            self.checkpoint_round = run.rounds_done
-            return
-        self._warn(f"{self.path}: no checkpoint to resume from; the run begins again")
-        self._truncate(run, text[:begin])
-
     def _check_same_run(self, run: StorableRun) -> int:
-        """Refuse another run than that of run.toml, and warn about other versions.
+        """Refuse another run than that of run.toml, warn about other versions, return its rounds.
 
-        Returns:
-            The rounds of run.toml, which may differ from those of the run.
+        The number of rounds may differ.
         """
         table = toml.read_settings(self.path / "run.toml")
-        about = table.get("fingerprint")
-        if not isinstance(about, dict):
-            raise InputError(f"{self.path / 'run.toml'}: not the settings of a run")
-        now = fingerprint(run.history.meta, run.code)
+        about, now = table["fingerprint"], fingerprint(run.history.meta, run.code)
         changed = {key: now.get(key) for key in self._changeable if now.get(key) != about.get(key)}
         check_same_run({**about, **changed, "rounds": now["rounds"]}, now, str(self.path))
         for key, value in changed.items():
             text = f"{key} is {_list_settings(value)} now and was {_list_settings(about.get(key))}"
             self.changes.append(text)
             self._warn(f"{self.path}: {text}")
-        # As it was written: 1 equals 1.0, with another digest.
+        # The values as they were written: 1 equals 1.0, with another digest.
         self._fingerprint = _digest_any_rounds(about)
         versions, before = run.history.meta.get("versions", {}), table.get("versions", {})
         for name in sorted(versions):
@@ -303,7 +264,38 @@ class RunStore:
                     f"{self.path}: {name} is {versions[name]} now and was {before.get(name)}; "
                     "the last bits may differ"
                 )
-        return int(about.get("rounds", run.rounds))
+        return int(about["rounds"])
+
+    def _change_rounds(self, rounds: int) -> None:
+        """Write another number of rounds into run.toml."""
+        path = self.path / "run.toml"
+        table = toml.read_settings(path)
+        table["fingerprint"]["rounds"] = rounds
+        if "run" in table.get("command", {}):
+            table["command"]["run"]["rounds"] = rounds
+        with self._explain_os_errors():
+            toml.write_settings(path, table)
+
+    def _return_to_checkpoint(self, run: StorableRun, text: bytes) -> None:
+        """Restore the newest valid checkpoint, or begin the run again if there is none."""
+        begin = text.find(b"\n") + 1
+        for path in self._checkpoints():
+            try:
+                tree = self._load(path)
+                end = begin + tree["offset"]
+                checksum = hashlib.sha256(text[begin:end]).hexdigest()
+                if end > len(text) or checksum != tree["history"]:
+                    raise InputError(f"{path}: history.jsonl has changed since this was written")
+                run.restore(tree["run"], str(path))
+            except InputError as error:
+                self._warn(f"{error}; falling back to the one before")
+                path.unlink(missing_ok=True)  # it would push out newer checkpoints
+                continue
+            self._truncate(run, text[:end])
+            self.checkpoint_round = run.rounds_done
+            return
+        self._warn(f"{self.path}: no checkpoint to resume from; the run begins again")
+        self._truncate(run, text[:begin])
 
     def _truncate(self, run: StorableRun, text: bytes) -> None:
         """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
@@ -326,43 +318,23 @@ class RunStore:
         if loss <= self._first_loss:
             self._good_round = int(row["round"])
 
-    def _load(self, path: Path) -> Snapshot:
-        """Read a checkpoint of this run whose checksum is that of its name."""
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-        name = _CHECKPOINT_NAME.match(path.name)
-        if name is None or hashlib.sha256(data).hexdigest()[:16] != name.group(2):
-            raise InputError(f"{path}: damaged (its checksum differs)")
-        tree = unpack(data, str(path))
-        if tree.get("fingerprint") != self._fingerprint:
-            raise InputError(f"{path}: belongs to another run")
-        return tree
-
-    def _checkpoints(self) -> list[Path]:
-        """Return the files of the checkpoints, newest first."""
-        folder = self.path / "checkpoints"
-        files = folder.iterdir() if folder.is_dir() else ()
-        return sorted((path for path in files if _CHECKPOINT_NAME.match(path.name)), reverse=True)
+    # --- write ------------------------------------------------------------------------------------
 
     def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
-        self._append(encode_row(record))
+        with self._explain_os_errors():
+            self._file.append(encode_row(record))
         self._note_record(record)
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
-        self._append({"event": kind, "round": round, "text": text})
+        with self._explain_os_errors():
+            self._file.append({"event": kind, "round": round, "text": text})
 
     def write_end(self, history: History) -> None:
         """Write the last model beside history.jsonl, and append the end of the run to it."""
         with self._explain_os_errors():
             self._file.append_end(history)
-
-    def _append(self, entry: Mapping[str, object]) -> None:
-        with self._explain_os_errors():
-            self._file.append(entry)
 
     def mark(self) -> HistoryMark:
         """Return how much of history.jsonl is written, for a checkpoint that is written later."""
@@ -376,38 +348,48 @@ class RunStore:
         Args:
             round: The number of rounds done.
             snapshot: Everything that the coming rounds depend on.
-            mark: The part of history.jsonl that belongs to it; by default all of it.
+            mark: The part of history.jsonl that belongs to it, by default all of it.
 
         Returns:
             The checkpoint's file; its name holds the round and a checksum.
         """
         size, checksum = mark or self.mark()
-        data = pack(
-            {
-                "fingerprint": self._fingerprint,
-                "offset": size,
-                "history": checksum,
-                "run": snapshot,
-            }
-        )
-        checksum = hashlib.sha256(data).hexdigest()[:16]
-        path = self.path / "checkpoints" / f"{round:09d}-{checksum}.npz"
+        about = {"fingerprint": self._fingerprint, "offset": size, "history": checksum}
+        data = pack({**about, "run": snapshot})
+        name = f"{round:09d}-{hashlib.sha256(data).hexdigest()[:16]}.npz"
+        path = self.path / "checkpoints" / name
         with self._explain_os_errors():
             self._file.sync()  # the checkpoint counts on these records
             put(path, data)
-        older = self._checkpoints()[_CHECKPOINTS_KEPT:]
-        if self._resume_diverged and not any(
-            _round_of(path) <= self._good_round for path in self._checkpoints()[:_CHECKPOINTS_KEPT]
-        ):
-            older = [path for path in older if _round_of(path) > self._good_round] + [
-                path for path in older if _round_of(path) <= self._good_round
-            ][1:]
+        newest, older = self._checkpoints()[:_CHECKPOINTS_KEPT], self._checkpoints()
+        good = [old for old in older if _round_of(old) <= self._good_round]
+        if self._resume_diverged:
+            newest += good[:1]
         for old in older:
-            old.unlink(missing_ok=True)
+            if old not in newest:
+                old.unlink(missing_ok=True)
         for scratch in path.parent.glob(".*.tmp"):  # of a process that was killed
             scratch.unlink(missing_ok=True)
         self.checkpoint_round = round
         return path
+
+    def _checkpoints(self) -> list[Path]:
+        """Return the files of the checkpoints, newest first."""
+        files = (self.path / "checkpoints").glob("*.npz")
+        return sorted((path for path in files if _CHECKPOINT_NAME.match(path.name)), reverse=True)
+
+    def _load(self, path: Path) -> Snapshot:
+        """Read a checkpoint of this run whose name has its checksum."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if not path.stem.endswith(hashlib.sha256(data).hexdigest()[:16]):
+            raise InputError(f"{path}: damaged (its checksum differs)")
+        tree = unpack(data, str(path))
+        if tree.get("fingerprint") != self._fingerprint:
+            raise InputError(f"{path}: belongs to another run")
+        return tree
 
     @contextmanager
     def _explain_os_errors(self) -> Iterator[None]:
@@ -415,9 +397,7 @@ class RunStore:
         try:
             yield
         except OSError as error:
-            hint = "nothing was run yet: start it again"
-            if self.has_run():
-                hint = self._safe_up_to
+            hint = self._safe_up_to if self.has_run() else "nothing was run yet: start it again"
             text = f"{error.strerror or error}; {hint}"
             raise OSError(error.errno, text, str(self.path)) from None
 
@@ -425,18 +405,8 @@ class RunStore:
     def _safe_up_to(self) -> str:
         return f"the run is safe up to round {self.checkpoint_round}: {self.advice}"
 
-    @property
-    def advice(self) -> str:
-        """How to continue the run after an interruption."""
-        if self._advice is not None:
-            return self._advice
-        if self.command is None:
-            return "RunOptions(resume=True) continues it"
-        return f"`fedpage resume {self.path}` continues it"
-
 
 def _list_settings(value: object) -> str:
-    """Write a table of settings in words."""
     if not isinstance(value, Mapping):
         return short_repr(value)
     return ", ".join(f"{name}={number}" for name, number in value.items())
@@ -450,13 +420,6 @@ def _round_of(path: Path) -> int:
 def _digest_any_rounds(about: Mapping[str, object]) -> str:
     """Return the digest of a fingerprint without its rounds, of which a run may get more."""
     return digest({key: value for key, value in about.items() if key != "rounds"})
-
-
-def _explain_end(finished: History, run: StorableRun) -> str:
-    """Say why a run that should have other rounds stays as it is, or nothing."""
-    if finished.meta.get("rounds") == run.rounds or finished.stop_reason is StopReason.FINISHED:
-        return ""
-    return f" ({finished.stop_text}); it stays so with any number of rounds"
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:
@@ -474,12 +437,11 @@ def parse_interval(every: str | int) -> tuple[int | None, float | None]:
     >>> parse_interval(100), parse_interval("30s"), parse_interval("5m")
     ((100, None), (None, 30.0), (None, 300.0))
     """
-    text = str(every).strip()
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, None)
-    if not isinstance(every, bool) and re.fullmatch(r"\d{1,9}", number) and int(number) > 0:
-        return (int(number), None) if unit is None else (None, int(number) * unit)
-    raise InputError(
-        "the interval between checkpoints must be a number of rounds (100) or a time "
-        f"('30s', '5m'), not {short_repr(every)}"
-    )
+    found = re.fullmatch(r"0*([1-9]\d{0,8})([smh]?)", str(every).strip())
+    if found is None:
+        raise InputError(
+            "the interval between checkpoints must be a number of rounds (100) or a time "
+            f"('30s', '5m'), not {short_repr(every)}"
+        )
+    number, unit = int(found[1]), found[2]
+    return (None, number * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit]) if unit else (number, None)

@@ -20,9 +20,8 @@ from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.simulate import simulate
-from fedpage.runs.fingerprint import code_digest
+from fedpage.runs.fingerprint import code_digest, describe_start
 from fedpage.runs.history import History
-from fedpage.runs.provenance import describe_start
 from fedpage.runs.spec import RunOptions, start_of
 from fedpage.runs.store import parse_interval
 from fedpage.studies.parallel import run_tasks

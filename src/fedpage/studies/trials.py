@@ -10,8 +10,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpage.runs.fingerprint import Code, digest, method_code, method_digest, result_key
-from fedpage.runs.provenance import describe_method
+from fedpage.runs.fingerprint import (
+    Code,
+    describe_method,
+    digest,
+    method_code,
+    method_digest,
+    result_key,
+)
 from fedpage.studies.space import Candidate
 
 

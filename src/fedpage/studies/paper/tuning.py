@@ -14,8 +14,7 @@ import numpy as np
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
-from fedpage.runs.fingerprint import digest, method_digest, result_key
-from fedpage.runs.provenance import describe_method
+from fedpage.runs.fingerprint import describe_method, digest, method_digest, result_key
 from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.question import FRESH_SEED, Question, Trials, describe_problem
