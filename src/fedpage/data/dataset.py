@@ -93,49 +93,30 @@ class Dataset:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.matrix, Sparse) or getattr(self.matrix, "ndim", 0) == 2):
-            raise InputError(
-                f"data set {short_repr(self.name)}: matrix must be an (n, p) array or Sparse, not "
-                f"{short_repr(self.matrix)}"
-            )
+        if not (isinstance(self.matrix, Sparse) or np.ndim(self.matrix) == 2):
+            raise _error(self, f"matrix must be (n, p) or Sparse, not {short_repr(self.matrix)}")
         if getattr(self.y, "ndim", 0) != 1:
-            raise InputError(
-                f"data set {short_repr(self.name)}: y must be a vector, not {short_repr(self.y)}"
-            )
-        if self.rows == 0:
-            raise InputError(f"data set {short_repr(self.name)} has no rows")
-        if self.features < 1:
-            raise InputError(
-                f"data set {short_repr(self.name)} must have at least one feature, not "
-                f"{self.features}"
-            )
+            raise _error(self, f"y must be a vector, not {short_repr(self.y)}")
         if isinstance(self.matrix, Sparse):
-            _check_sparse(self.name, self.matrix, self.rows)
-            values = self.matrix.values
+            _check_sparse(self, self.matrix)
+            rows, values = len(self.matrix.indptr) - 1, self.matrix.values
         else:
-            values = self.matrix
-            if values.shape != (self.rows, self.features):
-                raise InputError(
-                    f"data set {short_repr(self.name)}: X has {len(values)} rows but y has "
-                    f"{self.rows} labels"
-                )
-        if self.clients is not None and getattr(self.clients, "shape", None) != (self.rows,):
-            raise InputError(
-                f"data set {short_repr(self.name)}: there are {self.rows} rows but "
-                f"{getattr(self.clients, 'size', 'no')} client ids"
-            )
+            rows, values = len(self.matrix), self.matrix
+        if rows != self.rows:
+            raise _error(self, f"X has {rows} rows but y has {self.rows} labels")
+        if self.rows == 0 or self.features < 1:
+            raise _error(self, f"it has no rows or no features ({rows} x {self.features})")
+        if self.clients is not None and np.shape(self.clients) != (self.rows,):
+            raise _error(self, f"there are {self.rows} rows but {np.size(self.clients)} client ids")
         if not isinstance(self.columns, (tuple, list)):
-            raise InputError(
-                f"data set {short_repr(self.name)}: columns must be names, not "
-                f"{short_repr(self.columns)}"
-            )
+            raise _error(self, f"columns must be names, not {short_repr(self.columns)}")
         if self.columns and len(self.columns) != self.features:
-            raise InputError(
-                f"data set {short_repr(self.name)}: there are {self.features} features but "
-                f"{len(self.columns)} column names"
+            raise _error(
+                self, f"there are {self.features} features but {len(self.columns)} column names"
             )
-        if not (is_finite(values) and is_finite(self.y)):
-            raise InputError(f"data set {short_repr(self.name)}: it contains a NaN or an infinity")
+        for what, numbers in (("X", values), ("y", self.y)):
+            if not is_finite(numbers):
+                raise _error(self, f"{what} must be finite, without NaN or infinity")
 
     @classmethod
     def from_arrays(
@@ -168,31 +149,13 @@ class Dataset:
         """
         try:
             labels = np.asarray(y)
-        except (ValueError, RecursionError):
-            raise InputError(
-                f"data set {short_repr(name)}: y must be a vector, not {short_repr(y)}"
-            ) from None
-        matrix = _features(name, X)
-        rows = len(matrix.indptr) - 1 if isinstance(matrix, Sparse) else len(matrix)
+        except ValueError:  # lists of different lengths
+            labels = np.empty((0, 0))
         if labels.ndim != 1 and labels.shape != (labels.size, 1):
-            raise InputError(
-                f"data set {short_repr(name)}: y must be a vector, not of shape {labels.shape}"
-            )
-        if rows != labels.size:
-            raise InputError(
-                f"data set {short_repr(name)}: X has {rows} rows but y has {labels.size} labels"
-            )
+            raise _error(name, f"y must be a vector, not {short_repr(y)}")
         target, classes = encode_labels(name, labels.ravel())
-        if not is_finite(target):
-            raise InputError(
-                f"data set {short_repr(name)}: y must be finite, without NaN or infinity"
-            )
-        if not is_finite(matrix.values if isinstance(matrix, Sparse) else matrix):
-            raise InputError(
-                f"data set {short_repr(name)}: X must be finite, without NaN or infinity"
-            )
         ids = None if clients is None else clean_ids(f"data set {short_repr(name)}", clients)
-        return cls(name, matrix, target, classes=classes, clients=ids, note=note)
+        return cls(name, _features(name, X), target, classes=classes, clients=ids, note=note)
 
     @classmethod
     def from_clients(
@@ -222,17 +185,15 @@ class Dataset:
 
         for what, given in (("clients", clients), ("ids", ids)):
             if isinstance(given, str) or not isinstance(given, (Sequence, type(None))):
-                raise InputError(
-                    f"data set {short_repr(name)}: {what} must be a list, not {short_repr(given)}"
-                )
+                raise _error(name, f"{what} must be a list, not {short_repr(given)}")
         if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in clients):
-            raise InputError(f"data set {short_repr(name)}: give a pair (X, y) for each client")
+            raise _error(name, "give a pair (X, y) for each client")
         names: Sequence[Label] = range(len(clients)) if ids is None else ids
         if not clients or not len(names) == len(set(names)) == len(clients):
-            raise InputError(
-                f"data set {short_repr(name)}: there are {len(clients)} clients and "
-                f"{len(set(names))} "
-                "different ids; give (X, y) for each client, and as many ids"
+            raise _error(
+                name,
+                f"there are {len(clients)} clients and {len(set(names))} different ids; "
+                "give (X, y) for each client, and as many ids",
             )
         matrices = [X if issparse(X) else np.asarray(X) for X, _ in clients]
         labels = [np.asarray(y).ravel() for _, y in clients]
@@ -240,11 +201,10 @@ class Dataset:
         width = matrices[0].shape[-1] if matrices[0].ndim == 2 else 0
         for client, X, size in zip(names, matrices, sizes, strict=True):
             if X.shape != (size, width) or not size:
-                raise InputError(
-                    f"data set {short_repr(name)}: client {client} has X of shape {X.shape} "
-                    f"and {size} "
-                    f"labels; X must have a row per label, at least one, and {width} columns as "
-                    "that of the first client"
+                raise _error(
+                    name,
+                    f"client {client} has X of shape {X.shape} and {size} labels; X must have a "
+                    f"row per label, at least one, and {width} columns as the first client",
                 )
         return cls.from_arrays(
             (vstack if any(map(issparse, matrices)) else np.concatenate)(matrices),
@@ -359,14 +319,12 @@ class Dataset:
         try:
             numbers = np.arange(self.rows)[rows]
         except (IndexError, TypeError, ValueError):
-            raise InputError(
-                f"data set {short_repr(self.name)}: rows are chosen by a slice, a mask of "
-                f"{self.rows} "
-                f"booleans or row numbers, not {short_repr(rows)}"
+            raise _error(
+                self,
+                f"rows are chosen by a slice, a mask of {self.rows} booleans or row numbers, "
+                f"not {short_repr(rows)}",
             ) from None
-        if numbers.ndim != 1:
-            numbers = np.atleast_1d(numbers)
-        matrix = self.matrix
+        numbers, matrix = np.atleast_1d(numbers), self.matrix
         return replace(
             self,
             matrix=matrix.take(numbers) if isinstance(matrix, Sparse) else matrix[numbers],
@@ -482,6 +440,11 @@ def is_finite(values: Vector) -> bool:
     )
 
 
+def _error(data: Dataset | str, text: str) -> InputError:
+    """Make the error about a data set or its name."""
+    return InputError(f"data set {short_repr(getattr(data, 'name', data))}: {text}")
+
+
 def _features(name: str, X: Any) -> Sparse | Vector:
     """Convert a matrix of real numbers; dense stays dense and sparse stays sparse."""
     from scipy.sparse import csr_array, issparse
@@ -490,19 +453,12 @@ def _features(name: str, X: Any) -> Sparse | Vector:
         given = X if issparse(X) else np.asarray(X)
         _check_real(given.dtype)
         if given.ndim != 2 or given.shape[1] == 0:
-            raise InputError(
-                f"data set {short_repr(name)}: X must be a matrix with at least one column, "
-                f"not of shape {given.shape}"
-            )
+            raise ValueError(f"with at least one column, not of shape {given.shape}")
         if not issparse(X):
             return np.ascontiguousarray(given, dtype=np.float64)
         matrix = csr_array(given.astype(np.float64, copy=False))
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"data set {short_repr(name)}: X must be a matrix of real numbers ({error})"
-        ) from None
+        raise _error(name, f"X must be a matrix of real numbers ({error})") from None
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # it may share the memory of X, which is the user's
         matrix.sum_duplicates()
@@ -520,18 +476,14 @@ def _check_real(kind: np.dtype[Any]) -> None:
         raise ValueError("complex numbers" if kind.kind == "c" else "dates or times")
 
 
-def _check_sparse(name: str, matrix: Sparse, rows: int) -> None:
+def _check_sparse(data: Dataset, matrix: Sparse) -> None:
     indptr, indices, values, features = matrix
-    if len(indptr) != rows + 1 or len(indices) != len(values):
-        raise InputError(
-            f"data set {short_repr(name)}: the lengths of rows, indices and values do not agree"
-        )
     if indptr[0] != 0 or indptr[-1] != len(indices) or bool((np.diff(indptr) < 0).any()):
-        raise InputError(
-            f"data set {short_repr(name)}: indptr must rise from 0 to the number of entries"
-        )
+        raise _error(data, "indptr must rise from 0 to the number of entries")
+    if len(indices) != len(values):
+        raise _error(data, "indices and values must have the same length")
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < features:
-        raise InputError(f"data set {short_repr(name)}: an index is outside 0..{features - 1}")
+        raise _error(data, f"an index is outside 0..{features - 1}")
 
 
 def content_digest(matrix: Sparse | Vector, y: Vector) -> str:
@@ -570,11 +522,10 @@ def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Labe
     if y.dtype.kind == "O":
         missing = [row for row, label in enumerate(y) if label is None or label != label]
         if missing:
-            raise InputError(f"data set {short_repr(name)}: row {missing[0] + 1} has no label")
-        if all(isinstance(label, (bool, np.bool_)) for label in y):
-            y = y.astype(bool)
-        elif all(isinstance(label, str) for label in y):
-            y = y.astype(str)
+            raise _error(name, f"row {missing[0] + 1} has no label")
+        for kind in (bool, str):
+            if all(isinstance(label, (kind, np.bool_ if kind is bool else kind)) for label in y):
+                y = y.astype(kind)
     if y.dtype.kind in "UTb":
         found, number = np.unique(y, return_inverse=True)
         return class_targets(number.astype(np.int64), len(found)), tuple(found.tolist())
@@ -582,9 +533,7 @@ def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Labe
         _check_real(y.dtype)
         target = y.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"data set {short_repr(name)}: y must be a vector of labels or real numbers ({error})"
-        ) from None
+        raise _error(name, f"y must be a vector of labels or real numbers ({error})") from None
     found = np.unique(target)  # a NaN is found later
     if found.tolist() in ([0.0, 1.0], [1.0, 2.0], [-1.0, 1.0]):
         classes = tuple(int(label) for label in found.tolist())
@@ -613,39 +562,35 @@ def clean_ids(owner: str, ids: Any) -> NDArray[Any]:
     array = np.asarray(ids, dtype=object if isinstance(ids, (list, tuple)) else None)
     if array.ndim != 1 or len(array) == 0:
         raise InputError(f"{owner}: there must be one id for each row, not shape {array.shape}")
-    if array.dtype.kind not in "biufUM":
+    if array.dtype.kind not in "iuU":
         array = array.astype(object)
-    missing = (
-        np.array([_is_missing(value) for value in array])
-        if array.dtype.kind == "O"
-        else (array == "")
-        if array.dtype.kind == "U"
-        else array != array
-    )
-    if missing.any():
+    cells = array.tolist()
+    missing = [at for at, cell in enumerate(cells) if _is_missing(cell)]
+    if missing:
         raise InputError(
-            f"{owner}: {int(missing.sum()):,} of {len(array):,} rows have no id (the first is row "
-            f"{int(np.argmax(missing))}); fill in the ids, or remove these rows"
+            f"{owner}: {len(missing):,} of {len(cells):,} rows have no id (the first is row "
+            f"{missing[0]}); fill in the ids, or remove these rows"
         )
-    types = {type(value) for value in array} if array.dtype.kind == "O" else {array.dtype.type}
-    if all(issubclass(kind, str) for kind in types):
+    kinds = {type(cell) for cell in cells}
+    if all(issubclass(kind, str) for kind in kinds):
         return array.astype(str)
-    if array.dtype.kind == "O" and all(issubclass(kind, (int, float, np.number)) for kind in types):
-        array = np.array(array.tolist())
-    if array.dtype.kind in "iu" and bool not in types:
-        return array
-    if array.dtype.kind == "f" and (array == np.floor(array)).all() and abs(array).max() < 2**53:
-        return array.astype(np.int64)  # tables hold whole numbers as floats where some are missing
-    names = ", ".join(sorted(kind.__name__ for kind in types))
+    if bool not in kinds and all(issubclass(kind, (int, float, np.number)) for kind in kinds):
+        numbers = np.array(cells)
+        if numbers.dtype.kind in "iu":
+            return numbers
+        # tables hold whole numbers as floats where some are missing
+        if numbers.dtype.kind == "f" and np.all(numbers % 1 == 0) and np.abs(numbers).max() < 2**53:
+            return numbers.astype(np.int64)
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise InputError(
         f"{owner}: ids must be all strings or all whole numbers, and these are of type "
         f"{names}; convert them, as by [str(i) for i in ids]"
     )
 
 
-def _is_missing(value: object) -> bool:
-    """Tell whether an id is None, empty, or a marker such as NaN that is not equal to itself."""
+def _is_missing(cell: object) -> bool:
+    """Return True for None, "", NaN and the missing values of pandas."""
     try:
-        return value is None or value == "" or bool(value != value)
+        return cell is None or cell == "" or bool(cell != cell)
     except TypeError:  # pandas.NA has no truth value
         return True

@@ -312,7 +312,7 @@ def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -
     if not standardise and missing == "error":
         return NumberColumn(name, is_bool=is_bool)
     numbers = table.numbers(name)
-    _check_finite(table, name, numbers, missing == "mean", MISSING_CELL)
+    _check_finite(table, name, numbers, "" if missing == "mean" else MISSING_CELL)
     blocks = [numbers[at : at + _BLOCK] for at in range(0, len(numbers), _BLOCK)]
     present = numbers[~np.isnan(numbers)]
     if not len(present):
@@ -352,8 +352,8 @@ def _sum(block: Vector) -> float:
 
 def _fit_categories(table: DataTable, name: str, missing: str) -> CategoryColumn:
     absent, values = table.is_missing(name), table.codes(name)[1]
-    if absent.any() and missing != "mean":
-        raise InputError(f"{table.cell(int(absent.argmax()), name)}: {MISSING_CELL}")
+    if missing != "mean":
+        table.refuse(absent, name, MISSING_CELL)
     if not values:
         raise InputError(
             f"{table.source}: column {name!r} has no value in any row; "
@@ -362,17 +362,14 @@ def _fit_categories(table: DataTable, name: str, missing: str) -> CategoryColumn
     return CategoryColumn(name, values, bool(absent.any()))
 
 
-def _check_finite(
-    table: DataTable, name: str, numbers: Vector, allow_missing: bool, advice: str
-) -> None:
-    """Raise InputError for an infinite number, or for a missing one unless that is allowed."""
-    for wrong, reason in (
-        (np.isinf(numbers), "{} is not a finite number; correct it"),
-        (np.isnan(numbers) & (not allow_missing), advice),
-    ):
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise InputError(f"{table.cell(row, name)}: {reason.format(numbers[row])}")
+def _check_finite(table: DataTable, name: str, numbers: Vector, missing: str) -> None:
+    """Raise InputError for an infinite number, or for a missing one unless `missing` is ""."""
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        value = numbers[infinite][0]
+        table.refuse(infinite, name, f"{value} is not a finite number; correct it")
+    if missing:
+        table.refuse(np.isnan(numbers), name, missing)
 
 
 def encode(
@@ -437,22 +434,18 @@ def _encode_numbers(table: DataTable, spec: NumberColumn, advice: str) -> Vector
     """Return the feature (n,) of a column of numbers; text must hold numbers or booleans."""
     name = spec.name
     if table.is_text(name):
-        words = {"true": 1.0, "false": 0.0} if spec.is_bool else {}
-        for row, word in enumerate(table.frame[name]):
-            if word is not None and not (is_number(word) or word.lower() in words):
+        words = {"true": "1", "false": "0"} if spec.is_bool else {}
+        cells = [word and words.get(word.lower(), word) for word in table.frame[name]]
+        for row, word in enumerate(cells):
+            if word is not None and not is_number(word):
                 raise InputError(
                     f"{table.cell(row, name)}: {short_repr(word)} is not a number; correct it"
                 )
-        numbers = np.array(
-            [
-                math.nan if w is None else words[w.lower()] if w.lower() in words else float(w)
-                for w in table.frame[name]
-            ]
-        )
+        numbers = np.array([math.nan if word is None else float(word) for word in cells])
     else:
         numbers = table.numbers(name)
     if not np.isfinite(numbers).all():
-        _check_finite(table, name, numbers, spec.fill is not None, advice)
+        _check_finite(table, name, numbers, advice if spec.fill is None else "")
         numbers = np.where(np.isnan(numbers), spec.fill or 0.0, numbers)
     if spec.mean == 0.0 and spec.scale == 1.0:
         return numbers
@@ -474,14 +467,14 @@ def _encode_categories(
     missing = len(spec.values) if spec.has_missing else -1
     feature = np.array([*(number.get(value, -1) for value in values), missing], dtype=np.int64)
     found = feature[codes]
-    if ignore or not (found < 0).any():
-        return found
-    unknown = (found < 0) & (codes >= 0)
-    if unknown.any():
-        row = int(unknown.argmax())
-        raise UnknownCategory(
-            f"{table.cell(row, name)}: {short_repr(values[codes[row]])} is not one of the known "
-            f"values ({short_list(spec.values)}); correct it, or encode the rows with "
-            'encoding.transform(rows, unknown="ignore")'
-        )
-    raise InputError(f"{table.cell(int((found < 0).argmax()), name)}: {advice}")
+    if not ignore:
+        unknown = (found < 0) & (codes >= 0)
+        if unknown.any():
+            row = int(unknown.argmax())
+            raise UnknownCategory(
+                f"{table.cell(row, name)}: {short_repr(values[codes[row]])} is not one of the "
+                f"known values ({short_list(spec.values)}); correct it, or encode the rows with "
+                'encoding.transform(rows, unknown="ignore")'
+            )
+        table.refuse(found < 0, name, advice)
+    return found

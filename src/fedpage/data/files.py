@@ -22,6 +22,12 @@ def compression(path: Path) -> str:
     return path.suffix if path.suffix in SUFFIXES else ""
 
 
+def table_suffix(path: Path) -> str:
+    """Return the suffix of a table before compression (.csv, .tsv, .parquet, .npz), or ""."""
+    suffix = Path(path.name.removesuffix(compression(path))).suffix.lower()
+    return suffix if suffix in (".csv", ".tsv", ".parquet", ".npz") else ""
+
+
 def check_file(path: Path) -> None:
     """Check that a file can be read.
 

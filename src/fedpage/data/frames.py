@@ -12,17 +12,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import Vector
 from fedpage.data.files import check_file, compression, read_bytes
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -65,14 +63,10 @@ class DataTable:
 
     def is_text(self, name: str) -> bool:
         """Return True for a column of text."""
-        import polars as pl
-
         return self.frame[name].dtype == pl.String
 
     def is_bool(self, name: str) -> bool:
         """Return True for a column of booleans."""
-        import polars as pl
-
         return self.frame[name].dtype == pl.Boolean
 
     def is_missing(self, name: str) -> NDArray[np.bool_]:
@@ -81,17 +75,18 @@ class DataTable:
 
     def numbers(self, name: str) -> Vector:
         """Return a column of numbers or booleans (n,), NaN for a missing cell."""
-        import polars as pl
-
         return np.ascontiguousarray(self.frame[name].cast(pl.Float64).to_numpy())
 
     def codes(self, name: str) -> tuple[NDArray[np.int32], tuple[str, ...]]:
         """Return a column of text as codes (n,), -1 for a missing cell, and its sorted values."""
-        import polars as pl
-
         values = tuple(self.frame[name].drop_nulls().unique().sort())
         codes = self.frame[name].cast(pl.Enum(values)).to_physical().cast(pl.Int32)
         return codes.fill_null(-1).to_numpy(), values
+
+    def refuse(self, wrong: NDArray[np.bool_], name: str, reason: str) -> None:
+        """Raise InputError about the first cell of a column that a mask (n,) marks, if any."""
+        if wrong.any():
+            raise InputError(f"{self.cell(int(wrong.argmax()), name)}: {reason}")
 
     def cell(self, row: int, name: str) -> str:
         """Name a cell, as in "patients.csv, row 17, column 'age'"."""
@@ -161,8 +156,6 @@ class FrameReader:
         Raises:
             InputError: a column cannot be used, such as one of dates.
         """
-        import polars as pl
-
         columns, categorical = {}, set(text)
         for name in names:
             values = self._columns[name]
@@ -181,8 +174,6 @@ class FrameReader:
 
 def _open(frame: Any, source: str) -> Mapping[str, Any]:
     """Return the columns of a frame by name."""
-    import polars as pl
-
     if isinstance(frame, Mapping):
         return frame
     if isinstance(frame, pl.LazyFrame):
@@ -219,8 +210,6 @@ def _open(frame: Any, source: str) -> Mapping[str, Any]:
 
 def _to_series(values: Any, kind: Any, where: str, as_text: bool) -> pl.Series:
     """Convert a column to Float64, Boolean or String."""
-    import polars as pl
-
     if getattr(values, "ndim", 1) != 1:
         raise InputError(f"{where}: a column must have one dimension, not {values.ndim}")
     if isinstance(kind, np.dtype) and kind.kind in "biuf" and not as_text:
@@ -247,8 +236,6 @@ def _to_series(values: Any, kind: Any, where: str, as_text: bool) -> pl.Series:
 
 def _from_cells(values: Any, where: str, as_text: bool) -> pl.Series:
     """Convert Python values; a column with a text among them is a column of text."""
-    import polars as pl
-
     try:
         cells = values.tolist() if hasattr(values, "tolist") else list(values)
     except TypeError:
@@ -298,8 +285,6 @@ def read_parquet(path: Path) -> FrameReader:
     Raises:
         InputError: the file cannot be read.
     """
-    import polars as pl
-
     check_file(path)
     try:
         return FrameReader(pl.read_parquet(path, glob=False), path.name)
@@ -311,8 +296,7 @@ class DelimitedReader:
     """Read columns of a CSV or TSV file, plain or compressed.
 
     polars splits the rows. It accepts rows with too few cells and reads empty lines as rows, so
-    cells are counted too: in files without quotes by the number of delimiters, in others by a look
-    at each line, which also finds the row of an error.
+    the delimiters are counted too. If their number is wrong, a look at each line finds the row.
 
     Args:
         path: the file; its suffix says whether it is compressed.
@@ -335,9 +319,8 @@ class DelimitedReader:
             raise InputError(f"{self.source}: it is empty; a table begins with its column names")
         unquoted = re.sub(r'"[^"]*"', "", lines[self._skipped])
         self.delimiter = max(_DELIMITERS, key=unquoted.count)
-        reader = csv.reader(lines[self._skipped :], delimiter=self.delimiter)
-        names = [cell.strip() for cell in next(reader)]
-        self._first = self._skipped + reader.line_num + 1
+        header = next(csv.reader(lines[self._skipped :], delimiter=self.delimiter))
+        names = [cell.strip() for cell in header]
         if all(map(is_number, names)):
             raise InputError(
                 f"{self.source}, row {self._skipped + 1}: it holds numbers ({names[0]!r}, ...) "
@@ -361,32 +344,32 @@ class DelimitedReader:
         Raises:
             InputError: the file is malformed; the message names the row.
         """
-        import polars as pl
-
-        first = self._first
-        locate: Callable[[int], str] = lambda row: f"row {first + row}"  # noqa: E731
         try:
             head = self._scan(n_rows=_SAMPLE)
-            numeric = {
-                name
-                for name in self.names
-                if name not in text and _clean(head[name], False).dtype == pl.Float64
-            }
-            frame = self._scan(numeric)
+            is_number = {n: _clean(head[n], n in text).dtype == pl.Float64 for n in self.names}
+            has_words = any(head[name].is_in(MISSING).any() for name in self.names)
+            frame = self._scan(
+                [name for name in self.names if is_number[name]],
+                null_values=list(MISSING) if has_words else None,  # they take time
+            )
+            is_regular = self._is_regular(frame.height)
         except pl.exceptions.PolarsError:  # text below numbers, or a malformed row
-            frame = None
-        if frame is None or not self._is_regular(frame.height):
+            frame, is_regular = None, False
+        if not is_regular:
             self._decode(self._content)
-            records = self._find_records()
+            is_blank = self._find_records()["is_blank"]
             try:
-                frame = self._scan() if frame is None else frame
-                frame = frame.filter(~records["is_blank"])
+                frame = (self._scan() if frame is None else frame).filter(~is_blank)
             except pl.exceptions.PolarsError as error:
-                raise InputError(f"{self.source}: cannot be read ({_first_line(error)})") from None
-            lines = records.filter(~records["is_blank"])["line"]
-            locate = lambda row: f"row {lines[row]}"  # noqa: E731
+                raise InputError(f"{self.source}: cannot be read ({error})") from None
+        assert frame is not None
         columns = {name: _clean(frame[name], name in text) for name in names}
-        return DataTable(self.source, pl.DataFrame(columns), frozenset(text), locate)
+        return DataTable(self.source, pl.DataFrame(columns), frozenset(text), self._locate)
+
+    def _locate(self, row: int) -> str:
+        """Name a row by its line in the file."""
+        records = self._find_records()
+        return f"row {records.filter(~records['is_blank'])['line'][row]}"
 
     def _open(self) -> bytes | mmap.mmap:
         """Return the content; a plain file is mapped into memory."""
@@ -418,31 +401,34 @@ class DelimitedReader:
 
     def _scan(self, numeric: Collection[str] = (), **options: Any) -> pl.DataFrame:
         """Read all columns, some as numbers and the others as text."""
-        import polars as pl
-
         return pl.read_csv(
             self.path if isinstance(self._content, mmap.mmap) else self._content,
             separator=self.delimiter,
             skip_lines=self._skipped,
             schema_overrides=[pl.Float64 if n in numeric else pl.String for n in self.names],
             new_columns=self.names,
-            null_values=list(MISSING),
             glob=False,
             **options,
         )
 
     def _is_regular(self, rows: int) -> bool:
-        """Return True if there are no quotes, no empty lines, and no row has too few cells.
+        """Return True if no line is empty and no row has too few cells.
 
-        A row with too many cells is refused by polars.
+        polars refuses a row with too many cells, so counting the delimiters is enough.
         """
-        content = np.frombuffer(self._content, dtype=np.uint8)
-        counts = dict.fromkeys((ord('"'), ord(self.delimiter)), 0)
+        content, width = np.frombuffer(self._content, dtype=np.uint8), len(self.names)
+        count = quotes = 0
         for start in range(0, len(content), 1 << 20):
-            for mark in counts:
-                counts[mark] += int(np.count_nonzero(content[start : start + (1 << 20)] == mark))
-        width = len(self.names)
-        return width > 1 and [*counts.values()] == [0, (width - 1) * (rows + 1)]
+            block = content[start : start + (1 << 20)]
+            is_delimiter, is_quote = block == ord(self.delimiter), block == ord('"')
+            if quotes % 2 or is_quote.any():  # a delimiter after an odd number of quotes is quoted
+                marks = np.flatnonzero(is_quote)
+                before = quotes + np.searchsorted(marks, np.flatnonzero(is_delimiter))
+                count += int(np.count_nonzero(before % 2 == 0))
+                quotes += len(marks)
+            else:
+                count += int(np.count_nonzero(is_delimiter))
+        return width > 1 and count == (width - 1) * (rows + 1)
 
     def _find_records(self) -> pl.DataFrame:
         """Return the first line of each row below the names, and whether the row is blank.
@@ -450,8 +436,6 @@ class DelimitedReader:
         Raises:
             InputError: a row has wrong quotes or another number of cells.
         """
-        import polars as pl
-
         text = pl.read_csv(
             self.path if isinstance(self._content, mmap.mmap) else self._content,
             has_header=False,
@@ -499,8 +483,6 @@ class DelimitedReader:
 
 def _clean(column: pl.Series, as_text: bool) -> pl.Series:
     """Return a column of a file as numbers or booleans if all its cells are, or else as text."""
-    import polars as pl
-
     if column.dtype == pl.Float64:
         return column.fill_nan(None)
     words = column.str.strip_chars()

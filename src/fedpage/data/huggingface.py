@@ -42,8 +42,38 @@ class _Source(NamedTuple):
         return self.parts[0].features
 
     def kind(self, column: str) -> Kind:
-        """Say what a column holds."""
-        return _kind(self.columns, column)
+        """Return what a column holds."""
+        import datasets
+        import pyarrow as pa
+
+        if isinstance(self.columns[column], datasets.ClassLabel):
+            return "class"
+        if isinstance(self.columns[column], datasets.Image):
+            return "image"
+        entry, is_list = self.entry_type(column)
+        if pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry):
+            return "vector" if is_list else "number"
+        is_text = pa.types.is_string(entry) or pa.types.is_large_string(entry)
+        return "text" if is_text and not is_list else "other"
+
+    def entry_type(self, column: str) -> tuple[pyarrow.DataType, bool]:
+        """Return the arrow type of a column's entries, and whether a row has a list of them."""
+        import pyarrow as pa
+
+        kind, is_list = self.columns.arrow_schema.field(column).type, False
+        while isinstance(kind, pa.BaseExtensionType) or hasattr(kind, "value_field"):
+            if isinstance(kind, pa.BaseExtensionType):  # Array2D and its like
+                kind = kind.storage_type
+            else:
+                kind, is_list = kind.value_type, True
+        return kind, is_list
+
+    def read(self, columns: Sequence[str]) -> pyarrow.Table:
+        """Join the columns of all parts as they are stored."""
+        import pyarrow as pa
+
+        tables = [part.select_columns(columns).with_format("arrow")[:] for part in self.parts]
+        return pa.concat_tables(tables).replace_schema_metadata(None)
 
 
 def from_huggingface(
@@ -141,8 +171,10 @@ def client_datasets(
             whose rows they are.
     """
     if isinstance(source, Dataset):
-        numbers = source.y if source.classes is None else _class_numbers(source)
-        return _divide((source.to_dense(),), numbers, source.clients)
+        y = source.y
+        if source.classes is not None:
+            y = (y > 0 if len(source.classes) == 2 else y).astype(np.int64)
+        return _divide((source.to_dense(),), y, source.clients)
     if label is None:
         raise InputError("client_datasets: name the column of targets, as in label='label'")
     rows = _open(source, client, split)
@@ -159,11 +191,6 @@ def client_datasets(
     if targets.dtype.kind in "Ub":
         targets = np.unique(targets, return_inverse=True)[1].astype(np.int64)
     return _divide(tuple(inputs), targets, _read_ids(rows))
-
-
-def _class_numbers(data: Dataset) -> Array:
-    """Return the class number (n,) of each row."""
-    return (data.y > 0 if len(data.classes or ()) == 2 else data.y).astype(np.int64)
 
 
 def _divide(inputs: tuple[Array, ...], targets: Array, ids: Array | None) -> list[ClientRows]:
@@ -222,7 +249,11 @@ def _open(source: Any, client: str | None, split: str | None) -> _Source:
                 f"client {number} of {len(rows.parts)} has no rows; use fewer clients, or a "
                 "partitioner with min_partition_size=1"
             )
-    parts = [_apply_transform(part) for part in rows.parts]
+    # a transform that the user has set is applied
+    parts = [
+        datasets.Dataset.from_dict(part[:]) if part.format["type"] == "custom" else part
+        for part in rows.parts
+    ]
     return rows._replace(parts=parts)
 
 
@@ -254,15 +285,6 @@ def _load_partitions(partitioner: Any) -> _Source:
     # the column of natural ids says who a client is, and is no feature
     column = getattr(partitioner, "_partition_by", None) if natural or grouped else None
     return _Source(parts, ids, column, f"partitioned by {noun} of flwr-datasets")
-
-
-def _apply_transform(part: Any) -> Any:
-    """Replace a data set that the user has given a transform by what the transform returns."""
-    import datasets
-
-    if part.format["type"] != "custom":
-        return part
-    return datasets.Dataset.from_dict(part[:])
 
 
 def _choose_columns(
@@ -298,35 +320,6 @@ def _choose_columns(
     return chosen
 
 
-def _kind(columns: Any, column: str) -> Kind:
-    """Say what a column of Hugging Face features holds."""
-    import datasets
-    import pyarrow as pa
-
-    if isinstance(columns[column], datasets.ClassLabel):
-        return "class"
-    if isinstance(columns[column], datasets.Image):
-        return "image"
-    entry, is_list = _entry_type(columns, column)
-    if pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry):
-        return "vector" if is_list else "number"
-    is_text = pa.types.is_string(entry) or pa.types.is_large_string(entry)
-    return "text" if is_text and not is_list else "other"
-
-
-def _entry_type(columns: Any, column: str) -> tuple[pyarrow.DataType, bool]:
-    """Return the arrow type of a column's entries, and whether a row has a list of them."""
-    import pyarrow as pa
-
-    kind, is_list = columns.arrow_schema.field(column).type, False
-    while isinstance(kind, pa.BaseExtensionType) or hasattr(kind, "value_field"):
-        if isinstance(kind, pa.BaseExtensionType):  # Array2D and its like
-            kind = kind.storage_type
-        else:
-            kind, is_list = kind.value_type, True
-    return kind, is_list
-
-
 # Columns as tables and arrays
 
 
@@ -334,20 +327,12 @@ def _read_table(rows: _Source, columns: Sequence[str]) -> pyarrow.Table:
     """Read columns of scalars as one table of arrow, with the names of a `ClassLabel`."""
     import pyarrow as pa
 
-    table = _concatenate(rows, columns)
+    table = rows.read(columns)
     for position, column in enumerate(table.column_names):
         if rows.kind(column) == "class":
             names = pa.array(rows.columns[column].names).take(table.column(position))
             table = table.set_column(position, column, names)
     return table
-
-
-def _concatenate(rows: _Source, columns: Sequence[str]) -> pyarrow.Table:
-    """Join the columns of all parts as they are stored."""
-    import pyarrow as pa
-
-    tables = [part.select_columns(columns).with_format("arrow")[:] for part in rows.parts]
-    return pa.concat_tables(tables).replace_schema_metadata(None)
 
 
 def _read_ids(rows: _Source) -> Array | None:
@@ -366,7 +351,7 @@ def _read_labels(rows: _Source, label: str) -> Array:
             f"the label {label!r} is of type {rows.columns[label]}; it must be a column of "
             "numbers, classes or text"
         )
-    column = _concatenate(rows, [label]).column(0)
+    column = rows.read([label]).column(0)
     absent = column.is_null(nan_is_null=True).to_numpy()
     if rows.kind(label) == "class":
         absent = absent | (column.fill_null(-1).to_numpy() == -1)
@@ -389,7 +374,7 @@ def _name_classes(data: Dataset, names: Sequence[str]) -> Dataset:
 def _read_array(rows: _Source, column: str) -> Array:
     """Read a column of numbers, vectors or images as an array with a row per example."""
     kind = rows.kind(column)
-    is_whole = "int" in str(_entry_type(rows.columns, column)[0])
+    is_whole = "int" in str(rows.entry_type(column)[0])
     options = {} if kind == "image" else {"dtype": np.int64 if is_whole else np.float64}
     arrays = [
         np.asarray(part.select_columns(column).with_format("numpy", **options)[:][column])

@@ -10,17 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import replace_file
 from fedpage.core.spec import Registry, Spec, parse
-from fedpage.data import libsvm, tables
+from fedpage.data import libsvm
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
-from fedpage.data.encoding import Encoding
-from fedpage.data.files import SUFFIXES, check_file, read_bytes
+from fedpage.data.files import SUFFIXES, check_file, read_bytes, table_suffix
+
+if TYPE_CHECKING:
+    from fedpage.data.encoding import Encoding
 
 _SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _FRAME_SUFFIXES = (".xlsx", ".xls", ".ods", ".feather", ".arrow", ".json", ".jsonl", ".dta", ".sav")
@@ -235,26 +237,30 @@ def load(
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"{short_repr(path)} is not the path of a file")
-    table = tables.TableOptions(
-        label, client, standardise, missing, drop, columns, categorical, encoding
-    )
+    table: dict[str, Any] = {
+        "label": label, "client": client, "standardise": standardise, "missing": missing,
+        "drop": drop, "columns": columns, "categorical": categorical, "encoding": encoding,
+    }  # fmt: skip
     # a Path is a path, even if a data set has the same name
     spec = parse(path) if isinstance(path, str) and path.partition(":")[0] in DATASETS else None
-    entry = DATASETS[spec.name] if spec else None
-    file = Path(path)
+    entry, file = DATASETS[spec.name] if spec else None, Path(path)
+    known = signature(load).parameters
     if options and not isinstance(entry, Embedded):
-        hint = did_you_mean(min(options), load.__kwdefaults__ or ())
+        hint = did_you_mean(min(options), known)
         raise InputError(
             f"data set {os.fspath(path)!r} takes no option {', '.join(sorted(options))}"
             f"{f';{hint}' if hint else ''}"
         )
-    if entry is None and tables.is_table(file):
-        return tables.load_table(file, table, name)
-    if table.given:
+    if entry is None and table_suffix(file):
+        from fedpage.data import tables  # it imports polars, which takes time
+
+        return tables.load_table(file, tables.TableOptions(**table), name)
+    given = [key for key in table if table[key] not in (known[key].default, [])]
+    if given:
         if entry is None:
             _check_format(file)
         raise InputError(
-            f"{path}: {', '.join(table.given)} is for tables (.csv, .tsv, .parquet), not for "
+            f"{path}: {', '.join(given)} is for tables (.csv, .tsv, .parquet), not for "
             f"{'LIBSVM files' if entry is None else 'this data set'}"
         )
     if spec is None:

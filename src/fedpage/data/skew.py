@@ -23,7 +23,7 @@ import numpy as np
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, permutation, uniforms
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import as_number
+from fedpage.core.validate import as_number, check_whole
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import (
     PARTITIONS,
@@ -86,15 +86,10 @@ def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Par
     """
     n = len(_number_labels("label_shards", y, allow_targets=True)[0])
     check_counts("label_shards", n, clients)
-    if (
-        not isinstance(shards, (int, np.integer))
-        or isinstance(shards, bool)
-        or shards < 1
-        or clients * shards > n
-    ):
+    check_whole("label_shards: shards", shards, 1)
+    if clients * shards > n:
         raise InputError(
-            f"label_shards: {clients} clients with {short_repr(shards)} shards each do not "
-            f"fit into {n} rows; "
+            f"label_shards: {clients} clients with {shards} shards each do not fit into {n} rows; "
             f"use a whole number of shards from 1 to {n // clients}, or fewer clients"
         )
     by_class = np.argsort(y, kind="stable").astype(np.int64)
@@ -315,17 +310,7 @@ def _log_gammas(shape: Vector, seed: int, *words: int) -> Vector:
 
 
 def _deal(which: Ints, counts: Ints, seed: int, *words: int) -> Ints:
-    """Give clients at random as many rows of each label as a table says.
-
-    Args:
-        which: (n,) the number of each row's label.
-        counts: (labels, N) rows of each label for each client.
-        seed: of the random order of a label's rows.
-        words: whole numbers that tell this use of the seed from others.
-
-    Returns:
-        (n,) each row's client, -1 where the table uses fewer rows.
-    """
+    """Deal rows of labels `which` (n,) at random by a table (labels, N); return owners (n,)."""
     labels, clients = counts.shape
     owner = np.full(len(which), -1, dtype=np.int64)
     ends = np.cumsum(np.bincount(which, minlength=labels))[:-1]
@@ -344,27 +329,13 @@ def _divide(share: Vector, n: int) -> Ints:
 
 
 def _draw_partition(
-    draw: Callable[[int], Ints],
-    which: Ints,
-    *,
-    name: str,
-    seed: int,
-    min_rows: int,
-    purpose: int,
+    draw: Callable[[int], Ints], which: Ints, *, name: str, seed: int, min_rows: int, purpose: int
 ) -> Partition:
-    """Draw a table of counts until every client has `min_rows` rows, and deal the rows by it.
+    """Draw a table of counts (labels, N) until every client has `min_rows` rows, and deal by it.
 
     If _ATTEMPTS draws do not suffice, the first one is taken, and rows are moved by `_move_rows`.
-    Where `min_rows` is 0, the first draw is taken and clients without rows are dropped. The
+    If `min_rows` is 0, the first draw is taken and clients without rows are dropped. The
     partition's name says what was moved or dropped.
-
-    Args:
-        draw: returns the counts (labels, N) of an attempt; together they use every row.
-        which: (n,) the number of each row's label.
-        name: the partition and its parameters, such as "dirichlet(50, alpha=0.1, seed=0)".
-        seed: of the random order of rows.
-        min_rows: rows that every client must have.
-        purpose: a whole number that tells this partition's random numbers from others'.
     """
     first = counts = draw(0)
     attempt = 0
@@ -392,15 +363,7 @@ def _move_rows(owner: Ints, sizes: Ints, min_rows: int, seed: int) -> tuple[Ints
 
     One row after another is taken from the client that is then the largest (of equal ones, the
     first), so the largest clients end with equal sizes. Which of its rows a client gives is random.
-
-    Args:
-        owner: (n,) each row's client.
-        sizes: (N,) rows of each client, together n, which is at least N * min_rows.
-        min_rows: rows that every client gets.
-        seed: of the choice of rows.
-
-    Returns:
-        Each row's client (n,), and the number of moved rows.
+    Returns each row's client (n,), and the number of moved rows.
     """
     lacking = np.maximum(min_rows - sizes, 0)
     moved = int(lacking.sum())

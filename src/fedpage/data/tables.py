@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
-from fedpage.core.validate import is_word
+from fedpage.core.validate import choice, flag
 from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
 from fedpage.data.encoding import MISSING_CELL, MISSING_IN_NEW_ROW, Encoding, encode
-from fedpage.data.files import check_file, compression
+from fedpage.data.files import check_file, table_suffix
 from fedpage.data.frames import (
     DATES,
     DataTable,
@@ -29,6 +29,10 @@ from fedpage.data.frames import (
     short_list,
 )
 
+_MISSING_LABEL = (
+    'the value is missing; correct the cell, or give missing="drop" (--missing drop) to leave out '
+    "such rows"
+)
 _MOSTLY = 0.9
 """A column with a larger share of numbers than this is numeric, and other text in it an error."""
 _FEW_VALUES = 20
@@ -39,16 +43,6 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.,]+(Z|[+-][0-9:]+)?)?\
 """A date, or a date and a time, of ISO 8601."""
 _WITH_COMMAS = re.compile(r"[+-]?[0-9]+(,[0-9]+)+(\.[0-9]*)?\Z")
 """A number with commas, such as 1,234 or 0,5."""
-
-
-def is_table(path: Path) -> bool:
-    """Return True if the suffix is that of a table: .csv, .tsv, .parquet or .npz."""
-    return _suffix(path) in (".csv", ".tsv", ".parquet", ".npz")
-
-
-def _suffix(path: Path) -> str:
-    """Return the suffix of a file before it was compressed."""
-    return Path(path.name.removesuffix(compression(path))).suffix.lower()
 
 
 @dataclass(frozen=True)
@@ -69,28 +63,19 @@ class TableOptions:
     encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
+        for option in ("drop", "columns", "categorical"):
+            if isinstance(getattr(self, option), str):
+                object.__setattr__(self, option, (getattr(self, option),))
+        lists = [value for value in (self.drop, self.columns, self.categorical) if value]
+        if not all(isinstance(value, (list, tuple)) for value in lists):
+            raise InputError("drop, columns and categorical must be lists of column names")
+        for name in (self.label, self.client, *(name for names in lists for name in names)):
+            if name is not None and not isinstance(name, str):
+                raise InputError(f"label, client, drop: {short_repr(name)} is not a column's name")
+        choice("table", "missing", self.missing, ("error", "drop", "mean"))
+        flag("table", "standardise", self.standardise)
         if self.encoding is not None:
             self._take_encoding(self.encoding)
-        for option in ("label", "client"):
-            value = getattr(self, option)
-            if value is not None and not isinstance(value, str):
-                raise InputError(f"{option} must be a column's name, not {short_repr(value)}")
-        for option in ("drop", "columns", "categorical"):
-            value = getattr(self, option)
-            if isinstance(value, str):
-                object.__setattr__(self, option, (value,))
-            elif value is not None and not (
-                isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-            ):
-                raise InputError(
-                    f"{option} must be a list of column names, not {short_repr(value)}"
-                )
-        if not is_word(self.missing, ("error", "drop", "mean")):
-            raise InputError(f"missing must be error, drop or mean, not {short_repr(self.missing)}")
-        if not isinstance(self.standardise, bool):
-            raise InputError(
-                f"standardise must be True or False, not {short_repr(self.standardise)}"
-            )
 
     def _take_encoding(self, encoding: Encoding) -> None:
         """Take the label and the columns of an encoding, which leaves no choice of features."""
@@ -119,7 +104,7 @@ def load_table(path: Path, options: TableOptions, name: str | None = None) -> Da
     Raises:
         InputError: the file or an option cannot be used.
     """
-    if _suffix(path) == ".npz":
+    if table_suffix(path) == ".npz":
         if options.given:
             raise InputError(
                 f"{path.name}: {', '.join(options.given)} is for CSV and parquet; an .npz file has "
@@ -144,7 +129,7 @@ def open_table(path: Path) -> DelimitedReader | FrameReader:
     Raises:
         InputError: the file cannot be read, or is not a table.
     """
-    return read_parquet(path) if _suffix(path) == ".parquet" else DelimitedReader(path)
+    return read_parquet(path) if table_suffix(path) == ".parquet" else DelimitedReader(path)
 
 
 def encode_file(path: Path, encoding: Encoding) -> Any:
@@ -161,7 +146,7 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
     Raises:
         InputError: the file cannot be read, or a row cannot be encoded.
     """
-    if not is_table(path) or _suffix(path) == ".npz":
+    if table_suffix(path) in ("", ".npz"):
         raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
     return encoding.transform(encoding.read(open_table(path)))
 
@@ -254,12 +239,7 @@ def _to_dataset(reader: DelimitedReader | FrameReader, options: TableOptions, na
             raise InputError(f"{table.source}: every row has a missing value; none is left")
         table = table.take(~absent)
     for column in (roles.label, *([roles.client] if roles.client else [])):
-        absent = table.is_missing(column)
-        if absent.any():
-            raise InputError(
-                f"{table.cell(int(absent.argmax()), column)}: the value is missing; correct the "
-                'cell, or give missing="drop" (--missing drop) to leave out such rows'
-            )
+        table.refuse(table.is_missing(column), column, _MISSING_LABEL)
     y, classes = _encode_label(table, roles.label, fewest=1 if known else 2)
     features = replace(table, frame=table.frame.select(roles.features))
     fill: Literal["error", "mean"] = "mean" if options.missing == "mean" else "error"
@@ -312,7 +292,7 @@ def _check_columns(table: DataTable, roles: Roles) -> None:
     """
     for name in roles.used:
         is_feature = name in roles.features
-        if table.is_missing(name).all():
+        if table.frame[name].null_count() == table.rows:
             drop = f"leave it out with drop=({name!r},)" if is_feature else "choose another column"
             raise InputError(f"{table.source}: column {name!r} has no value in any row; {drop}")
         if is_feature and name in ("column 1", "Unnamed: 0") and not table.is_text(name):
@@ -384,10 +364,7 @@ def _encode_label(
             )
         return class_targets(codes.astype(np.int64), len(values)), values
     numbers = table.numbers(name)
-    infinite = np.isinf(numbers)
-    if infinite.any():
-        row = int(infinite.argmax())
-        raise InputError(f"{table.cell(row, name)}: {numbers[row]} is not a finite number")
+    table.refuse(np.isinf(numbers), name, "inf is not a finite number")
     return encode_labels(table.source, numbers.astype(bool) if table.is_bool(name) else numbers)
 
 

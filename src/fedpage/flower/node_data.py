@@ -17,6 +17,7 @@ import numpy as np
 from fedpage.core.capabilities import ModelProblem, NodeProblem
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Problem
+from fedpage.data import load
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.flower.agreement import Agreement, Statistics
 from fedpage.flower.config import AppConfig, NodeConfig
@@ -24,7 +25,6 @@ from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.schema import is_classification, parse_schema
 from fedpage.flower.site_files import read_site_file, read_statistics
 from fedpage.problems import OBJECTIVES
-from fedpage.runs import build
 from fedpage.runs.fingerprint import code_digest
 
 
@@ -112,7 +112,7 @@ def _load_node_data(
         data, digest, columns = read_site_file(Path(node.data), schema, agreed, config.features)
         own = np.arange(data.rows, dtype=np.int64)
     elif config.data:
-        data = build.load_dataset(config.data)
+        data = load(config.data)
         partition = partition_from_text(config.partition, data.y, clients, config.partition_seed)
         own, digest = partition.rows(client), data.digest
     else:

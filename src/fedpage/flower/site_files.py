@@ -22,7 +22,7 @@ from fedpage.data.encoding import (
     UnknownCategory,
     encode,
 )
-from fedpage.data.files import read_bytes
+from fedpage.data.files import read_bytes, table_suffix
 from fedpage.data.frames import DataTable, short_list
 from fedpage.flower.agreement import Agreement, Statistics, compute_statistics
 from fedpage.flower.node_errors import Code, NodeError
@@ -60,7 +60,7 @@ def read_site_file(
     """
     if not path.is_file():
         raise NodeError(Code.NO_FILE, f"{path}: there is no such file")
-    is_named = tables.is_table(path) and ".npz" not in path.suffixes
+    is_named = table_suffix(path) not in ("", ".npz")
     if is_named:
         return _read_table(path, schema, agreement)
     if schema.columns or (agreement is not None and agreement.columns):
@@ -70,7 +70,7 @@ def read_site_file(
     if schema.standardises:
         raise NodeError(Code.NO_NAMES, f"{path}: only tables with column names can be standardised")
     features = agreement.features if agreement is not None else features
-    if tables.is_table(path):
+    if table_suffix(path):
         data, labels = _read_npz(path)
     else:
         data, labels = _read_libsvm(path, features)
@@ -91,8 +91,8 @@ def describe_file(path: Path) -> str:
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
-    if not tables.is_table(path) or ".npz" in path.suffixes:
-        data, labels = _read_npz(path) if tables.is_table(path) else _read_libsvm(path, 0)
+    if table_suffix(path) in ("", ".npz"):
+        data, labels = _read_npz(path) if table_suffix(path) else _read_libsvm(path, 0)
         found = np.unique(labels)
         shown = ",".join(f"{v:g}" if found.dtype.kind == "f" else str(v) for v in found[:10])
         return (

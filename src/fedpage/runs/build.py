@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from fedpage.core.metrics import METRICS, find_quantile
 from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.data import Dataset, load
+from fedpage.data.files import table_suffix
 from fedpage.data.partition import Partition, partition_from_text
-from fedpage.data.registry import DATASETS, Embedded
-from fedpage.data.tables import is_table
+from fedpage.data.registry import DATASETS
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.base import find_theorem
 from fedpage.methods.fair import at_step, match_terms
@@ -77,40 +77,13 @@ def _import_class(path: Path, name: str, noun: str) -> type | None:
 # --- data and partitions --------------------------------------------------------------------------
 
 
-def load_dataset(text: str, **columns: Any) -> Dataset:
-    """Load the data set that `--data` names, such as "a9a", "census:skew=1" or a path.
-
-    Args:
-        text: The name or path.
-        **columns: How the columns of a table are used, as `load` takes them.
-
-    Raises:
-        InputError: If the name or a setting is unknown, or the file cannot be read.
-    """
-    entry = DATASETS.get(text.partition(":")[0])
-    if not isinstance(entry, Embedded):
-        return load(text, **columns)
-    name, settings = split_settings(text)
-    hints = get_type_hints(entry.make)
-    options = dataclasses.make_dataclass(
-        name,
-        [
-            (key, hints[key], dataclasses.field(default=parameter.default))
-            for key, parameter in signature(entry.make).parameters.items()
-            if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
-        ],
-    )
-    chosen = field_values(options, settings, f"--data {name}", words=True)
-    return load(name, **columns, **chosen)
-
-
 def load_data(config: DataConfig) -> Dataset:
     """Load the data of a configuration.
 
     Raises:
         InputError: If the data cannot be read, or a column is unknown or cannot be used.
     """
-    return load_dataset(
+    return load(
         config.data,
         label=config.label,
         client=config.client_column,
@@ -152,7 +125,7 @@ def settle_partition(config: C, data: Dataset) -> C:
 
 
 def _is_table_file(text: str) -> bool:
-    return text.partition(":")[0] not in DATASETS and is_table(Path(text))
+    return text.partition(":")[0] not in DATASETS and bool(table_suffix(Path(text)))
 
 
 def build_partition(config: DataConfig, data: Dataset) -> Partition:

@@ -105,9 +105,9 @@ def load(
 
 def _on_other_data(config: StudyConfig, data: str) -> StudyConfig:
     """Return a study on other data; a figure uses at most as many rows as before."""
-    from fedpage.runs.build import load_dataset
+    from fedpage.data import load
 
-    rows = load_dataset(data).rows
+    rows = load(data).rows
 
     def change(table: Mapping[str, Any]) -> dict[str, Any]:
         changed = dict(table)
