@@ -74,6 +74,20 @@ class MixesClients(fp.FedAvg):
         return Move(reply.dy - reply.dy.mean(axis=0)), None
 
 
+class ServerInPlace(fp.FedAvg):
+    def server(self, state, replies):
+        x = state.x
+        x += super().server(state, replies).x - x
+        return state
+
+
+class MeanInPlace(fp.FedAvg):
+    def server(self, state, replies):
+        dy = replies.mean.dy
+        dy *= 1.0 + 1e-9
+        return super().server(state, replies)
+
+
 class OwnRandomness(fp.FedAvg):
     def server(self, state, replies):
         return ModelState(state.x + np.random.default_rng().normal(size=len(state.x)), state.N)
@@ -147,6 +161,8 @@ BROKEN = {
     OwnRandomness: "run twice with the same seed, the model differs after round 0",
     HiddenState: "run twice with the same seed, the model differs",
     InPlace: "is changed in place",
+    ServerInPlace: "the server's state is changed in place",
+    MeanInPlace: "the mean of the replies is changed in place",
     Uphill: "the first move is not downhill",
     WrongStep: "has effective_step",
     Drifts: "from the common optimum of all clients it moves",

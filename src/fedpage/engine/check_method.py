@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedpage.core.aggregate import mean_rows
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
 from fedpage.core.schedules import at_peak
-from fedpage.core.types import AnyMethod, Oracle, Vector
+from fedpage.core.types import AnyMethod, Oracle, Replies, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.simulate import Simulation, check_is_method
 from fedpage.problems.quadratic import Quadratic
@@ -199,25 +200,28 @@ def _check_client_alone(method: AnyMethod) -> str:
         draws = RoundDraws(1, r + 1)
         call = method.call(run.state, draws)
         states = run.client_states.get(call.clients)
-        together = _work(method, call.message, run.problem.oracle(call.clients, draws), states)
+        _, together = _work(method, call.message, run.problem.oracle(call.clients, draws), states)
         for i, client in enumerate(call.clients.tolist()):
             own = None if states is None else type(states)(*(part[i : i + 1] for part in states))
-            alone = _work(method, call.message, run.problem.oracle(np.array([client]), draws), own)
+            oracle = run.problem.oracle(np.array([client]), draws)
+            _, alone = _work(method, call.message, oracle, own)
             for name, part in together.items():
                 if part[i].tobytes() != alone[name][0].tobytes():
                     return f"{name} of client {client} depends on who else is called"
     return ""
 
 
-def _work(method: AnyMethod, message: Any, oracle: Oracle, states: Any) -> dict[str, Vector]:
-    """Return the arrays of the replies and of what the clients keep, by name."""
+def _work(
+    method: AnyMethod, message: Any, oracle: Oracle, states: Any
+) -> tuple[Any, dict[str, Vector]]:
+    """Return the replies, and their arrays and those of the new client states by name."""
     replies, kept = method.client(message, oracle, states)
     found = dict(replies._asdict())
     if kept is not None:
         update = getattr(method, "update_client_state", None)
         kept = kept if update is None else update(message, replies, kept)
         found |= {f"the state's {name}": part for name, part in kept._asdict().items()}
-    return found
+    return replies, found
 
 
 def _check_inputs(method: AnyMethod) -> str:
@@ -229,11 +233,15 @@ def _check_inputs(method: AnyMethod) -> str:
         sent, states = _copy(call.message), run.client_states.get(call.clients)
         kept = [] if states is None else _copy(states)
         oracle = run.problem.oracle(call.clients, draws)
-        _work(method, call.message, oracle, states)
+        replies, _ = _work(method, call.message, oracle, states)
+        mean = type(replies)(*map(mean_rows, replies))
+        combined = _copy(mean)
+        method.server(run.state, Replies(mean, call.clients))
         for what, now, then in (
             ("the server's state", run.state, before),
             ("the message", call.message, sent),
             ("the client state", states, kept),
+            ("the mean of the replies", mean, combined),
         ):
             if now is not None and not _equal(now, then):
                 return f"{what} is changed in place; make new arrays instead"

@@ -126,8 +126,8 @@ class LateReply(NamedTuple):
 
     client: int
     round: int
-    reply: Fields
-    """Fields (d,)."""
+    reply: tuple[AnyArray, ...]
+    """Its fields, (d,) each."""
     size: MessageSize
     """Its size as it was sent."""
 
@@ -361,7 +361,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         for i in np.flatnonzero(outcomes == LATE).tolist():
             client = chunk.clients[i : i + 1]
             size = self._measure(client, call, draws) or self.codec.reply_size[type(call.message)]
-            self.late.append(LateReply(int(client[0]), draws.round, chunk.reply_of(i), size))
+            self.late.append(LateReply(int(client[0]), draws.round, tuple(chunk.reply_of(i)), size))
 
 
 def validate(

@@ -250,12 +250,11 @@ class Run:
         Raises:
             InputError: If the snapshot does not belong to this run.
         """
+        watch = self._make_watch(math.nan)
         try:
-            seconds, engine = float(snapshot["seconds"]), snapshot["engine"]
-            watch = self._make_watch(math.nan)
             watch.restore(snapshot["watch"])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{source}: not the checkpoint of a run") from None
-        self.engine.restore(engine, source)
-        self.seconds = seconds
+            self.engine.restore(snapshot["engine"], source)
+            self.seconds = float(snapshot["seconds"])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            raise InputError(f"{source}: not a checkpoint of this run") from None
         self._watch, self.history.first_loss = watch, watch.first

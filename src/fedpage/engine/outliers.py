@@ -112,15 +112,10 @@ class OutlierCheck:
         return {kind: norms.snapshot() for kind, norms in self._norms.items()}
 
     def restore(self, tree: Snapshot) -> None:
-        """Return to a snapshot.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: It is not one of this federation.
-        """
-        restored = {str(kind): ClientNorms(self._N) for kind in tree}
-        for kind, norms in restored.items():
+        """Return to a snapshot of this federation."""
+        self._norms = {kind: ClientNorms(self._N) for kind in tree}
+        for kind, norms in self._norms.items():
             norms.restore(tree[kind])
-        self._norms = restored
 
 
 class ClientNorms:
@@ -162,12 +157,9 @@ class ClientNorms:
         return {name.lstrip("_"): values.copy() for name, values in vars(self).items()}
 
     def restore(self, tree: Snapshot) -> None:
-        """Return to a snapshot; raise a KeyError, ValueError or AttributeError if it is none."""
+        """Return to a snapshot of the same clients; raise a KeyError or ValueError for others."""
         for name, values in vars(self).items():
-            found = tree[name.lstrip("_")]
-            if found.shape != values.shape or found.dtype != values.dtype:
-                raise ValueError
-            setattr(self, name, found.copy())
+            values[:] = tree[name.lstrip("_")]
 
 
 def _lower_median(norms: Floats) -> float:

@@ -163,15 +163,9 @@ class PrivacyLedger:
         return {"sampled": self._sampled, "known": self._known, "times": self._times.copy()}
 
     def restore(self, tree: Snapshot) -> None:
-        """Return to a snapshot, or to what the journal holds, which may be more.
-
-        Raises:
-            KeyError, TypeError, ValueError: It is not one of this federation.
-        """
-        sampled, known, times = int(tree["sampled"]), int(tree["known"]), tree["times"]
-        if times.shape != self._times.shape or times.dtype != np.int64 or (times < 0).any():
-            raise ValueError
-        self._sampled, self._known, self._times = sampled, known, times.copy()
+        """Return to a snapshot, or to the releases of the journal, which may be more."""
+        self._sampled, self._known = int(tree["sampled"]), int(tree["known"])
+        self._times[:] = tree["times"]
         if self._journal is not None:
             self._count_again()
 

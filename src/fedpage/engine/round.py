@@ -12,7 +12,6 @@ import numpy as np
 from fedpage.callbacks.base import Event, Slowest
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.capabilities import DeviceArrays, to_device, to_host
-from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws, check_seed
 from fedpage.core.schedules import at_round, effective_step, schedules_of
 from fedpage.core.types import (
@@ -207,28 +206,18 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
             source: The name of its file, for error messages.
 
         Raises:
-            InputError: The snapshot does not belong to this method on this problem.
+            InputError, KeyError, TypeError, ValueError, AttributeError, IndexError: The snapshot
+                does not belong to this method on this problem.
         """
-        types = {name: type(value) for name, value in vars(type(self.costs)()).items()}
-        try:
-            costs = dict(tree["costs"])
-            misses = {int(client): int(times) for client, times in tree["misses"].items()}
-            valid = {name: type(value) for name, value in costs.items()} == types
-            valid = valid and all(0 <= value < 2**63 for value in costs.values())
-            if not valid or any(t < 1 or not 0 <= c < self.N for c, t in misses.items()):
-                raise TypeError
-            state = state_from_tree(self._host_state(), tree["state"], source)
-            if self._device is not None:
-                state = to_device(self._device, state, self.state)
-            if self.ledger is not None:
-                self.ledger.restore(tree["privacy"])
-            if self.collector.outliers is not None:  # it may be new in a resumed federation
-                self.collector.outliers.restore(tree.get("outliers", {}))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
-        self.state = state
-        vars(self.costs).update(costs)
-        self.health.misses = misses
+        state = state_from_tree(self._host_state(), tree["state"], source)
+        self.state = state if self._device is None else to_device(self._device, state, self.state)
+        costs = vars(self.costs)
+        costs.update({name: type(costs[name])(tree["costs"][name]) for name in costs})
+        self.health.misses = {int(client): int(n) for client, n in tree["misses"].items()}
+        if self.ledger is not None:
+            self.ledger.restore(tree["privacy"])
+        if self.collector.outliers is not None:  # it may be new in a resumed federation
+            self.collector.outliers.restore(tree.get("outliers", {}))
 
 
 AnyEngine: TypeAlias = Engine[Any, Any, Any, Any]

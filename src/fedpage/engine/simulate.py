@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import namedtuple
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -142,56 +141,25 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         """Return everything that the next rounds depend on."""
         clients = self.client_states.find_written()
         states = self.client_states.get(clients)
-        late = [
-            {
-                "client": one.client,
-                "round": one.round,
-                "type": type(one.reply).__name__,
-                "parts": list(one.reply),
-                "size": list(one.size),
-            }
-            for one in self.transport.late
-        ]
         if self._device is not None:
             states = to_host(self._device, states)
         table = None if states is None else {"clients": clients, "parts": list(states)}
+        late = [
+            [one.client, one.round, list(one.reply), list(one.size)] for one in self.transport.late
+        ]
         return {**super().snapshot(), "client_state": table, "late": late}
 
     def restore(self, tree: Snapshot, source: str) -> None:
         """Return to a snapshot of a run with the same method, problem, seed and faults."""
-        try:
-            table, clients, states = tree["client_state"], np.empty(0, dtype=np.int64), None
-            if (table is None) != (self.method.client_state is None):
-                raise TypeError
-            if table is not None and self.method.client_state is not None:
-                clients, parts = table["clients"], table["parts"]
-                shape, dtype = (len(clients), self.problem.d), dtype_of(self.problem)
-                if clients.dtype != np.int64 or clients.ndim != 1:
-                    raise TypeError
-                if any(part.shape != shape or part.dtype != dtype for part in parts):
-                    raise TypeError
-                if len(clients) and not 0 <= clients.min() <= clients.max() < self.N:
-                    raise TypeError
-                states = self.method.client_state(*parts)
-            late = [_late_reply(entry) for entry in tree["late"]]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{source}: not a checkpoint of this method on this problem") from None
         super().restore(tree, source)
-        if states is not None:
-            if self._device is not None:
-                states = type(states)(*map(self._device.to_device, states))
-            self.client_states.put(clients, states)
-        self.transport.late = late
-
-
-def _late_reply(entry: Snapshot) -> LateReply:
-    """Rebuild a late reply from a snapshot; only the values of its fields still matter."""
-    parts = entry["parts"]
-    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
-        raise TypeError
-    type_ = namedtuple(str(entry["type"]), [f"part{i}" for i in range(len(parts))])  # type: ignore[misc]
-    size = MessageSize(*map(int, entry["size"]))
-    return LateReply(int(entry["client"]), int(entry["round"]), type_(*parts), size)
+        table, late, make = tree["client_state"], tree["late"], self.method.client_state
+        if make is not None:
+            parts = table["parts"]
+            states = make(*(parts if self._device is None else map(self._device.to_device, parts)))
+            self.client_states.put(table["clients"], states)
+        self.transport.late = [
+            LateReply(client, now, tuple(parts), MessageSize(*size)) for client, now, parts, size in late
+        ]
 
 
 def check_problem(problem: object) -> None:

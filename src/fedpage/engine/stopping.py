@@ -224,15 +224,10 @@ class Watch:
         return {"first_loss": self.first, "above": above, "best": self.best, "waited": self.waited}
 
     def restore(self, state: Snapshot) -> None:
-        """Go back to a snapshot.
-
-        Raises:
-            KeyError, TypeError, ValueError: the table is not a snapshot.
-        """
-        first, above = float(state["first_loss"]), [float(done) for done in state["above"]]
-        best = None if state["best"] is None else float(state["best"])
+        """Go back to a snapshot; raise a KeyError, TypeError or ValueError if it is not one."""
+        self.first, self.above = float(state["first_loss"]), [float(r) for r in state["above"]]
+        self.best = None if state["best"] is None else float(state["best"])
         self.waited = int(state["waited"])
-        self.first, self.above, self.best = first, above, best
 
 
 def _value(row: Mapping[str, float], column: str) -> float:
