@@ -70,6 +70,9 @@ class Aggregation(ABC):
         >>> Aggregation.from_text("mean"), Aggregation.from_text("trimmed:share=0.2")
         (Mean(), TrimmedMean(share=0.2))
         """
+        import fedpage.engine.fixed_point
+        import fedpage.engine.privacy  # noqa: F401  # both register aggregations
+
         spec = parse(text)
         found = Aggregation.known.get(spec.name)
         if found is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple
 
@@ -62,12 +62,7 @@ class Costs:
         self.bytes_down += n * size[2]
 
     def count(self, chunk: Chunk[Any, Any], reply_size: MessageSize) -> None:
-        """Count what the clients of a chunk have sent and computed.
-
-        Args:
-            chunk: The chunk.
-            reply_size: The size of each reply, if the chunk does not state their size.
-        """
+        """Count a chunk; `reply_size` is the size of each reply if the chunk states none."""
         n, size = (chunk.received, reply_size) if chunk.size is None else (1, chunk.size)
         self.floats_up += n * size[0]
         self.bits_up += n * size[1]
@@ -87,10 +82,9 @@ class TimedCosts(Costs):
 
 
 class Collected(NamedTuple, Generic[MessageT, ReplyT]):
-    """The result of a call."""
+    """The mean of the replies to a call."""
 
     replies: Replies[ReplyT]
-    """The mean of the replies, and the clients that sent them."""
     call: Call[MessageT]
     """The call they answer, which may be the fallback of the first one."""
     events: tuple[Event, ...] = ()
@@ -143,13 +137,10 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         if scale is not None and factor and aggregation.compares_replies:
             self.outliers = OutlierCheck(codec, N, factor, scale)
         self._outcome: _Outcome
+        """The clients and events of the round, once one of them has failed."""
 
     def collect(self, call: Call[MessageT], draws: Draws) -> Collected[MessageT, ReplyT]:
         """Return the mean of the replies to a call or its fallback.
-
-        Args:
-            call: The clients and their message.
-            draws: The round's random numbers.
 
         Raises:
             RoundFailed: Too few clients answered. Only costs and the clients' health have changed.
@@ -185,7 +176,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         return call
 
     def find_lost(self, call: Call[MessageT]) -> list[int]:
-        """Return the lost clients because of which a call's fallback is sent at once, if any."""
+        """Return the lost clients for which a call's fallback is sent at once."""
         if call.fallback is None or not self.policy.fall_back or not self.health.misses:
             return []
         called = set(call.clients.tolist())
@@ -237,11 +228,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         first: int,
         chunks: Iterator[Chunk[ReplyT, ClientStateT]] | None,
     ) -> tuple[Replies[ReplyT] | None, list[int]]:
-        """Send a call until a client answers, from attempt number `first` on.
-
-        Returns:
-            The mean of the replies, None if too few answered, and the clients that are missing.
-        """
+        """Send a call until a client answers; return the mean, if any, and the missing clients."""
         policy, outcome = self.policy, self._outcome
         strict = call.require_all and policy.fall_back
         retries = policy.full_retries if strict else policy.retries
@@ -249,7 +236,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
             retries = max(retries, policy.patience)
         for attempt in range(first, first + policy.patience + 1, 1 + retries):
             total = _Total[ReplyT, ClientStateT](
-                self.aggregation.begin(outcome.round, self.noise_key, self.N)
+                self.aggregation.begin(outcome.draws.round, self.noise_key, self.N)
             )
             for chunk in chunks or self._send(call, outcome.draws, attempt):
                 self._add(total, chunk, call, attempt, retries)
@@ -298,11 +285,8 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         """Count a chunk, and note what happened to its clients."""
         self.costs.count(chunk, reply_size)
         outcome = self._outcome
-        outcome.slowest = max(
-            (each for each in (outcome.slowest, chunk.slowest) if each is not None),
-            key=lambda each: each.seconds,
-            default=None,
-        )
+        both = [each for each in (outcome.slowest, chunk.slowest) if each is not None]
+        outcome.slowest = max(both, key=lambda each: each.seconds, default=None)
         for client, reason, _ in chunk.rejected:
             outcome.rejections.add(client, reason)
         if chunk.expired is not None:
@@ -334,12 +318,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
 def _call_missing(
     call: Call[MessageT], parts: Sequence[Chunk[ReplyT, ClientStateT]]
 ) -> Call[MessageT] | None:
-    """Return the call that asks the clients of a chunk again, or None if no client is left.
-
-    Args:
-        call: The call.
-        parts: The chunk, and those of the attempts after it.
-    """
+    """Return the call that asks the missing clients of a chunk again, or None if it has none."""
     if parts[-1].responsive is not None:  # the transport adds up all replies or none
         return call if parts[-1].mean is None else None
     clients = parts[0].requested
@@ -350,25 +329,25 @@ def _call_missing(
     return call._replace(clients=clients, cohort=call.clients) if len(clients) else None
 
 
+@dataclass
 class _Outcome:
     """The clients that answered and did not answer in one round, and its events."""
 
-    def __init__(self, draws: Draws) -> None:
-        self.draws, self.round = draws, draws.round
-        self.present: set[int] = set()
-        self.absent: set[int] = set()
-        self.expired: set[int] = set()
-        self.rejections = RejectionCounts("reply", "replies")
-        self.slowest: Slowest | None = None
-        self._events: list[Event] = []
+    draws: Draws
+    present: set[int] = field(default_factory=set)
+    absent: set[int] = field(default_factory=set)
+    expired: set[int] = field(default_factory=set)
+    rejections: RejectionCounts = field(default_factory=lambda: RejectionCounts("reply", "replies"))
+    slowest: Slowest | None = None
+    others: list[Event] = field(default_factory=list)
 
     def add_event(self, kind: str, text: str) -> None:
-        self._events.append(Event(kind, self.round, text))
+        self.others.append(Event(kind, self.draws.round, text))
 
     @property
     def events(self) -> tuple[Event, ...]:
         """Rejected replies in an order that no chunk changes, then the other events."""
-        return (*self.rejections.list_events(self.round), *self._events)
+        return (*self.rejections.list_events(self.draws.round), *self.others)
 
 
 class _Total(Generic[ReplyT, ClientStateT]):

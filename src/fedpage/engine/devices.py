@@ -87,14 +87,7 @@ class Speeds(NamedTuple):
     gradient: Vector
 
     def seconds(self, clients: Ints, bytes_down: int, bytes_up: Ints, gradients: Ints) -> Vector:
-        """Return how long each called client takes, without noise, (n,).
-
-        Args:
-            clients: The called clients, (n,).
-            bytes_down: The bytes that each receives.
-            bytes_up: The bytes that each sends, (n,).
-            gradients: The row gradients that each computes, (n,).
-        """
+        """Return the time of each called client without noise, (n,)."""
         return (
             self.latency[clients]
             + bytes_down / self.downlink[clients]
@@ -216,13 +209,6 @@ class Devices:
         words = ",".join(f"{name}={value!r}" for name, value in self._given().items())
         return f"{self.profile}:{words}" if words else self.profile
 
-    @property
-    def noise_of_calls(self) -> float:
-        """The standard deviation of the logarithm of a call's time."""
-        if self.noise is not None:
-            return self.noise
-        return 0.0 if self.measured else PROFILES[self.profile].noise
-
     def describe(self) -> dict[str, object]:
         """Return the settings that are not at their defaults, as plain values."""
         about: dict[str, object] = {"profile": self.profile}
@@ -279,15 +265,14 @@ class Clock:
         N: The number of clients.
         d: The number of parameters.
         seed: The run's seed, for the noise.
-
-    Raises:
-        InputError: The devices do not fit the problem.
     """
 
     def __init__(self, devices: Devices, N: int, d: int, seed: int) -> None:
         self.deadline = devices.deadline
         self._speeds, self._seed = devices.draw(N, d), seed
-        self._noise, self._overhead = devices.noise_of_calls, devices.overhead
+        self._noise, self._overhead = devices.noise, devices.overhead
+        if self._noise is None:
+            self._noise = 0.0 if devices.measured else PROFILES[devices.profile].noise
         self._attempts: dict[int, float] = {}
 
     def measure(
@@ -313,12 +298,12 @@ class Clock:
 
         Args:
             attempt: The number of the attempt within the round.
-            seconds: What each client that works takes, (n,).
+            seconds: The time of each client that works, (n,).
             is_required: Whether every called client is needed, so that there is no deadline.
             has_silent: Whether the reply of a called client does not arrive at all.
 
         Returns:
-            Which replies come after the deadline, (n,); None if none does.
+            A mask of the replies after the deadline, (n,), or None if there are none.
         """
         last = float(seconds.max(initial=0.0))
         late = None
@@ -338,11 +323,7 @@ class Clock:
 
 
 def check_time(cost: str | Cost, devices: Devices | None) -> None:
-    """Refuse simulated seconds as a cost or a budget where no devices are given.
-
-    Raises:
-        InputError: The cost counts them, and `devices` is None.
-    """
+    """Raise an InputError for simulated seconds as a cost or a budget without devices."""
     if devices is None and Cost.parse(cost).is_simulated_time:
         raise InputError(
             f"{SIMULATED} needs devices: --devices phones, or devices=Devices('phones') in Python"
@@ -377,8 +358,8 @@ def _read_csv(path: str) -> tuple[Device, ...]:
         values: dict[str, Any] = {}
         for name, text in zip(names, row, strict=True):
             value = number(text.strip())
-            values[name] = text if value is None else value
-            _CHECKS[name](where, name, values[name])
+            _CHECKS[name](where, name, text if value is None else value)
+            values[name] = value if name == "client" else float(text)
         client = values.get("client")
         if client in found:
             raise InputError(f"{where}: client {client} occurs twice")

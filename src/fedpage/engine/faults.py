@@ -148,9 +148,6 @@ class FaultSampler:
         faults: The rates.
         problem: The problem, for its number of clients, their sizes and labels.
         seed: The run's seed, used unless the faults have a seed.
-
-    Raises:
-        InputError: The faults do not fit the problem.
     """
 
     def __init__(self, faults: Faults, problem: Problem, seed: int) -> None:

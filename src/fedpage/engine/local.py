@@ -57,7 +57,7 @@ class ClientStates(Generic[ClientStateT]):
         N: The number of clients.
         d: The number of parameters.
         dtype: The type of the model's numbers.
-        device: The device that keeps the tables; by default they are numpy arrays.
+        device: The device that keeps the tables, if not the host.
     """
 
     def __init__(
@@ -292,8 +292,9 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             while waiting:
                 yield waiting.popleft().result()
 
+    @staticmethod
     def _wait_for_all(
-        self, clock: Clock, chunks: Iterable[Chunk[ReplyT, ClientStateT]], attempt: int
+        clock: Clock, chunks: Iterable[Chunk[ReplyT, ClientStateT]], attempt: int
     ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
         """Pass on chunks in which every called client answers, and wait for the slowest."""
         for chunk in chunks:
@@ -407,12 +408,7 @@ def validate(
 def deliver_unchecked(
     chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
 ) -> Chunk[ReplyT, ClientStateT]:
-    """Deliver replies without validation; a number in place of a vector is repeated.
-
-    Args:
-        chunk: The replies of all clients that worked.
-        outcomes: The outcome of each reply, (n,); None if all arrive as they were computed.
-    """
+    """Deliver replies without validation; a number in place of a vector is repeated."""
     if outcomes is None:
         return chunk
     replies: Any = chunk.replies
@@ -429,13 +425,7 @@ def deliver_unchecked(
 def deliver_late(
     arrived: list[LateReply], layout: Layout[ReplyT], is_validated: bool
 ) -> Chunk[ReplyT, ClientStateT]:
-    """Deliver replies of earlier rounds: rejected, or added by a policy that checks nothing.
-
-    Args:
-        arrived: The replies.
-        layout: The fields of a reply of this round.
-        is_validated: Whether late replies are rejected.
-    """
+    """Deliver replies of earlier rounds: rejected, or added by a policy that checks nothing."""
     arrived = sorted(arrived, key=lambda late: late.client)
     chunk = Chunk[ReplyT, ClientStateT](
         _NO_CLIENTS, _NO_CLIENTS, None, received=len(arrived),

@@ -129,13 +129,13 @@ class PrivacyLedger:
             self._count(np.array(release.clients, dtype=np.int64), release.called)
 
     def add(self, round: int, mean: Sequence[Vector], clients: Ints, called: int) -> None:
-        """Count a mean before it is used.
+        """Count a mean with its noise before it is used.
 
         Args:
             round: The round's number.
-            mean: The fields of the mean with its noise.
+            mean: The fields of the mean.
             clients: The clients whose replies were averaged, (n,).
-            called: How many clients were called.
+            called: The number of clients that were called.
         """
         if self._journal is not None:
             digest = hashlib.sha256(b"".join(part.tobytes() for part in mean)).hexdigest()
@@ -199,12 +199,8 @@ class _NoisySum(ClippedSum):
 def draw_normals(key: bytes, size: int) -> NDArray[np.float64]:
     """Draw standard normal numbers from a cryptographic stream, by Box and Muller, (size,).
 
-    Whoever does not know the key cannot compute them, unlike the run's other random numbers, which
+    Without the secret key nobody can compute them, unlike the run's other random numbers, which
     follow from the seed.
-
-    Args:
-        key: The secret key, used for these numbers only.
-        size: How many.
     """
     pairs = (size + 1) // 2
     stream = hashlib.shake_256(b"fedpage noise" + key)
@@ -317,10 +313,7 @@ class ReleaseJournal:
 
 
 def read_noise_key(path: Path) -> bytes:
-    """Return the key in a file, which only its owner can read; draw it if there is none.
-
-    Args:
-        path: The file.
+    """Return the key in a file that only its owner can read, or draw a new one.
 
     Returns:
         32 bytes from the operating system's source of secret random numbers.

@@ -158,7 +158,8 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             states = make(*(parts if self._device is None else map(self._device.to_device, parts)))
             self.client_states.put(table["clients"], states)
         self.transport.late = [
-            LateReply(client, now, tuple(parts), MessageSize(*size)) for client, now, parts, size in late
+            LateReply(client, round, tuple(parts), MessageSize(*size))
+            for client, round, parts, size in late
         ]
 
 

@@ -144,12 +144,7 @@ def merge(parts: Sequence[Chunk[ReplyT, ClientStateT]]) -> Chunk[ReplyT, ClientS
 def join_request(
     parts: Sequence[Chunk[ReplyT, ClientStateT]], reply_size: MessageSize
 ) -> Chunk[ReplyT, ClientStateT]:
-    """Join all chunks of the replies to one request.
-
-    Args:
-        parts: The chunks.
-        reply_size: The size of a reply in a chunk that does not state its size.
-    """
+    """Join all chunks of the replies to one request; `reply_size` is that of a single reply."""
     if len(parts) == 1:
         return parts[0]
     size = None
