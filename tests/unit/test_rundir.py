@@ -390,6 +390,7 @@ def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeyp
     code_digest(fp.SCAFFOLD)
     assert read == {
         "validate.py",
+        "base.py",
         "local.py",
         "scaffold.py",
         "local_steps.py",

@@ -70,9 +70,9 @@ def source_digest(cls: type, files: Iterable[Path] = ()) -> str:
     """
     paths = {_locate(str(path))[0]: path for path in files}
     sources: dict[str, bytes] = {}
-    own_modules = {base.__module__ for base in cls.__mro__}
+    own_modules = {base.__module__ for base in cls.__mro__}  # also of bases without functions
     seen: set[int] = set()
-    stack: list[object] = [*cls.__mro__]
+    stack: list[object] = [*cls.__mro__, *(sys.modules.get(name) for name in own_modules)]
     while stack:
         item = _unwrap(stack.pop())
         if id(item) in seen:

@@ -110,10 +110,7 @@ class Mime(LocalSGD):
     paper = "Karimireddy et al. 2021"
     messages = {FullGradient: Gradient, Steps: Move}
     up_codecs = "unbiased"
-    changes = {
-        FullGradient: {"g": None},
-        Steps: {"dy": None},
-    }
+    changes = {FullGradient: {"g": None}, Steps: {"dy": None}}
 
     beta: float = 0.9
 

@@ -73,10 +73,7 @@ class Scaffnew(BaseMethod):
     }
     codec_hint = "use SCALLION, which compresses changes"
     is_geometric = True
-    changes = {
-        Begin: {"dy": None},
-        Continue: {"dy": None},
-    }
+    changes = {Begin: {"dy": None}, Continue: {"dy": None}}
 
     p: float = 0.1
     eta: StepSize = 0.01
