@@ -1,4 +1,4 @@
-"""Compute what each theorem gives: a method's hyper-parameters and the rounds that it guarantees.
+"""Compute each theorem's hyper-parameters and the rounds that it guarantees.
 
 The theorems hide constants in O(...). The constants here are explicit: they are read off the last
 lines of the proofs (docs/theory.md shows where), so that `rounds` is a bound. Bounds are on the
@@ -27,13 +27,13 @@ from fedpage.theory.tables import check_number
 
 @dataclass(frozen=True)
 class Tuned:
-    """A method with a theorem's hyper-parameters, and what the theorem guarantees.
+    """A method with a theorem's hyper-parameters, and the theorem's guarantee.
 
     Attributes:
         method: The method.
-        rounds: Rounds after which the mean over rounds is at most epsilon: of the gradient norm,
-            or of f(x) - f* in the convex case. In the strongly convex case f(x) - f* of the last
-            round is. NaN where no proof covers the printed constants.
+        rounds: Rounds until the measure is at most epsilon: the mean gradient norm over rounds,
+            the mean of f(x) - f* if f is convex, or f(x) - f* of the last round if f is strongly
+            convex. NaN if no proof covers the printed constants.
         theorem: The theorem's name.
         variant: "corrected", or "printed" for the constants that the paper prints.
     """
@@ -65,7 +65,7 @@ def nonconvex_page(
     """Tune PAGE (K = 1) for a nonconvex f by Theorem 1.
 
     The proof gives: sum of E|grad f(x^r)|^2 <= 2 D0/eta_g, hence R = 2 D0/(eta_g epsilon^2). The
-    printed step is covered only where (1-p)/(pS) <= 2, and can diverge elsewhere.
+    printed step is covered only if (1-p)/(pS) <= 2, and can diverge otherwise.
 
     Args:
         L: Average smoothness of the f_i (Assumption 2).
@@ -108,7 +108,7 @@ def nonconvex_fedpage(
 
     With full minibatches (sigma2 = 0, or both b >= M) the proof's last line gives
     R = 4 D0/(eta_g epsilon^2). With smaller ones its error terms leave
-    R = 16 D0/(eta_g epsilon^2) + 1. The proof covers the printed step only where
+    R = 16 D0/(eta_g epsilon^2) + 1. The proof covers the printed step only if
     3(1-p/3)/(2pS) <= 1.
 
     Args:
@@ -142,14 +142,9 @@ def nonconvex_fedpage(
 def _at_most(
     batches: tuple[int | None, int | None], M: int | None
 ) -> tuple[int | None, int | None]:
-    """Limit minibatches to M rows; None stands for all rows."""
+    """Limit minibatches to M rows, where None stands for all rows."""
     b1, b2 = (None if b is None or (M is not None and b >= M) else b for b in batches)
     return b1, b2
-
-
-def _delta(N: int, S: int) -> float:
-    """Compute the proofs' weight between the two descent lemmas: delta = N^(3/4)/S."""
-    return float(N**0.75 / S)
 
 
 def convex_page(*, L: float, N: int, S: int, R2: float, epsilon: float) -> Tuned:
@@ -175,7 +170,7 @@ def convex_page(*, L: float, N: int, S: int, R2: float, epsilon: float) -> Tuned
         InputError: A constant is out of range.
     """
     p = _check_constants(N, S, epsilon=epsilon, L=L, R2=R2)
-    delta, q = _delta(N, S), 1 - p
+    delta, q = N**0.75 / S, 1 - p  # delta weighs the proof's two descent lemmas
     c = 1 + 1 / math.sqrt(S * p) + q / (p**1.5 * math.sqrt(S) * (1 + delta)) + q / math.sqrt(p * S)
     c += q**2 / (p * (1 + delta) * math.sqrt(p * S))
     eta_g = 1 / (L * c)
@@ -225,13 +220,13 @@ def convex_fedpage(
     """
     p = _check_constants(N, S, K=K, sigma2=sigma2, epsilon=epsilon, L=L, R2=R2)
     check_variant(variant)
-    proof = _ConvexProof(L=L, S=S, p=p, delta=_delta(N, S))
+    proof = _ConvexProof(L=L, S=S, p=p, delta=N**0.75 / S)
     eta_g = 0.9 * proof.largest_step()
     is_full = sigma2 == 0
     rounds = ((2 * proof.delta + 1) * L * R2 / 2 + 4 * R2 / (3 * eta_g)) / epsilon
     rounds = max(rounds if is_full else 16 / 9 * rounds, 1 / (3 * p), 1.0)
     T = math.ceil(rounds)
-    local = _largest(lambda value: proof.holds(eta_g, value, T), 1.0)
+    local = _largest(lambda value: proof.holds(eta_g, value, T))
     # The last term is the condition of a lemma of Theorem 2, which this proof uses too.
     eta_l = min(math.sqrt(local / (12 * T)), math.sqrt(2) * p / (24 * math.sqrt(S))) / (K * L)
     noise = epsilon * proof.noise(eta_g, local)
@@ -283,7 +278,7 @@ class _ConvexProof:
         return w1, w2 + 2 * eta_g / (3 * c * p) + 1 / 6 + drift * L**2
 
     def noise(self, eta_g: float, local: float) -> float:
-        """Return what the minibatches may add to E|g - grad f|^2 in a round, over epsilon."""
+        """Return the most that minibatches may add to E|g - grad f|^2 in a round, over epsilon."""
         return self.p * eta_g / (32 * self.weights(eta_g, local)[0])
 
     def holds(self, eta_g: float, local: float, T: int) -> bool:
@@ -297,10 +292,10 @@ class _ConvexProof:
         )
 
 
-def _largest(holds: Callable[[float], bool], scale: float) -> float:
-    """Find the largest value at which a condition holds, by bisection; it must hold at 0."""
-    low, high = 0.0, scale
-    while holds(high) and high < 1e12 * scale:
+def _largest(holds: Callable[[float], bool]) -> float:
+    """Find the largest value at which a condition holds, by bisection. It must hold at 0."""
+    low, high = 0.0, 1.0
+    while holds(high) and high < 1e12:
         low, high = high, 2 * high
     for _ in range(200):
         middle = (low + high) / 2

@@ -1,8 +1,8 @@
 """Evaluate Tables 1 and 2 of the paper, and later analyses: rounds to epsilon, up to constants.
 
 The paper prints the terms with L, f(x0) - f* and |x0 - x*| set to 1. Here each term has the factor
-that makes it a pure number (`Setting.L`, `D0` and `R2`). With these at their default of 1 the terms
-are those of the printed tables. `RIVALS` has the methods that came before and after the paper's.
+that makes it a pure number (`Setting.L`, `D0` and `R2`). With their default of 1 the terms equal
+the printed ones. `RIVALS` has the methods that came before and after the paper's.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Entry:
 def convex_case(N: int, S: int) -> tuple[str, float]:
     """Find which of FedPAGE's three convex cases applies (Theorem 3, as the paper states it).
 
-    `convex_page` needs fewer rounds where S > sqrt(N) (docs/theory.md).
+    `convex_page` needs fewer rounds if S > sqrt(N) (docs/theory.md).
 
     Args:
         N: Clients.
@@ -284,7 +284,7 @@ def _saber_convex(s: Setting) -> float:
 
 
 def _share(rounds: Formula) -> Formula:
-    """Return gradients per client where S sampled clients take K steps: rounds times S K/N."""
+    """Return gradients per client if S sampled clients take K steps: rounds times S K/N."""
     return lambda s: rounds(s) * s.S * s.K / s.N
 
 
