@@ -296,8 +296,9 @@ def _column_from(kind: str, **fields: Any) -> EncodedColumn:
     if kind != "number":
         raise ValueError(f"a column of kind {short_repr(kind)}")
     column = NumberColumn(**fields)
-    if not all(map(math.isfinite, (column.mean, column.scale, column.fill or 0.0))):
-        raise ValueError(f"mean, scale or fill of {short_repr(column.name)} is not finite")
+    is_finite = all(map(math.isfinite, (column.mean, column.scale, column.fill or 0.0)))
+    if not is_finite or column.scale <= 0.0:
+        raise ValueError(f"mean, scale or fill of {short_repr(column.name)} is not a valid number")
     return column
 
 

@@ -29,11 +29,7 @@ def table_suffix(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Check that a file can be read.
-
-    Raises:
-        InputError: the path names no file, or one that cannot be read.
-    """
+    """Check that a file can be read."""
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory; give the path of a file")
     try:
@@ -46,11 +42,7 @@ def check_file(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, and unpack it if its suffix says that it is compressed.
-
-    Raises:
-        InputError: the file cannot be read or unpacked.
-    """
+    """Read a file, and unpack it if its suffix says that it is compressed."""
     check_file(path)
     suffix = compression(path)
     if not suffix:

@@ -135,9 +135,6 @@ class FrameReader:
 
     Attributes:
         names: the names of the columns.
-
-    Raises:
-        InputError: it is not a frame, or its names are not distinct strings.
     """
 
     def __init__(self, frame: Any, source: str) -> None:
@@ -151,11 +148,7 @@ class FrameReader:
                 )
 
     def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
-        """Read columns, those in `text` as text whatever their type.
-
-        Raises:
-            InputError: a column cannot be used, such as one of dates.
-        """
+        """Read columns, those in `text` as text whatever their type."""
         columns, categorical = {}, set(text)
         for name in names:
             values = self._columns[name]
@@ -280,11 +273,7 @@ def _is_none(cell: Any) -> bool:
 
 
 def read_parquet(path: Path) -> FrameReader:
-    """Read a parquet file.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Read a parquet file."""
     check_file(path)
     try:
         return FrameReader(pl.read_parquet(path, glob=False), path.name)
@@ -304,9 +293,6 @@ class DelimitedReader:
     Attributes:
         names: the names of the columns, without spaces around them.
         delimiter: a comma, semicolon, tab or vertical bar, the most frequent in the first line.
-
-    Raises:
-        InputError: the file cannot be read, is empty or has no valid line of column names.
     """
 
     def __init__(self, path: Path) -> None:
@@ -340,9 +326,6 @@ class DelimitedReader:
         Args:
             names: the columns to read.
             text: columns to read as text even if they hold numbers.
-
-        Raises:
-            InputError: the file is malformed; the message names the row.
         """
         try:
             head = self._scan(n_rows=_SAMPLE)
@@ -356,20 +339,18 @@ class DelimitedReader:
         except pl.exceptions.PolarsError:  # text below numbers, or a malformed row
             frame, is_regular = None, False
         if not is_regular:
-            self._decode(self._content)
-            is_blank = self._find_records()["is_blank"]
+            is_filled = pl.Series([not is_blank for _, is_blank in self._find_rows()])
             try:
-                frame = (self._scan() if frame is None else frame).filter(~is_blank)
-            except pl.exceptions.PolarsError as error:
-                raise InputError(f"{self.source}: cannot be read ({error})") from None
+                frame = (self._scan() if frame is None else frame).filter(is_filled)
+            except pl.exceptions.PolarsError as error:  # such as a quote within a cell
+                raise InputError(f"{self.source}: cannot be read ({_first_line(error)})") from None
         assert frame is not None
         columns = {name: _clean(frame[name], name in text) for name in names}
         return DataTable(self.source, pl.DataFrame(columns), frozenset(text), self._locate)
 
     def _locate(self, row: int) -> str:
         """Name a row by its line in the file."""
-        records = self._find_records()
-        return f"row {records.filter(~records['is_blank'])['line'][row]}"
+        return f"row {[line for line, is_blank in self._find_rows() if not is_blank][row]}"
 
     def _open(self) -> bytes | mmap.mmap:
         """Return the content; a plain file is mapped into memory."""
@@ -384,11 +365,7 @@ class DelimitedReader:
         return content
 
     def _decode(self, content: bytes | mmap.mmap) -> str:
-        """Decode the content or its beginning.
-
-        Raises:
-            InputError: it is not UTF-8; the message names the row.
-        """
+        """Decode the content or its beginning."""
         content = content[:]
         try:
             return content.decode("utf-8-sig")
@@ -430,55 +407,28 @@ class DelimitedReader:
                 count += int(np.count_nonzero(is_delimiter))
         return width > 1 and count == (width - 1) * (rows + 1)
 
-    def _find_records(self) -> pl.DataFrame:
-        """Return the first line of each row below the names, and whether the row is blank.
-
-        Raises:
-            InputError: a row has wrong quotes or another number of cells.
-        """
-        text = pl.read_csv(
-            self.path if isinstance(self._content, mmap.mmap) else self._content,
-            has_header=False,
-            separator="\x01",  # none, so that a line is one cell
-            quote_char=None,
-            schema_overrides=[pl.String],
-            new_columns=["text"],
-            skip_lines=self._skipped,
-            truncate_ragged_lines=True,
-            glob=False,
-        ).with_row_index("line", self._skipped + 1)
-        quotes = pl.col("text").str.count_matches('"')
-        begins = (quotes.cum_sum() - quotes) % 2 == 0  # a line within a cell does not
-        cut = rf'[^{self.delimiter}]"|"[^{self.delimiter}]'
-        bare = pl.col("text").str.replace_all(r'"(?:[^"]|"")*"', '"')  # a quote for a quoted cell
-        records = (
-            text.with_columns(pl.col("text").fill_null(""))
-            .group_by(begins.cum_sum().alias("record"), maintain_order=True)
-            .agg(pl.col("line").first(), pl.col("text").str.join("\n"))
-            .select(
-                "line",
-                cells=bare.str.count_matches(self.delimiter, literal=True) + 1,
-                is_blank=pl.col("text").str.strip_chars() == "",
-                is_cut=bare.str.contains(cut),
-            )
-            .with_columns(is_blank=pl.col("is_blank") & (pl.col("cells") == 1))
-        )
-        width = len(self.names)
-        wrong = records.filter(
-            pl.col("is_cut") | ((pl.col("cells") != width) & ~pl.col("is_blank"))
-        )
-        for line, cells, _, is_cut in wrong.head(1).rows():
-            if is_cut:
-                raise InputError(
-                    f"{self.source}, row {line}: the quotes are wrong; a cell in quotes ends with "
-                    'a quote, and a quote within it is written ""'
-                )
+    def _find_rows(self) -> list[tuple[int, bool]]:
+        """Return the line of each row below the names, and whether it is blank."""
+        text = io.StringIO(self._decode(self._content), newline="")
+        reader = csv.reader(text, delimiter=self.delimiter, strict=True)
+        rows, line, width = [], 1, len(self.names)
+        try:
+            for cells in reader:
+                is_blank = len(cells) < 2 and not "".join(cells).strip()
+                if not is_blank and len(cells) != width:
+                    raise InputError(
+                        f"{self.source}, row {line}: it has {len(cells)} cells, and the first line "
+                        f"{width} column names; correct the row (a {_DELIMITERS[self.delimiter]} "
+                        "within a cell needs quotes around the cell)"
+                    )
+                rows.append((line, is_blank))
+                line = reader.line_num + 1
+        except csv.Error as error:
             raise InputError(
-                f"{self.source}, row {line}: it has {cells} cells, and the first line {width} "
-                f"column names; correct the row (a {_DELIMITERS[self.delimiter]} within a cell "
-                "needs quotes around the cell)"
-            )
-        return records.slice(1)
+                f"{self.source}, row {line}: the quotes are wrong ({error}); a cell in quotes ends "
+                'with a quote, and a quote within it is written ""'
+            ) from None
+        return rows[self._skipped + 1 :]
 
 
 def _clean(column: pl.Series, as_text: bool) -> pl.Series:

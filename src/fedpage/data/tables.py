@@ -47,11 +47,7 @@ _WITH_COMMAS = re.compile(r"[+-]?[0-9]+(,[0-9]+)+(\.[0-9]*)?\Z")
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Describe how a table becomes a data set; `load` explains the options.
-
-    Raises:
-        InputError: an option is not of its type.
-    """
+    """Describe how a table becomes a data set; `load` explains the options."""
 
     label: str | None = None
     client: str | None = None
@@ -99,11 +95,7 @@ class TableOptions:
 
 
 def load_table(path: Path, options: TableOptions, name: str | None = None) -> Dataset:
-    """Load a CSV, TSV, parquet or .npz file.
-
-    Raises:
-        InputError: the file or an option cannot be used.
-    """
+    """Load a CSV, TSV, parquet or .npz file."""
     if table_suffix(path) == ".npz":
         if options.given:
             raise InputError(
@@ -115,20 +107,12 @@ def load_table(path: Path, options: TableOptions, name: str | None = None) -> Da
 
 
 def from_frame(frame: Any, options: TableOptions, name: str) -> Dataset:
-    """Make a data set from a frame, columns {name: values} or rows [{name: value}].
-
-    Raises:
-        InputError: the frame or an option cannot be used.
-    """
+    """Make a data set from a frame, columns {name: values} or rows [{name: value}]."""
     return _to_dataset(FrameReader(frame, name), options, name)
 
 
 def open_table(path: Path) -> DelimitedReader | FrameReader:
-    """Open a CSV, TSV or parquet file, which has `names` and reads columns.
-
-    Raises:
-        InputError: the file cannot be read, or is not a table.
-    """
+    """Open a CSV, TSV or parquet file, which has `names` and reads columns."""
     return read_parquet(path) if table_suffix(path) == ".parquet" else DelimitedReader(path)
 
 
@@ -142,9 +126,6 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
 
     Returns:
         A dense array or a scipy.sparse CSR array.
-
-    Raises:
-        InputError: the file cannot be read, or a row cannot be encoded.
     """
     if table_suffix(path) in ("", ".npz"):
         raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
@@ -181,11 +162,7 @@ class Roles:
 
     @classmethod
     def choose(cls, names: Sequence[str], source: str, options: TableOptions) -> Roles:
-        """Check the names in the options against those of the table.
-
-        Raises:
-            InputError: a name is missing, unknown or used twice.
-        """
+        """Check the names in the options against those of the table."""
         label, client, chosen = options.label, options.client, options.columns
         encoding, categorical = options.encoding, options.categorical
         if encoding is not None:
@@ -283,13 +260,7 @@ def _note(encoding: Encoding) -> str:
 
 
 def _check_columns(table: DataTable, roles: Roles) -> None:
-    """Refuse a column that cannot be what it should be.
-
-    Raises:
-        InputError: a column has no value, as after a separator at the end of each line; or it
-            counts the rows and has no name, as in a file of pandas; or it holds dates, ids or a
-            number with bad cells.
-    """
+    """Refuse a column that cannot be what it should be."""
     for name in roles.used:
         is_feature = name in roles.features
         if table.frame[name].null_count() == table.rows:
