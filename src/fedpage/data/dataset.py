@@ -175,7 +175,7 @@ class Dataset:
             note: what a reader of results must know.
 
         Raises:
-            InputError: a client has no rows, or rows that do not fit to those of the others.
+            InputError: a client has no rows, or its rows do not fit the other clients' rows.
 
         >>> data = Dataset.from_clients([([[1.0]], [0]), ([[2.0], [3.0]], [1, 0])])
         >>> data.clients.tolist()
@@ -235,18 +235,18 @@ class Dataset:
         feature a category. Columns of dates must be left out.
 
         Args:
-            frame: a frame of pandas, polars, pyarrow or another library that narwhals knows; or
-                columns {name: values}; or rows [{name: value}].
+            frame: a frame of pandas, polars, pyarrow or another library with the arrow or
+                dataframe protocol; or columns {name: values}; or rows [{name: value}].
             label: the column that holds the labels or targets; needed without `encoding`.
-            client: the column that says whose row each is; it is no feature.
+            client: the column that says whose row each is; it is not a feature.
             standardise: whether numbers get mean 0 and standard deviation 1.
             missing: what to do about missing values: "error"; "drop" leaves out the rows; "mean"
-                fills in the mean of numbers, and makes missing categories a category of their own.
+                fills in the mean of numbers, and makes one more category of missing categories.
             name: the name in records and reports.
             drop: columns to leave out.
             columns: the columns to use as features; by default all others.
             categorical: columns that are categories although they hold numbers.
-            encoding: that of another data set, as `train.encoding`: test rows then get the same
+            encoding: the encoding of another data set, as `train.encoding`: test rows get the same
                 features. It also says which columns are the label and the client ids.
 
         Returns:
@@ -386,7 +386,7 @@ class Dataset:
         return self[~chosen], self[chosen]
 
     def _choose_rows(self, test: float, seed: int, stratify: bool) -> NDArray[np.bool_]:
-        """Choose a share of the rows at random, and of those of each class and client; (n,)."""
+        """Choose a share of the rows at random within each class and client; return a mask (n,)."""
         client = label = np.zeros(self.rows, dtype=np.int64)
         if stratify and self.clients is not None:
             client = np.unique(self.clients, return_inverse=True)[1].astype(np.int64)
@@ -432,7 +432,7 @@ class Dataset:
 
 
 def is_finite(values: Vector) -> bool:
-    """Say whether no entry is a NaN or an infinity, without a temporary as large as the array."""
+    """Return True if no entry is a NaN or an infinity, without a temporary of the array's size."""
     flat = values.reshape(-1)
     return all(
         bool(np.isfinite(flat[first : first + _BLOCK]).all())

@@ -156,7 +156,7 @@ def client_datasets(
         label: the column of targets. Classes become whole numbers, as `ClassLabel` counts them.
         client: the column that says whose row each is, for a single `datasets.Dataset`.
         columns: the columns to use; by default all but the label and the client. Each vector or
-            image column is an input of the model of its own. All columns of numbers and categories
+            image column is a separate input of the model. All columns of numbers and categories
             together are one input, the last.
         drop: columns to leave out.
         split: the split of a `FederatedDataset` or `DatasetDict` that has several.
@@ -282,7 +282,7 @@ def _load_partitions(partitioner: Any) -> _Source:
     natural = getattr(partitioner, "partition_id_to_natural_id", None)
     ids = [natural[number] for number in range(count)] if natural else list(range(count))
     grouped = hasattr(partitioner, "partition_id_to_natural_ids")
-    # the column of natural ids says who a client is, and is no feature
+    # the column of natural ids says who a client is, and is not a feature
     column = getattr(partitioner, "_partition_by", None) if natural or grouped else None
     return _Source(parts, ids, column, f"partitioned by {noun} of flwr-datasets")
 
@@ -290,7 +290,7 @@ def _load_partitions(partitioner: Any) -> _Source:
 def _choose_columns(
     rows: _Source, label: str, columns: Sequence[str] | None, drop: Sequence[str]
 ) -> list[str]:
-    """Check the names of columns, and return those of the features."""
+    """Check the names of columns, and return the names of the features."""
     columns = [columns] if isinstance(columns, str) else columns
     drop = [drop] if isinstance(drop, str) else drop
     roles = [label, *([rows.client] if rows.client else [])]
@@ -309,7 +309,7 @@ def _choose_columns(
     for column, kind in kinds.items():
         if kind == "other":
             raise InputError(
-                f"column {column!r} is of type {rows.columns[column]}, which is no number, "
+                f"column {column!r} is of type {rows.columns[column]}, which is not a number, "
                 f"category, vector or image; leave it out with drop=({column!r},)"
             )
         if kind in ("text", "class") and not set(kinds.values()) <= set(_SCALARS):
@@ -345,7 +345,7 @@ def _read_ids(rows: _Source) -> Array | None:
 
 
 def _read_labels(rows: _Source, label: str) -> Array:
-    """Return the labels (n,) as they are; those of a `ClassLabel` as numbers."""
+    """Return the labels (n,); labels of a `ClassLabel` are numbers."""
     if rows.kind(label) not in _SCALARS:
         raise InputError(
             f"the label {label!r} is of type {rows.columns[label]}; it must be a column of "

@@ -118,7 +118,7 @@ def dirichlet(
         clients: the number of clients, N.
         alpha: concentration; where it is small, a client sees few labels and sizes differ much.
         seed: of the random proportions.
-        min_rows: rows that every client has at least; 0 takes the first draw as it is and drops
+        min_rows: rows that every client has at least; 0 takes the first draw and drops
             clients without rows.
 
     Raises:
@@ -390,12 +390,12 @@ def shift_features(
 
     Client i of N, counted from 1, gets rotate * i/N degrees and noise of variance noise * i/N. The
     noise is the feature skew of Li et al. (2022, NIID-Bench). The rotation is in planes of two
-    features each; every client has its own random pairs of features. Lengths of rows stay as they
-    are, and of an odd number of features one stays as it is.
+    features each; every client has its own random pairs of features. Lengths of rows do not
+    change, nor does one of an odd number of features.
 
     Args:
         data: the rows. Sparse data becomes dense.
-        partition: which client holds which rows; rows that no client holds are left as they are.
+        partition: which client holds which rows; rows that no client holds do not change.
         noise: variance of the Gaussian noise of the last client.
         rotate: degrees by which the last client's features are rotated.
         seed: of the noise and of the pairs of features.

@@ -134,7 +134,7 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
 
 @dataclass(frozen=True)
 class Roles:
-    """Say what each column of a table is.
+    """Assign a role to each column of a table.
 
     Attributes:
         label: the column of the labels.
@@ -162,7 +162,7 @@ class Roles:
 
     @classmethod
     def choose(cls, names: Sequence[str], source: str, options: TableOptions) -> Roles:
-        """Check the names in the options against those of the table."""
+        """Check the names in the options against the names of the columns."""
         label, client, chosen = options.label, options.client, options.columns
         encoding, categorical = options.encoding, options.categorical
         if encoding is not None:
