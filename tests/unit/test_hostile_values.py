@@ -55,7 +55,8 @@ def public_dataclasses():
 
 NUMBERS_AND_TEXTS = (int, float, str, np.number)
 OBJECTS = {
-    "aggregation", "constants", "costs", "data", "histories", "options", "partition", "problem",
+    "aggregation", "constants", "costs", "data", "histories", "options", "out", "partition",
+    "problem",
 }  # fmt: skip
 """Arguments that are objects of this library or mappings; what they are is not checked first."""
 SWITCHES = {"interpolate", "pilots", "progress", "stratify"}
@@ -65,12 +66,12 @@ SWITCHES = {"interpolate", "pilots", "progress", "stratify"}
 def assert_refused_in_one_line(call, value, name):
     """Call a function: what it refuses, it refuses by an error of one short line.
 
-    Numbers and texts are refused by an InputError; an object of another kind may also meet the
-    TypeError or AttributeError of Python where its methods are used.
+    Numbers and texts are refused by an InputError; an object of another kind may also meet an error
+    of Python or numpy where it is used.
     """
     kinds: tuple = (InputError,)
     if name in OBJECTS or not isinstance(value, NUMBERS_AND_TEXTS):
-        kinds = (InputError, TypeError, AttributeError)
+        kinds = (ValueError, TypeError, AttributeError)
     try:
         call()
     except kinds as error:

@@ -366,13 +366,7 @@ CODECS: Registry[type[Codec]] = Registry("codec")
 
 def register_codec(name: str) -> Callable[[C], C]:
     """Register the decorated codec under a name."""
-
-    def decorate(cls: C) -> C:
-        cls.label = name
-        CODECS.add(name, cls)
-        return cls
-
-    return decorate
+    return CODECS.register(name)
 
 
 @register_codec("none")

@@ -21,6 +21,9 @@ from fedpage.core.types import AnyArray, Vector
 class Cast(Codec):
     """Round each number to nearest even in a shorter format; the base class of casts."""
 
+    width: ClassVar[int]
+    """The bits of a number."""
+
     @property
     def is_cast(self) -> bool:
         """Whether it only rounds: yes."""
@@ -30,19 +33,21 @@ class Cast(Codec):
         """Return 0: the rounding is left out."""
         return 0.0
 
+    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
+        """Send d floats of the format."""
+        width_of(dtype)
+        return [Field(d, self.width)]
+
 
 @register_codec("float32")
 @dataclass(frozen=True)
 class Float32(Cast):
     """Send 32-bit floats: relative error 6e-8 from 1e-38 to 3e38, absolute 7e-46 below.
 
-    Vectors of float32 are sent as they are.
+    Vectors of float32 are sent unchanged.
     """
 
-    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
-        """Send d floats of 32 bits."""
-        width_of(dtype)
-        return [Field(d, 32)]
+    width: ClassVar[int] = 32
 
     def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
         """Return the bits of the rounded numbers."""
@@ -63,15 +68,11 @@ class Float32(Cast):
 class _Short(Cast):
     """Send floats of 16 bits; the base class of both formats."""
 
+    width: ClassVar[int] = 16
     digits: ClassVar[int]
     """The bits of the mantissa."""
     bias: ClassVar[int]
     """The bias of the exponent."""
-
-    def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
-        """Send d floats of 16 bits."""
-        width_of(dtype)
-        return [Field(d, 16)]
 
     def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
         """Return the bits of the rounded numbers."""

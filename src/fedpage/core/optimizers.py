@@ -136,8 +136,6 @@ class SGD(Optimizer):
         clip: As in `Optimizer`.
     """
 
-    label: ClassVar[str] = "sgd"
-
     def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
         """Return the gradient."""
         return g, ()
@@ -155,7 +153,6 @@ class Momentum(Optimizer):
         clip: As in `Optimizer`.
     """
 
-    label: ClassVar[str] = "momentum"
     checks: ClassVar[Checks] = {"beta": validate.decay, "nesterov": validate.flag}
 
     beta: float = 0.9
@@ -193,7 +190,6 @@ class Adam(Optimizer):
         clip: As in `Optimizer`.
     """
 
-    label: ClassVar[str] = "adam"
     checks: ClassVar[Checks] = {
         "beta1": validate.decay,
         "beta2": validate.decay,
@@ -226,7 +222,6 @@ class AdamW(Adam):
         clip: As in `Optimizer`.
     """
 
-    label: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True
 
 

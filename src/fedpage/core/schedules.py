@@ -127,13 +127,7 @@ StepSize: TypeAlias = float | Schedule
 
 def register_schedule(name: str) -> Callable[[S], S]:
     """Register the decorated schedule under a name."""
-
-    def decorate(cls: S) -> S:
-        cls.label = name
-        SCHEDULES.add(name, cls)
-        return cls
-
-    return decorate
+    return SCHEDULES.register(name)
 
 
 def check_step(method: str, name: str, value: object) -> None:

@@ -60,12 +60,16 @@ class Registry(Mapping[str, T], Generic[T]):
     def register(self, name: str) -> Callable[[E], E]:
         """Return a decorator that adds the decorated function or class under `name`.
 
+        The attribute `label` of a class that has one becomes the name.
+
         Raises:
-            InputError: the name is taken by another entry.
+            InputError: The name is taken by another entry.
         """
 
         def decorate(entry: E) -> E:
             self.add(name, entry)  # type: ignore[arg-type]
+            if hasattr(entry, "label"):
+                entry.label = name
             return entry
 
         return decorate
