@@ -66,7 +66,7 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     assert {name.partition("/")[0] for name in shipped} == {"fedpage", about}
     core = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, flags=re.MULTILINE)
     assert core == [
-        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib", "narwhals",
+        "numpy", "scipy", "numba", "scikit-learn", "matplotlib", "jinja2", "joblib",
         "typer", "rich",
     ]  # fmt: skip
     assert "Classifier: Typing :: Typed" in metadata
