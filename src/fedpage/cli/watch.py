@@ -10,7 +10,7 @@ import typer
 from fedpage.cli.output import Document, console, with_json
 
 if TYPE_CHECKING:
-    from fedpage.runs.follow import RunFollower
+    from fedpage.runs.status import RunFollower
 
 _Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A directory with runs in it, at any depth.")
@@ -40,7 +40,7 @@ def watch(
     import time
 
     from fedpage.report.watch import watch_table
-    from fedpage.runs.follow import RunFollower
+    from fedpage.runs.status import RunFollower
 
     follower = RunFollower(directory)
     follower.poll()

@@ -24,8 +24,8 @@ from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
 from fedpage.report.titles import describe_problem
 from fedpage.report.watch import watched_column
-from fedpage.runs.follow import FollowedRun, RunFollower, RunState
 from fedpage.runs.history import History, by_method
+from fedpage.runs.status import FollowedRun, RunFollower, RunState
 
 _HOSTS = ("localhost", "127.0.0.1", "::1")
 _HEARTBEAT = 15.0

@@ -11,7 +11,7 @@ from fedpage.core.columns import COLUMNS, describe_column
 from fedpage.core.display import format_number
 from fedpage.report.summary import format_bytes, format_duration
 from fedpage.report.watch import COLOURS
-from fedpage.runs.follow import FollowedRun, RunState
+from fedpage.runs.status import FollowedRun, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table

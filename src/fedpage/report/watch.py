@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fedpage.core.columns import MEASURED, describe_column, read_column
 from fedpage.core.display import format_number
 from fedpage.report.summary import format_duration
-from fedpage.runs.follow import FollowedRun, RunFollower, RunState
 from fedpage.runs.history import is_complete
+from fedpage.runs.status import FollowedRun, RunFollower, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -49,8 +49,8 @@ def setting(
     """Declare a field of a configuration dataclass.
 
     Args:
-        default: Its default. A field without one must be given.
-        help: Its meaning in a few words, for the command line.
+        default: The default; a field without one must be given.
+        help: The meaning in a few words, for the command line.
         at_least: The smallest number that is accepted.
         above: A bound that a number must exceed.
         at_most: The largest number that is accepted.
@@ -151,9 +151,6 @@ class Target:
     def from_text(cls, text: str) -> Target:
         """Parse "accuracy:0.9", or "0.01", which is about the gradient norm.
 
-        Raises:
-            InputError: the value is not a finite number.
-
         >>> Target.from_text("accuracy:0.9"), str(Target.from_text("0.01"))
         (Target(column='accuracy', value=0.9), '0.01')
         """
@@ -237,7 +234,7 @@ class CompareConfig(RoundsConfig):
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Hold what `fedpage run` was given, as run.toml keeps it for `fedpage resume`."""
+    """The settings of `fedpage run`, as run.toml keeps them for `fedpage resume`."""
 
     method: MethodConfig
     problem: ProblemConfig
@@ -248,7 +245,7 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class CompareCommand:
-    """Hold what `fedpage compare` was given, as compare.toml keeps it for `fedpage resume`."""
+    """The settings of `fedpage compare`, as compare.toml keeps them for `fedpage resume`."""
 
     problem: ProblemConfig
     compare: CompareConfig

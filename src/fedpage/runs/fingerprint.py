@@ -122,11 +122,11 @@ def result_key(about: Mapping[str, object]) -> str:
     """Return the key under which a result is stored and found again.
 
     Args:
-        about: What identifies it, such as a `fingerprint`: settings, data and code.
+        about: Settings, data and code, such as a `fingerprint`.
 
     Returns:
-        64 hexadecimal digits of these values and of the versions of fedpage, Python and the
-        packages that a run's bits depend on.
+        A SHA-256 of these values and of the versions of fedpage, Python and the packages that a
+        run's bits depend on.
     """
     return digest({**about, "versions": versions()})
 

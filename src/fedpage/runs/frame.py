@@ -56,58 +56,40 @@ class Runs(Sequence[History]):
         self.names: list[str] = []
         self.problems: dict[str, str] = {}
         self._histories: list[History] = []
-        if isinstance(source, (str, os.PathLike, History)):
-            source = [source]
-        if not isinstance(source, Iterable):
-            raise InputError(
-                f"Runs takes a directory, a history or a list of these, not {short_repr(source)}"
-            )
-        for part in source:
-            self._add(part)
+        for part in [source] if isinstance(source, (str, os.PathLike, History)) else source:
+            if isinstance(part, History):
+                self._append(str(len(self)), part)
+            elif Path(part).is_dir():
+                self._add_folder(Path(part))
+            else:
+                self._append(str(part), History.load(part))
         if not self._histories:
-            raise InputError(self._explain_empty())
+            path, reason = next(iter(self.problems.items()), ("Runs", "the list is empty"))
+            reason = reason.removeprefix(f"damaged: {path}: ")
+            raise InputError(f"{path}: {reason}; give a directory with runs")
 
-    def _add(self, part: object) -> None:
-        if isinstance(part, History):
-            self._append(str(len(self)), part)
-        elif isinstance(part, (str, os.PathLike)):
-            path = Path(part)
-            if not path.is_dir():
-                self._append(str(path), History.load(path))
-                return
-            folders = {file.parent for name in _FILES for file in path.rglob(name)}
-            for folder in sorted(folders):
-                self._read(folder, path)
-            if not folders:
-                self.problems[str(path)] = "there is no run in it"
-        else:
-            raise InputError(f"Runs takes directories and histories, not {short_repr(part)}")
-
-    def _read(self, folder: Path, root: Path) -> None:
-        """Read a run directory, or note why it cannot be read."""
-        try:
-            if not (folder / "history.jsonl").is_file():
-                raise InputError(f"{folder}: has no history.jsonl")
-            history = History.load(folder, warn=False)
-        except InputError as error:
-            self.problems[str(folder)] = f"damaged: {error}"
-            return
-        name = folder.relative_to(root).as_posix()
-        self._append(folder.name if name == "." else name, history)
-        if not history.ended:
-            done = int(history.rows[-1]["round"]) if history.rows else 0
-            of = f" of {history.meta['rounds']}" if "rounds" in history.meta else ""
-            self.problems[str(folder)] = f"not ended: records up to round {done}{of}"
+    def _add_folder(self, root: Path) -> None:
+        """Add the runs at any depth, and note those that are damaged or have not ended."""
+        files = ("run.toml", "history.jsonl")  # a run directory has at least one of them
+        folders = sorted({file.parent for name in files for file in root.rglob(name)})
+        if not folders:
+            self.problems[str(root)] = "there is no run in it"
+        for folder in folders:
+            try:
+                history = History.load(folder, warn=False)
+            except InputError as error:
+                self.problems[str(folder)] = f"damaged: {error}"
+                continue
+            name = folder.relative_to(root).as_posix()
+            self._append(folder.name if name == "." else name, history)
+            if not history.ended:
+                done = int(history.rows[-1]["round"]) if history.rows else 0
+                of = f" of {history.meta['rounds']}" if "rounds" in history.meta else ""
+                self.problems[str(folder)] = f"not ended: records up to round {done}{of}"
 
     def _append(self, name: str, history: History) -> None:
         self.names.append(name)
         self._histories.append(history)
-
-    def _explain_empty(self) -> str:
-        if not self.problems:
-            return "Runs: the list is empty; give at least one run"
-        path, reason = next(iter(self.problems.items()))
-        return f"{path}: {reason.removeprefix(f'damaged: {path}: ')}; give a directory with runs"
 
     def __len__(self) -> int:
         return len(self._histories)
@@ -231,10 +213,6 @@ class Runs(Sequence[History]):
         if len(self) > _SHOWN:
             notes.insert(0, f"and {len(self) - _SHOWN:,} more")
         return html_table(repr(self), head, rows, *notes)
-
-
-_FILES = ("run.toml", "history.jsonl")
-"""Files of which a run directory has at least one."""
 
 
 def _html_row(name: str, history: History) -> list[object]:

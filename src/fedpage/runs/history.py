@@ -50,13 +50,13 @@ class History:
     "seconds" is the time spent in rounds, without evaluation; `same` ignores it.
 
     Attributes:
-        meta: provenance: method, problem, seed, versions.
-        rows: the records, oldest first.
-        stop_reason: how the run ended; None while it runs.
-        stop_detail: a sentence about the end, such as "reached grad_norm 0.05 at round 120".
+        meta: Provenance: method, problem, seed, versions.
+        rows: The records, oldest first.
+        stop_reason: How the run ended, or None while it runs.
+        stop_detail: A sentence about the end, such as "reached grad_norm 0.05 at round 120".
         x: (d,) the last model.
-        first_loss: f(x0), which is evaluated even where no record is kept of it.
-        events: what happened to clients, {"event", "round", "text"} each; the first thousand.
+        first_loss: f(x0), which is evaluated even if it is not recorded.
+        events: Failures of clients, {"event", "round", "text"} each; the first thousand.
 
     >>> history = History({"seed": 0})
     >>> history.append({"round": 0, "loss": 1.0, "accuracy": 0.5, "bytes_up": 0, "bytes_down": 0})
@@ -78,12 +78,8 @@ class History:
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add a record."""
-        self.rows.append(
-            {
-                name: value.item() if isinstance(value, (np.generic, np.ndarray)) else value
-                for name, value in row.items()
-            }
-        )
+        arrays = (np.generic, np.ndarray)
+        self.rows.append({k: v.item() if isinstance(v, arrays) else v for k, v in row.items()})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,27 +111,24 @@ class History:
         "bytes" and "bits" are sums of up and down. Bits that were not recorded are 8 times bytes.
 
         Raises:
-            InputError: no record has the column.
+            InputError: If no record has the column.
         """
-        if not isinstance(column, str):
-            raise InputError(f"a column is known by its name, not by {short_repr(column)}")
         values = np.array([read_column(row, column) for row in self.rows], dtype=np.float64)
         if self.rows and np.isnan(values).all() and column not in self.columns:
-            recorded = self.columns
-            known = [*recorded, *(DERIVED if "bytes_up" in recorded else ())]
+            derived = DERIVED if "bytes_up" in self.columns else ()
+            known = dict.fromkeys([*self.columns, *derived])
             hint = did_you_mean(column, known)
-            known = list(dict.fromkeys(known))
             raise InputError(f"no column {short_repr(column)};{hint} there are {', '.join(known)}")
         return values
 
     def cost(self, cost: str | Cost) -> NDArray[np.float64]:
-        """Return what each record had cost by then (records,).
+        """Return the cost up to each record (records,).
 
         Args:
-            cost: a recorded column, or a sum of costs such as "bytes_up+0.1*bytes_down".
+            cost: A recorded column, or a sum of costs such as "bytes_up+0.1*bytes_down".
 
         Raises:
-            InputError: there is no such cost.
+            InputError: If there is no such cost.
 
         >>> history = History()
         >>> history.append({"round": 1, "bytes_up": 10, "bytes_down": 40})
@@ -156,16 +149,11 @@ class History:
     @property
     def directions(self) -> dict[str, bool]:
         """Whether higher is better, of the run's own metrics as provenance lists them."""
-        metrics = _table(self, "problem").get("metrics")
-        table = metrics.items() if isinstance(metrics, Mapping) else ()
-        return {name: value for name, value in table if isinstance(value, bool)}
+        metrics = _table(self, "problem").get("metrics") or {}
+        return {name: value for name, value in metrics.items() if isinstance(value, bool)}
 
     def higher_is_better(self, column: str) -> bool:
-        """Say whether a higher value of a column is better.
-
-        Raises:
-            InputError: the direction is not known.
-        """
+        """Return True if a higher value of a column is better; an InputError if not known."""
         return higher_is_better(column, self.directions)
 
     def best(self, column: str) -> float:
@@ -176,7 +164,7 @@ class History:
             if higher is better, else inf.
 
         Raises:
-            InputError: there is no such column, or its direction is not known.
+            InputError: If there is no such column, or its direction is not known.
         """
         values = self[column][self.progress()]
         higher = self.higher_is_better(column)
@@ -186,16 +174,16 @@ class History:
         return float(values.max() if higher else values.min())
 
     def complete(self) -> NDArray[np.bool_]:
-        """Say of each record (records,) whether all clients measured it; see `is_complete`."""
+        """Return a mask (records,) of the records that all clients measured; see `is_complete`."""
         return np.array([is_complete(row) for row in self.rows], dtype=np.bool_)
 
     def measured_by_all(self, column: str) -> NDArray[np.float64]:
-        """Return a column (records,), with NaN where its value is that of some clients only.
+        """Return a column (records,), with NaN if only some clients measured it.
 
-        Costs, and what the server measures on rows of its own, are known without the clients.
+        Costs and metrics on the server's held-out rows are known without the clients.
 
         Raises:
-            InputError: no record has the column.
+            InputError: If no record has the column.
         """
         values = self[column]
         if not column.startswith("held_out_") and not describe_column(column).is_cost:
@@ -203,7 +191,7 @@ class History:
         return values
 
     def progress(self) -> NDArray[np.bool_]:
-        """Say of each record (records,) whether it is complete and f(x) <= f(x0) there.
+        """Return a mask (records,) of the complete records with f(x) <= f(x0).
 
         Robust regression has points far away with a tiny gradient and a huge loss, and a part of
         the clients may have a smaller loss than all of them. Such records are neither a best value
@@ -261,7 +249,7 @@ class History:
         Args:
             column: any recorded column.
             target: the value to reach.
-            costs: what each record had cost by then (records,).
+            costs: The cost up to each record (records,).
 
         Returns:
             The cost, or inf if the target is never reached.
@@ -282,7 +270,7 @@ class History:
         return float(costs[at - 1] + share * (costs[at] - costs[at - 1]))
 
     def reached(self, column: str, target: float) -> bool:
-        """Say whether a column came to the target or better; see `cost_to`."""
+        """Return True if a column came to the target or better; see `cost_to`."""
         return math.isfinite(self.cost_to(column, target, "round"))
 
     def same(self, other: History) -> bool:
@@ -307,7 +295,9 @@ class History:
         writer = csv.DictWriter(text, fieldnames=self.columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows)
-        return _write(Path(path), text.getvalue())
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        put(Path(path), text.getvalue().encode("utf-8"))
+        return Path(path)
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write provenance, records, events and the end as JSON lines, and the model beside them.
@@ -347,7 +337,8 @@ class History:
         try:
             text = path.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read ({error})") from None
+            why = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise InputError(f"{path}: cannot be read ({why})") from None
         if path.suffix == ".csv":
             return cls._from_csv(text, path)
         history = cls()
@@ -428,16 +419,9 @@ def _read_cell(text: str) -> float:
         return float(text)
 
 
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    put(path, text.encode("utf-8"))
-    return path
-
-
-def _table(history: History, name: str) -> Mapping[str, object]:
-    """Return a table of the provenance, such as "method"; empty if there is none."""
-    table = history.meta.get(name, {})
-    return table if isinstance(table, Mapping) else {}
+def _table(history: History, name: str) -> Meta:
+    """Return a table of the provenance, such as "method", or an empty one."""
+    return history.meta.get(name) or {}
 
 
 def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
@@ -472,7 +456,7 @@ _HIDDEN = (
 
 
 def _differences(run: History, twins: list[History], what: str) -> list[str]:
-    """List `name=value` for what tells a run from others of its method."""
+    """List `name=value` of the settings in which a run differs from others of its method."""
     about = _table(run, what)
     others = [_table(twin, what) for twin in twins]
     names = [
@@ -491,8 +475,7 @@ def _differences(run: History, twins: list[History], what: str) -> list[str]:
 def _codecs(run: History) -> list[str]:
     """List the codecs of a run's messages, such as "up=natural"."""
     about = _table(run, "method")
-    codecs = ((name, about.get(name)) for name in ("up", "down"))
-    return [f"{name}={value}" for name, value in codecs if value not in (None, "none")]
+    return [f"{name}={about[name]}" for name in ("up", "down") if about.get(name, "none") != "none"]
 
 
 def _short(value: object) -> str:

@@ -85,7 +85,7 @@ def encode_row(row: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def model_path(path: Path) -> Path:
-    """Return where the model of a history file is: run.model.npz beside run.jsonl."""
+    """Return the file of the model beside a history file: run.model.npz of run.jsonl."""
     return path.with_suffix(".model.npz")
 
 
@@ -232,12 +232,13 @@ def read_model(path: Path, digest: str) -> Model:
 
 
 class HistoryMark(NamedTuple):
-    """A part of history.jsonl from its second line on; an extension replaces the first line."""
+    """The size in bytes and the SHA-256 of a part of history.jsonl, from the second line on.
+
+    The first line is left out because an extension replaces it.
+    """
 
     size: int
-    """Its bytes."""
     checksum: str
-    """Its SHA-256."""
 
 
 class HistoryFile:
@@ -258,11 +259,7 @@ class HistoryFile:
         self._open(_header(meta), b"")
 
     def read(self) -> bytes:
-        """Return all bytes of the file, or nothing if there is none.
-
-        Raises:
-            InputError: If it cannot be read.
-        """
+        """Return all bytes of the file, or nothing if there is none."""
         try:
             return self.path.read_bytes()
         except FileNotFoundError:

@@ -36,7 +36,7 @@ def read(path: str | os.PathLike[str]) -> Table:
 
 
 def loads(text: str, source: str) -> Table:
-    """Parse TOML text; an InputError names its `source` and, if known, the line."""
+    """Parse TOML text; an InputError names its source and the line."""
     try:
         return tomllib.loads(text)
     except ValueError as error:
