@@ -70,8 +70,8 @@ def compress(codec: Codec, round: int, client: int, v: list[float], field: int =
 class Replay(Simulation):
     """A simulation that takes the draws of each round from a list."""
 
-    def __init__(self, *args: Any, script: list[ScriptedDraws], **options: Any) -> None:
-        super().__init__(*args, seed=0, **options)
+    def __init__(self, *args: Any, script: list[ScriptedDraws], x0: Any = None) -> None:
+        super().__init__(*args, seed=0, options=fp.RunOptions(x0=x0))
         self.script = script
 
     def draws(self) -> ScriptedDraws:

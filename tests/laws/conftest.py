@@ -7,8 +7,6 @@ import pytest
 from plain import X0, problem_of
 from support import Replay, Unfused
 
-from fedpage.runs.spec import RunOptions
-
 
 @pytest.fixture(params=["robust", "nonconvex"])
 def objective(request):
@@ -24,7 +22,7 @@ def check(request, objective):
         run = Replay(
             Unfused(problem) if request.param == "steps" else problem,
             method,
-            options=RunOptions(x0=np.array(X0)),
+            x0=np.array(X0),
             script=script,
         )
         for r, x in enumerate(expected):
