@@ -1,4 +1,4 @@
-"""Compression of messages, as values: a codec says what a vector becomes and what it costs."""
+"""Compress messages with codecs: values that encode vectors and state their size and error."""
 
 from typing import TYPE_CHECKING
 

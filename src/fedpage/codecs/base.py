@@ -1,6 +1,6 @@
-"""Codecs: what a vector becomes on its way between a client and the server, as values.
+"""Codecs: frozen values that compress the vectors between clients and the server.
 
-A codec is a frozen value such as `RandK(12)`. Each states its class (unbiased with variance omega,
+A codec such as `RandK(12)` states its class (unbiased with variance omega,
 or contractive with alpha) and its exact size in bits. Two paths give the same bits: `apply`, which
 a simulation uses, and `encode` followed by `decode`, which a federation uses.
 
@@ -52,7 +52,7 @@ class Keys(NamedTuple):
             round: The round's number.
             clients: Client numbers, (n,).
             field: The number of the field that is compressed.
-            called: The numbers of all called clients, ascending; None: these clients.
+            called: The numbers of all called clients, ascending. If None, use `clients`.
         """
         called = clients if called is None else called
         draws = RoundDraws(seed, round)
@@ -179,7 +179,7 @@ def check_length(payload: Payload, length: int, name: str) -> None:
     """Refuse a payload of another length.
 
     Raises:
-        InputError: It has another length, or is no array of bytes.
+        InputError: It has another length, or is not an array of bytes.
     """
     if not isinstance(payload, np.ndarray) or payload.dtype != np.uint8 or payload.ndim != 1:
         raise InputError(f"{name}: a payload is a 1-D array of bytes (uint8)")
@@ -191,7 +191,7 @@ def check_length(payload: Payload, length: int, name: str) -> None:
 class Codec:
     """Compress vectors; the base class of all codecs.
 
-    A codec of its own kind defines `layout`, `symbols` and `values`; the rest follows. `apply` may
+    A new codec defines `layout`, `symbols` and `values`; the rest follows. `apply` may
     be written again where a loop without symbols is faster: a law holds the two equal.
     """
 
@@ -218,11 +218,11 @@ class Codec:
         return self.omega(2**31 - 1) is not None  # whatever k is, d is larger
 
     def omega(self, d: int) -> float | None:
-        """Return the variance of an unbiased codec: E|C(v)-v|^2 <= omega |v|^2; None: biased."""
+        """Return the variance of an unbiased codec: E|C(v)-v|^2 <= omega |v|^2, or None."""
         return None
 
     def alpha(self, d: int) -> float | None:
-        """Return the contraction: E|C(v)-v|^2 <= (1-alpha)|v|^2; None: not contractive."""
+        """Return the contraction: E|C(v)-v|^2 <= (1-alpha)|v|^2, or None."""
         omega = self.omega(d)
         return 1.0 - omega if omega is not None and omega < 1.0 else None
 
@@ -268,7 +268,7 @@ class Codec:
             The vectors after encoding and decoding, of the same shape and type.
 
         Raises:
-            InputError: v has another shape or type, or the keys are not those of its rows.
+            InputError: v has another shape or type, or the keys do not fit its rows.
         """
         self.check_rows(v, keys)
         return self.transform(as_rows(v), keys, self.gain(v.shape[1], keys))
@@ -276,22 +276,13 @@ class Codec:
     def encode(self, v: Vector, keys: Keys) -> Payload:
         """Return the bytes to send: the rows' payloads one after the other, in whole bytes each.
 
-        Args:
-            v: A vector for each client, (n, d), float64 or float32.
-            keys: Their keys.
-
-        Raises:
-            InputError: v has another shape or type, or the keys are not those of its rows.
+        The arguments are those of `apply`.
         """
         self.check_rows(v, keys)
         return self.encode_rows(as_rows(v), keys)
 
     def check_rows(self, v: Vector, keys: Keys) -> None:
-        """Refuse what is not a row for each client with a key for each row.
-
-        Raises:
-            InputError: It is not.
-        """
+        """Raise an InputError unless there is a row for each client and a key for each row."""
         if not isinstance(v, np.ndarray) or v.ndim != 2:
             raise InputError(f"{self}: give an array of a row for each client, (n, d): v[None]")
         width_of(v.dtype)
@@ -308,7 +299,7 @@ class Codec:
         """Return the vectors that were sent, (n, d).
 
         Args:
-            payload: What `encode` returned.
+            payload: The bytes from `encode`.
             d: The length of the vectors.
             dtype: The type of the numbers that were encoded.
             keys: The senders' keys, one for each vector.
@@ -348,11 +339,7 @@ class Codec:
 
     @classmethod
     def from_text(cls, text: str) -> Codec:
-        """Return the codec that a text describes, as the command line gives it.
-
-        Raises:
-            InputError: There is no such codec.
-        """
+        """Return the codec that a text describes, as `as_codec` does."""
         return as_codec(text)
 
     def __str__(self) -> str:
@@ -372,7 +359,7 @@ def register_codec(name: str) -> Callable[[C], C]:
 @register_codec("none")
 @dataclass(frozen=True)
 class Identity(Codec):
-    """Send every number as it is.
+    """Send every number unchanged.
 
     >>> Identity().bits(d=123, dtype="float64")
     7872
@@ -429,7 +416,7 @@ def as_codec(value: Any) -> Codec:
         The codec; `as_codec(str(codec)) == codec`.
 
     Raises:
-        InputError: There is no such codec.
+        InputError: The codec is unknown.
 
     >>> as_codec("randk:12")
     RandK(k=12)
@@ -468,11 +455,7 @@ def _simple(text: str, whole: str) -> Codec:
 
 
 def check_count(codec: Codec, name: str, value: object) -> None:
-    """Refuse what is neither a whole number of at least 1 nor a share of d in (0, 1).
-
-    Raises:
-        InputError: It is not.
-    """
+    """Raise an InputError unless a value is a whole number above 0, or a share of d in (0, 1)."""
     if isinstance(value, float):
         if not 0.0 < value < 1.0:
             raise InputError(

@@ -64,7 +64,7 @@ class Chain(Wrapped):
     Two unbiased codecs make one with omega = (1+omega_1)(1+omega_2) - 1, where the second's is that
     for k numbers. TopK before an unbiased codec with omega < 1 has alpha = k/d (1-omega). Before
     ScaledSign, which is biased, a sparsifier does without its factor (RandK's d/k), and alpha is
-    k/d times that of the second.
+    k/d times the second's alpha.
 
     Args:
         sparsifier: RandK, PermK, TopK or Bernoulli.

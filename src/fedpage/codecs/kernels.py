@@ -168,7 +168,7 @@ def largest(bits: NDArray[np.uint64], k: int) -> Positions:
 
     Non-negative floats are ordered as their bits are. The k-th largest is found eight bits at a
     time, from the highest on (a radix selection): at most eight passes over ever fewer candidates,
-    so a row takes O(d) whatever it holds.
+    so a row takes O(d) for any content.
     """
     n, d = bits.shape
     out = np.empty((n, k), np.uint32)

@@ -92,7 +92,7 @@ def check(method: DataclassInstance, up: Kind, *, down: Kind = "cast", hint: str
         method: A frozen dataclass with `up` and perhaps `down`, in its `__post_init__`.
         up: Which codecs its replies may pass through.
         down: Which codecs its messages may pass through.
-        hint: What to do instead, as the end of an error message.
+        hint: The advice at the end of an error message.
 
     Raises:
         InputError: A codec is unknown, or not one of these.
@@ -125,7 +125,7 @@ def _find_fault(codec: Codec, kind: Kind) -> str:
     if codec.is_cast:
         return ""
     if kind == "cast":
-        return "is no cast, and this method does not correct the error of other codecs"
+        return "is not a cast, and this method does not correct the error of other codecs"
     if kind == "unbiased" and codec.omega(_MANY) is None:
         return "is biased, which this method does not correct"
     if kind == "contractive" and codec.alpha(_MANY) is None:
@@ -341,14 +341,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     def reply_shapes(
         self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
     ) -> Shapes:
-        """Return the size and type of each array of one client's reply as it is sent.
-
-        Args:
-            message: The type of the message.
-            clients: The client, (1,).
-            draws: The round's random numbers.
-            ranks: The client's place among the called, where `needs_ranks`.
-        """
+        """Return the size and type of each array of the reply that one client (1,) sends."""
         coded = dict.fromkeys(self._coded[message], self.up.bits(self.d, self.dtype))
         if not self.has_fixed_size:
             for field in self._fields[message]:
@@ -381,15 +374,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         draws: Draws,
         ranks: Ranks | None = None,
     ) -> dict[str, AnyArray]:
-        """Return the arrays that are sent for one client's reply, by field.
-
-        Args:
-            message: The message as the client received it.
-            reply: The reply of `Method.client`, (1, d).
-            client: The client, (1,).
-            draws: The round's random numbers.
-            ranks: The client's place among the called, where `needs_ranks`.
-        """
+        """Return the arrays that are sent for the reply (1, d) of one client (1,), by field."""
         layout = self.replies[type(message)]
         sent: dict[str, AnyArray] = {
             name: part[0] for name, part in zip(layout.fields, reply, strict=True)

@@ -1,6 +1,6 @@
 """Sparsifiers: send some of the numbers. The others count as 0.
 
-A sparsifier hands the numbers it keeps to a second codec: to the identity, or to that of a `Chain`.
+A sparsifier hands the numbers it keeps to a second codec: the identity, or the second of a `Chain`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from fedpage.core.random import subsets
 from fedpage.core.types import Ints, Vector
 
 _SECOND = 1
-"""The word of the second codec's keys below those of the sparsifier."""
+"""The word of the second codec's keys below the sparsifier's keys."""
 
 
 class Part(NamedTuple):
     """Rows that keep the same number of numbers, and which ones."""
 
     rows: Ints | None
-    """(m,) row numbers; None: all rows."""
+    """(m,) row numbers, or None for all rows."""
     kept: int
     """How many numbers each of these rows keeps."""
     positions: Positions | None
-    """(m, kept) where they are; None: everywhere, or the payload says where."""
+    """(m, kept) where they are. If None, they are everywhere or in the payload."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _index(rows: Ints | None) -> Ints | slice:
 
 
 def _keys_of_second(keys: Keys, rows: Ints | None, second: Codec) -> Keys:
-    """Return the second codec's keys, whose streams differ from those of the sparsifier."""
+    """Return the second codec's keys, whose streams differ from the sparsifier's."""
     if rows is not None:
         keys = keys.at(rows)
     return keys.below(_SECOND) if second.is_random else keys
@@ -268,8 +268,8 @@ class PermK(Sparsifier):
     omega = n - 1.
 
     Args:
-        n: How many clients are called; None: whatever their number is. Then `omega` is the bound
-            d - 1, because n is at most d.
+        n: How many clients are called. If None, any number may be, and `omega` is the bound d - 1,
+            because n is at most d.
 
     >>> PermK(20).bits(d=123, dtype="float64"), PermK(20).omega(d=123)  # 7 numbers, or 6
     (448, 19.0)

@@ -43,16 +43,6 @@ class EpochOracle(Oracle, Protocol):
 
 
 @runtime_checkable
-class HasDtype(Protocol):
-    """A problem whose vectors are not float64."""
-
-    @property
-    def dtype(self) -> DType:
-        """The type of the problem's numbers."""
-        ...
-
-
-@runtime_checkable
 class HasStart(Protocol):
     """A problem with its own start, such as a network's initial parameters."""
 
@@ -170,7 +160,7 @@ class SavesModels(Protocol):
 
 def dtype_of(problem: object) -> DType:
     """Return the type of a problem's numbers: its `dtype`, or float64."""
-    return np.dtype(problem.dtype if isinstance(problem, HasDtype) else np.float64)
+    return np.dtype(getattr(problem, "dtype", np.float64))
 
 
 def measures_step(method: object) -> bool:

@@ -85,7 +85,7 @@ DERIVED: dict[str, Terms] = {
     "bits_up": (("bytes_up", 8.0),),
     "bits_down": (("bytes_down", 8.0),),
 }
-"""What a column is computed from where it is not recorded. Older runs recorded no bits; each of
+"""The terms of a column that may not be recorded. Older runs recorded no bits; each of
 their messages was a whole number of bytes."""
 
 AXES = (
@@ -118,7 +118,7 @@ def read_column(row: Mapping[str, float], name: str) -> float:
         name: The column.
 
     Returns:
-        The value; NaN if the record has neither the column nor what it is computed from.
+        The value, or NaN if the record has neither the column nor its terms.
 
     >>> read_column({"bytes_up": 10, "bytes_down": 20}, "bits")
     240.0

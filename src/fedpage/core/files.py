@@ -87,20 +87,20 @@ def import_object(
 ) -> object:
     """Import a class or a function from a Python file.
 
-    The module is not left in `sys.modules`, so that what is imported is sent to other processes by
-    value: those could not import the file by its name.
+    The module is not left in `sys.modules`, so that the object is sent to other processes by value.
+    They could not import the file by its name.
 
     Args:
-        path: the file.
-        name: the class or function.
-        noun: what it should be, for the error message, such as "method".
-        inspect: called with what was found while its module can still be looked up.
+        path: The file.
+        name: The class or function.
+        noun: The kind of object, for the error message, such as "method".
+        inspect: Called with the object while its module can still be looked up.
 
     Returns:
-        The object, or None if the file has none of this name.
+        The object, or None if the file does not define the name.
 
     Raises:
-        InputError: the file cannot be imported.
+        InputError: The file cannot be imported.
     """
     check_file(path)
     if not path.is_file():

@@ -78,13 +78,13 @@ def map_threads(
     left to do. So a busy machine delays the result little.
 
     Args:
-        work: a function of a number, which releases the interpreter's lock while it computes.
-        count: how many numbers there are.
-        threads: the most threads, the calling one included.
-        then: another such function. then(i) is computed after work(i) has ended, in any thread.
+        work: A function of a number, which releases the interpreter's lock while it computes.
+        count: How many numbers there are.
+        threads: The most threads, the calling one included.
+        then: Another such function. then(i) is computed after work(i) has ended, in any thread.
 
     Returns:
-        The results in the order of the numbers: those of `then` if it is given, else of `work`.
+        The results of `then` if it is given, else of `work`, in the order of the numbers.
 
     >>> map_threads(lambda i: i * i, 4, threads=2)
     [0, 1, 4, 9]

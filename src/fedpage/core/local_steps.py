@@ -80,7 +80,7 @@ def local_sgd(
         x: The start, (d,).
         K: The number of steps.
         eta: The step size.
-        b: Rows in a minibatch; None: all rows.
+        b: Rows in a minibatch. If None, use all rows.
         shift: A constant to add, (n, d): c - c_i (SCAFFOLD), -Delta_i (VRL-SGD).
         mu: The proximal weight (FedProx).
 
@@ -125,8 +125,8 @@ def local_page(
         g: The estimator there, (d,).
         K: The number of steps.
         eta: The step size.
-        first: Rows in the minibatch of step 0; None: all rows.
-        rest: Rows in the minibatches of the other steps; None: all rows.
+        first: Rows in the minibatch of step 0. If None, use all rows.
+        rest: Rows in the minibatches of the other steps. If None, use all rows.
 
     Returns:
         The mean of g_0..g_{K-1}, (n, d).
@@ -162,7 +162,7 @@ def local_svrg(
         h: The full gradient at w, (d,) or (n, d).
         K: The number of steps.
         eta: The step size.
-        b: Rows in a minibatch; None: all rows.
+        b: Rows in a minibatch. If None, use all rows.
 
     Returns:
         The mean direction, (n, d).
@@ -197,11 +197,11 @@ def local_training(
     Args:
         oracle: The called clients' oracle.
         x: The start, (d,).
-        K: The number of steps; None: that of `epochs`.
+        K: The number of steps. If None, `epochs` decides.
         epochs: Passes over a client's rows in minibatches, the last of which may be
             smaller; clients of unequal sizes then take unequal numbers of steps.
         eta: The step size.
-        b: Rows in a minibatch; None: all rows.
+        b: Rows in a minibatch. If None, use all rows.
         mu: The proximal weight (FedProx).
         optimizer: The client optimiser, whose moments begin at zero; None: u is the
             gradient.

@@ -33,7 +33,7 @@ class Layout(NamedTuple, Generic[T]):
     sizes: tuple[int, ...]
     """Numbers in each field: d, or 1 for a `Scalar`."""
     dtypes: tuple[DType, ...]
-    """The type of each field's numbers: that of the model, or float64 for a `Scalar`."""
+    """The type of each field's numbers: the model's, or float64 for a `Scalar`."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def field_names(type_: type) -> tuple[str, ...]:
 
 @cache
 def scalar_fields(type_: type) -> frozenset[str]:
-    """Return the names of the fields that hold one number, whatever d is."""
+    """Return the names of the fields that hold one number for any d."""
     try:
         hints = get_type_hints(type_, include_extras=True)
     except NameError:  # a type that was defined within a function, with postponed annotations

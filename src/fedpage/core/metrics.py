@@ -433,7 +433,7 @@ def evaluate_groups(
         outputs: (rows,) or (rows, classes).
         targets: (rows,).
         starts: (n+1,) where groups begin, and the number of rows. Every group has a row.
-        where: What the groups are, for the error message.
+        where: The kind of groups, for the error message.
 
     Returns:
         (n,) values, NaN where the metric is not defined.

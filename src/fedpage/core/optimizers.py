@@ -69,7 +69,7 @@ class Optimizer:
         Args:
             gradient: The clients' gradients at y, (n, d).
             y: The clients' models, (n, d), or (d,) where they are equal.
-            moments: What the last step of the round returned; () in the first.
+            moments: The moments of the last step; () in the first step of a round.
             step: The number of the step in the round, from 1.
         """
         if self.clip is not None:
@@ -97,7 +97,7 @@ class Optimizer:
             The optimiser; `Optimizer.from_text(str(optimizer)) == optimizer`.
 
         Raises:
-            InputError: There is no such optimiser, or a number is impossible.
+            InputError: The optimiser is unknown, or a number is impossible.
 
         >>> Optimizer.from_text("momentum:0.9+clip:1")
         Momentum(weight_decay=0.0, clip=1, beta=0.9, nesterov=False)

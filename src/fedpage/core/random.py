@@ -512,7 +512,7 @@ def flags(N: int, value: bool) -> Flags:
 
 
 def add_clients(seen: Flags, clients: Ints) -> Flags:
-    """Return the flags with those of some clients set.
+    """Return a copy of the flags in which some clients are set.
 
     >>> add_clients(flags(3, False), np.array([1])).tolist()
     [False, True, False]

@@ -79,7 +79,7 @@ class Schedule(Base):
             The schedule; `Schedule.from_text(str(schedule)) == schedule`.
 
         Raises:
-            InputError: There is no such schedule, or a number is missing or impossible.
+            InputError: The schedule is unknown, or a number is missing or impossible.
 
         >>> Schedule.from_text("cosine:0.1:200")
         Cosine(value=0.1, rounds=200, final=0.001)
@@ -143,7 +143,7 @@ def check_constant(method: str, name: str, value: object, why: str) -> None:
         method: The method's name.
         name: The hyper-parameter.
         value: Its value.
-        why: What would go wrong with a schedule, in a few words.
+        why: The reason, in a few words.
     """
     if isinstance(value, Schedule):
         raise InputError(f"{method}: {name} cannot be a schedule: {why}")

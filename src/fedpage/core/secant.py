@@ -108,7 +108,7 @@ def dot(a: Vector, b: Vector) -> float:
     >>> dot(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     11.0
     """
-    if not isinstance(a, np.ndarray):  # on a device, which has an order of its own
+    if not isinstance(a, np.ndarray):  # a device adds in another order
         return float((a.double() * b.double()).sum())
     product: float = _dot(a, b)
     return product

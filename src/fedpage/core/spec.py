@@ -40,7 +40,7 @@ class Registry(Mapping[str, T], Generic[T]):
     unknown name raises an InputError that suggests a known name.
 
     Args:
-        noun: what the entries are, for error messages, such as "partition".
+        noun: The kind of entries, for error messages, such as "partition".
 
     >>> shapes = Registry("shape")
     >>> @shapes.register("square")
@@ -139,12 +139,12 @@ class Spec:
     def build(self, make: Callable[..., T], noun: str, **given: Any) -> T:
         """Call a function or a class with the arguments of the text.
 
-        Values become the parameters in their order, settings become those of their name. All are
-        numbers, except where a parameter is annotated as `str`.
+        Values fill the parameters in order, settings by name. They are numbers, but text for
+        parameters that are annotated as `str`.
 
         Args:
             make: The function or class.
-            noun: What it makes, for error messages, such as "codec".
+            noun: The kind of result, for error messages, such as "codec".
             **given: Arguments that do not come from the text.
 
         Raises:
@@ -200,7 +200,7 @@ def parse(text: str) -> Spec:
 
 
 def split_sum(text: str) -> list[str]:
-    """Split "first+second" at its plus signs, except those of numbers such as 1e+3.
+    """Split "first+second" at its plus signs, but not within numbers such as 1e+3.
 
     >>> split_sum("momentum:0.9+clip:1e+3")
     ['momentum:0.9', 'clip:1e+3']

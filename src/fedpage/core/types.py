@@ -86,7 +86,7 @@ class Batch(NamedTuple):
     sizes: Ints
     """(n,) rows in each client's batch; the gradient over a batch without rows is 0."""
     requested: int | None = None
-    """The requested size, which a client with fewer rows cannot fill; None: every row."""
+    """The requested size, which a client with fewer rows cannot fill, or None for every row."""
 
 
 StateT = TypeVar("StateT", bound="State")
@@ -116,10 +116,10 @@ class Call(NamedTuple, Generic[MessageT]):
     fallback: Callable[[], Call[MessageT]] | None = None
     """Makes the call to use if clients stay missing, with `require_all`, or if all of them do.
 
-    None: keep retrying.
+    If None, the engine keeps retrying.
     """
     cohort: Ints | None = None
-    """All clients of the call, where `clients` are some that are asked again; None: `clients`."""
+    """All clients of the call, if `clients` are some of them that are asked again, or None."""
 
 
 class Replies(NamedTuple, Generic[ReplyT]):
@@ -155,7 +155,7 @@ class Draws(Protocol):
     def clients(self, N: int, S: int, ago: int = 0) -> Ints:
         """Sample S of N clients uniformly without replacement; ascending. S = N: all of them.
 
-        With `ago` they are those of that many rounds before, for another exchange with them.
+        With `ago` they are the sample of that many rounds before, for another exchange.
         """
         ...
 
@@ -188,7 +188,7 @@ class Draws(Protocol):
 
 @runtime_checkable
 class Oracle(Protocol):
-    """What called clients may compute from their own rows; it counts what it computes."""
+    """The computations of called clients on their own rows, which it counts."""
 
     gradients: int
     """Gradients of single rows (the paper's f_ij) computed so far, over all called clients."""
