@@ -751,7 +751,7 @@ def test_rounding_leaves_a_floor():
         (lambda: fp.SecantPAGE(eta=0.0), "SecantPAGE: eta must be"),
         (lambda: fp.SecantPAGE(b=0), "SecantPAGE: b must be"),
         (lambda: fp.SecantPAGE(up="topk:2"), "SecantPAGE: up=topk:2 is biased"),
-        (lambda: fp.SecantPAGE(down="natural"), "SecantPAGE: down=natural is no cast"),
+        (lambda: fp.SecantPAGE(down="natural"), "SecantPAGE: down=natural is not a cast"),
         (lambda: fp.SecantPAGE(S=99).init(np.zeros(4), 8), "SecantPAGE: cannot sample S=99"),
     ],
 )

@@ -453,7 +453,7 @@ def test_casts_halve_the_uplink_and_leave_a_small_floor(cls):
     exact, rounded = (np.abs(run.x - problem.x_star).max() for run in runs)
     assert exact < 1e-9
     assert 1e-12 < rounded < 1e-6
-    with pytest.raises(fp.InputError, match="up=natural is no cast"):
+    with pytest.raises(fp.InputError, match="up=natural is not a cast"):
         cls(up="natural")
 
 

@@ -56,7 +56,7 @@ def test_a_run_does_not_resume_with_another_codec(tmp_path):
         (("fedpage", "--up", "randk:1.5"), "k must be a whole number, or a share of d"),
         (("fedpage", "--up", "randk:5000"), "randk:5000: cannot keep 5000 of 123 numbers"),
         (("fedpage", "--up", "topk:3"), "FedPAGE: up=topk:3 is biased"),
-        (("fedpage", "--down", "natural"), "FedPAGE: down=natural is no cast"),
+        (("fedpage", "--down", "natural"), "FedPAGE: down=natural is not a cast"),
         (("fedpage", "--upp", "natural"), "did you mean '--up'?"),
         (("fedpage", "--up"), "option --up needs a value"),
         (("fedpage", "--up", "natural", "--up", "float32"), "option --up is given twice"),

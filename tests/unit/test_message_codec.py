@@ -217,7 +217,7 @@ def test_late_replies_are_counted_as_they_were_sent():
     ("change", "message"),
     [
         ({"up": "topk:2"}, "shifted: up=topk:2 is biased, which this method does not correct; use"),
-        ({"down": "natural"}, "shifted: down=natural is no cast"),
+        ({"down": "natural"}, "shifted: down=natural is not a cast"),
         ({"up": "randkk:2"}, "did you mean 'randk'"),
     ],
 )
