@@ -255,7 +255,12 @@ def load(
         from fedpage.data import tables  # it imports polars, which takes time
 
         return tables.load_table(file, tables.TableOptions(**table), name)
-    given = [key for key in table if table[key] not in (known[key].default, [])]
+    plain = (type(None), bool, str, tuple, list)  # others, such as arrays, have no plain equality
+    given = [
+        key
+        for key, value in table.items()
+        if not isinstance(value, plain) or value not in (known[key].default, [])
+    ]
     if given:
         if entry is None:
             _check_format(file)
