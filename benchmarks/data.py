@@ -43,7 +43,6 @@ KERNELS = (
     kernels.local_sgd,
     kernels.local_page,
     kernels.objective,
-    kernels.losses,
 )
 
 

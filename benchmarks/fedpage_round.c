@@ -1,9 +1,11 @@
-/* Sampled rounds of FedPAGE (Algorithm 1, lines 10-26) on robust linear regression, as plain C.
+/* Sampled rounds of FedPAGE (Algorithm 1, lines 10-26) on robust linear regression, as plain C, and
+   records of the loss and the gradient norm between them.
 
    benchmarks/c_loop.py compiles this file and compares fedpage's rounds with it. The arithmetic is
    that of fedpage's kernels: S clients, K local steps, all rows of a client in the first step and
    one row in each of the others, CSR rows whose entries are all 1, doubles, one thread. */
 
+#include <math.h>
 #include <stdint.h>
 
 static uint64_t next_word(uint64_t *state) { /* SplitMix64 */
@@ -86,5 +88,44 @@ void fedpage_rounds(const uint32_t *ptr, const uint32_t *idx, const double *targ
         }
         fedpage_round(ptr, idx, target, start, d, clients, S, rows, K, eta_l, eta_g, x, x_prev, g,
                       scratch);
+    }
+}
+
+/* Compute f(x), the mean of log(1 + (a.x - b)^2/2) over all rows of N equal clients, and
+   |grad f(x)|. gradient has d doubles; record takes the two numbers. */
+void fedpage_record(const uint32_t *ptr, const uint32_t *idx, const double *target, int64_t rows,
+                    int64_t d, const double *restrict x, double *restrict gradient,
+                    double *record) {
+    double loss = 0.0, square = 0.0;
+    for (int64_t l = 0; l < d; l++) gradient[l] = 0.0;
+    for (int64_t row = 0; row < rows; row++) {
+        const uint32_t begin = ptr[row], end = ptr[row + 1];
+        double t = 0.0;
+        for (uint32_t e = begin; e < end; e++) t += x[idx[e]];
+        const double r = t - target[row], v = slope(t, target[row]);
+        loss += log1p(0.5 * r * r);
+        for (uint32_t e = begin; e < end; e++) gradient[idx[e]] += v;
+    }
+    for (int64_t l = 0; l < d; l++) {
+        const double g = gradient[l] / (double)rows;
+        square += g * g;
+    }
+    record[0] = loss / (double)rows;
+    record[1] = sqrt(square);
+}
+
+/* Run rounds with a record before the first and after every `every` of them; records has
+   2 (rounds/every + 1) doubles. */
+void fedpage_run(const uint32_t *ptr, const uint32_t *idx, const double *target,
+                 const int64_t *start, int64_t d, int64_t N, int64_t S, int64_t K, double eta_l,
+                 double eta_g, double *x, double *x_prev, double *g, double *scratch,
+                 int64_t *clients, uint32_t *rows, int64_t rounds, uint64_t seed, int64_t every,
+                 double *records) {
+    for (int64_t done = 0;; done += every) {
+        fedpage_record(ptr, idx, target, start[N], d, x, scratch, records);
+        records += 2;
+        if (done >= rounds) return;
+        fedpage_rounds(ptr, idx, target, start, d, N, S, K, eta_l, eta_g, x, x_prev, g, scratch,
+                       clients, rows, every, seed + (uint64_t)done);
     }
 }

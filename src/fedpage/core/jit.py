@@ -68,9 +68,7 @@ if hasattr(os, "register_at_fork"):  # a child process has none of its parent's 
     os.register_at_fork(after_in_child=_workers.cache_clear)
 
 
-def map_threads(
-    work: Callable[[int], T], count: int, threads: int, then: Callable[[int], T] | None = None
-) -> list[T]:
+def map_threads(work: Callable[[int], T], count: int, threads: int) -> list[T]:
     """Compute work(0), ..., work(count - 1) in at most `threads` threads.
 
     Each thread takes the next number that is left, so that a slow one does not hold up the others.
@@ -79,29 +77,28 @@ def map_threads(
 
     Args:
         work: A function of a number, which releases the interpreter's lock while it computes.
-        count: How many numbers there are.
+        count: The number of calls.
         threads: The most threads, the calling one included.
-        then: Another such function. then(i) is computed after work(i) has ended, in any thread.
 
     Returns:
-        The results of `then` if it is given, else of `work`, in the order of the numbers.
+        The results in the order of the numbers.
 
     >>> map_threads(lambda i: i * i, 4, threads=2)
     [0, 1, 4, 9]
     """
-    left, results = deque((work, i) for i in range(count)), dict[int, T]()
+    helpers = min(threads, count) - 1
+    if helpers < 1:
+        return [work(i) for i in range(count)]
+    left, results = deque(range(count)), dict[int, T]()
 
     def run() -> None:
         while left:
             try:
-                task, i = left.popleft()
+                i = left.popleft()
             except IndexError:  # another thread took the last one
                 return
-            results[i] = task(i)
-            if then is not None and task is work:
-                left.append((then, i))
+            results[i] = work(i)
 
-    helpers = min(threads, count) - 1
     futures = [_workers(threads - 1).submit(run) for _ in range(helpers)]
     try:
         run()

@@ -46,15 +46,14 @@ def norm(v: Vector) -> float:
     >>> norm(np.array([3e300, -4e300])), norm(np.array([3e-200, 4e-200]))
     (5e+300, 5e-200)
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = float(kernels.total(v * v))
+    square = float(kernels.square(v))
     if 1e-280 < square < math.inf:
         return math.sqrt(square)
     top = float(np.abs(v).max(initial=0.0))  # squares may overflow or vanish
     if top == 0.0 or not math.isfinite(top):
         return top
     unit = v / top
-    return top * math.sqrt(kernels.total(unit * unit))
+    return top * math.sqrt(kernels.square(unit))
 
 
 def root_mean_square(v: Vector) -> float:

@@ -4,7 +4,7 @@ Every kernel works on one client after the other and never mixes them, so a clie
 result does not depend on which other clients were called. Index and pointer arrays are unsigned:
 the sparse loops are then 2.5 times faster. The loops are written once. The few functions of a row
 that they call are chosen by the types of their arguments, when numba compiles a kernel: sparse or
-dense rows, a loss of one margin (a built-in one or a user's) or the softmax of C margins.
+dense rows, and the loss, which is a function of one margin or the softmax of C margins.
 
 Data layout of all kernels:
     ptr (rows+1,) idx (nnz,) val (nnz,)     CSR, rows grouped by client; val None: every entry is 1
@@ -13,8 +13,7 @@ Data layout of all kernels:
     target (rows,)                          labels b, or class numbers 0..C-1
     start (N+1,)                            client i holds rows start[i]..start[i+1]-1
     scale (N,)                              N w_i, the client's weight against the uniform 1/N
-    loss                                    a built-in loss's code, a user's CompiledLoss, or (C,)
-                                            for the softmax of C classes
+    loss                                    a CompiledLoss, or (C,) for the softmax of C classes
     reg, alpha                              the regulariser's code and its weight
     p                                       the number of features, which alone are regularised
 A point has p*C coordinates, or (p + 1)*C with intercepts, where C = 1 but for the softmax. The
@@ -46,18 +45,14 @@ from fedpage.problems import losses as loss_file
 from fedpage.problems.losses import (
     DELTA,
     L2,
-    LOSSES,
     NO_REG,
     SMOOTHED_L1,
     CompiledLoss,
-    LossType,
-    RowFunction,
 )
 
 F = NDArray[np.float64]
 U = NDArray[np.uint32]
 I = NDArray[np.int64]
-ChosenFunction = Callable[[int, float, float], float]
 # error_model="numpy": no kernel checks its divisors, because none of them can be 0
 _OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
 _inline: Any = njit(**_OPTIONS, inline="always")
@@ -65,33 +60,6 @@ _1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would h
 
 _helper: Any = njit(**_OPTIONS)
 _compile: Any = compile_kernel(uses=(loss_file.__file__,))
-
-
-def _choose(functions: list[RowFunction]) -> ChosenFunction:
-    """Compile (code, t, b) -> functions[code](t, b) as a tree of ifs."""
-
-    def tree(first: int, end: int) -> ChosenFunction:
-        if end - first == 1:
-            return _leaf(functions[first])
-        middle = (first + end) // 2
-        return _branch(middle, tree(first, middle), tree(middle, end))
-
-    return tree(0, len(functions))
-
-
-def _leaf(function: RowFunction) -> ChosenFunction:
-    chosen: ChosenFunction = _inline(lambda code, t, b: function(t, b))
-    return chosen
-
-
-def _branch(middle: int, below: ChosenFunction, above: ChosenFunction) -> ChosenFunction:
-    def branch(code: int, t: float, b: float) -> float:
-        if code < middle:
-            return below(code, t, b)
-        return above(code, t, b)
-
-    chosen: ChosenFunction = _inline(branch)
-    return chosen
 
 
 def _by_type(choose: Callable[..., Any], classes: Any = None, **options: Any) -> Any:
@@ -118,20 +86,17 @@ def _by_type(choose: Callable[..., Any], classes: Any = None, **options: Any) ->
     return function
 
 
-def _by_loss(part: Literal["value", "slope"]) -> Any:
-    """Return (loss, t, b) -> value or slope by a built-in loss's code or by a user's loss."""
-    built_in = _choose([getattr(loss, part) for loss in LOSSES.values()])
+def _by_loss(part: Literal["terms", "slope"]) -> Any:
+    """Return (loss, t, b) -> terms or slope of the loss, for which kernels are compiled."""
 
     def choose(loss: Any, t: Any, b: Any) -> Any:
-        if not isinstance(loss, LossType):
-            return lambda loss, t, b: built_in(loss, t, b)
-        own = getattr(CompiledLoss.known[loss.name], part)
-        return lambda loss, t, b: own(t, b)
+        function = getattr(CompiledLoss.known[loss.name], part)
+        return lambda loss, t, b: function(t, b)
 
     return _by_type(choose)
 
 
-_margin_value, _margin_slope = _by_loss("value"), _by_loss("slope")
+_margin_terms, _margin_slope = _by_loss("terms"), _by_loss("slope")
 
 
 @_inline
@@ -381,7 +346,7 @@ _add_and_step = _by_kind(_step_sparse, _step_dense, _step_classes)
 
 def _by_outputs(one: Any, classes: Any) -> Any:
     """Return a function (loss, ...) that kernels compile for one margin or for C classes."""
-    return _by_type(lambda *args: one, classes)
+    return _by_type(lambda *args: one, classes, _nrt=False)
 
 
 @_helper
@@ -413,20 +378,17 @@ def _softmax(t: F, b: int, weight: float) -> tuple[float, float]:
 
 
 def _slopes_of_one(
-    loss: Any, t: float, T: F, b: float, weight: float, want_loss: bool, total: float
-) -> tuple[float, float]:
-    if want_loss:
-        total += weight * _margin_value(loss, t, b)
-    return total, weight * _margin_slope(loss, t, b)
+    loss: Any, t: float, T: F, b: float, weight: float, want_loss: bool
+) -> tuple[float, float, float]:
+    u, s = _margin_terms(loss, t, b) if want_loss else (0.0, 0.0)
+    return u, s, weight * _margin_slope(loss, t, b)
 
 
 def _slopes_of_classes(
-    loss: Any, t: int, T: F, b: float, weight: float, want_loss: bool, total: float
-) -> tuple[float, int]:
+    loss: Any, t: int, T: F, b: float, weight: float, want_loss: bool
+) -> tuple[float, float, int]:
     rest, gap = _softmax(T[t], np.int64(b), weight)
-    if want_loss:
-        total += weight * (math.log1p(rest) + gap)
-    return total, t
+    return gap, rest, t
 
 
 def _change_of_one(loss: Any, t: float, u: float, T: F, b: float, weight: float) -> float:
@@ -451,9 +413,9 @@ def _keep_classes(loss: Any, t: int, T: F, kept: F, row: Any) -> None:
         kept[row, c] = T[t, c]
 
 
-def _value_of_one(loss: Any, kept: F, row: Any, T: F, b: float) -> float:
-    value: float = _margin_value(loss, kept[row], b)
-    return value
+def _value_of_one(loss: Any, kept: F, row: Any, T: F, b: float) -> Any:
+    u, s = _margin_terms(loss, kept[row], b)
+    return u + math.log1p(s)
 
 
 def _value_of_classes(loss: Any, kept: F, row: Any, T: F, b: float) -> Any:
@@ -465,8 +427,8 @@ def _value_of_classes(loss: Any, kept: F, row: Any, T: F, b: float) -> Any:
 
 # (loss) -> C
 _outputs = _by_outputs(lambda loss: 1, lambda loss: loss[0])
-# (loss, t, T, b, weight, want_loss, total) -> total plus the weighted loss, if it is wanted, and
-# v = weight * the loss's derivative by t
+# (loss, t, T, b, weight, want_loss) -> u and s, where the loss, if it is wanted, is u + log(1 + s),
+# and v = weight * its derivative by t
 _slopes = _by_outputs(_slopes_of_one, _slopes_of_classes)
 # (loss, t, u, T, b, weight) -> v = weight * (the loss's derivative at t less that at u)
 _change = _by_outputs(_change_of_one, _change_of_classes)
@@ -502,7 +464,7 @@ def batch_grad(
         for j in range(count):
             row = np.uint64(first + j) if every else np.uint64(first) + np.uint64(rows[i, j])
             t = _margin(loss, ptr, idx, val, row, p, Y, own, T, 0)
-            _, v = _slopes(loss, t, T, target[row], weight, False, 0.0)
+            _, _, v = _slopes(loss, t, T, target[row], weight, False)
             _add(loss, ptr, idx, val, row, p, v, T, out, i)
         if reg != NO_REG:
             for l in range(p * C):
@@ -541,7 +503,7 @@ def local_sgd(
                     then, _ = _margins(loss, ptr, idx, val, row, p, W, own_w, W, own_w, T, b, b)
                     slopes[j] = _change(loss, t, then, T, target[row], weight)
                 else:
-                    _, slopes[j] = _slopes(loss, t, T, target[row], weight, False, 0.0)
+                    _, _, slopes[j] = _slopes(loss, t, T, target[row], weight, False)
             if every_feature:
                 for l in range(d):
                     g[0, l] = mu * (y[0, l] - x[l])
@@ -622,36 +584,38 @@ def local_page(
 @_compile
 def objective(
     ptr: U, idx: U, val: F | None, target: F, start: I, scale: F, loss: Any, p: int,
-    lo: int, hi: int, x: F, want_loss: bool, out: F, kept: F,
-) -> float:  # fmt: skip
-    """Add the gradients scale_i grad f_i(x) of clients lo..hi-1 to out, without the regulariser.
+    lo: I, hi: I, x: F, want_loss: bool, sums: F, losses: F, kept: F,
+) -> None:  # fmt: skip
+    """Add up losses and gradients of blocks of clients at x (d,), without the regulariser.
 
-    kept (rows,), or (rows, C) for a softmax, takes the margins of their rows, unless it is empty.
-    Returns the sum of their losses, or 0 if it is not wanted.
+    For block k of clients lo[k]..hi[k]-1, sums[k] (d,) takes the sum of the gradients
+    scale_i grad f_i(x), and losses[k] the sum of scale_i f_i(x), or 0 if it is not wanted. kept
+    (rows,), or (rows, C) for a softmax, takes the margins of their rows, unless it is empty. The
+    rows of a client share a logarithm: log(1+s) + log(1+z) = log(1 + (s + z + s z)).
     """
-    X, sums, T, total = x.reshape(1, -1), out.reshape(1, -1), np.empty((1, _outputs(loss))), 0.0
-    for c in range(lo, hi):
-        weight = scale[c] / (start[c + 1] - start[c])
-        for r in range(start[c], start[c + 1]):
-            row = np.uint64(r)
-            t = _margin(loss, ptr, idx, val, row, p, X, 0, T, 0)
-            if len(kept) > 0:
-                _keep(loss, t, T, kept, row)
-            total, v = _slopes(loss, t, T, target[row], weight, want_loss, total)
-            _add(loss, ptr, idx, val, row, p, v, T, sums, 0)
-    return total
-
-
-@_compile
-def losses(target: F, start: I, scale: F, loss: Any, lo: int, hi: int, t: F) -> float:
-    """Add up the losses of clients lo..hi-1 in the order of `objective`; t (rows,) are margins."""
-    T, total = np.empty((1, _outputs(loss))), 0.0
-    for c in range(lo, hi):
-        weight = scale[c] / (start[c + 1] - start[c])
-        for r in range(start[c], start[c + 1]):
-            row = np.uint64(r)
-            total += weight * _value(loss, t, row, T, target[row])
-    return total
+    X, T = x.reshape(1, -1), np.empty((1, _outputs(loss)))
+    for k in range(len(lo)):
+        sums[k] = 0.0
+        total = 0.0
+        for c in range(lo[k], hi[k]):
+            weight, product = scale[c] / (start[c + 1] - start[c]), 0.0  # of all 1 + s, less 1
+            for r in range(start[c], start[c + 1]):
+                row = np.uint64(r)
+                t = _margin(loss, ptr, idx, val, row, p, X, 0, T, 0)
+                if len(kept) > 0:
+                    _keep(loss, t, T, kept, row)
+                u, s, v = _slopes(loss, t, T, target[row], weight, want_loss)
+                if want_loss:
+                    total += weight * u
+                    if product > 1e8:  # the next factor is below 1e300
+                        total += weight * math.log1p(product)
+                        product = s
+                    else:
+                        product += s + product * s
+                _add(loss, ptr, idx, val, row, p, v, T, sums, k)
+            if want_loss:
+                total += weight * math.log1p(product)
+        losses[k] = total
 
 
 @_compile
@@ -678,6 +642,15 @@ def total(v: F) -> float:
     s = 0.0
     for l in range(len(v)):
         s += v[l]
+    return s
+
+
+@_compile
+def square(v: F) -> float:
+    """Add up the squares of v (d,) in order."""
+    s = 0.0
+    for l in range(len(v)):
+        s += v[l] * v[l]
     return s
 
 

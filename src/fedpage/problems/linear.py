@@ -49,7 +49,6 @@ from fedpage.problems.losses import (
     REGULARISERS,
     SMOOTHED_L1,
     SOFTMAX,
-    CompiledLoss,
     Loss,
     Reg,
     find_loss,
@@ -177,9 +176,7 @@ class LinearModel(ClientScoring):
         self._set_codes()
 
     def _set_codes(self) -> None:
-        self._loss_code: int | CompiledLoss | tuple[int] = (
-            (self.outputs,) if self._loss is SOFTMAX else self._loss.code
-        )
+        self._loss_code = self._loss.code or (self.outputs,)
         self._reg_code = REGULARISERS[self.reg].code if self.alpha > 0 else NO_REG
         codes = (self._loss_code, self._reg_code, self.alpha, self.data.features)
         self._kernel_data = (*self._rows_and_targets, *codes)
@@ -375,25 +372,21 @@ class LinearModel(ClientScoring):
         Returns:
             Losses (n,) N w_i f_i(x) and gradients (n, d), regulariser included, and the metrics.
         """
-        x = self._point(x)
-        losses, gradients = np.empty(len(clients)), np.zeros((len(clients), self.d))
+        x, scale = self._point(x), self._scale[clients]
         of_rows = row_metrics(self.metrics)
         values = {name: np.empty(len(clients)) for name in of_rows}
         start, target = self._rows_and_targets[4], self._rows_and_targets[3]
-        scale = self._scale[clients]
         with np.errstate(over="ignore", invalid="ignore"):
+            losses, gradients = self._objective(clients, clients + 1, x, True, self._scale)
             penalty, slope = self._penalty(x)
-            for row, client in enumerate(clients.tolist()):
-                args = (client, client + 1, x, True, gradients[row], self._scale)
-                losses[row] = self._objective(*args)
-                if of_rows:
-                    first, end = int(start[client]), int(start[client + 1])
-                    outputs = self._predictions(self._margins(x, first, end))
-                    where = f"client {client}"
-                    each = evaluate_metrics(of_rows, outputs, target[first:end], where)
-                    for name, value in each.items():
-                        values[name][row] = value
             losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
+            for row, client in enumerate(clients.tolist() if of_rows else ()):
+                first, end = int(start[client]), int(start[client + 1])
+                outputs = self._predictions(self._margins(x, first, end))
+                where = f"client {client}"
+                each = evaluate_metrics(of_rows, outputs, target[first:end], where)
+                for name, value in each.items():
+                    values[name][row] = value
         return ClientEvaluations(losses, gradients, values)
 
     def _predictions(self, margins: Vector) -> Vector:
@@ -425,76 +418,74 @@ class LinearModel(ClientScoring):
     def _evaluate(
         self, x: Vector, want_loss: bool, threads: int, margins: Vector | None = None
     ) -> tuple[float, Vector]:
-        """Compute f, if wanted, its gradient, and the margins of all rows, if given."""
+        """Compute f, if wanted, its gradient, and the margins of all rows, if given.
+
+        Blocks of clients are added up in order. Their number depends on the data alone.
+        """
+        _, idx, val = self._rows_and_targets[:3]
+        count = max(1, min(self.N, 32, (val.size if idx is None else len(idx)) >> 17))
+        edges = self.N * np.arange(count + 1) // count
         with np.errstate(over="ignore", invalid="ignore"):  # far away both may be infinite
-            loss, grad = self._sums(x, want_loss, threads, self._scale, margins)
+            loss, grad = self._sum_blocks(edges, x, want_loss, threads, self._scale, margins)
             loss /= self.N
             grad /= self.N
-            if not (math.isfinite(loss) and np.isfinite(grad).all()):
-                # the sum may overflow where the mean does not
-                loss, grad = self._sums(x, want_loss, threads, self._scale / self.N)
+            finite = math.isfinite(grad.dot(grad)) or np.isfinite(grad).all()
+            if not (math.isfinite(loss) and finite):  # the mean may be finite if the sum is not
+                scale = self._scale / self.N
+                loss, grad = self._sum_blocks(edges, x, want_loss, threads, scale)
             if self._reg_code != NO_REG:
                 penalty, slope = self._penalty(x)
                 loss += penalty
                 grad += slope
         return loss, grad
 
-    def _sums(
+    def _sum_blocks(
         self,
+        edges: Ints,
         x: Vector,
         want_loss: bool,
         threads: int,
         scale: Vector,
         margins: Vector | None = None,
     ) -> tuple[float, Vector]:
-        """Add up blocks of clients in order; their number depends on the data alone.
-
-        A block's losses are a separate task, for which only its margins are needed. So two threads
-        have six tasks in place of three on data with three blocks.
-        """
-        _, idx, val = self._rows_and_targets[:3]
-        entries = val.size if idx is None else len(idx)
-        count = max(1, min(self.N, 32, entries >> 17))
-        edges = [self.N * i // count for i in range(count + 1)]
-        sums = np.zeros((count, self.d))
-        target, start = self._rows_and_targets[3:5]
-        fused = want_loss and self._loss.fused
-        apart = want_loss and not fused
-        if apart and margins is None:
-            margins = self._empty_margins(len(target))
-
-        def block(i: int) -> float:
-            return self._objective(edges[i], edges[i + 1], x, fused, sums[i], scale, margins)
-
-        def losses(i: int) -> float:
-            args = (self._loss_code, edges[i], edges[i + 1], margins)
-            return float(kernels.losses(target, start, scale, *args))
-
-        parts = map_threads(block, count, threads, losses if apart else None)
+        parts = [(edges[:-1], edges[1:])]
+        if threads > 1:
+            parts = [(edges[i : i + 1], edges[i + 1 : i + 2]) for i in range(len(edges) - 1)]
+        found = map_threads(
+            lambda i: self._objective(*parts[i], x, want_loss, scale, margins), len(parts), threads
+        )
         loss, grad = 0.0, np.zeros(self.d)
-        for part, total in zip(parts, sums, strict=True):
-            loss += part
-            grad += total
+        for losses, sums in found:
+            for k, value in enumerate(losses.tolist()):
+                loss += value
+                grad += sums[k]
         return loss, grad
 
     def _objective(
         self,
-        lo: int,
-        hi: int,
+        lo: Ints,
+        hi: Ints,
         x: Vector,
         want_loss: bool,
-        out: Vector,
         scale: Vector,
         margins: Vector | None = None,
-    ) -> float:
-        """Add the gradients of clients lo..hi-1 to out (d,), and return the sum of their losses.
+    ) -> tuple[Vector, Vector]:
+        """Compute the sums of losses (n,) and of gradients (n, d) of n blocks of clients.
 
-        margins: Optional output array for all rows, of which those of the clients are filled.
+        Args:
+            lo: The first client of each block, (n,).
+            hi: The end of each block, (n,).
+            x: The point (d,).
+            want_loss: Whether losses are computed.
+            scale: The factors of the clients' objectives, (N,).
+            margins: Optional output array for all rows, of which those of the clients are filled.
         """
-        rows, loss = self._rows_and_targets[:-1], self._loss_code
+        losses, sums = np.empty(len(lo)), np.empty((len(lo), self.d))
         kept = self._empty_margins(0) if margins is None else margins
-        args = (lo, hi, x, want_loss, out, kept)
-        return float(kernels.objective(*rows, scale, loss, self.data.features, *args))
+        codes = self._loss_code, self.data.features
+        args = (*self._rows_and_targets[:-1], scale, *codes, lo, hi, x, want_loss)
+        kernels.objective(*args, sums, losses, kept)
+        return losses, sums
 
     def _penalty(self, x: Vector) -> tuple[float, Vector]:
         """Compute the regulariser at x, and its gradient (d,), which is 0 for the intercepts."""

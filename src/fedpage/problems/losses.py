@@ -21,6 +21,7 @@ from fedpage.core.function_digest import function_digest
 from fedpage.core.spec import Registry
 
 RowFunction = Callable[[float, float], float]
+RowTerms = Callable[[float, float], tuple[float, float]]
 # error_model="numpy": no kernel checks its divisors, because none of them can be 0
 _inline: Any = njit(nogil=True, error_model="numpy", inline="always")
 
@@ -48,10 +49,10 @@ REGULARISERS: dict[Reg, Regulariser] = {
 
 
 class LossType(types.Opaque):
-    """Type of a user's loss in numba, for which kernels are compiled and cached on disk.
+    """Type of a loss in numba, for which kernels are compiled and cached on disk.
 
-    The name identifies it and contains a digest of the source, so that a process which has never
-    seen the loss can read the cache, and a changed loss is compiled again.
+    The name identifies it. A user's loss has a digest of its functions in the name, so that a
+    process which has never seen the loss can read the cache, and a changed loss is compiled again.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,18 +60,19 @@ class LossType(types.Opaque):
 
 
 class CompiledLoss:
-    """A user's loss in place of a code. Kernels are compiled for its type and read no data of it.
+    """A loss as kernels take it. They are compiled for its type and read no data of it.
 
     Args:
-        name: The loss's name and digest.
-        value: Its compiled function (t, b) -> loss.
+        name: The loss's name, and the digest of a user's loss.
         slope: Its compiled function (t, b) -> derivative by t.
+        terms: Its compiled function (t, b) -> (u, s) with the loss u + log(1 + s). The rows of a
+            client then share a logarithm.
     """
 
     known: ClassVar[dict[str, CompiledLoss]] = {}
 
-    def __init__(self, name: str, value: RowFunction, slope: RowFunction) -> None:
-        self.name, self.value, self.slope = name, value, slope
+    def __init__(self, name: str, slope: RowFunction, terms: RowTerms) -> None:
+        self.name, self.slope, self.terms = name, slope, terms
         self._numba_type_ = LossType(name)  # numba reads this attribute
         self.known[name] = self
 
@@ -89,8 +91,8 @@ class Loss(NamedTuple):
     name: str
     title: str
     """The objective's name in records and messages."""
-    code: int | CompiledLoss
-    """What kernels take for it: a number for a built-in loss."""
+    code: CompiledLoss | None
+    """The loss for kernels; None for the softmax, which they take as (C,)."""
     value: RowFunction
     slope: RowFunction
     """Derivative of the value by t."""
@@ -101,11 +103,6 @@ class Loss(NamedTuple):
     """Whether targets must be -1/+1."""
     needs_counts: bool = False
     """Whether targets must be at least 0."""
-    fused: bool = False
-    """Whether losses are added up in the loop of the gradient.
-
-    Calls of exp and log would slow that loop down, so losses with them have a separate loop.
-    """
     digest: str = ""
     """The digest of a user's own loss."""
 
@@ -114,12 +111,7 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 
 class RowLoss(Protocol):
-    """A loss as its two functions of the margin t and the target b."""
-
-    @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss."""
-        ...
+    """A loss as functions of the margin t and the target b: a slope, and a value or terms."""
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -130,14 +122,36 @@ class RowLoss(Protocol):
 def declare_loss(
     name: str, title: str, *, curvature: float, convex: bool, **flags: Any
 ) -> Callable[[type[RowLoss]], type[RowLoss]]:
-    """Register a class with functions `value(t, b)` and `slope(t, b)` as a loss; see `Loss`."""
+    """Register a class with `slope(t, b)`, and `value(t, b)` or `terms(t, b)`, as a loss.
+
+    See `Loss` for the arguments.
+    """
 
     def decorate(cls: type[RowLoss]) -> type[RowLoss]:
-        value, slope = _inline(cls.value), _inline(cls.slope)
-        LOSSES.add(name, Loss(name, title, len(LOSSES), value, slope, curvature, convex, **flags))
+        if hasattr(cls, "terms"):
+            terms = _inline(cls.terms)
+            value = _with_logarithm(terms)
+        else:
+            value = _inline(cls.value)  # type: ignore[attr-defined]
+            terms = _without_logarithm(value)
+        slope = _inline(cls.slope)
+        code = CompiledLoss(name, slope, terms)
+        LOSSES.add(name, Loss(name, title, code, value, slope, curvature, convex, **flags))
         return cls
 
     return decorate
+
+
+def _with_logarithm(terms: RowTerms) -> Any:
+    def value(t: float, b: float) -> float:
+        u, s = terms(t, b)
+        return u + math.log1p(s)
+
+    return _inline(value)
+
+
+def _without_logarithm(value: RowFunction) -> Any:
+    return _inline(lambda t, b: (value(t, b), 0.0))
 
 
 @declare_loss("robust", "robust regression", curvature=1.0, convex=False)
@@ -145,12 +159,12 @@ class RobustLoss:
     """log(1 + r^2/2) of the residual r = t - b."""
 
     @staticmethod
-    def value(t: float, b: float) -> float:
+    def terms(t: float, b: float) -> tuple[float, float]:
         """Compute the loss, which is at most 1,420 even where r^2 or r overflows."""
         r = t - b
         if abs(r) > 1e150:
-            return 2.0 * math.log(abs(0.5 * t - 0.5 * b)) + math.log(2.0)
-        return math.log1p(0.5 * r * r)
+            return 2.0 * math.log(abs(0.5 * t - 0.5 * b)) + math.log(2.0), 0.0
+        return 0.0, 0.5 * r * r
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -164,12 +178,12 @@ class LogisticLoss:
     """log(1 + exp(-b t)) for labels b = -1 or +1."""
 
     @staticmethod
-    def value(t: float, b: float) -> float:
-        """Compute the loss without overflow."""
+    def terms(t: float, b: float) -> tuple[float, float]:
+        """Compute the loss without overflow, by the exponential that its slope has, too."""
         z = b * t
         if z > 0.0:
-            return math.log1p(math.exp(-z))
-        return math.log1p(math.exp(z)) - z
+            return 0.0, 1.0 / math.exp(z)
+        return -z, math.exp(z)
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -177,7 +191,7 @@ class LogisticLoss:
         return -b / (1.0 + math.exp(b * t))
 
 
-@declare_loss("squares", "least squares", curvature=1.0, convex=True, fused=True)
+@declare_loss("squares", "least squares", curvature=1.0, convex=True)
 class SquaredLoss:
     """(t - b)^2/2."""
 
@@ -192,9 +206,7 @@ class SquaredLoss:
         return t - b
 
 
-@declare_loss(
-    "squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True, fused=True
-)
+@declare_loss("squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True)
 class SquaredHingeLoss:
     """max(0, 1 - b t)^2 for labels b = -1 or +1."""
 
@@ -210,7 +222,7 @@ class SquaredHingeLoss:
         return -2.0 * b * max(0.0, 1.0 - b * t)
 
 
-@declare_loss("huber", "Huber regression", curvature=1.0, convex=True, fused=True)
+@declare_loss("huber", "Huber regression", curvature=1.0, convex=True)
 class HuberLoss:
     """r^2/2 of the residual r = t - b up to |r| = 1, and |r| - 1/2 beyond."""
 
@@ -250,18 +262,16 @@ def _of_one_margin(t: float, b: float) -> float:
 SOFTMAX = Loss(
     "softmax",
     "softmax regression",
-    code=-1,
+    code=None,
     value=_of_one_margin,
     slope=_of_one_margin,
     curvature=0.5,
     convex=True,
     needs_labels=True,
-    fused=True,
 )
 """The softmax of C margins, which kernels know as (C,).
 
-Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2. Its losses are added
-up with the gradient, with which they share their exponentials.
+Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2.
 """
 
 
@@ -320,13 +330,10 @@ def compile_loss(cls: Any) -> Loss:
             raise InputError(f"{where}: {name} must be True or False")
     digest = function_digest(*functions.values())
     name = f"{cls.__name__} {digest}"
-    code = CompiledLoss.known.get(name) or CompiledLoss(
-        name, *(_compile(where, name, part, function) for part, function in functions.items())
-    )
+    value, slope = (_compile(where, name, part, function) for part, function in functions.items())
+    code = CompiledLoss.known.get(name) or CompiledLoss(name, slope, _without_logarithm(value))
     title = str(getattr(cls, "title", cls.__name__))
-    loss = Loss(
-        cls.__name__, title, code, code.value, code.slope, float(curvature), **flags, digest=digest
-    )
+    loss = Loss(cls.__name__, title, code, value, slope, float(curvature), **flags, digest=digest)
     _check_numbers(where, loss)
     return loss
 
