@@ -12,7 +12,7 @@ from fedpage.runs.config import (
     ProblemConfig,
     RunCommand,
     RunConfig,
-    Table,
+    Settings,
     dataclass_fields,
     structure,
 )
@@ -58,7 +58,7 @@ def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:
     return structure(RunCommand, table, source)
 
 
-def _sort_hyper_parameters(method: Table, source: str) -> Table:
+def _sort_hyper_parameters(method: Settings, source: str) -> Settings:
     """Move hyper-parameters into [method.hyper], as words, which MethodConfig has."""
     hyper = method.get("hyper", {})
     if not isinstance(hyper, Mapping):
@@ -72,7 +72,7 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _change(table: Table, change: str) -> None:
+def _change(table: Settings, change: str) -> None:
     """Set a key of the settings to a value that is written as in TOML."""
     key, equals, text = change.partition("=")
     key = key.strip()
@@ -88,7 +88,7 @@ def _change(table: Table, change: str) -> None:
     place[name.replace("-", "_")] = _parse_value(text.strip())
 
 
-def _full_key(key: str, table: Table) -> str:
+def _full_key(key: str, table: Settings) -> str:
     """Return a key with the table that it belongs to; `rounds` stands for `run.rounds`."""
     first, dot, rest = key.partition(".")
     if first in _TABLES:
@@ -110,7 +110,7 @@ def _full_key(key: str, table: Table) -> str:
     raise InputError(f"--set {key}: there is no such setting;{hint}")
 
 
-def _hyper_parameters(table: Table) -> list[str]:
+def _hyper_parameters(table: Settings) -> list[str]:
     """Return the hyper-parameters of the method that the settings name."""
     from fedpage.runs.build import find_method
 

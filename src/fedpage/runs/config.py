@@ -31,7 +31,7 @@ import msgspec
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
-Table: TypeAlias = dict[str, Any]
+Settings: TypeAlias = dict[str, Any]
 """Keys and values, as TOML has them."""
 _NONE_WORDS = ("none", "all", "default")
 """Words for None: an optional hyper-parameter at its default, or a minibatch of all rows."""
@@ -239,7 +239,7 @@ class RunCommand:
     method: MethodConfig
     problem: ProblemConfig
     run: RunConfig
-    faults: Table | None = None
+    faults: Settings | None = None
     """The content of the --faults file."""
 
 
@@ -250,7 +250,7 @@ class CompareCommand:
     problem: ProblemConfig
     compare: CompareConfig
     checkpoint_every: str
-    faults: Table | None = None
+    faults: Settings | None = None
     """The content of the --faults file."""
 
 
@@ -299,13 +299,13 @@ def structure(cls: type[T], table: object, where: str, *, words: bool = False) -
         raise InputError(str(error) if is_named else f"{where}: {error}") from None
 
 
-def field_values(cls: type[Any], table: object, where: str, *, words: bool = False) -> Table:
+def field_values(cls: type[Any], table: object, where: str, *, words: bool = False) -> Settings:
     """Convert the given values of a dataclass's fields as `structure` does, without building it."""
     if not isinstance(table, Mapping):
         raise InputError(f"{where}: must be a table of keys, not {short_repr(table)}")
     known, kinds = dataclass_fields(cls), field_types(cls)
     spelling = {name.lower() if words else name: name for name in known}
-    values: Table = {}
+    values: Settings = {}
     for key, value in table.items():
         name = str(key).replace("-", "_")
         name = name if name in known else spelling.get(name.lower() if words else name, "")
@@ -334,7 +334,7 @@ def field_values(cls: type[Any], table: object, where: str, *, words: bool = Fal
     return values
 
 
-def to_table(config: object) -> Table:
+def to_table(config: object) -> Settings:
     """Convert a dataclass to a table for a TOML file, which `structure` reads, without None."""
     table = {}
     for entry in fields(config):  # type: ignore[arg-type]
@@ -349,7 +349,7 @@ def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:
     return {entry.name: entry for entry in fields(cls) if entry.init}
 
 
-def field_types(cls: type[Any]) -> Table:
+def field_types(cls: type[Any]) -> Settings:
     """Return the types of a dataclass's fields by name, with annotations in quotes resolved."""
     if cls not in _TYPES:
         hints = get_type_hints(cls)
@@ -357,7 +357,7 @@ def field_types(cls: type[Any]) -> Table:
     return _TYPES[cls]
 
 
-_TYPES: WeakKeyDictionary[type[Any], Table] = WeakKeyDictionary()
+_TYPES: WeakKeyDictionary[type[Any], Settings] = WeakKeyDictionary()
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -258,15 +258,6 @@ class HistoryFile:
         put(self.path, _header(meta))
         self._open(_header(meta), b"")
 
-    def read(self) -> bytes:
-        """Return all bytes of the file, or nothing if there is none."""
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-
     def cut(self, text: bytes, meta: Meta, history: History) -> None:
         """Cut the file back to its first lines, read them, and open it.
 

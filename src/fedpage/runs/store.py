@@ -207,7 +207,7 @@ class RunStore:
         A run that has done all its rounds is resumed if it has more rounds now.
         """
         rounds = self._check_same_run(run)
-        text = self._file.read()
+        text = self.history_path.read_bytes() if self.history_path.exists() else b""
         complete = text.rfind(b"\n") + 1
         if complete < len(text):
             self._warn(f"{self.history_path}: the last line is incomplete, and is dropped")

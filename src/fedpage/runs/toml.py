@@ -13,13 +13,13 @@ import tomli_w
 
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
-from fedpage.runs.config import Table
+from fedpage.runs.config import Settings
 
 _FORMAT = 3
 """The layout of run.toml and compare.toml."""
 
 
-def read(path: str | os.PathLike[str]) -> Table:
+def read(path: str | os.PathLike[str]) -> Settings:
     """Read the table of a TOML file.
 
     Raises:
@@ -35,7 +35,7 @@ def read(path: str | os.PathLike[str]) -> Table:
         raise InputError(f"{path}: not UTF-8 text") from None
 
 
-def loads(text: str, source: str) -> Table:
+def loads(text: str, source: str) -> Settings:
     """Parse TOML text; an InputError names its source and the line."""
     try:
         return tomllib.loads(text)
@@ -56,7 +56,7 @@ def dumps(table: Mapping[str, object]) -> str:
     return tomli_w.dumps(drop_none(table))
 
 
-def drop_none(table: Mapping[str, object]) -> Table:
+def drop_none(table: Mapping[str, object]) -> Settings:
     """Return a copy of nested tables without the values that are None."""
     return {
         key: drop_none(value) if isinstance(value, Mapping) else value
@@ -87,7 +87,7 @@ def write_settings(path: Path, table: Mapping[str, object]) -> None:
     put(path, dumps({"checksum": _checksum(table), **table}).encode("utf-8"))
 
 
-def read_settings(path: Path) -> Table:
+def read_settings(path: Path) -> Settings:
     """Read run.toml or compare.toml, and check that its values are those that fedpage wrote.
 
     A run with other settings is another run: its records would not belong to its settings.

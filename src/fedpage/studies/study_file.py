@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, short_repr
 from fedpage.runs import toml
-from fedpage.runs.config import Table, Target, setting, structure
+from fedpage.runs.config import Settings, Target, setting, structure
 from fedpage.studies.claims import Claim
 
 MOST_RUNS = 100_000
@@ -180,13 +180,13 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
     return structure(StudyConfig, table, str(path))
 
 
-def _tables(section: object) -> list[Table]:
+def _tables(section: object) -> list[Settings]:
     if not isinstance(section, dict):
         return []
     return [entry for entry in section.values() if isinstance(entry, dict)]
 
 
-def _place_files(table: Table, keys: Sequence[str], folder: Path) -> None:
+def _place_files(table: Settings, keys: Sequence[str], folder: Path) -> None:
     """Make paths absolute that are relative to the folder of a study file."""
     for key in keys:
         value = table.get(key)
@@ -197,7 +197,7 @@ def _place_files(table: Table, keys: Sequence[str], folder: Path) -> None:
                 table[key] = f"{file.resolve()}{at}{rest if at else ''}"
 
 
-def _parse_change(text: str) -> Table:
+def _parse_change(text: str) -> Settings:
     """Parse `key.key=value`; a value that is no TOML is text."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
@@ -212,7 +212,7 @@ def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _merge(table: Table, changes: Mapping[str, Any]) -> None:
+def _merge(table: Settings, changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         if isinstance(value, Mapping) and isinstance(table.get(key), dict):
             _merge(table[key], value)

@@ -14,7 +14,7 @@ from fedpage.methods.fair import at_step
 from fedpage.runs.build import find_method
 from fedpage.runs.config import (
     ProblemConfig,
-    Table,
+    Settings,
     dataclass_fields,
     field_values,
     setting,
@@ -41,7 +41,7 @@ class StudyProblem:
     name: str
     title: str
     source: Any
-    methods: Mapping[str, Table] = field(default_factory=dict)
+    methods: Mapping[str, Settings] = field(default_factory=dict)
     grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
@@ -132,7 +132,7 @@ class _MethodKeys:
     label: str = ""
 
 
-def _resolve(tables: Mapping[str, Any], defaults: Table, where: str) -> dict[str, Any]:
+def _resolve(tables: Mapping[str, Any], defaults: Settings, where: str) -> dict[str, Any]:
     """Fill in what tables take from others (`like`) and from the defaults."""
 
     def fill(name: str, path: tuple[str, ...]) -> Any:
@@ -198,7 +198,7 @@ class _Method:
     """A method of a study, before its grids are multiplied."""
 
     label: str
-    settings: Callable[[Table, Table], Iterator[tuple[Table, Table, AnyMethod]]]
+    settings: Callable[[Settings, Settings], Iterator[tuple[Settings, Settings, AnyMethod]]]
 
 
 def _open_method(name: str, table: Any, place: str) -> _Method:
@@ -214,7 +214,7 @@ def _open_method(name: str, table: Any, place: str) -> _Method:
         hint = "" if own.method else "; a table of another name sets method"
         raise InputError(f"{place}: {error}{hint}") from None
 
-    def settings(grid: Table, more: Table) -> Iterator[tuple[Table, Table, AnyMethod]]:
+    def settings(grid: Settings, more: Settings) -> Iterator[tuple[Settings, Settings, AnyMethod]]:
         for setting_, values in _multiply({**grid, **given, **more}, place):
             yield setting_, values, build_curve(entry, values, place)
 
@@ -237,7 +237,7 @@ def _labels(methods: Mapping[str, _Method]) -> dict[str, str]:
     }
 
 
-def _multiply(table: Table, place: str) -> Iterator[tuple[Table, Table]]:
+def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]]:
     """Yield the values of the lists, and all values with these in place of the lists."""
     lists = {key: value for key, value in table.items() if isinstance(value, list)}
     for key, values in lists.items():
@@ -250,7 +250,7 @@ def _multiply(table: Table, place: str) -> Iterator[tuple[Table, Table]]:
         yield chosen, {**table, **chosen}
 
 
-def _vary(method: AnyMethod, grid: Table, more: Table, place: str) -> Iterator[Any]:
+def _vary(method: AnyMethod, grid: Settings, more: Settings, place: str) -> Iterator[Any]:
     """Yield a method that was given as an object at each setting of the grids."""
     entry = MethodEntry(type(method), method.name)
     given = {key: getattr(method, key) for key in dataclass_fields(type(method))}
@@ -259,7 +259,7 @@ def _vary(method: AnyMethod, grid: Table, more: Table, place: str) -> Iterator[A
 
 
 def build_curve(
-    entry: MethodEntry, values: Table, place: str, base: Mapping[str, Any] | None = None
+    entry: MethodEntry, values: Settings, place: str, base: Mapping[str, Any] | None = None
 ) -> AnyMethod:
     """Build a method from its hyper-parameters, the effective step and rho.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs import toml
-from fedpage.runs.config import Table, setting, structure
+from fedpage.runs.config import Settings, setting, structure
 from fedpage.studies.claims import Claim
 from fedpage.studies.study import Study
 from fedpage.studies.study_file import FigureConfig, StudyConfig
@@ -40,7 +40,7 @@ def _read(name: str) -> tuple[StudyConfig, dict[str, TuningTable]]:
     """Read a study of the package, and the searches that it describes."""
     source = f"studies/paper/{name}.toml"
     file = files("fedpage.studies.paper").joinpath(f"{name}.toml")
-    table: Table = toml.loads(file.read_text(encoding="utf-8"), source)
+    table: Settings = toml.loads(file.read_text(encoding="utf-8"), source)
     searches = structure(_Tunings, {"tuning": table.pop("tuning", {})}, source).tuning
     tunings = {
         figure: structure(TuningTable, search, f"{source}, [tuning.{figure}]")
