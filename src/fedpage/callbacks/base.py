@@ -161,41 +161,19 @@ class FunctionCallback(Callback):
         on_round_end: Callable[[RoundEnd], Stopped | None] | None = None,
         on_run_end: Callable[[History], object] | None = None,
     ) -> None:
-        for name, function in (
-            ("on_record", on_record),
-            ("on_round_end", on_round_end),
-            ("on_run_end", on_run_end),
-        ):
-            if function is not None and not callable(function):
+        hooks = {"on_record": on_record, "on_round_end": on_round_end, "on_run_end": on_run_end}
+        self._given = {name: function for name, function in hooks.items() if function is not None}
+        for name, function in self._given.items():
+            if not callable(function):
                 raise InputError(f"{name} must be a function, not {short_repr(function)}")
-        self._on_record, self._on_round_end, self._on_run_end = on_record, on_round_end, on_run_end
+            setattr(self, name, function)  # in place of the method, which does nothing
 
     def __repr__(self) -> str:
-        given = {
-            "on_record": self._on_record,
-            "on_round_end": self._on_round_end,
-            "on_run_end": self._on_run_end,
-        }
         words = (
             f"{hook}={getattr(function, '__name__', type(function).__name__)}"
-            for hook, function in given.items()
-            if function is not None
+            for hook, function in self._given.items()
         )
         return f"FunctionCallback({', '.join(words)})"
-
-    def on_record(self, record: Mapping[str, float], x: Vector) -> None:
-        """Call the function for records."""
-        if self._on_record is not None:
-            self._on_record(record, x)
-
-    def on_round_end(self, info: RoundEnd) -> Stopped | None:
-        """Call the function for rounds."""
-        return None if self._on_round_end is None else self._on_round_end(info)
-
-    def on_run_end(self, history: History) -> None:
-        """Call the function for the end of the run."""
-        if self._on_run_end is not None:
-            self._on_run_end(history)
 
 
 def check_callbacks(callbacks: object) -> tuple[Callback, ...]:

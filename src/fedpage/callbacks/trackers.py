@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from fedpage.callbacks.base import Callback, RunInfo
 from fedpage.core.errors import InputError, short_repr
@@ -102,9 +103,7 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def is_failure(reason: StopReason) -> bool:
-    """Return whether the reason means that the run failed or was interrupted."""
-    return reason in (StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
+_FAILURES = (StopReason.INTERRUPTED, StopReason.ROUND_FAILED)
 
 
 class TensorBoard:
@@ -115,8 +114,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str] = "tensorboard") -> None:
-        with _require("tensorboard"):
-            import tensorboard  # noqa: F401
+        _require("tensorboard")
         self.folder = Path(folder)
         self._writer: EventFileWriter | None = None
 
@@ -166,8 +164,7 @@ class MLflow:
     """
 
     def __init__(self, uri: str | None = None) -> None:
-        with _require("mlflow"):
-            import mlflow  # noqa: F401
+        _require("mlflow")
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self._client: MlflowClient | None = None
         self._run = ""
@@ -200,7 +197,7 @@ class MLflow:
             return
         self._client.set_tag(self._run, "stop_reason", str(reason))
         self._client.set_tag(self._run, "stop_detail", detail)
-        self._client.set_terminated(self._run, "FAILED" if is_failure(reason) else "FINISHED")
+        self._client.set_terminated(self._run, "FAILED" if reason in _FAILURES else "FINISHED")
 
 
 class WandB:
@@ -212,8 +209,7 @@ class WandB:
     """
 
     def __init__(self, project: str = "fedpage", folder: str | os.PathLike[str] = ".") -> None:
-        with _require("wandb"):
-            import wandb  # noqa: F401
+        _require("wandb")
         self.project, self.folder = project, Path(folder)
         self._run: wandb.Run | None = None
 
@@ -221,16 +217,11 @@ class WandB:
         """Start the run, offline unless WANDB_MODE says otherwise."""
         import wandb
 
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode = cast(Any, os.environ.get("WANDB_MODE", "offline"))
         self._run = wandb.init(
-            project=self.project,
-            name=name,
-            config=dict(settings),
-            dir=str(self.folder),
-            mode=cast(Literal["online", "offline", "disabled"], mode),
-            settings=wandb.Settings(silent=True),
-            reinit="create_new",
-        )
+            project=self.project, name=name, config=dict(settings), dir=str(self.folder),
+            mode=mode, settings=wandb.Settings(silent=True), reinit="create_new",
+        )  # fmt: skip
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         """Add the record under its round."""
@@ -242,7 +233,7 @@ class WandB:
         if self._run is not None:
             self._run.summary["stop_reason"] = str(reason)
             self._run.summary["stop_detail"] = detail
-            self._run.finish(exit_code=int(is_failure(reason)))
+            self._run.finish(exit_code=int(reason in _FAILURES))
 
 
 TRACKERS: dict[str, Callable[..., Tracker]] = {
@@ -266,10 +257,7 @@ def make_tracker(tracker: str | Tracker) -> Tracker:
     return TRACKERS[name](location) if location else TRACKERS[name]()
 
 
-@contextmanager
-def _require(extra: str) -> Iterator[None]:
-    """Turn an ImportError into one that names the extra to install."""
-    try:
-        yield
-    except ImportError:
-        raise ImportError(f"tracking needs {extra}: pip install 'fedpage[{extra}]'") from None
+def _require(extra: str) -> None:
+    """Raise an ImportError that names the extra to install, if its package is missing."""
+    if find_spec(extra) is None:
+        raise ImportError(f"tracking needs {extra}: pip install 'fedpage[{extra}]'")

@@ -87,15 +87,17 @@ def check_method(method: AnyMethod, *, raise_on_fault: bool = True) -> CheckRepo
     checks: list[Check] = []
     for law, run in _LAWS.items():
         try:
-            fault = run(method)
+            run(method)
+            checks.append(Check(law, ""))
         except _NotApplicable as reason:
             checks.append(Check(law, str(reason), applies=False))
-            continue
         except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-        checks.append(Check(law, fault))
-        if fault and law in (_DECLARED, _RUNS):  # nothing else can be said of it
-            break
+            fault = (
+                str(error) if isinstance(error, MethodError) else f"{type(error).__name__}: {error}"
+            )
+            checks.append(Check(law, fault))
+            if law in (_DECLARED, _RUNS):  # the other laws need these two
+                break
     report = CheckReport(type(method).__name__, tuple(checks))
     if raise_on_fault and not report.passed:
         faults = "; ".join(f"{c.law}: {c.fault}" for c in checks if c.applies and c.fault)
@@ -107,108 +109,103 @@ class _NotApplicable(Exception):
     """A law says nothing about this method."""
 
 
-_DECLARED = "it declares name, paper, messages and client_state"
-_RUNS = "it runs on a quadratic with 8 clients"
+def _require(holds: bool, fault: str) -> None:
+    if not holds:
+        raise MethodError(fault)
 
 
 def _problem(noise: float = 0.3, spread: float = 3.0) -> Quadratic:
     return Quadratic.random(8, 5, 4, seed=3, spread=spread, noise=noise)
 
 
-def _simulation(
-    method: AnyMethod, problem: Quadratic | None = None, **options: Any
-) -> AnySimulation:
-    return Simulation(problem or _problem(), method, seed=1, options=RunOptions(**options))
+def _simulate(
+    method: AnyMethod, problem: Quadratic | None = None, rounds: int = _ROUNDS, **options: Any
+) -> Iterator[AnySimulation]:
+    """Run some rounds, and yield the simulation after each."""
+    run: AnySimulation = Simulation(
+        problem or _problem(), method, seed=1, options=RunOptions(**options)
+    )
+    for _ in range(rounds):
+        with np.errstate(over="ignore", invalid="ignore"):
+            run.step()
+        yield run
+
+
+def _last(runs: Iterable[AnySimulation]) -> AnySimulation:
+    *_, run = runs
+    return run
 
 
 def _trace(method: AnyMethod, **options: Any) -> list[bytes]:
     """Return the bits of the model after each round."""
-    run = _simulation(method, **options)
-    return [run.x.tobytes() for _ in _steps(run, _ROUNDS)]
+    return [run.x.tobytes() for run in _simulate(method, **options)]
 
 
-def _steps(run: AnySimulation, rounds: int) -> Iterator[None]:
-    for _ in range(rounds):
-        with np.errstate(over="ignore", invalid="ignore"):
-            run.step()
-        yield
-
-
-def _first_difference(one: list[bytes], other: list[bytes], what: str) -> str:
+def _compare(one: list[bytes], other: list[bytes], what: str) -> None:
     for r, (a, b) in enumerate(zip(one, other, strict=True)):
-        if a != b:
-            return f"{what}, the model differs after round {r}"
-    return ""
+        _require(a == b, f"{what}, the model differs after round {r}")
 
 
-def _check_declared(method: AnyMethod) -> str:
+def _check_declared(method: AnyMethod) -> None:
     for name in ("name", "paper", "messages", "client_state"):
-        if not hasattr(type(method), name):
-            return f"{name} is missing"
-    if not isinstance(method.messages, Mapping) or not method.messages:
-        return f"messages must map message types to reply types, not {short_repr(method.messages)}"
-    named = [*method.messages, *method.messages.values()]
-    named += [] if method.client_state is None else [method.client_state]
-    for type_ in named:
-        if not (isinstance(type_, type) and issubclass(type_, tuple) and hasattr(type_, "_fields")):
-            return f"{short_repr(type_)} is not a NamedTuple of vectors"
-    return ""
+        _require(hasattr(type(method), name), f"{name} is missing")
+    messages = method.messages
+    _require(
+        isinstance(messages, Mapping) and bool(messages),
+        f"messages must map message types to reply types, not {short_repr(messages)}",
+    )
+    states = () if method.client_state is None else (method.client_state,)
+    for kind in (*messages, *messages.values(), *states):
+        is_named_tuple = isinstance(kind, type) and hasattr(kind, "_fields")
+        _require(is_named_tuple, f"{short_repr(kind)} is not a NamedTuple of vectors")
 
 
-def _check_frozen(method: AnyMethod) -> str:
-    if not dataclasses.is_dataclass(method):
-        return "it is not a dataclass"
+def _check_frozen(method: AnyMethod) -> None:
+    _require(dataclasses.is_dataclass(method), "it is not a dataclass")
     for field in dataclasses.fields(method):
         try:
             setattr(method, field.name, getattr(method, field.name))
         except dataclasses.FrozenInstanceError:
             continue
-        return f"{field.name} can be changed; use @dataclass(frozen=True)"
-    return ""
+        raise MethodError(f"{field.name} can be changed; use @dataclass(frozen=True)")
 
 
-def _check_runs(method: AnyMethod) -> str:
-    run = _simulation(method)
-    for _ in _steps(run, _ROUNDS):
-        if run.x.shape != (4,):
-            return f"the state's x has shape {run.x.shape} instead of (4,)"
-    return ""
+def _check_runs(method: AnyMethod) -> None:
+    for run in _simulate(method):
+        _require(run.x.shape == (4,), f"the state's x has shape {run.x.shape} instead of (4,)")
 
 
-def _check_step(method: AnyMethod) -> str:
+def _check_step(method: AnyMethod) -> None:
     wanted = 0.5 * float(method.effective_step)
     given = float(method.with_step(wanted).effective_step)
-    if not np.isclose(given, wanted, rtol=1e-9):
-        return f"with_step({wanted:g}) has effective_step {given:g}"
-    return ""
+    is_set = bool(np.isclose(given, wanted, rtol=1e-9))
+    _require(is_set, f"with_step({wanted:g}) has effective_step {given:g}")
 
 
-def _check_repeats(method: AnyMethod) -> str:
-    return _first_difference(_trace(method), _trace(method), "run twice with the same seed")
+def _check_repeats(method: AnyMethod) -> None:
+    _compare(_trace(method), _trace(method), "run twice with the same seed")
 
 
-def _check_chunks(method: AnyMethod) -> str:
+def _check_chunks(method: AnyMethod) -> None:
     plain = _trace(method)
-    return _first_difference(plain, _trace(method, chunk=3), "with clients in chunks of 3") or (
-        _first_difference(plain, _trace(method, chunk=2, threads=2), "with 2 threads")
-    )
+    _compare(plain, _trace(method, chunk=3), "with clients in chunks of 3")
+    _compare(plain, _trace(method, chunk=2, threads=2), "with 2 threads")
 
 
-def _check_client_alone(method: AnyMethod) -> str:
-    run = _simulation(method)
-    for r, _ in enumerate(_steps(run, _ROUNDS)):
+def _check_client_alone(method: AnyMethod) -> None:
+    for r, run in enumerate(_simulate(method)):
         draws = RoundDraws(1, r + 1)
         call = method.call(run.state, draws)
         states = run.client_states.get(call.clients)
-        _, together = _work(method, call.message, run.problem.oracle(call.clients, draws), states)
+        oracle = run.problem.oracle(call.clients, draws)
+        _, together = _work(method, call.message, oracle, states)
         for i, client in enumerate(call.clients.tolist()):
             own = None if states is None else type(states)(*(part[i : i + 1] for part in states))
             oracle = run.problem.oracle(np.array([client]), draws)
             _, alone = _work(method, call.message, oracle, own)
             for name, part in together.items():
-                if part[i].tobytes() != alone[name][0].tobytes():
-                    return f"{name} of client {client} depends on who else is called"
-    return ""
+                is_equal = part[i].tobytes() == alone[name][0].tobytes()
+                _require(is_equal, f"{name} of client {client} depends on who else is called")
 
 
 def _work(
@@ -224,9 +221,8 @@ def _work(
     return replies, found
 
 
-def _check_inputs(method: AnyMethod) -> str:
-    run = _simulation(method)
-    for r, _ in enumerate(_steps(run, _ROUNDS)):
+def _check_inputs(method: AnyMethod) -> None:
+    for r, run in enumerate(_simulate(method)):
         draws = RoundDraws(1, r + 1)
         before = _copy(run.state)
         call = method.call(run.state, draws)
@@ -240,12 +236,12 @@ def _check_inputs(method: AnyMethod) -> str:
         for what, now, then in (
             ("the server's state", run.state, before),
             ("the message", call.message, sent),
-            ("the client state", states, kept),
+            ("the client state", states or (), kept),
             ("the mean of the replies", mean, combined),
         ):
-            if now is not None and not _equal(now, then):
-                return f"{what} is changed in place; make new arrays instead"
-    return ""
+            pairs = zip(_parts(now), then, strict=True)
+            is_equal = all(np.array_equal(a, b, equal_nan=False) for a, b in pairs)
+            _require(is_equal, f"{what} is changed in place; make new arrays instead")
 
 
 def _copy(values: Iterable[Any]) -> list[ArrayLike]:
@@ -261,45 +257,32 @@ def _parts(values: Iterable[Any]) -> Iterator[ArrayLike]:
             yield value
 
 
-def _equal(one: Iterable[Any], copied: list[ArrayLike]) -> bool:
-    both = zip(_parts(one), copied, strict=True)
-    return all(np.array_equal(a, b, equal_nan=False) for a, b in both)
+def _check_resumes(method: AnyMethod) -> None:
+    half = _ROUNDS // 2
+    snapshot = _last(_simulate(method, rounds=half)).snapshot()
+    other: AnySimulation = Simulation(_problem(), method, seed=1)
+    other.restore(snapshot, "a snapshot")
+    resumed = []
+    for _ in range(_ROUNDS - half):
+        other.step()
+        resumed.append(other.x.tobytes())
+    _compare(_trace(method)[half:], resumed, "resumed from a snapshot")
 
 
-def _check_resumes(method: AnyMethod) -> str:
-    straight = _trace(method)
-    run = _simulation(method)
-    for _ in _steps(run, _ROUNDS // 2):
-        pass
-    other = _simulation(method)
-    other.restore(run.snapshot(), "a snapshot")
-    resumed = [other.x.tobytes() for _ in _steps(other, _ROUNDS - _ROUNDS // 2)]
-    return _first_difference(straight[_ROUNDS // 2 :], resumed, "resumed from a snapshot")
-
-
-def _common_optimum() -> Quadratic:
-    """Return a quadratic whose clients differ, but have the same optimum.
-
-    It is 0.75 in every coordinate: casts leave it alone, and other codecs do not.
-    """
-    A = _problem().A
-    return Quadratic(A, np.repeat(0.75 * A.sum(axis=2)[:, None], 5, axis=1))
-
-
-def _check_stationary(method: AnyMethod) -> str:
-    problem = _common_optimum()
-    run = _simulation(method, problem, x0=problem.x_star)
-    for r, _ in enumerate(_steps(run, _ROUNDS)):
+def _check_stationary(method: AnyMethod) -> None:
+    A = _problem().A  # clients differ, but all have the optimum 0.75, which casts leave alone
+    problem = Quadratic(A, np.repeat(0.75 * A.sum(axis=2)[:, None], 5, axis=1))
+    for r, run in enumerate(_simulate(method, problem, x0=problem.x_star)):
         away = float(np.abs(run.x - problem.x_star).max())
-        if not away <= 1e-9:
-            return f"from the common optimum of all clients it moves by {away:.3g} in round {r}"
-    return ""
+        text = f"from the common optimum of all clients it moves by {away:.3g} in round {r}"
+        _require(away <= 1e-9, text)
 
 
-def _check_codecs(method: AnyMethod) -> str:
+def _check_codecs(method: AnyMethod) -> None:
     """Run the method with a codec of each class that it accepts."""
     if not (dataclasses.is_dataclass(method) and hasattr(method, "up")):
         raise _NotApplicable("it has no field up")
+    plain = _last(_simulate(dataclasses.replace(method, up="none")))
     found = 0
     for text in ("float32", "natural", "topk:0.5"):
         try:
@@ -307,63 +290,51 @@ def _check_codecs(method: AnyMethod) -> str:
         except InputError:
             continue
         found += 1
-        run, plain = _simulation(coded), _simulation(dataclasses.replace(method, up="none"))
-        for _ in zip(_steps(run, _ROUNDS), _steps(plain, _ROUNDS), strict=True):
-            pass
-        if not run.costs.bits_up < plain.costs.bits_up:
-            return f"up={text} sends as many bits as no codec"
-        fault = "" if text == "float32" else _check_stationary(coded)
-        if fault:
-            return f"up={text}: {fault}; compress only what vanishes at the optimum"
+        sends_less = _last(_simulate(coded)).costs.bits_up < plain.costs.bits_up
+        _require(sends_less, f"up={text} sends as many bits as no codec")
+        try:
+            if text != "float32":
+                _check_stationary(coded)
+        except MethodError as fault:
+            raise MethodError(
+                f"up={text}: {fault}; compress only what vanishes at the optimum"
+            ) from None
     if not found:
         raise _NotApplicable("it accepts no codec")
-    return ""
 
 
-def _check_descends(method: AnyMethod) -> str:
+def _check_descends(method: AnyMethod) -> None:
     problem = _problem(noise=0.0, spread=0.0)
-    step = 0.1 / problem.smoothness().client
-    start = problem.x_star + 1.0
-    run = _simulation(method.with_step(step), problem, x0=start)
-    first = problem.loss(start)
-    for _ in _steps(run, 40):
-        pass
-    last = problem.loss(run.x)
-    if not last < first:
-        return f"with effective step {step:.3g} the loss goes from {first:.4g} to {last:.4g}"
-    return ""
+    step, start = 0.1 / problem.smoothness().client, problem.x_star + 1.0
+    run = _last(_simulate(method.with_step(step), problem, 40, x0=start))
+    first, last = problem.loss(start), problem.loss(run.x)
+    text = f"with effective step {step:.3g} the loss goes from {first:.4g} to {last:.4g}"
+    _require(bool(last < first), text)
 
 
-def _check_direction(method: AnyMethod) -> str:
+def _check_direction(method: AnyMethod) -> None:
     """Compare the first move with a gradient step, where all clients and rows take part."""
     names = {field.name for field in dataclasses.fields(method)}
     changes: dict[str, int | None] = {"K": 1, "S": 8, "b": None, "b1": None, "b2": None, "b3": None}
-    problem = _problem()
-    x0: Vector = np.ones(4)
+    problem, x0 = _problem(), np.ones(4)
     try:
         plain = dataclasses.replace(method, **{k: v for k, v in changes.items() if k in names})
     except InputError as error:
         raise _NotApplicable(str(error)) from None
-    run = _simulation(plain, problem, x0=x0)
-    move = np.zeros(4)
-    for _ in _steps(run, 3):
-        move = run.x - x0
-        if move.any():
-            break
-    if not float(move @ problem.grad(x0)) < 0.0:
-        return "the first move is not downhill"
-    return ""
+    moves = (run.x - x0 for run in _simulate(plain, problem, 3, x0=x0))
+    move = next((move for move in moves if move.any()), np.zeros(4))
+    _require(float(move @ problem.grad(x0)) < 0.0, "the first move is not downhill")
 
 
-def _check_failures(method: AnyMethod) -> str:
-    run = _simulation(method, faults=Faults(dropout=0.1, nan=0.05, late=0.05))
-    for _ in _steps(run, _ROUNDS):
-        if not np.isfinite(run.x).all():
-            return "the model is not finite any more when some clients fail"
-    return ""
+def _check_failures(method: AnyMethod) -> None:
+    for run in _simulate(method, faults=Faults(dropout=0.1, nan=0.05, late=0.05)):
+        is_finite = bool(np.isfinite(run.x).all())
+        _require(is_finite, "the model is not finite any more when some clients fail")
 
 
-_LAWS: dict[str, Callable[[AnyMethod], str]] = {
+_DECLARED = "it declares name, paper, messages and client_state"
+_RUNS = "it runs on a quadratic with 8 clients"
+_LAWS: dict[str, Callable[[AnyMethod], None]] = {
     _DECLARED: _check_declared,
     "it is a frozen dataclass": _check_frozen,
     _RUNS: _check_runs,
