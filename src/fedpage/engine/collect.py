@@ -151,11 +151,8 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
             return self._collect_or_fall_back(call, draws, None)
         chunks = self._send(call, draws, 0)
         chunk = next(chunks)
-        if (
-            chunk.requested is not call.clients
-            or len(chunk.clients) != len(call.clients)
-            or chunk.rejected
-        ):
+        answered = len(chunk.clients) if chunk.requested is call.clients else -1
+        if answered != len(call.clients) or chunk.rejected:
             chunks = chain([chunk], chunks)
             del chunk  # a chunk is freed before the next is computed
             return self._collect_or_fall_back(call, draws, chunks)

@@ -24,10 +24,8 @@ from fedpage.core.types import Ints, Vector
 from fedpage.runs.config import field_values
 
 _COLUMNS = ("latency", "downlink", "uplink", "gradient")
-_ROW, *_PURPOSES = 11, 12, 13, 14, 15
+_ROW, *_PURPOSES, _CALL_NOISE = 11, 12, 13, 14, 15, 16
 """Purposes of the draws, apart from those of faults and from each other."""
-_CALL_NOISE = 16
-"""The purpose of the draws of a call's noise."""
 _DEVIATION = partial(validate.within, low=0.0, high=10.0)
 """Times are proportional to the exponential of a standard deviation, so it is bounded."""
 _CHECKS: dict[str, validate.Check] = {
@@ -44,14 +42,11 @@ _CHECKS: dict[str, validate.Check] = {
 
 
 class Profile(NamedTuple):
-    """What is assumed about a population of devices: medians, and how much devices differ."""
+    """Medians of a population of devices, and how much devices differ; see `Devices`."""
 
     latency: float
-    """Seconds of a call besides transfer and computation."""
     downlink: float
-    """Bytes a second from the server to a client."""
     uplink: float
-    """Bytes a second from a client to the server."""
     parameter: float
     """Seconds of a row's gradient, for each parameter of the model."""
     spread: float
@@ -86,13 +81,13 @@ class Speeds(NamedTuple):
     uplink: Vector
     gradient: Vector
 
-    def seconds(self, clients: Ints, bytes_down: int, bytes_up: Ints, gradients: Ints) -> Vector:
-        """Return the time of each called client without noise, (n,)."""
+    def seconds(self, clients: Ints, down: int, up: Ints, gradients: Ints) -> Vector:
+        """Return the time of each client, (n,), for bytes down and up and gradients of rows."""
         return (
             self.latency[clients]
-            + bytes_down / self.downlink[clients]
+            + down / self.downlink[clients]
             + gradients * self.gradient[clients]
-            + bytes_up / self.uplink[clients]
+            + up / self.uplink[clients]
         )
 
 
@@ -163,11 +158,10 @@ class Devices:
 
     @classmethod
     def from_csv(cls, path: str | os.PathLike[str], **settings: Any) -> Devices:
-        """Read measured devices from a CSV file.
+        """Read measured devices from a CSV file with a row for each device.
 
         Its columns are latency (seconds), downlink and uplink (bytes a second), and gradient
-        (seconds of one row's gradient of the model), a row a device. With a further column client,
-        row by row the number of the client that has the device, the file has a row for every
+        (seconds of one row's gradient). With a further column client, the file has a row for every
         client. Without it, each client has a device drawn from the rows by the seed.
 
         Args:
@@ -255,7 +249,7 @@ class Devices:
 
 
 class Clock:
-    """Time the calls of one run: what a client takes, and how long a round waits.
+    """Time the calls and the rounds of one run.
 
     A round takes the sum over its attempts of the time of the slowest client of each. It has the
     same bits for any chunks, because a maximum does not depend on the order.
@@ -276,16 +270,10 @@ class Clock:
         self._attempts: dict[int, float] = {}
 
     def measure(
-        self,
-        clients: Ints,
-        bytes_down: int,
-        bytes_up: Ints,
-        gradients: Ints,
-        round: int,
-        attempt: int,
+        self, clients: Ints, down: int, up: Ints, gradients: Ints, round: int, attempt: int
     ) -> Vector:
-        """Return the seconds that each called client takes, (n,); see `Speeds.seconds`."""
-        seconds = self._speeds.seconds(clients, bytes_down, bytes_up, gradients)
+        """Return the seconds of each called client, (n,), with noise; see `Speeds.seconds`."""
+        seconds = self._speeds.seconds(clients, down, up, gradients)
         if self._noise:
             z = normal_per_client(self._seed, _CALL_NOISE, round, attempt, clients=clients)
             seconds = seconds * np.exp(self._noise * z)

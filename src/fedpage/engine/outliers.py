@@ -62,15 +62,10 @@ class OutlierCheck:
     def screen(
         self, chunk: Chunk[ReplyT, ClientStateT], call: Call[MessageT], round: int
     ) -> Chunk[ReplyT, ClientStateT]:
-        """Move the outliers among a chunk's replies to its rejections; remember the others.
+        """Move the outliers among the replies to a request to its rejections.
 
-        A rejection has the reply itself where it may be the method that has diverged: where the
-        square of the norm overflows, or where several clients were called.
-
-        Args:
-            chunk: All valid replies to a request.
-            call: The request, whose cohort is all clients that were called in this attempt.
-            round: The round's number.
+        A rejection has the reply itself if the method may have diverged: if the square of the norm
+        overflows, or if several clients were called.
         """
         if not len(chunk.clients):
             return chunk
@@ -131,12 +126,7 @@ class ClientNorms:
         self._rounds = np.full(N, -1, dtype=np.int64)
 
     def add(self, clients: Ints, norms: Floats, round: int) -> float:
-        """Add norms that arrive, and return the median to compare them with.
-
-        Args:
-            clients: The clients that answered, (n,).
-            norms: The norms of what they sent, (n,).
-            round: The round's number.
+        """Add norms (n,) of clients (n,) in a round, and return the median to compare them with.
 
         Returns:
             The larger one of two medians: of the largest norms, and of the newest. NaN if they are
