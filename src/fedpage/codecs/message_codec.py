@@ -98,39 +98,38 @@ def check(method: DataclassInstance, up: Kind, *, down: Kind = "cast", hint: str
         InputError: A codec is unknown, or not one of these.
     """
     for field, kind in (("up", up), ("down", down)):
-        if kind not in _ADVICE:
-            raise InputError(f"codecs.check: {kind!r} is not one of {', '.join(_ADVICE)}")
-        value = getattr(method, field, None)
-        if value is None and not hasattr(method, field):
+        if kind not in _RULES:
+            raise InputError(f"codecs.check: {kind!r} is not one of {', '.join(_RULES)}")
+        if not hasattr(method, field):
             continue
-        codec = as_codec(value)
+        codec = as_codec(getattr(method, field))
         object.__setattr__(method, field, codec)
-        fault = _find_fault(codec, kind)
-        if fault:
+        is_right, fault, advice = _RULES[kind]
+        if not codec.is_cast and not is_right(codec):
             name = getattr(method, "name", type(method).__name__)
-            advice = hint if hint and field == "up" else _ADVICE[kind].format(codec=codec)
+            advice = hint if hint and field == "up" else advice.format(codec=codec)
             raise InputError(f"{name}: {field}={codec} {fault}; {advice}")
 
 
-_ADVICE = {
-    "any": "use another codec",
-    "unbiased": "use an unbiased codec such as randk:0.1 or natural, or the method EF21",
-    "contractive": "use scaled({codec})",
-    "cast": "use float32, bfloat16 or none",
+_RULES: dict[Kind, tuple[Callable[[Codec], bool], str, str]] = {
+    "any": (lambda codec: True, "", ""),
+    "unbiased": (
+        lambda codec: codec.omega(_MANY) is not None,
+        "is biased, which this method does not correct",
+        "use an unbiased codec such as randk:0.1 or natural, or the method EF21",
+    ),
+    "contractive": (
+        lambda codec: codec.alpha(_MANY) is not None,
+        "is not contractive",
+        "use scaled({codec})",
+    ),
+    "cast": (
+        lambda codec: False,
+        "is not a cast, and this method does not correct the error of other codecs",
+        "use float32, bfloat16 or none",
+    ),
 }
-
-
-def _find_fault(codec: Codec, kind: Kind) -> str:
-    """Describe why a codec is not of a kind; "" if it is."""
-    if codec.is_cast:
-        return ""
-    if kind == "cast":
-        return "is not a cast, and this method does not correct the error of other codecs"
-    if kind == "unbiased" and codec.omega(_MANY) is None:
-        return "is biased, which this method does not correct"
-    if kind == "contractive" and codec.alpha(_MANY) is None:
-        return "is not contractive"
-    return ""
+"""Whether a codec is of a kind, the fault if it is not, and advice. Casts are of every kind."""
 
 
 def as_received(down: Codec, v: Vector) -> Vector:
@@ -245,28 +244,29 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
     ) -> MessageSize:
         """Return the size of the replies of all these clients together."""
-        n, (floats, bits, nbytes) = len(clients), self.reply_size[message]
-        floats, bits, nbytes = n * floats, n * bits, n * nbytes
-        if not self.has_fixed_size:
-            most = self.up.bits(self.d, self.dtype)
-            for field in self._fields[message]:
-                keys = self._keys(draws, clients, field, ranks)
-                sizes = self.up.sizes(self.d, self.dtype, keys)
-                bits -= int((most - sizes).sum())
-                nbytes -= int((-(-most // 8) + (-sizes // 8)).sum())
-                floats -= int((self.up.floats(self.d) - self.up.numbers(self.d, keys)).sum())
-        return MessageSize(floats, bits, nbytes)
+        if self.has_fixed_size:
+            return MessageSize(*(len(clients) * part for part in self.reply_size[message]))
+        return MessageSize(*self._measure_each(message, clients, draws, ranks).sum(0).tolist())
 
     def reply_bytes(
         self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
     ) -> Ints:
         """Return the bytes of the reply of each of these clients, (n,)."""
-        each = np.full(len(clients), self.reply_size[message].bytes, dtype=np.int64)
+        return self._measure_each(message, clients, draws, ranks)[:, 2]
+
+    def _measure_each(
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None
+    ) -> Ints:
+        """Return the numbers, bits and bytes of each client's reply, (n, 3)."""
+        each = np.tile(np.array(self.reply_size[message], dtype=np.int64), (len(clients), 1))
         if not self.has_fixed_size:
-            most = -(-self.up.bits(self.d, self.dtype) // 8)
+            most = self.up.bits(self.d, self.dtype)
             for field in self._fields[message]:
                 keys = self._keys(draws, clients, field, ranks)
-                each -= most + (-self.up.sizes(self.d, self.dtype, keys) // 8)
+                sizes = self.up.sizes(self.d, self.dtype, keys)
+                each[:, 0] -= self.up.floats(self.d) - self.up.numbers(self.d, keys)
+                each[:, 1] -= most - sizes
+                each[:, 2] -= -(-most // 8) + (-sizes // 8)
         return each
 
     def _keys(self, draws: Draws, clients: Ints, field: _Field, ranks: Ranks | None) -> Keys:
