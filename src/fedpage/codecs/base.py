@@ -359,7 +359,7 @@ def register_codec(name: str) -> Callable[[C], C]:
 @register_codec("none")
 @dataclass(frozen=True)
 class Identity(Codec):
-    """Send every number unchanged.
+    """Send every number as it is.
 
     >>> Identity().bits(d=123, dtype="float64")
     7872

@@ -21,7 +21,7 @@ from fedpage.core.types import AnyArray, Vector
 class Cast(Codec):
     """Round each number to nearest even in a shorter format; the base class of casts."""
 
-    width: ClassVar[int]
+    _width: ClassVar[int]
     """The bits of a number."""
 
     @property
@@ -36,7 +36,7 @@ class Cast(Codec):
     def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
         """Send d floats of the format."""
         width_of(dtype)
-        return [Field(d, self.width)]
+        return [Field(d, self._width)]
 
 
 @register_codec("float32")
@@ -47,7 +47,7 @@ class Float32(Cast):
     Vectors of float32 are sent unchanged.
     """
 
-    width: ClassVar[int] = 32
+    _width: ClassVar[int] = 32
 
     def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
         """Return the bits of the rounded numbers."""
@@ -68,7 +68,7 @@ class Float32(Cast):
 class _Short(Cast):
     """Send floats of 16 bits; the base class of both formats."""
 
-    width: ClassVar[int] = 16
+    _width: ClassVar[int] = 16
     digits: ClassVar[int]
     """The bits of the mantissa."""
     bias: ClassVar[int]
