@@ -85,6 +85,7 @@ def test_values_of_tables_are_converted(table, name, value):
         ({"PORT": "80"}, "port", 80),
         ({"ratio": "1e-3"}, "ratio", 1e-3),
         ({"flag": "True"}, "flag", True),
+        ({"flag": "no"}, "flag", False),
         ({"limit": "all"}, "limit", None),
         ({"limit": "5"}, "limit", 5),
         ({"inner": {"numbers": "1,2, 3"}}, "inner", Inner((1, 2, 3))),

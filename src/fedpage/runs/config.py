@@ -382,6 +382,8 @@ def _convert(kind: Any, value: object, where: str, words: bool) -> object:
         if isinstance(member, type) and is_dataclass(member):
             return structure(member, value, where, words=words)
         items, (item, *_) = value, get_args(member) or (None,)
+        if words and member is bool:
+            items = {"yes": "true", "no": "false"}.get(str(value).lower(), value)
         if get_origin(member) in (list, tuple, Sequence):
             if words and isinstance(value, str):
                 items = [part.strip() for part in value.split(",")]
