@@ -1,7 +1,5 @@
 """Compress messages with codecs: values that encode vectors and state their size and error."""
 
-from typing import TYPE_CHECKING
-
 from fedpage.codecs.base import (
     CODECS,
     IDENTITY,
@@ -17,7 +15,6 @@ from fedpage.codecs.compose import Chain, Scaled
 from fedpage.codecs.message_codec import Compressible, check
 from fedpage.codecs.quantise import Dither, Natural, ScaledSign
 from fedpage.codecs.sparse import Bernoulli, PermK, RandK, TopK
-from fedpage.core.errors import suggest_names
 
 __all__ = [
     "CODECS",
@@ -43,6 +40,3 @@ __all__ = [
     "check",
     "register_codec",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = suggest_names(__name__, __all__)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import NoReturn
 
 LONGEST_MESSAGE = 200
 """The most characters of a message."""
@@ -96,20 +95,6 @@ def attribute_error(module: str, name: str, known: Iterable[str]) -> AttributeEr
     """
     hint = "" if name.startswith("_") else did_you_mean(name, known)
     return AttributeError(f"module {module!r} has no attribute {name!r}{':' if hint else ''}{hint}")
-
-
-def suggest_names(module: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Return the `__getattr__` of a module: it suggests the name that is closest to an unknown one.
-
-    Args:
-        module: the module's name.
-        known: its public names.
-    """
-
-    def __getattr__(name: str) -> NoReturn:
-        raise attribute_error(module, name, known)
-
-    return __getattr__
 
 
 def find_memory_error(error: BaseException | None) -> MemoryError | None:

@@ -1,8 +1,5 @@
 """Data sets, and their partition among clients."""
 
-from typing import TYPE_CHECKING
-
-from fedpage.core.errors import suggest_names
 from fedpage.data.builtin import census
 from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.huggingface import client_datasets, from_huggingface
@@ -37,6 +34,3 @@ __all__ = [
     "quantity_dirichlet",
     "shift_features",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = suggest_names(__name__, __all__)

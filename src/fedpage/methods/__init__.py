@@ -2,9 +2,7 @@
 
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
 
-from fedpage.core.errors import suggest_names
 from fedpage.methods.fedavg import FedAvg
 from fedpage.methods.fedavg_variants import FedProx
 from fedpage.methods.fedpage import FedPAGE
@@ -30,6 +28,3 @@ __all__ = [
     "SLocalSVRG",
     "SecantPAGE",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = suggest_names(__name__, __all__)

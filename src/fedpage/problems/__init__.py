@@ -1,8 +1,5 @@
 """Objectives, and the oracles that compute gradients of clients' rows."""
 
-from typing import TYPE_CHECKING
-
-from fedpage.core.errors import suggest_names
 from fedpage.problems.base import RowProblem
 from fedpage.problems.linear import LinearModel
 from fedpage.problems.objectives import (
@@ -30,6 +27,3 @@ __all__ = [
     "Softmax",
     "SquaredHinge",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = suggest_names(__name__, __all__)

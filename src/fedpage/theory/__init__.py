@@ -1,8 +1,5 @@
 """Compute with the paper's theory: theorems, complexity tables, constants and plans."""
 
-from typing import TYPE_CHECKING
-
-from fedpage.core.errors import suggest_names
 from fedpage.theory.constants import (
     Constants,
     dissimilarity,
@@ -49,6 +46,3 @@ __all__ = [
     "strongly_convex_page",
     "variance",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = suggest_names(__name__, __all__)
