@@ -255,6 +255,11 @@ def test_periodic_full_rounds_come_every_one_over_p_rounds(p):
     assert full.tolist() == list(range(0, 40, round(1 / p)))
 
 
+def test_with_step_keeps_the_ratio_of_the_local_step():
+    assert fp.FedPAGE(eta_g=0.2, eta_l=0.1).with_step(0.4) == fp.FedPAGE(eta_g=0.4, eta_l=0.2)
+    assert fp.FedPAGE(eta_g=0.2).with_step(0.4) == fp.FedPAGE(eta_g=0.4)
+
+
 def test_leak_free_fedpage_with_one_local_step_is_page():
     problem = uneven("robust")
     free = fp.simulate(problem, LeakFreeFedPAGE(S=3, K=1, p=0.2), rounds=40, seed=0)
