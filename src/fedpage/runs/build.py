@@ -54,8 +54,9 @@ def split_settings(text: str) -> tuple[str, dict[str, str]]:
     ('fedpage', {'up': 'randk:0.1', 'K': '5'})
     """
     parsed = spec.parse(text)
-    if parsed.values:
-        raise InputError(f"{text!r}: expected name:key=value, found {parsed.values[0]!r}")
+    if parsed.values or text.endswith(":"):
+        found = "".join(parsed.values[:1])
+        raise InputError(f"{text!r}: expected name:key=value, found {found!r}")
     return parsed.name, parsed.settings
 
 
