@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpage.core.capabilities import ClientEvaluations
-from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
     Metric,
@@ -23,7 +22,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import Batch, Draws, Ints, Problem, Rows, Smoothness, Vector
+from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
 from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.oracle import RowOracle
@@ -111,25 +110,6 @@ def client_scale(weights: Weights | str, sizes: Ints) -> Vector:
     return np.asarray(N * w / w.sum(), dtype=np.float64)
 
 
-def repr_problem(
-    problem: Problem, weights: str, about: Sequence[str] = (), partition: str = ""
-) -> str:
-    """Write a problem in one line.
-
-    Args:
-        problem: The problem.
-        weights: The clients' weights.
-        about: The first words, such as the data and the regulariser.
-        partition: How rows were divided.
-    """
-    N, rows = problem.N, int(problem.sizes.sum())
-    words = [word for word in about if word]
-    words.append(f"{N:,} client{'s' * (N != 1)}" + (f" ({partition})" if partition else ""))
-    words += [f"d={problem.d:,}", f"{rows:,} row{'s' * (rows != 1)}"]
-    words += [f"weights {weights}"] if weights != "uniform" else []
-    return f"{type(problem).__name__}({', '.join(words)})"
-
-
 class RowProblem(ClientScoring):
     """A problem of the user's own: `client_loss` and `client_grad` are all that it needs.
 
@@ -203,19 +183,9 @@ class RowProblem(ClientScoring):
         raise InputError(f"{self.name}: its smoothness is not known; override smoothness()")
 
     @property
-    def N(self) -> int:
-        """The number of clients."""
-        return len(self._sizes)
-
-    @property
     def d(self) -> int:
         """The number of parameters."""
         return self._d
-
-    @property
-    def sizes(self) -> Ints:
-        """(N,) rows of each client."""
-        return self._sizes
 
     def oracle(self, clients: Ints, draws: Draws) -> LoopOracle:
         """Return the oracle of the called clients (n,) in this round."""
@@ -268,11 +238,6 @@ class RowProblem(ClientScoring):
         ]
         return {name: np.array([row[name] for row in each]) for name in metrics}
 
-    @property
-    def client_factors(self) -> Vector:
-        """(N,) the factors N w_i by which the clients' objectives are multiplied."""
-        return self._scale
-
     def _client_table(
         self, x: Vector, bases: Mapping[str, Metric], outputs: Vector | None = None
     ) -> ClientTable:
@@ -288,11 +253,6 @@ class RowProblem(ClientScoring):
         outputs = np.concatenate([outputs for outputs, _ in each])
         targets = np.concatenate([targets for _, targets in each])
         return evaluate_metrics(metrics, outputs, targets, f"the rows of {self.name}")
-
-    def __repr__(self) -> str:
-        return repr_problem(self, self.weights)
-
-    _repr_html_ = html_description
 
     def describe(self) -> Description:
         """Describe the problem: its name and shape."""

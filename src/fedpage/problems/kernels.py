@@ -211,22 +211,12 @@ def _margins_sparse(
     return (t + Y[i, p], u + Z[k, p]) if p < Y.shape[1] else (t, u)
 
 
-def _margins_dense(
-    loss: Any, ptr: None, idx: None, val: F, row: Any, p: int,
-    Y: F, i: int, Z: F, k: int, T: F, j: int, m: int,
-) -> tuple[float, float]:  # fmt: skip
-    t, u = dense_product(val, row, Y, i), dense_product(val, row, Z, k)
-    return (t + Y[i, p], u + Z[k, p]) if p < Y.shape[1] else (t, u)
-
-
-def _margins_classes(
+def _margins_apart(
     loss: Any, ptr: Any, idx: Any, val: Any, row: Any, p: int,
     Y: F, i: int, Z: F, k: int, T: F, j: int, m: int,
-) -> tuple[int, int]:  # fmt: skip
-    if m != j:
-        _margin(loss, ptr, idx, val, row, p, Z, k, T, m)
-    _margin(loss, ptr, idx, val, row, p, Y, i, T, j)
-    return j, m
+) -> tuple[Any, Any]:  # fmt: skip
+    t = _margin(loss, ptr, idx, val, row, p, Y, i, T, j)
+    return t, (t if m == j else _margin(loss, ptr, idx, val, row, p, Z, k, T, m))
 
 
 def _add_sparse(
@@ -334,7 +324,7 @@ def _by_kind(sparse: Any, dense: Any, classes: Any) -> Any:
 # sparse sum is two sums side by side, so that additions need not wait for each other.
 _margin = _by_kind(_margin_sparse, _margin_dense, _margin_classes)
 # (..., Y, i, Z, k, T, j, m) -> a . Y[i] and a . Z[k]; m = j if the two points are the same
-_margins = _by_kind(_margins_sparse, _margins_dense, _margins_classes)
+_margins = _by_kind(_margins_sparse, _margins_apart, _margins_apart)
 # (..., v, T, out, i): out[i] += v a
 _add = _by_kind(_add_sparse, _add_dense, _add_classes)
 # (..., v, T, out, i, eta, y): out[i] += v a and y[0] -= eta v a

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core.capabilities import ClientEvaluations
-from fedpage.core.display import html_description
-from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.jit import map_threads
 from fedpage.core.metrics import (
     LOSS,
@@ -28,7 +27,7 @@ from fedpage.core.metrics import (
     row_metrics,
 )
 from fedpage.core.types import Draws, Ints, Smoothness, Vector
-from fedpage.core.validate import as_number, is_word
+from fedpage.core.validate import is_word
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks, by_id
 from fedpage.problems import kernels
@@ -39,7 +38,6 @@ from fedpage.problems.base import (
     describe_weights,
     equal_size,
     norm,
-    repr_problem,
 )
 from fedpage.problems.losses import (
     DELTA,
@@ -51,6 +49,7 @@ from fedpage.problems.losses import (
     SOFTMAX,
     Loss,
     Reg,
+    choose_regulariser,
     find_loss,
 )
 from fedpage.problems.oracle import LinearOracle
@@ -64,9 +63,6 @@ from fedpage.problems.predict import (
 )
 from fedpage.problems.scores import ClientId, ClientScores, ClientScoring, ClientTable
 from fedpage.problems.smoothness import smoothness
-
-_ALPHA = 0.1
-"""The weight of a regulariser where none is given: the paper's."""
 
 
 class LinearModel(ClientScoring):
@@ -207,11 +203,6 @@ class LinearModel(ClientScoring):
     # --- the problem ------------------------------------------------------------------------------
 
     @property
-    def N(self) -> int:
-        """The number of clients."""
-        return self.partition.N
-
-    @property
     def d(self) -> int:
         """The number of parameters: for each output the features, and 1 for the intercept."""
         return (self.data.features + self.intercept) * self.outputs
@@ -225,16 +216,6 @@ class LinearModel(ClientScoring):
     def outputs(self) -> int:
         """The number of margins of a row: the number of classes for a softmax, else 1."""
         return len(self.classes) if self._loss is SOFTMAX and self.classes is not None else 1
-
-    @property
-    def sizes(self) -> Ints:
-        """(N,) rows M_i of each client."""
-        return self._sizes
-
-    @property
-    def client_factors(self) -> Vector:
-        """(N,) the factors N w_i by which the clients' objectives are multiplied."""
-        return self._scale
 
     @property
     def is_strongly_convex(self) -> bool:
@@ -285,9 +266,7 @@ class LinearModel(ClientScoring):
         words = arguments.removesuffix(")").split(", ")
         partition = ", ".join([kind, *(word for word in words if word not in ("", str(self.N)))])
         about = [self.data.name, loss, reg, "intercept" if self.intercept else ""]
-        return repr_problem(self, self.weights, about, partition)
-
-    _repr_html_ = html_description
+        return self._repr(about, partition)
 
     def describe(self) -> Description:
         """Describe the problem: objective, data and partition, with digests."""
@@ -701,44 +680,6 @@ class LinearModel(ClientScoring):
             else:
                 values[name] = evaluate_groups(base, self._predictions(margins), target, starts)
         return values
-
-
-def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tuple[Reg, float]:
-    """Check a regulariser and its weight, and choose those that are not given.
-
-    Args:
-        loss: The loss, for messages.
-        reg: The regulariser's name, or None.
-        alpha: Its weight, or None.
-
-    Returns:
-        The name and the weight. Without reg, alpha is the weight of "l2".
-
-    Raises:
-        InputError: If the regulariser is unknown, the weight is not a number of at least 0, or a
-            weight is given with reg="none".
-    """
-    if reg is not None and not is_word(reg, REGULARISERS):
-        hint = did_you_mean(reg, REGULARISERS)
-        known = ", ".join(REGULARISERS)
-        raise InputError(
-            f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}"
-            f"{';' if hint else ''}{hint}"
-        )
-    if alpha is not None and not 0 <= as_number(alpha) < math.inf:
-        raise InputError(
-            f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"
-        )
-    if reg not in (None, "none"):
-        return reg, _ALPHA if alpha is None else float(alpha)
-    if not alpha:
-        return "none", 0.0
-    if reg is None:
-        return "l2", float(alpha)
-    raise InputError(
-        f"{loss.title}: alpha={alpha:g} is the weight of a regulariser, but reg='none'; "
-        "choose reg='l2' or leave alpha out"
-    )
 
 
 def _choose_partition(owner: str, data: Dataset, clients: int | Partition | None) -> Partition:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from numba import njit, types
 from numba.core.errors import NumbaError
 from numba.extending import NativeValue, models, register_model, unbox
 
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.function_digest import function_digest
 from fedpage.core.spec import Registry
+from fedpage.core.validate import as_number, is_word
 
 RowFunction = Callable[[float, float], float]
 RowTerms = Callable[[float, float], tuple[float, float]]
@@ -46,6 +47,10 @@ REGULARISERS: dict[Reg, Regulariser] = {
     "nonconvex": Regulariser(NONCONVEX, 2.0, False),
     "smoothed-l1": Regulariser(SMOOTHED_L1, 1.0 / DELTA, True),
 }
+
+
+_ALPHA = 0.1
+"""The weight of a regulariser where none is given: the paper's."""
 
 
 class LossType(types.Opaque):
@@ -93,9 +98,6 @@ class Loss(NamedTuple):
     """The objective's name in records and messages."""
     code: CompiledLoss | None
     """The loss for kernels; None for the softmax, which they take as (C,)."""
-    value: RowFunction
-    slope: RowFunction
-    """Derivative of the value by t."""
     curvature: float
     """Bound of the second derivative by t; infinite where there is none."""
     convex: bool
@@ -110,48 +112,20 @@ class Loss(NamedTuple):
 LOSSES: Registry[Loss] = Registry("loss")
 
 
-class RowLoss(Protocol):
-    """A loss as functions of the margin t and the target b: a slope, and a value or terms."""
-
-    @staticmethod
-    def slope(t: float, b: float) -> float:
-        """Compute its derivative by t."""
-        ...
-
-
 def declare_loss(
     name: str, title: str, *, curvature: float, convex: bool, **flags: Any
-) -> Callable[[type[RowLoss]], type[RowLoss]]:
-    """Register a class with `slope(t, b)`, and `value(t, b)` or `terms(t, b)`, as a loss.
+) -> Callable[[Any], Any]:
+    """Register a class with functions `terms(t, b)` and `slope(t, b)` as a loss.
 
-    See `Loss` for the arguments.
+    See `CompiledLoss` for the functions and `Loss` for the arguments.
     """
 
-    def decorate(cls: type[RowLoss]) -> type[RowLoss]:
-        if hasattr(cls, "terms"):
-            terms = _inline(cls.terms)
-            value = _with_logarithm(terms)
-        else:
-            value = _inline(cls.value)  # type: ignore[attr-defined]
-            terms = _without_logarithm(value)
-        slope = _inline(cls.slope)
-        code = CompiledLoss(name, slope, terms)
-        LOSSES.add(name, Loss(name, title, code, value, slope, curvature, convex, **flags))
+    def decorate(cls: Any) -> Any:
+        code = CompiledLoss(name, _inline(cls.slope), _inline(cls.terms))
+        LOSSES.add(name, Loss(name, title, code, curvature, convex, **flags))
         return cls
 
     return decorate
-
-
-def _with_logarithm(terms: RowTerms) -> Any:
-    def value(t: float, b: float) -> float:
-        u, s = terms(t, b)
-        return u + math.log1p(s)
-
-    return _inline(value)
-
-
-def _without_logarithm(value: RowFunction) -> Any:
-    return _inline(lambda t, b: (value(t, b), 0.0))
 
 
 @declare_loss("robust", "robust regression", curvature=1.0, convex=False)
@@ -196,9 +170,9 @@ class SquaredLoss:
     """(t - b)^2/2."""
 
     @staticmethod
-    def value(t: float, b: float) -> float:
+    def terms(t: float, b: float) -> tuple[float, float]:
         """Compute the loss."""
-        return 0.5 * (t - b) * (t - b)
+        return 0.5 * (t - b) * (t - b), 0.0
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -211,10 +185,10 @@ class SquaredHingeLoss:
     """max(0, 1 - b t)^2 for labels b = -1 or +1."""
 
     @staticmethod
-    def value(t: float, b: float) -> float:
+    def terms(t: float, b: float) -> tuple[float, float]:
         """Compute the loss."""
         gap = max(0.0, 1.0 - b * t)
-        return gap * gap
+        return gap * gap, 0.0
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -227,12 +201,12 @@ class HuberLoss:
     """r^2/2 of the residual r = t - b up to |r| = 1, and |r| - 1/2 beyond."""
 
     @staticmethod
-    def value(t: float, b: float) -> float:
+    def terms(t: float, b: float) -> tuple[float, float]:
         """Compute the loss."""
         r = abs(t - b)
         if r > 1.0:
-            return r - 0.5
-        return 0.5 * r * r
+            return r - 0.5, 0.0
+        return 0.5 * r * r, 0.0
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -245,9 +219,9 @@ class PoissonLoss:
     """exp(t) - b t for counts b, without the constant log(b!)."""
 
     @staticmethod
-    def value(t: float, b: float) -> float:
+    def terms(t: float, b: float) -> tuple[float, float]:
         """Compute the loss."""
-        return math.exp(t) - b * t
+        return math.exp(t) - b * t, 0.0
 
     @staticmethod
     def slope(t: float, b: float) -> float:
@@ -255,20 +229,7 @@ class PoissonLoss:
         return math.exp(t) - b
 
 
-def _of_one_margin(t: float, b: float) -> float:
-    raise NotImplementedError("the softmax is a function of all margins of a row")
-
-
-SOFTMAX = Loss(
-    "softmax",
-    "softmax regression",
-    code=None,
-    value=_of_one_margin,
-    slope=_of_one_margin,
-    curvature=0.5,
-    convex=True,
-    needs_labels=True,
-)
+SOFTMAX = Loss("softmax", "softmax regression", None, 0.5, convex=True, needs_labels=True)
 """The softmax of C margins, which kernels know as (C,).
 
 Its Hessian by the margins, diag(q) - q q' for probabilities q, is at most 1/2.
@@ -284,6 +245,44 @@ def find_loss(loss: str | type) -> Loss:
     if not isinstance(loss, str):
         return compile_loss(loss)
     return SOFTMAX if loss == SOFTMAX.name else LOSSES[loss]
+
+
+def choose_regulariser(loss: Loss, reg: Reg | None, alpha: float | None) -> tuple[Reg, float]:
+    """Check a regulariser and its weight, and choose those that are not given.
+
+    Args:
+        loss: The loss, for messages.
+        reg: The regulariser's name, or None.
+        alpha: Its weight, or None.
+
+    Returns:
+        The name and the weight. Without reg, alpha is the weight of "l2".
+
+    Raises:
+        InputError: If the regulariser is unknown, the weight is not a number of at least 0, or a
+            weight is given with reg="none".
+    """
+    if reg is not None and not is_word(reg, REGULARISERS):
+        hint = did_you_mean(reg, REGULARISERS)
+        known = ", ".join(REGULARISERS)
+        raise InputError(
+            f"{loss.title}: the regulariser must be one of {known}, not {short_repr(reg)}"
+            f"{';' if hint else ''}{hint}"
+        )
+    if alpha is not None and not 0 <= as_number(alpha) < math.inf:
+        raise InputError(
+            f"{loss.title}: alpha must be a finite number of at least 0, not {short_repr(alpha)}"
+        )
+    if reg not in (None, "none"):
+        return reg, _ALPHA if alpha is None else float(alpha)
+    if not alpha:
+        return "none", 0.0
+    if reg is None:
+        return "l2", float(alpha)
+    raise InputError(
+        f"{loss.title}: alpha={alpha:g} is the weight of a regulariser, but reg='none'; "
+        "choose reg='l2' or leave alpha out"
+    )
 
 
 # --- a user's own loss ----------------------------------------------------------------------------
@@ -330,12 +329,13 @@ def compile_loss(cls: Any) -> Loss:
             raise InputError(f"{where}: {name} must be True or False")
     digest = function_digest(*functions.values())
     name = f"{cls.__name__} {digest}"
-    value, slope = (_compile(where, name, part, function) for part, function in functions.items())
-    code = CompiledLoss.known.get(name) or CompiledLoss(name, slope, _without_logarithm(value))
+    value, slope = (_compile(where, name, *part) for part in functions.items())
+    _check_numbers(where, value, slope, float(curvature), **flags)
+    code = CompiledLoss.known.get(name) or CompiledLoss(
+        name, slope, _inline(lambda t, b: (value(t, b), 0.0))
+    )
     title = str(getattr(cls, "title", cls.__name__))
-    loss = Loss(cls.__name__, title, code, value, slope, float(curvature), **flags, digest=digest)
-    _check_numbers(where, loss)
-    return loss
+    return Loss(cls.__name__, title, code, float(curvature), **flags, digest=digest)
 
 
 def _find_function(where: str, cls: type, name: str) -> FunctionType:
@@ -366,14 +366,17 @@ def _compile(where: str, name: str, part: str, function: FunctionType) -> Any:
     return compiled
 
 
-def _check_numbers(where: str, loss: Loss) -> None:
+def _check_numbers(
+    where: str, value: RowFunction, slope_of: RowFunction, curvature: float,
+    convex: bool, needs_labels: bool, needs_counts: bool,
+) -> None:  # fmt: skip
     """Compare slope with differences of value, and curvature and convex with those of slope."""
     is_compared = False
-    for b in _LABELS if loss.needs_labels else _TARGETS:
+    for b in _LABELS if needs_labels else _TARGETS:
         for t in _MARGINS:
             h = 1e-5 * max(1.0, abs(t))
-            low, high = loss.value(t - h, b), loss.value(t + h, b)
-            slope, found = loss.slope(t, b), (high - low) / (2 * h)
+            low, high = value(t - h, b), value(t + h, b)
+            slope, found = slope_of(t, b), (high - low) / (2 * h)
             if not (math.isfinite(found) and math.isfinite(slope)):
                 continue
             is_compared = True
@@ -383,13 +386,13 @@ def _check_numbers(where: str, loss: Loss) -> None:
                     f"{where}: slope must be the derivative of value by t; at t={t:g}, b={b:g} "
                     f"slope is {slope:.6g} and differences of value give {found:.6g}"
                 )
-            bend = (loss.slope(t + h, b) - loss.slope(t - h, b)) / (2 * h)
-            if abs(bend) > 1.001 * loss.curvature + 1e-4:
+            bend = (slope_of(t + h, b) - slope_of(t - h, b)) / (2 * h)
+            if abs(bend) > 1.001 * curvature + 1e-4:
                 raise InputError(
-                    f"{where}: curvature = {loss.curvature:g} is not a bound of the second "
+                    f"{where}: curvature = {curvature:g} is not a bound of the second "
                     f"derivative by t, which is {bend:.4g} at t={t:g}, b={b:g}"
                 )
-            if loss.convex and bend < -1e-4:
+            if convex and bend < -1e-4:
                 raise InputError(
                     f"{where}: convex = True, but the second derivative by t is {bend:.4g} at "
                     f"t={t:g}, b={b:g}"

@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 
 from fedpage.core.capabilities import ClientEvaluations
-from fedpage.core.display import html_description
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
     Metric,
@@ -31,7 +30,6 @@ from fedpage.problems.base import (
     describe_weights,
     norm,
     power_of_two,
-    repr_problem,
 )
 from fedpage.problems.oracle import RowOracle, as_rows, no_rows
 from fedpage.problems.scores import ClientScoring, ClientTable
@@ -44,15 +42,15 @@ class Quadratic(ClientScoring):
     x* = (mean_i A_i)^-1 mean_i mean_j b_ij, weighted if weights are given.
 
     Args:
-        A: (N, d, d) symmetric.
-        b: (N, M, d).
-        weights: the clients' weights; see `client_scale`.
-        metrics: what to record of x (d,) against the minimiser x* (d,), such as "rmse"; or
-            "loss_worst", "f_minus_fstar" and "distance_to_optimum".
-        held_out: must be None, since a quadratic has no rows to hold out.
+        A: Symmetric matrices, (N, d, d).
+        b: Vectors of the rows, (N, M, d).
+        weights: The clients' weights; see `client_scale`.
+        metrics: Metrics of x (d,) against the minimiser x* (d,), such as "rmse", or "loss_worst",
+            "f_minus_fstar" and "distance_to_optimum".
+        held_out: Must be None, since a quadratic has no rows to hold out.
 
     Raises:
-        InputError: something given cannot be used.
+        InputError: If an argument cannot be used.
     """
 
     name = "quadratic"
@@ -69,17 +67,15 @@ class Quadratic(ClientScoring):
     ) -> None:
         self.A = as_array("quadratic: A", A, np.float64)
         self.b = as_array("quadratic: b", b, np.float64)
-        if self.b.ndim != 3:
-            raise InputError(f"quadratic: b must have shape (N, M, d), not {self.b.shape}")
+        if self.b.ndim != 3 or 0 in self.b.shape:
+            raise InputError(
+                f"quadratic: b must have shape (N, M, d), at least 1 each, not {self.b.shape}"
+            )
         N, M, d = self.b.shape
         if self.A.shape != (N, d, d):
             raise InputError(
                 f"quadratic: b of shape {self.b.shape} needs A of shape {(N, d, d)}, "
                 f"not {self.A.shape}"
-            )
-        if 0 in self.b.shape:
-            raise InputError(
-                f"quadratic: at least one client, row and dimension is needed, not {self.b.shape}"
             )
         if not (np.isfinite(self.A).all() and np.isfinite(self.b).all()):
             raise InputError(
@@ -135,19 +131,9 @@ class Quadratic(ClientScoring):
         return cls(A, np.einsum("nij,nj->ni", A, centres)[:, None, :] + noise * wobble)
 
     @property
-    def N(self) -> int:
-        """The number of clients."""
-        return len(self.A)
-
-    @property
     def d(self) -> int:
         """The number of parameters."""
         return int(self.A.shape[1])
-
-    @property
-    def sizes(self) -> Ints:
-        """(N,) rows at each client."""
-        return self._sizes
 
     @cached_property
     def _whole(self) -> tuple[Vector, Vector]:
@@ -211,11 +197,6 @@ class Quadratic(ClientScoring):
         values = evaluate_metrics(metrics, x, self.x_star) if metrics else {}
         return {name: np.full(n, value) for name, value in values.items()}
 
-    @property
-    def client_factors(self) -> Vector:
-        """(N,) the factors N w_i by which the clients' objectives are multiplied."""
-        return self._scale
-
     def _client_table(
         self, x: Vector, bases: Mapping[str, Metric], outputs: Vector | None = None
     ) -> ClientTable:
@@ -235,11 +216,6 @@ class Quadratic(ClientScoring):
         return Smoothness(
             top, top, average, unit * float(np.linalg.eigvalsh(self._whole[0] / unit)[-1])
         )
-
-    def __repr__(self) -> str:
-        return repr_problem(self, self.weights)
-
-    _repr_html_ = html_description
 
     def describe(self) -> Description:
         """Describe the problem: its shape, digest and weights."""

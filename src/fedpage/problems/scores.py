@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from fedpage.core.capabilities import ClientEvaluations
-from fedpage.core.display import format_number, html_table
+from fedpage.core.display import format_number, html_description, html_table
 from fedpage.core.errors import InputError
 from fedpage.core.metrics import (
     LOSS,
@@ -122,14 +122,47 @@ class ClientTable(NamedTuple):
 
 
 class ClientScoring:
-    """The base of problems that compute metrics client by client. They add `_client_table`."""
+    """The base of all problems: clients, metrics client by client, and a representation."""
 
+    weights: str
     metrics: dict[str, Metric]
+    _sizes: Ints
+    _scale: Vector
+
+    @property
+    def N(self) -> int:
+        """The number of clients."""
+        return len(self._sizes)
+
+    @property
+    def d(self) -> int:
+        """The number of parameters."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> Ints:
+        """(N,) rows M_i of each client."""
+        return self._sizes
 
     @property
     def client_factors(self) -> Vector:
         """(N,) the factors N w_i by which the clients' objectives are multiplied."""
-        raise NotImplementedError
+        return self._scale
+
+    def __repr__(self) -> str:
+        return self._repr()
+
+    def _repr(self, about: Sequence[str] = (), partition: str = "") -> str:
+        """Write the problem in one line, with some words about it and about the partition."""
+        rows = int(self.sizes.sum())
+        words = [word for word in about if word]
+        words.append(f"{self.N:,} client{'s' * (self.N != 1)}")
+        words[-1] += f" ({partition})" if partition else ""
+        words += [f"d={self.d:,}", f"{rows:,} row{'s' * (rows != 1)}"]
+        words += [f"weights {self.weights}"] if self.weights != "uniform" else []
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    _repr_html_ = html_description
 
     def _client_table(
         self, x: Vector, bases: Mapping[str, Metric], outputs: Vector | None = None

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ except ImportError as error:
 from torch import nn
 
 from fedpage.core.capabilities import ClientEvaluations
-from fedpage.core.display import html_description
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import (
     Metric,
@@ -33,8 +32,8 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import Draws, DType, Ints, Problem, Smoothness, Vector
-from fedpage.problems.base import Weights, client_scale, describe_weights, norm, repr_problem
+from fedpage.core.types import Draws, DType, Ints, Smoothness, Vector
+from fedpage.problems.base import Weights, client_scale, describe_weights, norm
 from fedpage.problems.scores import ClientScoring, ClientTable
 from fedpage.problems.torch import batch_norm as batch_norms
 from fedpage.problems.torch import checks, files
@@ -499,9 +498,7 @@ class TorchProblem(ClientScoring):
 
     def __repr__(self) -> str:
         about = [self.model_name, self.dtype.name, str(self.device)]
-        return repr_problem(cast("Problem", self), self.weights, about)
-
-    _repr_html_ = html_description
+        return self._repr(about)
 
     def describe(self) -> dict[str, object]:
         """Describe the model, the rows and the options, with digests."""
