@@ -174,14 +174,16 @@ def parse(text: str) -> Spec:
     """Split a text into a name, values and settings.
 
     Raises:
-        InputError: A key or its value is empty, or a key is given twice.
+        InputError: An argument, a key or its value is empty, or a key is given twice.
 
     >>> parse("fedpage:up=randk:0.1:K=5").settings
     {'up': 'randk:0.1', 'K': '5'}
     >>> parse("cosine:0.1:200").values
     ('0.1', '200')
     """
-    name, _, rest = text.strip().partition(":")
+    name, colon, rest = text.strip().partition(":")
+    if colon and not rest:
+        raise InputError(f"{short_repr(text)}: nothing follows the colon")
     values: list[str] = []
     settings: dict[str, str] = {}
     key = ""

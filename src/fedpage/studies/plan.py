@@ -172,7 +172,7 @@ class Plan:
         from tabulate import tabulate
 
         columns = self.columns()
-        rows = [columns, *zip(*columns.values(), strict=True)]
+        rows = [list(columns), *zip(*columns.values(), strict=True)]
         table = tabulate(rows, tablefmt="plain", disable_numparse=True)
         return "\n".join([self.title, f"constants: {', '.join(self.constants)}", table])
 
