@@ -181,27 +181,22 @@ def write_records(study: Study, path: Path) -> Path:
 
     Args:
         study: The study.
-        path: A file .csv or .parquet; parquet needs `pip install fedpage[tables]`.
+        path: A file .csv or .parquet.
 
     Returns:
         The path.
 
     Raises:
-        InputError: No run has ended, the suffix is another, or pyarrow is not installed.
+        InputError: No run has ended, or the suffix is another.
     """
     rows = list_records(study, _finished(study))
     columns = list(dict.fromkeys(name for row in rows for name in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise InputError(
-                f"{path}: parquet needs pyarrow: pip install fedpage[tables]; or write .csv"
-            ) from None
-        table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
-        pyarrow.parquet.write_table(table, path)
+        import polars
+
+        table = {name: [row.get(name) for row in rows] for name in columns}
+        polars.DataFrame(table, strict=False).write_parquet(path)
         return path
     if path.suffix != ".csv":
         raise InputError(f"{path}: records are written as .csv or .parquet")
