@@ -233,7 +233,7 @@ def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkey
 def test_unknown_names_get_a_suggestion():
     with pytest.raises(InputError, match="did you mean 'mushrooms'"):
         fp.load("mushroms")
-    with pytest.raises(InputError, match="takes no option skew"):
+    with pytest.raises(InputError, match="has no option skew"):
         fp.load("a9a", skew=1)
     with pytest.raises(InputError, match="has no option colour"):
         fp.load("census", colour=1)
@@ -299,7 +299,7 @@ def test_a_download_is_complete_or_leaves_nothing(tmp_path, mirror):
 
 def test_fetch_removes_wrong_content(tmp_path, mirror):
     Server.body = b"1 1:1\n"
-    with pytest.raises(InputError, match=r"file was not used: .* has 4 rows, this file 1"):
+    with pytest.raises(InputError, match=r"file was not used: .* rows of tiny must be 4, not 1"):
         download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="the server answered 404"):

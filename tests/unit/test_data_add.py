@@ -74,9 +74,9 @@ def test_a_name_of_the_site_and_a_name_of_the_users_own(cache, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"1 1:1\n", "has 4 rows, this file 1"),
-        (TEXT.replace(b"-1", b"2"), "labels are"),
-        (OTHER, "the content differs from the known tiny"),
+        (b"1 1:1\n", "rows of tiny must be 4, not 1"),
+        (TEXT.replace(b"-1", b"2"), "the labels of tiny"),
+        (OTHER, "the digest of tiny"),
         (b"<html>404</html>", "line 1"),
         (b"1 4:1\n", "nothing was copied, because this is not tiny: "),
         (None, "no such file"),

@@ -99,7 +99,7 @@ def test_a_column_that_is_not_there(encoding):
 def test_unknown_categories_can_be_zeros(encoding):
     rows = {"age": [40, 40], "ill": [0, 0], "city": ["Paris", None]}
     assert encoding.transform(rows, unknown="ignore").tolist() == [[0, 0, 0, 0]] * 2
-    with pytest.raises(InputError, match="unknown must be 'error' or 'ignore', not 'zero'"):
+    with pytest.raises(InputError, match="unknown must be one of error, ignore"):
         encoding.transform(rows, unknown="zero")
 
 
@@ -232,7 +232,7 @@ def test_test_rows_that_do_not_fit_are_refused(rows, options, said):
 
 
 def test_an_encoding_is_that_of_a_data_set():
-    with pytest.raises(InputError, match=r"encoding must be that of a data set, as data\.encoding"):
+    with pytest.raises(InputError, match=r"encoding must be data.encoding"):
         fp.Dataset.from_frame(TEST, encoding=trained().data)
     dropped = fp.Dataset.from_frame(
         {**TEST, "age": [1, None]}, encoding=trained().data.encoding, missing="drop"

@@ -77,7 +77,7 @@ def test_small_clients_are_refused_dropped_or_merged():
         ({"min_rows": 4, "small": "merge"}, "together only 3; drop them"),
         ({"min_rows": 11, "small": "drop"}, "none is left; lower min_rows"),
         ({"min_rows": 2.5}, "whole number"),
-        ({"small": "keep"}, "error, drop or merge"),
+        ({"small": "keep"}, "error, drop, merge"),
     ):
         with pytest.raises(InputError, match=text):
             fp.by_id(IDS, **options)

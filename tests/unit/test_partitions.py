@@ -259,7 +259,7 @@ def test_moved_rows_are_a_random_choice_of_the_giver():
         (lambda: partition_from_text("iid", Y, 100, min_rows=11), "at most 90 clients"),
         (lambda: fp.dirichlet(Y, 5, 0.1, min_rows=2.5), "whole number of at least 0, not 2.5"),
         (lambda: fp.dirichlet(Y, 5, 0.1, min_rows=-1), "whole number of at least 0, not -1"),
-        (lambda: fp.label_shards(Y, 600), "shards from 1 to 1, or fewer clients"),
+        (lambda: fp.label_shards(Y, 600), "at most 1 shards, or fewer clients"),
     ],
 )
 def test_errors_say_what_to_change(make, text):

@@ -114,4 +114,4 @@ def test_directories_and_single_arrays_are_refused(tmp_path):
 def test_a_table_without_columns():
     pd = pytest.importorskip("pandas", reason="pandas is an extra")
     said = refusal(lambda: fp.Dataset.from_frame(pd.DataFrame(), label="y"))
-    assert said == "frame: there is no column 'y'; the table has no columns"
+    assert said.startswith("frame: there is no column 'y'")

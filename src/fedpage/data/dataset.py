@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from fedpage.core.display import html_table
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import as_number, is_word
+from fedpage.core.validate import as_number, choice
 
 if TYPE_CHECKING:
     from fedpage.data.encoding import Encoding
@@ -60,6 +61,13 @@ class Sparse(NamedTuple):
             np.take(self.values, where, out=values[begin:end], mode="clip")
         return Sparse(indptr, indices, values, self.features)
 
+    def to_scipy(self) -> Any:
+        """Return a scipy.sparse CSR array that shares the memory."""
+        from scipy.sparse import csr_array
+
+        shape = (len(self.indptr) - 1, self.features)
+        return csr_array((self.values, self.indices, self.indptr), shape=shape)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
@@ -93,28 +101,27 @@ class Dataset:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.matrix, Sparse) or np.ndim(self.matrix) == 2):
-            raise _error(self, f"matrix must be (n, p) or Sparse, not {short_repr(self.matrix)}")
-        if getattr(self.y, "ndim", 0) != 1:
-            raise _error(self, f"y must be a vector, not {short_repr(self.y)}")
-        if isinstance(self.matrix, Sparse):
-            _check_sparse(self, self.matrix)
-            rows, values = len(self.matrix.indptr) - 1, self.matrix.values
-        else:
-            rows, values = len(self.matrix), self.matrix
-        if rows != self.rows:
-            raise _error(self, f"X has {rows} rows but y has {self.rows} labels")
-        if self.rows == 0 or self.features < 1:
+        matrix, y = self.matrix, self.y
+        if not (isinstance(matrix, Sparse) or np.ndim(matrix) == 2):
+            raise _error(self, f"matrix must be (n, p) or Sparse, not {short_repr(matrix)}")
+        if getattr(y, "ndim", 0) != 1:
+            raise _error(self, f"y must be a vector, not {short_repr(y)}")
+        if isinstance(matrix, Sparse):
+            _check_sparse(self, matrix)
+        rows = len(matrix[0]) - 1 if isinstance(matrix, Sparse) else len(matrix)
+        if rows != len(y):
+            raise _error(self, f"X has {rows} rows but y has {len(y)} labels")
+        if rows == 0 or self.features < 1:
             raise _error(self, f"it has no rows or no features ({rows} x {self.features})")
-        if self.clients is not None and np.shape(self.clients) != (self.rows,):
-            raise _error(self, f"there are {self.rows} rows but {np.size(self.clients)} client ids")
-        if not isinstance(self.columns, (tuple, list)):
-            raise _error(self, f"columns must be names, not {short_repr(self.columns)}")
-        if self.columns and len(self.columns) != self.features:
+        if self.clients is not None and np.shape(self.clients) != (rows,):
+            raise _error(self, f"there are {rows} rows but {np.size(self.clients)} client ids")
+        is_list = isinstance(self.columns, (tuple, list))
+        if not is_list or len(self.columns) not in (0, self.features):
             raise _error(
-                self, f"there are {self.features} features but {len(self.columns)} column names"
+                self, f"columns must name {self.features} features, not {short_repr(self.columns)}"
             )
-        for what, numbers in (("X", values), ("y", self.y)):
+        values = matrix.values if isinstance(matrix, Sparse) else matrix
+        for what, numbers in (("X", values), ("y", y)):
             if not is_finite(numbers):
                 raise _error(self, f"{what} must be finite, without NaN or infinity")
 
@@ -183,17 +190,13 @@ class Dataset:
         """
         from scipy.sparse import issparse, vstack
 
-        for what, given in (("clients", clients), ("ids", ids)):
-            if isinstance(given, str) or not isinstance(given, (Sequence, type(None))):
-                raise _error(name, f"{what} must be a list, not {short_repr(given)}")
-        if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in clients):
-            raise _error(name, "give a pair (X, y) for each client")
-        names: Sequence[Label] = range(len(clients)) if ids is None else ids
+        names = range(len(clients)) if ids is None else ids
+        is_list = isinstance(clients, (list, tuple)) and isinstance(names, (list, tuple, range))
+        if not is_list or not all(isinstance(c, (tuple, list)) and len(c) == 2 for c in clients):
+            raise _error(name, "clients must be a list of pairs (X, y), and ids a list")
         if not clients or not len(names) == len(set(names)) == len(clients):
             raise _error(
-                name,
-                f"there are {len(clients)} clients and {len(set(names))} different ids; "
-                "give (X, y) for each client, and as many ids",
+                name, f"there are {len(clients)} clients and {len(set(names))} different ids"
             )
         matrices = [X if issparse(X) else np.asarray(X) for X, _ in clients]
         labels = [np.asarray(y).ravel() for _, y in clients]
@@ -294,12 +297,7 @@ class Dataset:
     @cached_property
     def X(self) -> Any:
         """The features (n, p), dense or as a scipy.sparse CSR array that shares their memory."""
-        if not isinstance(self.matrix, Sparse):
-            return self.matrix
-        from scipy.sparse import csr_array
-
-        indptr, indices, values, features = self.matrix
-        return csr_array((values, indices, indptr), shape=(self.rows, features))
+        return self.matrix.to_scipy() if isinstance(self.matrix, Sparse) else self.matrix
 
     def to_dense(self) -> Vector:
         """Return the features as a dense array (n, p)."""
@@ -319,11 +317,8 @@ class Dataset:
         try:
             numbers = np.arange(self.rows)[rows]
         except (IndexError, TypeError, ValueError):
-            raise _error(
-                self,
-                f"rows are chosen by a slice, a mask of {self.rows} booleans or row numbers, "
-                f"not {short_repr(rows)}",
-            ) from None
+            chosen = short_repr(rows)
+            raise _error(self, f"it has {self.rows} rows, and not {chosen}") from None
         numbers, matrix = np.atleast_1d(numbers), self.matrix
         return replace(
             self,
@@ -358,30 +353,20 @@ class Dataset:
             InputError: a part would have no rows, or `by="clients"` without client ids.
         """
         if not 0.0 < as_number(test) < 1.0:
-            raise InputError(
-                f"split: test must be between 0 and 1, such as 0.2, not {short_repr(test)}"
-            )
-        if not is_word(by, ("rows", "clients")):
-            raise InputError(f"split: by must be 'rows' or 'clients', not {short_repr(by)}")
-        if by == "clients" and self.clients is None:
-            raise InputError(
-                f"split: {self.name!r} has no client ids; give clients= or use by='rows'"
-            )
-        chosen = np.zeros(self.rows, dtype=bool)
-        if by == "clients":
-            ids, owner = np.unique(np.asarray(self.clients), return_inverse=True)
-            count = int(test * len(ids) + 0.5)
-            picked = np.zeros(len(ids), dtype=bool)
-            picked[permutation(seed, 8, size=len(ids))[:count]] = True
-            chosen = picked[owner]
-        else:
+            raise InputError(f"split: test must be between 0 and 1, not {short_repr(test)}")
+        choice("split", "by", by, ("rows", "clients"))
+        if by == "rows":
             chosen = self._choose_rows(test, seed, stratify)
+        elif self.clients is None:
+            raise InputError(f"split: {self.name!r} has no client ids; use by='rows'")
+        else:
+            ids, owner = np.unique(self.clients, return_inverse=True)
+            count = int(test * len(ids) + 0.5)
+            chosen = np.isin(owner, permutation(seed, 8, size=len(ids))[:count])
         if chosen.all() or not chosen.any():
-            advice = "choose another share"
-            if stratify and by == "rows" and self.clients is not None:
-                advice += ", or stratify=False if clients have too few rows"
             raise InputError(
-                f"split: test={test:g} leaves a part of {self.name!r} without rows; {advice}"
+                f"split: test={test:g} leaves a part of {self.name!r} without rows; choose another "
+                "share, or stratify=False if clients have too few rows"
             )
         return self[~chosen], self[chosen]
 
@@ -478,10 +463,9 @@ def _check_real(kind: np.dtype[Any]) -> None:
 
 def _check_sparse(data: Dataset, matrix: Sparse) -> None:
     indptr, indices, values, features = matrix
-    if indptr[0] != 0 or indptr[-1] != len(indices) or bool((np.diff(indptr) < 0).any()):
-        raise _error(data, "indptr must rise from 0 to the number of entries")
-    if len(indices) != len(values):
-        raise _error(data, "indices and values must have the same length")
+    is_rising = indptr[0] == 0 and indptr[-1] == len(values) and bool((np.diff(indptr) >= 0).all())
+    if not is_rising or len(indices) != len(values):
+        raise _error(data, "indptr must rise from 0 to the number of indices and of values")
     if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < features:
         raise _error(data, f"an index is outside 0..{features - 1}")
 
@@ -523,9 +507,9 @@ def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Labe
         missing = [row for row, label in enumerate(y) if label is None or label != label]
         if missing:
             raise _error(name, f"row {missing[0] + 1} has no label")
-        for kind in (bool, str):
-            if all(isinstance(label, (kind, np.bool_ if kind is bool else kind)) for label in y):
-                y = y.astype(kind)
+        for kinds in ((bool, np.bool_), (str,)):
+            if all(isinstance(label, kinds) for label in y):
+                y = y.astype(kinds[0])
     if y.dtype.kind in "UTb":
         found, number = np.unique(y, return_inverse=True)
         return class_targets(number.astype(np.int64), len(found)), tuple(found.tolist())
@@ -565,7 +549,7 @@ def clean_ids(owner: str, ids: Any) -> NDArray[Any]:
     if array.dtype.kind not in "iuU":
         array = array.astype(object)
     cells = array.tolist()
-    missing = [at for at, cell in enumerate(cells) if _is_missing(cell)]
+    missing = [at for at, cell in enumerate(cells) if is_missing(cell) or cell == ""]
     if missing:
         raise InputError(
             f"{owner}: {len(missing):,} of {len(cells):,} rows have no id (the first is row "
@@ -581,16 +565,16 @@ def clean_ids(owner: str, ids: Any) -> NDArray[Any]:
         # tables hold whole numbers as floats where some are missing
         if numbers.dtype.kind == "f" and np.all(numbers % 1 == 0) and np.abs(numbers).max() < 2**53:
             return numbers.astype(np.int64)
-    names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise InputError(
         f"{owner}: ids must be all strings or all whole numbers, and these are of type "
-        f"{names}; convert them, as by [str(i) for i in ids]"
+        f"{', '.join(sorted(kind.__name__ for kind in kinds))}"
     )
 
 
-def _is_missing(cell: object) -> bool:
-    """Return True for None, "", NaN and the missing values of pandas."""
-    try:
-        return cell is None or cell == "" or bool(cell != cell)
-    except TypeError:  # pandas.NA has no truth value
-        return True
+def is_missing(cell: object) -> bool:
+    """Return True for None, NaN and the missing values of pandas."""
+    return (
+        cell is None
+        or (isinstance(cell, float) and math.isnan(cell))
+        or type(cell).__name__ in ("NAType", "NaTType")
+    )

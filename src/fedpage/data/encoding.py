@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
+from fedpage.core.validate import choice
 from fedpage.data.dataset import Sparse
-from fedpage.data.frames import DataTable, FrameReader, is_number, no_column, short_list
+from fedpage.data.frames import DataTable, FrameReader, check_names, is_number, short_list
 
 MISSING_VALUE = "(missing)"
 """The value in a feature's name that stands for a missing category, as in "smoker=(missing)"."""
@@ -176,15 +177,9 @@ class Encoding:
         """
         if not isinstance(rows, DataTable):
             rows = self.read(FrameReader(rows, source))
-        if unknown not in ("error", "ignore"):
-            raise InputError(f"unknown must be 'error' or 'ignore', not {short_repr(unknown)}")
+        choice("transform", "unknown", unknown, ("error", "ignore"))
         matrix = encode(rows, self.columns, unknown=unknown, advice=MISSING_IN_NEW_ROW)
-        if not isinstance(matrix, Sparse):
-            return matrix
-        from scipy.sparse import csr_array
-
-        indptr, indices, values, features = matrix
-        return csr_array((values, indices, indptr), shape=(len(indptr) - 1, features))
+        return matrix.to_scipy() if isinstance(matrix, Sparse) else matrix
 
     def read(self, reader: Any) -> DataTable:
         """Read the columns of the encoding from a file or a frame.
@@ -203,9 +198,7 @@ class Encoding:
             InputError: a column is missing or unknown.
         """
         own = [column.name for column in self.columns]
-        for name in own:
-            if name not in names:
-                raise InputError(f"{source}: {no_column(name, names)}")
+        check_names(own, names, source)
         known = [*own, *filter(None, (self.label, self.client, *self.left_out))]
         for name in names:
             if name not in known:
@@ -225,10 +218,8 @@ class Encoding:
                 return column.name, column.mean, column.scale
             return column and column.features
 
-        for one, two in zip_longest(self.columns, other.columns):
-            if essence(one) != essence(two):
-                return str((one or two).name)
-        return ""
+        pairs = zip_longest(self.columns, other.columns)
+        return next((str((a or b).name) for a, b in pairs if essence(a) != essence(b)), "")
 
     def describe(self) -> dict[str, Any]:
         """Return a summary in plain values: the numbers, the categories and what was done."""
@@ -279,14 +270,10 @@ class Encoding:
             raise InputError(f"not the JSON of an encoding ({error!r})") from None
 
     def __repr__(self) -> str:
-        categories = len(self.text_columns)
-        words = [
-            f"columns: {len(self.columns) - categories} of numbers, {categories} of categories",
-            f"features: {len(self.feature_names)}",
-        ]
-        if self.standardised:
-            words.append("standardised")
-        return f"Encoding({'; '.join(words)})"
+        categories, features = len(self.text_columns), len(self.feature_names)
+        columns = f"{len(self.columns) - categories} of numbers, {categories} of categories"
+        end = "; standardised" if self.standardised else ""
+        return f"Encoding(columns: {columns}; features: {features}{end})"
 
 
 def _column_from(kind: str, **fields: Any) -> EncodedColumn:
@@ -303,11 +290,8 @@ def _column_from(kind: str, **fields: Any) -> EncodedColumn:
 
 
 def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -> NumberColumn:
-    """Compute the mean, the scale and the fill value of a column, if they are needed.
-
-    scikit-learn's StandardScaler adds in another order, so its last digits differ from those that
-    recorded runs have; this one adds blocks of rows.
-    """
+    """Compute the mean, the scale and the fill value of a column, if they are needed."""
+    # scikit-learn's StandardScaler adds in another order, so recorded runs would change
     is_bool = table.is_bool(name)
     standardise = standardise and not is_bool
     if not standardise and missing == "error":
@@ -317,10 +301,7 @@ def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -
     blocks = [numbers[at : at + _BLOCK] for at in range(0, len(numbers), _BLOCK)]
     present = numbers[~np.isnan(numbers)]
     if not len(present):
-        raise InputError(
-            f"{table.source}: column {name!r} has no number in any row; "
-            "leave it out with drop= (--drop)"
-        )
+        raise _empty_column(table, name)
     least, most = float(present.min()), float(present.max())
     with np.errstate(over="ignore", invalid="ignore"):
         total = 0.0
@@ -356,11 +337,13 @@ def _fit_categories(table: DataTable, name: str, missing: str) -> CategoryColumn
     if missing != "mean":
         table.refuse(absent, name, MISSING_CELL)
     if not values:
-        raise InputError(
-            f"{table.source}: column {name!r} has no value in any row; "
-            "leave it out with drop= (--drop)"
-        )
+        raise _empty_column(table, name)
     return CategoryColumn(name, values, bool(absent.any()))
+
+
+def _empty_column(table: DataTable, name: str) -> InputError:
+    advice = "leave it out with drop= (--drop)"
+    return InputError(f"{table.source}: column {name!r} has no value in any row; {advice}")
 
 
 def _check_finite(table: DataTable, name: str, numbers: Vector, missing: str) -> None:
@@ -381,21 +364,10 @@ def encode(
     advice: str,
     sparse: bool | None = None,
 ) -> Sparse | Vector:
-    """Encode columns of a table.
+    """Encode columns of a table as `Sparse` or a dense array (n, p).
 
-    Args:
-        table: the table, which has the columns.
-        columns: how each column is encoded.
-        unknown: whether an unknown category is an "error", or encoded by zeros ("ignore").
-        advice: the text of the error about a missing value.
-        sparse: whether the result is sparse. If None, it is if less than a quarter of the features
-            of the first 16,384 rows is non-zero.
-
-    Returns:
-        `Sparse`, or a dense array (n, p).
-
-    Raises:
-        InputError: a cell cannot be encoded; the message names row and column.
+    `advice` is the error about a missing value. If `sparse` is None, the result is sparse if less
+    than a quarter of the features of the first 16,384 rows is non-zero.
     """
     parts = [
         _encode_numbers(table, spec, advice)
@@ -437,11 +409,10 @@ def _encode_numbers(table: DataTable, spec: NumberColumn, advice: str) -> Vector
     if table.is_text(name):
         words = {"true": "1", "false": "0"} if spec.is_bool else {}
         cells = [word and words.get(word.lower(), word) for word in table.frame[name]]
-        for row, word in enumerate(cells):
-            if word is not None and not is_number(word):
-                raise InputError(
-                    f"{table.cell(row, name)}: {short_repr(word)} is not a number; correct it"
-                )
+        wrong = np.array([word is not None and not is_number(word) for word in cells], dtype=bool)
+        if wrong.any():
+            word = short_repr(cells[int(wrong.argmax())])
+            table.refuse(wrong, name, f"{word} is not a number; correct it")
         numbers = np.array([math.nan if word is None else float(word) for word in cells])
     else:
         numbers = table.numbers(name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 from fedpage.core.errors import InputError
+from fedpage.core.files import check_file as check_path
 
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 SUFFIXES = ("", *_OPENERS)
@@ -30,15 +30,14 @@ def table_suffix(path: Path) -> str:
 
 def check_file(path: Path) -> None:
     """Check that a file can be read."""
-    if os.path.isdir(path):
+    if check_path(path).is_dir():
         raise InputError(f"{path} is a directory; give the path of a file")
     try:
         path.open("rb").close()
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:  # a ValueError of a NUL in the name
-        reason = getattr(error, "strerror", error)
-        raise InputError(f"{path}: cannot be read ({reason})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def read_bytes(path: Path) -> bytes:
@@ -51,6 +50,4 @@ def read_bytes(path: Path) -> bytes:
         with _OPENERS[suffix](path, "rb") as file:
             return bytes(file.read())
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-        raise InputError(
-            f"{path}: not a complete {suffix[1:]} file ({error}); get it again"
-        ) from None
+        raise InputError(f"{path}: not a complete {suffix[1:]} file ({error})") from None

@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import Vector
+from fedpage.data.dataset import is_missing
 from fedpage.data.files import check_file, compression, read_bytes
 
 MISSING = (
@@ -104,14 +105,14 @@ def is_number(text: str) -> bool:
     return _NUMBER.match(text) is not None
 
 
-def no_column(name: str, known: Collection[str]) -> str:
-    """Write that there is no column of a name, and which columns there are."""
-    if not known:
-        return f"there is no column {name!r}; the table has no columns"
-    return (
-        f"there is no column {name!r};{did_you_mean(name, known)} the columns are "
-        f"{short_list(known)}"
-    )
+def check_names(names: Iterable[str], known: Collection[str], source: str) -> None:
+    """Raise InputError unless every name is the name of a known column."""
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{source}: there is no column {name!r};{did_you_mean(name, known)} "
+                f"the columns are {short_list(known)}"
+            )
 
 
 def short_list(names: Iterable[str]) -> str:
@@ -143,8 +144,8 @@ class FrameReader:
         for name in self.names:
             if not isinstance(name, str):
                 raise InputError(
-                    f"{source}: a column's name is {short_repr(name)}; names must be strings: "
-                    "use df.columns = df.columns.astype(str) or fp.Dataset.from_arrays"
+                    f"{source}: the column name {short_repr(name)} is not a string; use "
+                    "df.columns = df.columns.astype(str) or fp.Dataset.from_arrays"
                 )
 
     def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
@@ -159,9 +160,7 @@ class FrameReader:
             columns[name] = _to_series(values, kind, where, name in categorical)
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise InputError(
-                f"{self.source}: columns have different lengths: {short_repr(lengths)}"
-            )
+            raise InputError(f"{self.source}: columns of different lengths: {short_repr(lengths)}")
         return DataTable(self.source, pl.DataFrame(columns), categorical)
 
 
@@ -205,10 +204,10 @@ def _to_series(values: Any, kind: Any, where: str, as_text: bool) -> pl.Series:
     """Convert a column to Float64, Boolean or String."""
     if getattr(values, "ndim", 1) != 1:
         raise InputError(f"{where}: a column must have one dimension, not {values.ndim}")
+    if getattr(kind, "kind", "") in ("M", "m"):
+        values = pl.Series(dtype=pl.Datetime)
     if isinstance(kind, np.dtype) and kind.kind in "biuf" and not as_text:
         values = pl.Series(np.ascontiguousarray(values))
-    elif getattr(kind, "kind", "") in ("M", "m"):
-        raise InputError(f"{where}: {DATES}")
     elif not hasattr(values, "iloc") and hasattr(values, "__arrow_c_stream__"):
         values = pl.Series(values)
     if not isinstance(values, pl.Series) or values.dtype == pl.Object:
@@ -219,12 +218,8 @@ def _to_series(values: Any, kind: Any, where: str, as_text: bool) -> pl.Series:
         return values
     if values.dtype.is_numeric() or values.dtype == pl.Null:
         return values.cast(pl.Float64).fill_nan(None)
-    if values.dtype.is_temporal():
-        raise InputError(f"{where}: {DATES}")
-    raise InputError(
-        f"{where}: values of type {values.dtype} cannot be features; leave it out with drop= "
-        "(--drop)"
-    )
+    reason = f"values of type {values.dtype} cannot be features; leave it out with drop= (--drop)"
+    raise InputError(f"{where}: {DATES if values.dtype.is_temporal() else reason}")
 
 
 def _from_cells(values: Any, where: str, as_text: bool) -> pl.Series:
@@ -232,10 +227,8 @@ def _from_cells(values: Any, where: str, as_text: bool) -> pl.Series:
     try:
         cells = values.tolist() if hasattr(values, "tolist") else list(values)
     except TypeError:
-        raise InputError(
-            f"{where}: a column must be a sequence, not {short_repr(values)}"
-        ) from None
-    cells = [None if _is_none(cell) else cell for cell in cells]
+        raise InputError(f"{where}: {short_repr(values)} is not a sequence") from None
+    cells = [None if is_missing(cell) else cell for cell in cells]
     present = [cell for cell in cells if cell is not None]
     odd = next((cell for cell in present if not isinstance(cell, (str, Real))), None)
     if odd is not None:
@@ -260,15 +253,6 @@ def _to_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
-def _is_none(cell: Any) -> bool:
-    """Return True for None, NaN and the missing values of pandas."""
-    return (
-        cell is None
-        or (isinstance(cell, float) and math.isnan(cell))
-        or type(cell).__name__ in ("NAType", "NaTType")
-    )
-
-
 # Files
 
 
@@ -278,7 +262,7 @@ def read_parquet(path: Path) -> FrameReader:
     try:
         return FrameReader(pl.read_parquet(path, glob=False), path.name)
     except pl.exceptions.PolarsError as error:
-        raise InputError(f"{path}: not a parquet file ({_first_line(error)})") from None
+        raise InputError(f"{path}: not a parquet file ({short_repr(error)})") from None
 
 
 class DelimitedReader:
@@ -313,12 +297,9 @@ class DelimitedReader:
                 "where column names are expected; add a first line with a name for each column"
             )
         self.names = [name or f"column {at}" for at, name in enumerate(names, start=1)]
-        for at, name in enumerate(self.names):
-            if name in self.names[:at]:
-                raise InputError(
-                    f"{self.source}: columns {self.names.index(name) + 1} and {at + 1} are both "
-                    f"named {name!r}; rename one"
-                )
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise InputError(f"{self.source}: two columns are named {name!r}; rename one")
 
     def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
         """Read columns, each as numbers if every cell is a number, a boolean or missing.
@@ -329,28 +310,21 @@ class DelimitedReader:
         """
         try:
             head = self._scan(n_rows=_SAMPLE)
-            is_number = {n: _clean(head[n], n in text).dtype == pl.Float64 for n in self.names}
+            numeric = [n for n in self.names if _clean(head[n], n in text).dtype == pl.Float64]
             has_words = any(head[name].is_in(MISSING).any() for name in self.names)
-            frame = self._scan(
-                [name for name in self.names if is_number[name]],
-                null_values=list(MISSING) if has_words else None,  # they take time
-            )
-            is_regular = self._is_regular(frame.height)
-        except pl.exceptions.PolarsError:  # text below numbers, or a malformed row
-            frame, is_regular = None, False
-        if not is_regular:
-            is_filled = pl.Series([not is_blank for _, is_blank in self._find_rows()])
-            try:
-                frame = (self._scan() if frame is None else frame).filter(is_filled)
-            except pl.exceptions.PolarsError as error:  # such as a quote within a cell
-                raise InputError(f"{self.source}: cannot be read ({_first_line(error)})") from None
-        assert frame is not None
+            null_values = list(MISSING) if has_words else None  # they take time
+            frame = self._scan(numeric, null_values=null_values)
+            if not self._is_regular(frame.height):
+                frame = frame.filter([bool(cells) for _, cells in self._rows()])
+        except pl.exceptions.PolarsError:  # text below numbers, or a quote within a cell
+            filled = (cells for _, cells in self._rows() if cells)
+            frame = pl.DataFrame(filled, dict.fromkeys(self.names, pl.String), orient="row")
         columns = {name: _clean(frame[name], name in text) for name in names}
         return DataTable(self.source, pl.DataFrame(columns), frozenset(text), self._locate)
 
     def _locate(self, row: int) -> str:
         """Name a row by its line in the file."""
-        return f"row {[line for line, is_blank in self._find_rows() if not is_blank][row]}"
+        return f"row {[line for line, cells in self._rows() if cells][row]}"
 
     def _open(self) -> bytes | mmap.mmap:
         """Return the content; a plain file is mapped into memory."""
@@ -407,13 +381,13 @@ class DelimitedReader:
                 count += int(np.count_nonzero(is_delimiter))
         return width > 1 and count == (width - 1) * (rows + 1)
 
-    def _find_rows(self) -> list[tuple[int, bool]]:
-        """Return the line of each row below the names, and whether it is blank."""
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the line and the cells of each row below the names, no cells for a blank line."""
         text = io.StringIO(self._decode(self._content), newline="")
         reader = csv.reader(text, delimiter=self.delimiter, strict=True)
-        rows, line, width = [], 1, len(self.names)
+        line, width = 1, len(self.names)
         try:
-            for cells in reader:
+            for number, cells in enumerate(reader):
                 is_blank = len(cells) < 2 and not "".join(cells).strip()
                 if not is_blank and len(cells) != width:
                     raise InputError(
@@ -421,14 +395,14 @@ class DelimitedReader:
                         f"{width} column names; correct the row (a {_DELIMITERS[self.delimiter]} "
                         "within a cell needs quotes around the cell)"
                     )
-                rows.append((line, is_blank))
+                if number > self._skipped:
+                    yield line, [] if is_blank else cells
                 line = reader.line_num + 1
         except csv.Error as error:
             raise InputError(
                 f"{self.source}, row {line}: the quotes are wrong ({error}); a cell in quotes ends "
                 'with a quote, and a quote within it is written ""'
             ) from None
-        return rows[self._skipped + 1 :]
 
 
 def _clean(column: pl.Series, as_text: bool) -> pl.Series:
@@ -444,7 +418,3 @@ def _clean(column: pl.Series, as_text: bool) -> pl.Series:
         return numbers.fill_nan(None)
     lower = words.str.to_lowercase()
     return lower == "true" if lower.is_in(("true", "false")).all() else words
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -20,7 +20,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.spec import Registry, parse
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import as_array, check_whole, is_word
+from fedpage.core.validate import as_array, check_whole, choice
 from fedpage.data.dataset import clean_ids
 
 _MOST = 2**31 - 1
@@ -53,9 +53,7 @@ class Partition:
             rows = as_array(f"partition {self.name}: {name}", getattr(self, name), np.int64)
             object.__setattr__(self, name, rows.ravel())
         if self.N < 1 or self.ptr[0] != 0 or self.ptr[-1] != len(self.order):
-            raise InputError(
-                f"partition {self.name}: ptr must rise from 0 to the number of rows in order"
-            )
+            raise InputError(f"partition {self.name}: ptr must rise from 0 to len(order)")
         rows = np.sort(self.order)
         if len(rows) and (rows[0] < 0 or bool((rows[1:] == rows[:-1]).any())):
             raise InputError(f"partition {self.name}: a row number is negative or occurs twice")
@@ -67,8 +65,7 @@ class Partition:
             )
         if self.ids is not None and len(set(self.ids)) != self.N:
             raise InputError(
-                f"partition {self.name}: {self.N} clients need as many different ids, "
-                f"and there are {len(set(self.ids))}"
+                f"partition {self.name}: {self.N} clients have {len(set(self.ids))} different ids"
             )
 
     @property
@@ -107,8 +104,8 @@ PARTITIONS: Registry[Callable[..., Partition]] = Registry("partition")
 """The partitions by the names that `--partition` takes."""
 
 
-def check_counts(name: str, n: int, clients: int, min_rows: int = 1) -> None:
-    """Check that n rows are enough for clients of `min_rows` rows each.
+def check_counts(name: str, n: int, clients: int, min_rows: int = 1) -> int:
+    """Check that n rows are enough, and return the number of clients as an int.
 
     Raises:
         InputError: they are not, or a number is not a whole one.
@@ -116,17 +113,14 @@ def check_counts(name: str, n: int, clients: int, min_rows: int = 1) -> None:
     for what, value in (("the number of rows", n), ("the number of clients", clients)):
         check_whole(f"{name}: {what}", value, 1, _MOST)
     check_whole(f"{name}: min_rows", min_rows, 0, _MOST)
-    if clients > n:
+    clients, each = int(clients), max(int(min_rows), 1)
+    if clients * each > n:
         raise InputError(
-            f"{name}: {clients} clients need at least {clients} rows, and there are {n}; "
-            "use fewer clients"
+            f"{name}: {clients} clients of at least {each} rows need at least {clients * each:,} "
+            f"rows, and there are {n:,}; use at most {n // each} clients"
+            f"{f', or min_rows of at most {n // clients}' if min_rows > 1 else ''}"
         )
-    if clients * min_rows > n:
-        raise InputError(
-            f"{name}: {clients} clients of at least {min_rows} rows need {clients * min_rows:,} "
-            f"rows, and there are {n:,}; use at most {n // min_rows} clients, "
-            f"or min_rows of at most {n // clients}"
-        )
+    return clients
 
 
 def equal_parts(order: Ints, clients: int, name: str) -> Partition:
@@ -161,7 +155,7 @@ def blocks(n: int, clients: int, rows: int = 0) -> Partition:
     [2, 3]
     """
     check_whole("blocks: rows", rows, 0, _MOST)
-    check_counts("blocks", n, clients)
+    clients = check_counts("blocks", n, clients)
     if rows > n:
         raise InputError(f"blocks: rows must be from 1 to {n:,}, the rows there are, not {rows:,}")
     check_counts("blocks", rows or n, clients)
@@ -171,7 +165,7 @@ def blocks(n: int, clients: int, rows: int = 0) -> Partition:
 @PARTITIONS.register("iid")
 def iid(n: int, clients: int, seed: int = 0) -> Partition:
     """Shuffle the rows, then cut them into equal blocks, so that clients resemble each other."""
-    check_counts("iid", n, clients)
+    clients = check_counts("iid", n, clients)
     return equal_parts(permutation(seed, 1, size=n), clients, f"iid({clients}, seed={seed})")
 
 
@@ -199,8 +193,7 @@ def by_id(ids: Any, small: str = "error", *, min_rows: int = 1) -> Partition:
     """
     names, owner = np.unique(clean_ids("by_id", ids), return_inverse=True)
     check_whole("by_id: min_rows", min_rows, 0, _MOST)
-    if not is_word(small, ("error", "drop", "merge")):
-        raise InputError(f"by_id: small must be error, drop or merge, not {short_repr(small)}")
+    choice("by_id", "small", small, ("error", "drop", "merge"))
     sizes = np.bincount(owner)
     is_small = sizes < min_rows
     kept: list[str | int] = names[~is_small].tolist()
@@ -212,10 +205,7 @@ def by_id(ids: Any, small: str = "error", *, min_rows: int = 1) -> Partition:
             f"(such as {short_repr(names[is_small][0].item())} with {sizes[is_small][0]})"
         )
         if small == "error":
-            raise InputError(
-                f'{found}; lower min_rows, or choose small="drop" or "merge" '
-                "(--partition by-id:drop or by-id:merge)"
-            )
+            raise InputError(f"{found}; lower min_rows, or use by-id:drop or by-id:merge")
         if small == "merge" and rows < min_rows:
             raise InputError(f"{found}, and together only {rows}; drop them, or lower min_rows")
         if small == "drop" and not kept:
@@ -264,8 +254,8 @@ def partition_from_text(
     takes = signature(make).parameters
     if "ids" in takes and ids is None:
         raise InputError(
-            f"partition {name}: the data does not say whose row each is; "
-            "name the column of ids when you load it (--client-column), or choose another partition"
+            f"partition {name}: the data does not say whose row each is; name the column of ids "
+            "when you load it (--client-column)"
         )
     shared = {"n": len(y), "y": y, "ids": ids, "clients": clients, "seed": seed}
     if min_rows is not None:
@@ -290,8 +280,8 @@ def usage() -> str:
     """
     words = []
     for name, make in PARTITIONS.items():
-        parameter = own_parameter(make)
-        suffix = "" if parameter is None else f":{parameter.name}"
-        optional = parameter is not None and parameter.default is not Parameter.empty
-        words.append(f"{name}[{suffix}]" if optional else f"{name}{suffix}")
+        own = own_parameter(make)
+        if own is not None:
+            name += f":{own.name}" if own.default is Parameter.empty else f"[:{own.name}]"
+        words.append(name)
     return ", ".join(words)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import check_file as check_path
 from fedpage.core.files import replace_file
 from fedpage.core.spec import Registry, Spec, parse
 from fedpage.data import libsvm
@@ -169,13 +170,9 @@ def find(item: LibsvmFile) -> Path | None:
 
     FEDPAGE_DATA is searched first, then the platform's cache directory.
     """
-    for folder in dict.fromkeys((cache_dir(), platform_cache())):
-        for stem in item.stems:
-            for suffix in SUFFIXES:
-                path = folder / (stem + suffix)
-                if path.is_file():
-                    return path
-    return None
+    folders = dict.fromkeys((cache_dir(), platform_cache()))
+    paths = (f / (stem + suffix) for f in folders for stem in item.stems for suffix in SUFFIXES)
+    return next(filter(Path.is_file, paths), None)
 
 
 # Loading
@@ -235,22 +232,20 @@ def load(
     >>> load("census", rows=100).features, load("digits:classes=10").classes[:3]
     (123, (0, 1, 2))
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"{short_repr(path)} is not the path of a file")
+    file = check_path(path)
     table: dict[str, Any] = {
         "label": label, "client": client, "standardise": standardise, "missing": missing,
         "drop": drop, "columns": columns, "categorical": categorical, "encoding": encoding,
     }  # fmt: skip
     # a Path is a path, even if a data set has the same name
     spec = parse(path) if isinstance(path, str) and path.partition(":")[0] in DATASETS else None
-    entry, file = DATASETS[spec.name] if spec else None, Path(path)
+    entry = DATASETS[spec.name] if spec else None
     known = signature(load).parameters
-    if options and not isinstance(entry, Embedded):
-        hint = did_you_mean(min(options), known)
-        raise InputError(
-            f"data set {os.fspath(path)!r} takes no option {', '.join(sorted(options))}"
-            f"{f';{hint}' if hint else ''}"
-        )
+    own = signature(entry.make).parameters if isinstance(entry, Embedded) else {}
+    unknown = sorted(set(options) - set(own))
+    if unknown:
+        hint = did_you_mean(unknown[0], [*own, *known]) or f" it has {', '.join(own) or 'none'}"
+        raise InputError(f"data set {str(path)!r} has no option {', '.join(unknown)};{hint}")
     if entry is None and table_suffix(file):
         from fedpage.data import tables  # it imports polars, which takes time
 
@@ -264,51 +259,37 @@ def load(
     if given:
         if entry is None:
             _check_format(file)
-        raise InputError(
-            f"{path}: {', '.join(given)} is for tables (.csv, .tsv, .parquet), not for "
-            f"{'LIBSVM files' if entry is None else 'this data set'}"
-        )
-    if spec is None:
-        data = _load_path(path, features, one_based)
+        noun = "LIBSVM files" if entry is None else "this data set"
+        raise InputError(f"{path}: {', '.join(given)} is for tables (.csv, ...), not for {noun}")
+    if isinstance(entry, Embedded) and spec is not None:
+        data = spec.build(entry.make, "data set", **options)
+    elif isinstance(entry, LibsvmFile) and spec is not None:
+        data = _load_registered(spec, entry)
     else:
-        data = _load_registered(spec, entry, options)
+        data = _load_path(path, features, one_based)
     return data if name is None else replace(data, name=name)
 
 
-def _load_registered(
-    spec: Spec, entry: LibsvmFile | Embedded | None, options: dict[str, float]
-) -> Dataset:
-    """Load a data set of DATASETS."""
-    if isinstance(entry, Embedded):
-        known = signature(entry.make).parameters
-        unknown = [key for key in options if key not in known]
-        if unknown:
-            raise InputError(
-                f"data set {spec.name!r} has no option {', '.join(unknown)}; it has "
-                f"{', '.join(known) or 'no options'}"
-            )
-        return spec.build(entry.make, "data set", **options)
-    assert entry is not None
+def _load_registered(spec: Spec, item: LibsvmFile) -> Dataset:
+    """Load the file of a data set of DATASETS."""
     if spec.values or spec.settings:
         raise InputError(f"data set {spec.name!r} is a file and has no settings")
-    found = find(entry)
+    found = find(item)
     if found is None:
         raise InputError(
             f"data set {spec.name!r} is not on this machine: run `fedpage data fetch {spec.name}`; "
-            f"{entry.offline_hint}"
+            f"{item.offline_hint}"
         )
-    return _check_content(entry, found, _parse(found, entry.features, True))
+    return _check_content(item, found, _parse(found, item.features, True))
 
 
 def _load_path(path: str | os.PathLike[str], features: int | None, one_based: bool) -> Dataset:
     """Load a LIBSVM file; the suffix of a compressed one may be left out."""
     file = Path(path)
     _check_format(file)
-    found = [file.with_name(file.name + suffix) for suffix in SUFFIXES] if file.name else []
-    for candidate in found:
-        if os.path.isfile(candidate):
-            rows = _parse(candidate, features, one_based)
-            return _to_dataset(candidate.name, rows)
+    for candidate in [file.with_name(file.name + end) for end in SUFFIXES] if file.name else []:
+        if candidate.is_file():
+            return _to_dataset(candidate.name, _parse(candidate, features, one_based))
     if not isinstance(path, str) or os.sep in path or file.suffix:
         check_file(file)
     if not path:
@@ -318,7 +299,7 @@ def _load_path(path: str | os.PathLike[str], features: int | None, one_based: bo
 
 def _check_format(path: Path) -> None:
     """Refuse a directory, and a table of a format that is not read."""
-    if path.name and os.path.isdir(path):
+    if path.name and path.is_dir():
         raise InputError(f"{path} is a directory; give the path of a file")
     if path.suffix.lower() in _FRAME_SUFFIXES:
         raise InputError(
@@ -330,8 +311,7 @@ def _check_format(path: Path) -> None:
 def _parse(path: Path, features: int | None, one_based: bool) -> libsvm.LibsvmRows:
     """Parse a file, or read the arrays that were cached when the same bytes were parsed before.
 
-    The cache saves the import of scikit-learn, which takes longer than a thousand rounds. A cached
-    file is named after the bytes it was parsed from.
+    The cache saves the import of scikit-learn, which takes longer than a thousand rounds.
     """
     check_file(path)
     key = f"|{path.suffix}|{features}|{one_based}|3".encode()
@@ -368,19 +348,17 @@ def verify(item: LibsvmFile, path: Path) -> Dataset:
 
 
 def _check_content(item: LibsvmFile, path: Path, rows: libsvm.LibsvmRows) -> Dataset:
-    if len(rows.y) != item.rows:
-        raise InputError(
-            f"{path}: {item.name} has {item.rows:,} rows, this file {len(rows.y):,}; fetch it again"
-        )
-    if set(np.unique(rows.y)) != set(item.labels):
-        raise InputError(
-            f"{path}: {item.name}'s labels are {item.labels}, this file's are not; fetch it again"
-        )
     note = "unpinned: only rows, labels and the range of indices were checked"
     data = _to_dataset(item.name, rows, "" if item.is_pinned else note)
-    if item.is_pinned and data.digest != item.digest:
-        raise InputError(
-            f"{path}: the content differs from the known {item.name} "
-            f"(digest {data.digest[:12]}, expected {str(item.digest)[:12]}); fetch it again"
-        )
+    labels = tuple(np.unique(rows.y).tolist())
+    for what, expected, found in (
+        ("number of rows", item.rows, data.rows),
+        ("labels", item.labels, labels),
+        ("digest", (item.digest or data.digest)[:12], data.digest[:12]),
+    ):
+        if found != expected:
+            raise InputError(
+                f"{path}: the {what} of {item.name} must be {expected}, not {short_repr(found)}; "
+                "fetch it again"
+            )
     return data

@@ -25,13 +25,7 @@ from fedpage.core.random import check_seed, permutation, uniforms
 from fedpage.core.types import Ints, Vector
 from fedpage.core.validate import as_number, check_whole
 from fedpage.data.dataset import Dataset
-from fedpage.data.partition import (
-    PARTITIONS,
-    Partition,
-    check_counts,
-    equal_parts,
-    from_owners,
-)
+from fedpage.data.partition import PARTITIONS, Partition, check_counts, equal_parts, from_owners
 
 _ATTEMPTS = 50
 """How often a random partition is drawn before rows are moved."""
@@ -47,22 +41,24 @@ def _check_number(name: str, what: str, value: float, *, above_zero: bool = Fals
         raise InputError(f"{name}: {what} must be a finite number {bound}, not {short_repr(value)}")
 
 
-def _number_labels(name: str, y: Any, *, allow_targets: bool = False) -> tuple[Ints, Ints]:
-    """Return each row's label as a number (n,), and the number of rows of each label (C,).
+def _check_dirichlet(name: str, n: int, clients: int, alpha: float, seed: int, least: int) -> int:
+    """Check the arguments that all Dirichlet partitions share; return the number of clients."""
+    _check_number(name, "alpha", alpha, above_zero=True)
+    check_seed(seed)
+    return check_counts(name, n, clients, least)
 
-    Raises:
-        InputError: y is not a vector, or nearly all its values differ, as in a regression.
-    """
+
+def _number_labels(name: str, y: Any, *, allow_targets: bool = False) -> tuple[Ints, Ints]:
+    """Return each row's label as a number (n,), and the number of rows of each label (C,)."""
     try:
-        dimensions = np.ndim(y)
-    except ValueError:  # lists of different depths
-        dimensions = 0
-    if dimensions != 1:
+        labels, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+        is_vector = np.ndim(y) == 1
+    except (TypeError, ValueError):  # lists of different depths
+        is_vector = False
+    if not is_vector:
         raise InputError(
-            f"{name}: y must be a vector of labels, such as data.y of a Dataset, not "
-            f"{short_repr(y)}"
+            f"{name}: y must be a vector of labels, such as data.y, not {short_repr(y)}"
         )
-    labels, which, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(labels) > 100 and 10 * len(labels) > len(which) and not allow_targets:
         raise InputError(
             f"{name}: y has {len(labels):,} different values in {len(which):,} rows, which are "
@@ -85,20 +81,19 @@ def label_shards(y: Vector, clients: int, shards: int = 2, seed: int = 0) -> Par
         seed: of the random deal.
     """
     n = len(_number_labels("label_shards", y, allow_targets=True)[0])
-    check_counts("label_shards", n, clients)
+    clients = check_counts("label_shards", n, clients)
     check_whole("label_shards: shards", shards, 1)
     if clients * shards > n:
         raise InputError(
             f"label_shards: {clients} clients with {shards} shards each do not fit into {n} rows; "
-            f"use a whole number of shards from 1 to {n // clients}, or fewer clients"
+            f"use at most {n // clients} shards, or fewer clients"
         )
     by_class = np.argsort(y, kind="stable").astype(np.int64)
     each = n // (clients * shards)
     pieces = by_class[: each * clients * shards].reshape(clients * shards, each)
     dealt = pieces[permutation(seed, 2, size=clients * shards)]
-    return equal_parts(
-        dealt.ravel(), clients, f"label_shards({clients}, shards={shards}, seed={seed})"
-    )
+    name = f"label_shards({clients}, shards={shards}, seed={seed})"
+    return equal_parts(dealt.ravel(), clients, name)
 
 
 @PARTITIONS.register("dirichlet")
@@ -130,9 +125,7 @@ def dirichlet(
     from scipy.special import gammaincinv
 
     which, rows = _number_labels("dirichlet", y, allow_targets=True)
-    check_counts("dirichlet", len(which), clients, min_rows)
-    _check_number("dirichlet", "alpha", alpha, above_zero=True)
-    check_seed(seed)
+    clients = _check_dirichlet("dirichlet", len(which), clients, alpha, seed, min_rows)
 
     def draw(attempt: int) -> Ints:
         counts = np.empty((len(rows), clients), dtype=np.int64)
@@ -172,9 +165,7 @@ def dirichlet_yurochkin(
     """
     which, rows = _number_labels("dirichlet_yurochkin", y)
     n = len(which)
-    check_counts("dirichlet_yurochkin", n, clients, min_rows)
-    _check_number("dirichlet_yurochkin", "alpha", alpha, above_zero=True)
-    check_seed(seed)
+    clients = _check_dirichlet("dirichlet_yurochkin", n, clients, alpha, seed, min_rows)
 
     def draw(attempt: int) -> Ints:
         counts = np.zeros((len(rows), clients), dtype=np.int64)
@@ -211,9 +202,7 @@ def dirichlet_hsu(y: Vector, clients: int, alpha: float, seed: int = 0) -> Parti
     """
     which, left = _number_labels("dirichlet_hsu", y)
     n = len(which)
-    check_counts("dirichlet_hsu", n, clients)
-    _check_number("dirichlet_hsu", "alpha", alpha, above_zero=True)
-    check_seed(seed)
+    clients = _check_dirichlet("dirichlet_hsu", n, clients, alpha, seed, 1)
     prior = left / n
     counts = np.zeros((len(left), clients), dtype=np.int64)
     for client in range(clients):
@@ -248,7 +237,7 @@ def power_law(
         seed: of the order of rows and clients.
         min_rows: rows that every client has at least; 1 or more.
     """
-    check_counts("power_law", n, clients, min_rows)
+    clients = check_counts("power_law", n, clients, min_rows)
     _check_number("power_law", "the exponent", exponent)
     min_rows = max(min_rows, 1)
     weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
@@ -259,11 +248,8 @@ def power_law(
     sizes = sizes[permutation(seed, 6, size=clients)]
     ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     what = "" if min_rows == 1 else f", min_rows={min_rows}"
-    return Partition(
-        f"power_law({clients}, exponent={exponent:g}, seed={seed}{what})",
-        permutation(seed, 7, size=n),
-        ptr,
-    )
+    name = f"power_law({clients}, exponent={exponent:g}, seed={seed}{what})"
+    return Partition(name, permutation(seed, 7, size=n), ptr)
 
 
 @PARTITIONS.register("quantity-dirichlet")
@@ -283,9 +269,7 @@ def quantity_dirichlet(
         seed: of the shares and of the order of rows.
         min_rows: rows that every client has at least; 0 drops clients without rows.
     """
-    check_counts("quantity_dirichlet", n, clients, min_rows)
-    _check_number("quantity_dirichlet", "alpha", alpha, above_zero=True)
-    check_seed(seed)
+    clients = _check_dirichlet("quantity_dirichlet", n, clients, alpha, seed, min_rows)
 
     def draw(attempt: int) -> Ints:
         weight = _log_gammas(np.full(clients, alpha), seed, 40, attempt)
@@ -333,18 +317,15 @@ def _draw_partition(
 ) -> Partition:
     """Draw a table of counts (labels, N) until every client has `min_rows` rows, and deal by it.
 
-    If _ATTEMPTS draws do not suffice, the first one is taken, and rows are moved by `_move_rows`.
-    If `min_rows` is 0, the first draw is taken and clients without rows are dropped. The
-    partition's name says what was moved or dropped.
+    If _ATTEMPTS draws do not suffice, take the first one and move rows.
     """
-    first = counts = draw(0)
-    attempt = 0
-    while counts.sum(axis=0).min() < min_rows and attempt + 1 < _ATTEMPTS:
-        attempt += 1
+    for attempt in range(_ATTEMPTS):
         counts = draw(attempt)
-    is_enough = counts.sum(axis=0).min() >= min_rows
-    if not is_enough:
-        attempt, counts = 0, first
+        is_enough = counts.sum(axis=0).min() >= min_rows
+        if is_enough:
+            break
+    else:
+        attempt, counts = 0, draw(0)
     owner = _deal(which, counts, seed, purpose, attempt)
     sizes = counts.sum(axis=0)
     clients, what = len(sizes), "" if min_rows == 1 else f"min_rows={min_rows}"
@@ -359,20 +340,19 @@ def _draw_partition(
 
 
 def _move_rows(owner: Ints, sizes: Ints, min_rows: int, seed: int) -> tuple[Ints, int]:
-    """Fill clients up to `min_rows` with rows of the largest clients.
+    """Fill clients up to `min_rows` with random rows of those that are then the largest.
 
-    One row after another is taken from the client that is then the largest (of equal ones, the
-    first), so the largest clients end with equal sizes. Which of its rows a client gives is random.
-    Returns each row's client (n,), and the number of moved rows.
+    Return each row's client (n,), and the number of moved rows.
     """
     lacking = np.maximum(min_rows - sizes, 0)
     moved = int(lacking.sum())
     low, high = min_rows, int(sizes.max())  # the size to which the largest clients are reduced
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (
-            (middle, high) if np.maximum(sizes - middle, 0).sum() >= moved else (low, middle - 1)
-        )
+        if np.maximum(sizes - middle, 0).sum() >= moved:
+            low = middle
+        else:
+            high = middle - 1
     given = np.maximum(sizes - low, 0)
     too_many = int(given.sum()) - moved
     given[np.flatnonzero(given)[len(np.flatnonzero(given)) - too_many :]] -= 1
@@ -412,8 +392,8 @@ def shift_features(
     check_seed(seed)
     if int(partition.order.max()) >= data.rows:
         raise InputError(
-            f"shift_features: partition {partition.name} names rows that {data.name!r} does not "
-            "have; make it for this data set"
+            f"shift_features: partition {partition.name} is not of {data.name!r}, which has fewer "
+            "rows"
         )
     if not data.is_dense and data.rows * data.features > _LARGEST:
         raise InputError(

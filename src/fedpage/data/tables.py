@@ -23,8 +23,8 @@ from fedpage.data.frames import (
     DataTable,
     DelimitedReader,
     FrameReader,
+    check_names,
     is_number,
-    no_column,
     read_parquet,
     short_list,
 )
@@ -59,34 +59,28 @@ class TableOptions:
     encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
+        names = [self.label, self.client]
         for option in ("drop", "columns", "categorical"):
-            if isinstance(getattr(self, option), str):
-                object.__setattr__(self, option, (getattr(self, option),))
-        lists = [value for value in (self.drop, self.columns, self.categorical) if value]
-        if not all(isinstance(value, (list, tuple)) for value in lists):
-            raise InputError("drop, columns and categorical must be lists of column names")
-        for name in (self.label, self.client, *(name for names in lists for name in names)):
-            if name is not None and not isinstance(name, str):
-                raise InputError(f"label, client, drop: {short_repr(name)} is not a column's name")
+            value = getattr(self, option)
+            if isinstance(value, str):
+                object.__setattr__(self, option, (value,))
+            elif isinstance(value, (list, tuple)):
+                names += value
+            elif value is not None:
+                raise InputError(f"{option} must be a list of column names")
+        for name in names:
+            if not isinstance(name, (str, type(None))):
+                raise InputError(f"label, client, drop: {short_repr(name)} is not a name")
         choice("table", "missing", self.missing, ("error", "drop", "mean"))
         flag("table", "standardise", self.standardise)
-        if self.encoding is not None:
-            self._take_encoding(self.encoding)
-
-    def _take_encoding(self, encoding: Encoding) -> None:
-        """Take the label and the columns of an encoding, which leaves no choice of features."""
-        if not isinstance(encoding, Encoding):
-            raise InputError(
-                f"encoding must be that of a data set, as data.encoding, not {short_repr(encoding)}"
-            )
+        if not isinstance(self.encoding, (Encoding, type(None))):
+            raise InputError(f"encoding must be data.encoding, not {short_repr(self.encoding)}")
         chosen = [name for name in self.given if name not in ("encoding", "label", "client")]
-        if chosen not in ([], ["missing"]) or self.missing == "mean":
+        if self.encoding and (chosen not in ([], ["missing"]) or self.missing == "mean"):
             raise InputError(
                 f"{', '.join(chosen)} cannot be given with encoding=, which says how each column "
                 "is encoded"
             )
-        if self.label is None:
-            object.__setattr__(self, "label", encoding.label)
 
     @property
     def given(self) -> list[str]:
@@ -117,16 +111,7 @@ def open_table(path: Path) -> DelimitedReader | FrameReader:
 
 
 def encode_file(path: Path, encoding: Encoding) -> Any:
-    """Encode the rows of a CSV, TSV or parquet file as (n, p) features, for predictions.
-
-    Args:
-        path: the file. It has the columns of the encoding; the label, the client ids and columns
-            that were left out may be in it.
-        encoding: how the data of the model was encoded.
-
-    Returns:
-        A dense array or a scipy.sparse CSR array.
-    """
+    """Encode the rows of a CSV, TSV or parquet file as `Encoding.transform` does."""
     if table_suffix(path) in ("", ".npz"):
         raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
     return encoding.transform(encoding.read(open_table(path)))
@@ -167,6 +152,7 @@ class Roles:
         encoding, categorical = options.encoding, options.categorical
         if encoding is not None:
             encoding.check_names(list(names), source)
+            label = label or encoding.label
             if client is None and encoding.client in names:
                 client = encoding.client
             chosen = [column.name for column in encoding.columns]
@@ -176,22 +162,20 @@ class Roles:
                 f"{source}: say which column is the label, as in label={names[-1]!r} "
                 f"(--label on the command line); the columns are {short_list(names)}"
             )
-        others = [*options.drop, *(chosen or ()), *categorical]
-        for name in (label, *([client] if client is not None else []), *others):
-            if name not in names:
-                raise InputError(f"{source}: {no_column(name, names)}")
+        wanted = [*(chosen or ()), *categorical]
+        owner = [] if client is None else [client]
+        check_names([label, *owner, *options.drop, *wanted], names, source)
         if label == client:
             raise InputError(f"{source}: {label!r} cannot be both the label and the client ids")
         taken = {label, client, *options.drop}
-        for name in (*(chosen or ()), *categorical):
+        for name in wanted:
             if name in taken:
                 raise InputError(
                     f"{source}: column {name!r} is the label, the client ids or left out, "
                     "so it cannot be a feature"
                 )
-        features = tuple(name for name in names if name not in taken)
-        if chosen is not None:
-            features = tuple(dict.fromkeys(chosen))
+        others = (name for name in names if name not in taken)
+        features = tuple(dict.fromkeys(others if chosen is None else chosen))
         if not features:
             raise InputError(
                 f"{source}: no column is left to be a feature; the columns are {short_list(names)}"
@@ -279,12 +263,7 @@ def _check_columns(table: DataTable, roles: Roles) -> None:
 
 
 def _check_text(table: DataTable, name: str, is_label: bool = False) -> None:
-    """Refuse a column of text that holds numbers with bad cells, dates, or ids.
-
-    A column is numeric if more than 90 % of its cells are numbers (with commas or not): the others
-    are then bad cells. A column is an id or free text if it has more than 20 values, and more than
-    half as many values as rows.
-    """
+    """Refuse a column of text that holds numbers with bad cells, dates, or ids."""
     if not table.is_text(name) or table.is_missing(name).all():
         return
     codes, values = table.codes(name)
@@ -329,10 +308,8 @@ def _encode_label(
     if table.is_text(name):
         codes, values = table.codes(name)
         if len(values) < fewest:
-            raise InputError(
-                f"{table.source}: the label {name!r} is {short_repr(values[0])} in every "
-                "row; two classes or more are needed"
-            )
+            value = short_repr(values[0])
+            raise InputError(f"{table.source}: the label {name!r} is {value} in every row")
         return class_targets(codes.astype(np.int64), len(values)), values
     numbers = table.numbers(name)
     table.refuse(np.isinf(numbers), name, "inf is not a finite number")
