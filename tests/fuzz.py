@@ -41,6 +41,7 @@ import numpy as np
 from fedpage.callbacks.base import Callback, RoundEnd
 from fedpage.callbacks.checkpointing import Checkpointing
 from fedpage.cli.common import read_command
+from fedpage.cli.run_config import RunCommand
 from fedpage.codecs import Codec
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
@@ -52,7 +53,7 @@ from fedpage.engine.transport import RoundFailed
 from fedpage.methods import SCAFFOLD, FedAvg
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
-from fedpage.runs.config import RunCommand, structure
+from fedpage.runs.config import structure
 from fedpage.runs.fingerprint import describe_method
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.cli.compare import CompareConfig
+from fedpage.cli.run_config import RunCommand
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.engine import faults
 from fedpage.runs import build, toml
 from fedpage.runs.build import build_method
 from fedpage.runs.config import (
-    CompareConfig,
     MethodConfig,
     ProblemConfig,
-    RunCommand,
     RunConfig,
     Target,
     setting,

@@ -12,7 +12,8 @@ from fedpage.core.columns import AXES, COLUMNS, DERIVED, Cost, describe_column, 
 from fedpage.core.errors import InputError
 from fedpage.engine.stopping import Stop
 from fedpage.report import page, plots, summary
-from fedpage.runs.history import History, by_method
+from fedpage.report.titles import by_method
+from fedpage.runs.history import History
 from fedpage.studies import tune as tuning
 from fedpage.studies.question import FRESH_SEED, Question
 from fedpage.theory.planner import TimeModel

@@ -17,8 +17,7 @@ from fedpage.core.types import StopReason
 from fedpage.report import figure_file, plots
 from fedpage.report.bands import describe_band, mean_band
 from fedpage.report.plots import text_width, wrap_text
-from fedpage.report.titles import describe_problem, describe_runs, shorten_partition
-from fedpage.runs.history import by_method
+from fedpage.report.titles import by_method, describe_problem, describe_runs, shorten_partition
 
 PROBLEM = {
     "objective": "logistic regression", "data": "made", "N": 1200, "partition": "blocks(1200)",

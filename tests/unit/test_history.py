@@ -16,7 +16,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
 from fedpage.report.bands import quantile_band
-from fedpage.runs.history import by_method
+from fedpage.report.titles import by_method
 
 
 @pytest.fixture(scope="module")

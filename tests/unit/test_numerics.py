@@ -22,7 +22,7 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch, StopReason
 from fedpage.problems.base import norm
 from fedpage.report import page, plots, summary
-from fedpage.runs.history import by_method
+from fedpage.report.titles import by_method
 from fedpage.studies.space import search_space
 from fedpage.studies.tune import tune
 from fedpage.theory import (

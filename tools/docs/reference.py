@@ -16,7 +16,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "history": (
         "History", "The record of a run, and many runs as one table.",
         [
-            "runs.history.History", "runs.collection.Runs", "runs.history.by_method",
+            "runs.history.History", "runs.frame.Runs", "report.titles.by_method",
             "core.columns.COLUMNS", "core.columns.Cost",
         ],
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,13 +50,48 @@ from fedpage.cli.output import (
 )
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
-from fedpage.runs.config import CompareCommand, CompareConfig, ProblemConfig, to_table
+from fedpage.runs.config import ProblemConfig, RoundsConfig, Settings, setting, to_table
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod
     from fedpage.problems import LinearModel
     from fedpage.runs.history import History
     from fedpage.runs.spec import RunOptions
+
+
+@dataclass(frozen=True)
+class CompareConfig(RoundsConfig):
+    """Describe a comparison: methods with the same effective step, clients and local work."""
+
+    methods: str = setting(
+        "fedpage,scaffold,fedavg", "Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter."
+    )
+    S: int | None = setting(
+        None,
+        "Clients that FedPAGE samples; methods without full rounds sample 2S (default 10, or all "
+        "if there are fewer).",
+        at_least=1,
+    )
+    K: int = setting(10, "Local steps.", at_least=1)
+    step: float = setting(0.1, "Effective step of every method.")
+    cost: str = setting(
+        "bytes", "Cost to the target: bytes, bits, bytes_up, clients, ..., or a sum: up+0.1*down."
+    )
+    seeds: int = setting(
+        3, "Runs of each method, with consecutive seeds.", at_least=1, at_most=100_000
+    )
+    seed: int = setting(0, "The first seed.", at_least=0)
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """The settings of `fedpage compare`, as compare.toml keeps them for `fedpage resume`."""
+
+    problem: ProblemConfig
+    compare: CompareConfig
+    checkpoint_every: str
+    faults: Settings | None = None
+    """The content of the --faults file."""
 
 
 @with_json
@@ -87,8 +122,6 @@ def compare(
 
     They have the same effective step, number of clients, local work and seeds.
     """
-    from dataclasses import replace
-
     from fedpage.runs import toml
     from fedpage.runs.store import parse_interval
 

@@ -176,7 +176,7 @@ def print_metrics(runs: Sequence[History]) -> None:
     import numpy as np
 
     from fedpage.core.columns import COLUMNS, describe_column, explain_epsilon
-    from fedpage.runs.history import by_method
+    from fedpage.report.titles import by_method
 
     for label, group in by_method(runs).items():
         words = [

@@ -12,8 +12,8 @@ from fedpage.cli import compare, run
 from fedpage.cli.common import read_command
 from fedpage.cli.options import JobsOption, ReportOption, ThreadsOption
 from fedpage.cli.output import Document, with_json
+from fedpage.cli.run_config import RunCommand
 from fedpage.core.errors import InputError
-from fedpage.runs.config import CompareCommand, RunCommand
 
 
 @with_json
@@ -45,7 +45,7 @@ def resume(
 
     path = directory / "compare.toml"
     if path.is_file():
-        comparison = read_command(CompareCommand, path)
+        comparison = read_command(compare.CompareCommand, path)
         if rounds is not None:
             comparison = compare.extend(comparison, directory, rounds)
         return compare.execute(comparison, directory, jobs, report, resume=True)

@@ -45,9 +45,9 @@ from fedpage.cli.output import (
     with_json,
     write_reports,
 )
-from fedpage.cli.run_config import check_no_settings, read_run_command
+from fedpage.cli.run_config import RunCommand, check_no_settings, read_run_command
 from fedpage.core.errors import InputError
-from fedpage.runs.config import MethodConfig, ProblemConfig, RunCommand, RunConfig, to_table
+from fedpage.runs.config import MethodConfig, ProblemConfig, RunConfig, to_table
 
 if TYPE_CHECKING:
     from fedpage.callbacks.base import Callback

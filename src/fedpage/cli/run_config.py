@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs.config import (
+    MethodConfig,
     ProblemConfig,
-    RunCommand,
     RunConfig,
     Settings,
     dataclass_fields,
@@ -18,6 +19,17 @@ from fedpage.runs.config import (
 )
 
 _TABLES = ("method", "problem", "run", "faults")
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """The settings of `fedpage run`, as run.toml keeps them for `fedpage resume`."""
+
+    method: MethodConfig
+    problem: ProblemConfig
+    run: RunConfig
+    faults: Settings | None = None
+    """The content of the --faults file."""
 
 
 def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:

@@ -55,7 +55,8 @@ def write_report(
     """
     from fedpage.core.errors import InputError, short_repr
     from fedpage.report.page import write_runs
-    from fedpage.runs.history import History, by_method
+    from fedpage.report.titles import by_method
+    from fedpage.runs.history import History
 
     runs = [histories] if isinstance(histories, History) else list(histories)
     wrong = [run for run in runs if not isinstance(run, History)]

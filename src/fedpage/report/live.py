@@ -22,9 +22,9 @@ from fedpage.core.errors import InputError
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
-from fedpage.report.titles import describe_problem
+from fedpage.report.titles import by_method, describe_problem
 from fedpage.report.watch import watched_column
-from fedpage.runs.history import History, by_method
+from fedpage.runs.history import History
 from fedpage.runs.status import FollowedRun, RunFollower, RunState
 
 _HOSTS = ("localhost", "127.0.0.1", "::1")

@@ -29,7 +29,8 @@ from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
 from fedpage.report.style import Style, assign_styles
 from fedpage.report.summary import format_bytes
 from fedpage.report.tables import Table
-from fedpage.runs.history import History, by_method
+from fedpage.report.titles import by_method
+from fedpage.runs.history import History
 from fedpage.runs.history_file import EventRow
 
 _POINTS = 120

@@ -17,8 +17,8 @@ from fedpage.report.bands import Band, describe_band
 from fedpage.report.figure_file import check_figure_path, write_figure
 from fedpage.report.panel import PanelSize, Summary, draw_panel, draw_sample
 from fedpage.report.style import assign_styles, factor_styles
-from fedpage.report.titles import describe_runs, shorten_partition
-from fedpage.runs.history import History, by_method
+from fedpage.report.titles import by_method, describe_runs, shorten_partition
+from fedpage.runs.history import History
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

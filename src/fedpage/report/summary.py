@@ -10,7 +10,8 @@ import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
 from fedpage.report.tables import Cell, Table
-from fedpage.runs.history import History, by_method
+from fedpage.report.titles import by_method
+from fedpage.runs.history import History
 
 
 @dataclass(frozen=True)

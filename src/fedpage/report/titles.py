@@ -1,7 +1,8 @@
-"""Name the problem of runs in a line, for titles of pictures and pages."""
+"""Name runs and their problem, for titles and legends of pictures and pages."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -61,3 +62,58 @@ def describe_runs(runs: Iterable[History]) -> str:
             if all(problem.get(name) == value for problem in problems)
         }
     )
+
+
+def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
+    """Group runs by method, hyper-parameters and problem, under labels that differ.
+
+    The label is the method's name and its codecs. Where several groups share the name, the
+    hyper-parameters that differ follow, then the problem's differences, and a number where nothing
+    else helps.
+    """
+    groups: dict[str, list[History]] = {}
+    for history in histories:
+        key = [history.meta.get("method"), history.meta.get("problem")]
+        groups.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(history)
+    labelled: dict[str, list[History]] = {}
+    for runs in groups.values():
+        twins = [other[0] for other in groups.values() if other[0].label == runs[0].label]
+        parts = _differences(runs[0], twins, "method") + _differences(runs[0], twins, "problem")
+        about = runs[0].meta.get("method") or {}
+        codecs = [
+            f"{way}={about[way]}" for way in ("up", "down") if about.get(way, "none") != "none"
+        ]
+        parts = list(dict.fromkeys([*parts, *codecs]))
+        label = plain = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
+        number = 1
+        while label in labelled:
+            number += 1
+            label = f"{plain} #{number}"
+        labelled[label] = runs
+    return labelled
+
+
+_HIDDEN = (
+    "effective_step", "class", "name", "data_digest", "partition_digest", "rows", "d", "data_note",
+)  # fmt: skip
+"""Entries of provenance that follow from others or say nothing to a reader."""
+
+
+def _differences(run: History, twins: list[History], what: str) -> list[str]:
+    """List `name=value` of the settings in which a run differs from others of its method."""
+    about, *others = [each.meta.get(what) or {} for each in (run, *twins)]
+    names = [
+        name
+        for name in about
+        if name not in _HIDDEN and any(other.get(name) != about[name] for other in others)
+    ]
+    ambiguous = any(
+        other.get(name) != about[name] and _short(other.get(name)) == _short(about[name])
+        for other in others
+        for name in names
+    )
+    return [f"{name}={about[name] if ambiguous else _short(about[name])}" for name in names]
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)

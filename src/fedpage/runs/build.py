@@ -266,17 +266,7 @@ def find_method(name: str) -> MethodEntry:
     cls: Any = _import_class(Path(path), class_name, "method")
     if not dataclasses.is_dataclass(cls):
         raise InputError(f"{path}: has no dataclass {class_name!r}")
-    needed = [
-        "init",
-        "call",
-        "client",
-        "server",
-        "effective_step",
-        "client_state",
-        "name",
-        "messages",
-    ]
-    missing = [attribute for attribute in needed if not hasattr(cls, attribute)]
+    missing = [name for name in _METHOD_ATTRIBUTES if not hasattr(cls, name)]
     if missing:
         raise InputError(f"{path}: {class_name} is not a method: it lacks {', '.join(missing)}")
     method_class: Any = cls

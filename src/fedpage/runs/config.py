@@ -208,52 +208,6 @@ class RunConfig(RoundsConfig):
     )
 
 
-@dataclass(frozen=True)
-class CompareConfig(RoundsConfig):
-    """Describe a comparison: methods with the same effective step, clients and local work."""
-
-    methods: str = setting(
-        "fedpage,scaffold,fedavg", "Names with commas; fedpage:eta_l=0.01 sets a hyper-parameter."
-    )
-    S: int | None = setting(
-        None,
-        "Clients that FedPAGE samples; methods without full rounds sample 2S (default 10, or all "
-        "if there are fewer).",
-        at_least=1,
-    )
-    K: int = setting(10, "Local steps.", at_least=1)
-    step: float = setting(0.1, "Effective step of every method.")
-    cost: str = setting(
-        "bytes", "Cost to the target: bytes, bits, bytes_up, clients, ..., or a sum: up+0.1*down."
-    )
-    seeds: int = setting(
-        3, "Runs of each method, with consecutive seeds.", at_least=1, at_most=100_000
-    )
-    seed: int = setting(0, "The first seed.", at_least=0)
-
-
-@dataclass(frozen=True)
-class RunCommand:
-    """The settings of `fedpage run`, as run.toml keeps them for `fedpage resume`."""
-
-    method: MethodConfig
-    problem: ProblemConfig
-    run: RunConfig
-    faults: Settings | None = None
-    """The content of the --faults file."""
-
-
-@dataclass(frozen=True)
-class CompareCommand:
-    """The settings of `fedpage compare`, as compare.toml keeps them for `fedpage resume`."""
-
-    problem: ProblemConfig
-    compare: CompareConfig
-    checkpoint_every: str
-    faults: Settings | None = None
-    """The content of the --faults file."""
-
-
 # --- from tables and words to dataclasses ---------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -422,61 +422,3 @@ def _read_cell(text: str) -> float:
 def _table(history: History, name: str) -> Meta:
     """Return a table of the provenance, such as "method", or an empty one."""
     return history.meta.get(name) or {}
-
-
-def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
-    """Group runs by method, hyper-parameters and problem, under labels that differ.
-
-    The label is the method's name and its codecs. Where several groups share the name, the
-    hyper-parameters that differ follow, then the problem's differences, and a number where nothing
-    else helps.
-    """
-    groups: dict[str, list[History]] = {}
-    for history in histories:
-        about = [_table(history, "method"), _table(history, "problem")]
-        groups.setdefault(json.dumps(about, sort_keys=True, default=str), []).append(history)
-    labelled: dict[str, list[History]] = {}
-    for runs in groups.values():
-        twins = [other[0] for other in groups.values() if other[0].label == runs[0].label]
-        parts = _differences(runs[0], twins, "method") + _differences(runs[0], twins, "problem")
-        parts = list(dict.fromkeys([*parts, *_codecs(runs[0])]))
-        label = plain = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
-        number = 1
-        while label in labelled:
-            number += 1
-            label = f"{plain} #{number}"
-        labelled[label] = runs
-    return labelled
-
-
-_HIDDEN = (
-    "effective_step", "class", "name", "data_digest", "partition_digest", "rows", "d", "data_note",
-)  # fmt: skip
-"""Entries of provenance that follow from others or say nothing to a reader."""
-
-
-def _differences(run: History, twins: list[History], what: str) -> list[str]:
-    """List `name=value` of the settings in which a run differs from others of its method."""
-    about = _table(run, what)
-    others = [_table(twin, what) for twin in twins]
-    names = [
-        name
-        for name in about
-        if name not in _HIDDEN and any(other.get(name) != about[name] for other in others)
-    ]
-    ambiguous = any(
-        other.get(name) != about[name] and _short(other.get(name)) == _short(about[name])
-        for other in others
-        for name in names
-    )
-    return [f"{name}={about[name] if ambiguous else _short(about[name])}" for name in names]
-
-
-def _codecs(run: History) -> list[str]:
-    """List the codecs of a run's messages, such as "up=natural"."""
-    about = _table(run, "method")
-    return [f"{name}={about[name]}" for name in ("up", "down") if about.get(name, "none") != "none"]
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)

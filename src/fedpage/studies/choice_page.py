@@ -12,8 +12,9 @@ from fedpage.engine.stopping import Stop
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
+from fedpage.report.titles import by_method
 from fedpage.runs.fingerprint import describe_method
-from fedpage.runs.history import History, by_method
+from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions
 from fedpage.studies.choice import Choice
 from fedpage.studies.sweep import sweep

@@ -10,7 +10,8 @@ from functools import cached_property
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, short_repr
 from fedpage.report.tables import Cell, Table
-from fedpage.runs.history import History, by_method
+from fedpage.report.titles import by_method
+from fedpage.runs.history import History
 from fedpage.studies.statistics import (
     ALPHA,
     MIN_SEEDS,
