@@ -72,24 +72,24 @@ class CLoop:
             _pointer(self.rows), _whole(count), ctypes.c_uint64(seed),
         )  # fmt: skip
 
-    def record(self, x: np.ndarray) -> np.ndarray:
-        """Compute f(x) and |grad f(x)|, (2,)."""
+    def record(self, x: np.ndarray, share: int) -> np.ndarray:
+        """Compute f(x) and |grad f(x)|, (2,), with a logarithm for every `share` rows."""
         ptr, idx, target, start = self.data
         found = np.empty(2)
         self.library.fedpage_record(
             _pointer(ptr), _pointer(idx), _pointer(target), _whole(int(start[-1])), _whole(self.d),
-            _pointer(x), _pointer(self.scratch), _pointer(found),
+            _whole(share), _pointer(x), _pointer(self.scratch), _pointer(found),
         )  # fmt: skip
         return found
 
-    def run(self, count: int, seed: int, every: int) -> np.ndarray:
+    def run(self, count: int, seed: int, every: int, share: int) -> np.ndarray:
         """Run rounds as `rounds` does; return f and |grad f| before them and every few rounds."""
         records = np.empty((count // every + 1, 2))
         self.library.fedpage_run(
             *map(_pointer, self.data), _whole(self.d), _whole(self.N), _whole(self.S),
             _whole(self.K), *self.steps, *self._state(), _pointer(self.clients),
             _pointer(self.rows), _whole(count), ctypes.c_uint64(seed), _whole(every),
-            _pointer(records),
+            _whole(share), _pointer(records),
         )  # fmt: skip
         return records
 

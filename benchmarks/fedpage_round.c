@@ -92,18 +92,27 @@ void fedpage_rounds(const uint32_t *ptr, const uint32_t *idx, const double *targ
 }
 
 /* Compute f(x), the mean of log(1 + (a.x - b)^2/2) over all rows of N equal clients, and
-   |grad f(x)|. gradient has d doubles; record takes the two numbers. */
+   |grad f(x)|. gradient has d doubles; record takes the two numbers. So many rows share a
+   logarithm, log(1 + s) + log(1 + z) = log(1 + (s + z + s z)), as those of a client do in fedpage;
+   1 takes one for every row. share must divide the number of rows. */
 void fedpage_record(const uint32_t *ptr, const uint32_t *idx, const double *target, int64_t rows,
-                    int64_t d, const double *restrict x, double *restrict gradient,
-                    double *record) {
-    double loss = 0.0, square = 0.0;
+                    int64_t d, int64_t share, const double *restrict x,
+                    double *restrict gradient, double *record) {
+    double loss = 0.0, square = 0.0, product = 0.0;
+    int64_t left = share;
     for (int64_t l = 0; l < d; l++) gradient[l] = 0.0;
     for (int64_t row = 0; row < rows; row++) {
         const uint32_t begin = ptr[row], end = ptr[row + 1];
         double t = 0.0;
         for (uint32_t e = begin; e < end; e++) t += x[idx[e]];
         const double r = t - target[row], v = slope(t, target[row]);
-        loss += log1p(0.5 * r * r);
+        const double s = 0.5 * r * r;
+        product += s + product * s;
+        if (--left == 0) {
+            loss += log1p(product);
+            product = 0.0;
+            left = share;
+        }
         for (uint32_t e = begin; e < end; e++) gradient[idx[e]] += v;
     }
     for (int64_t l = 0; l < d; l++) {
@@ -120,9 +129,9 @@ void fedpage_run(const uint32_t *ptr, const uint32_t *idx, const double *target,
                  const int64_t *start, int64_t d, int64_t N, int64_t S, int64_t K, double eta_l,
                  double eta_g, double *x, double *x_prev, double *g, double *scratch,
                  int64_t *clients, uint32_t *rows, int64_t rounds, uint64_t seed, int64_t every,
-                 double *records) {
+                 int64_t share, double *records) {
     for (int64_t done = 0;; done += every) {
-        fedpage_record(ptr, idx, target, start[N], d, x, scratch, records);
+        fedpage_record(ptr, idx, target, start[N], d, share, x, scratch, records);
         records += 2;
         if (done >= rounds) return;
         fedpage_rounds(ptr, idx, target, start, d, N, S, K, eta_l, eta_g, x, x_prev, g, scratch,
