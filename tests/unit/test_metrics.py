@@ -114,7 +114,7 @@ def test_what_metrics_accepts():
     assert renamed["area"].higher_is_better
     for metrics, why in (
         (["acuracy"], "did you mean 'accuracy'"),
-        ([3], "must be a name or a function"),
+        ([3], "metrics must be names"),
         (7, "metrics must be names"),
         ({"loss": mine}, "cannot be called 'loss'"),
         ({"bytes_up": mine}, "cannot be called"),

@@ -22,7 +22,6 @@ class CountsEachClient(Protocol):
 
     def count_each(self) -> Ints:
         """Return the row gradients that each called client has computed so far, (n,)."""
-        ...
 
 
 @runtime_checkable
@@ -31,7 +30,6 @@ class EpochOracle(Oracle, Protocol):
 
     def epoch_steps(self, size: int | None, epochs: int) -> Ints:
         """Return the number of minibatches of each client in so many passes, (n,)."""
-        ...
 
     def epoch_batch(self, size: int | None, epochs: int, step: int) -> Batch:
         """Return minibatch number `step` of each client; steps must be asked for in order.
@@ -39,7 +37,6 @@ class EpochOracle(Oracle, Protocol):
         The last batch of a pass may be smaller. A client that has passed its rows has no rows in
         its batch.
         """
-        ...
 
 
 @runtime_checkable
@@ -49,7 +46,6 @@ class HasStart(Protocol):
     @property
     def x0(self) -> Vector | None:
         """The start, (d,)."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +55,6 @@ class HasConvexity(Protocol):
     @property
     def convex(self) -> bool:
         """Whether f is convex."""
-        ...
 
 
 @runtime_checkable
@@ -68,7 +63,6 @@ class HasLabels(Protocol):
 
     def mean_labels(self) -> Vector:
         """Return the mean label of each client, (N,)."""
-        ...
 
 
 @runtime_checkable
@@ -78,7 +72,6 @@ class HasCode(Protocol):
     @property
     def code(self) -> Mapping[str, type]:
         """The user's classes that decide what is computed, by name."""
-        ...
 
 
 @runtime_checkable
@@ -88,7 +81,6 @@ class HasClientsAtOnce(Protocol):
     @property
     def clients_at_once(self) -> int:
         """The number of clients."""
-        ...
 
 
 class ClientEvaluations(NamedTuple):
@@ -108,7 +100,6 @@ class ClientEvaluator(Protocol):
 
     def evaluate_clients(self, clients: Ints, x: Vector) -> ClientEvaluations:
         """Evaluate x (d,) on the rows of each of these clients (n,)."""
-        ...
 
 
 @runtime_checkable
@@ -117,7 +108,6 @@ class NodeProblem(Problem, ClientEvaluator, Protocol):
 
     def rescale(self, factor: float) -> Self:
         """Return the problem with every client's objective multiplied by a factor."""
-        ...
 
 
 @runtime_checkable
@@ -127,7 +117,6 @@ class ModelProblem(HasCode, Protocol):
     @property
     def start_digest(self) -> str:
         """Digest of the model, its initial parameters, the loss and the dtype."""
-        ...
 
 
 @runtime_checkable
@@ -136,7 +125,6 @@ class HeldOutEvaluator(Protocol):
 
     def evaluate_held_out(self, x: Vector) -> Mapping[str, float]:
         """Return held_out_loss and held_out_METRIC of x (d,); {} without held-out rows."""
-        ...
 
 
 @runtime_checkable
@@ -147,15 +135,12 @@ class SavesModels(Protocol):
         self, path: str | os.PathLike[str], x: Vector, about: Mapping[str, str] | None = None
     ) -> None:
         """Write the model with parameters x (d,) and a table of texts about it."""
-        ...
 
     def about(self, path: str | os.PathLike[str]) -> Mapping[str, str]:
         """Read the table of texts of a saved model."""
-        ...
 
     def check_model_path(self, path: Path) -> None:
         """Raise an InputError for a file name that no model can be saved under."""
-        ...
 
 
 def dtype_of(problem: object) -> DType:
@@ -179,15 +164,12 @@ class DeviceArrays(Protocol):
 
     def to_device(self, values: Vector) -> Any:
         """Return a copy on the device."""
-        ...
 
     def to_host(self, values: Any) -> Vector:
         """Return a copy as a numpy array."""
-        ...
 
     def zeros(self, rows: int, d: int) -> Any:
         """Return a table of zeros, (rows, d), on the device."""
-        ...
 
 
 @runtime_checkable
@@ -197,7 +179,6 @@ class OnDevice(Protocol):
     @property
     def device_arrays(self) -> DeviceArrays | None:
         """How vectors are kept on the device, or None if they are numpy arrays."""
-        ...
 
 
 def to_host(arrays: DeviceArrays, value: Any) -> Any:

@@ -240,10 +240,7 @@ def shuffle(key: np.uint64, n: int) -> NDArray[np.uint32]:
 
 @compile_kernel
 def _row_orders(
-    key: np.uint64,
-    clients: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    numbers: NDArray[np.int64],
+    key: np.uint64, clients: NDArray[np.int64], sizes: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> NDArray[np.uint32]:
     out = np.zeros((len(clients), sizes.max()), np.uint32)
     for i in range(len(clients)):

@@ -101,7 +101,6 @@ class State(Protocol):
     @property
     def x(self) -> Vector:
         """The current model, (d,)."""
-        ...
 
 
 class Call(NamedTuple, Generic[MessageT]):
@@ -142,48 +141,39 @@ class Draws(Protocol):
     @property
     def round(self) -> int:
         """The round's number r, counted from 0."""
-        ...
 
     def coin(self, p: float) -> bool:
         """Return True with probability p; one underlying uniform serves every p."""
-        ...
 
     def geometric(self, p: float) -> int:
         """Draw 1, 2, 3, ... with probabilities p, p (1-p), p (1-p)^2, ...; p = 1 gives 1."""
-        ...
 
     def clients(self, N: int, S: int, ago: int = 0) -> Ints:
         """Sample S of N clients uniformly without replacement; ascending. S = N: all of them.
 
         With `ago` they are the sample of that many rounds before, for another exchange.
         """
-        ...
 
     def order(self, N: int, number: int = 0) -> Ints:
         """Return all N clients in the run's random order of this number, in any round."""
-        ...
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw minibatches number first..first+count-1: (n, count, min(b, max M_i)) row numbers.
 
         A client with M_i <= b gets all its rows in order, without a draw.
         """
-        ...
 
     def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
         """Order the rows of each client for its pass of a number: (n, max M_i) row numbers.
 
         The first M_i count. `numbers` are (n,).
         """
-        ...
 
     def client_keys(self, clients: Ints, field: int) -> Keys64:
         """Return a key for each client's own random numbers for a field of its reply, (n,)."""
-        ...
 
     def shared_key(self, field: int) -> np.uint64:
         """Return a key that all clients of the round share, for a field of their replies."""
-        ...
 
 
 @runtime_checkable
@@ -197,11 +187,9 @@ class Oracle(Protocol):
 
     def batch(self, size: int | None) -> Batch:
         """Draw a fresh minibatch at each client, without replacement; None or >= M_i: every row."""
-        ...
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Return each client's mean gradient (n, d) over its batch, at its row of y or y (d,)."""
-        ...
 
 
 class Smoothness(NamedTuple):
@@ -223,44 +211,35 @@ class Problem(Protocol):
     @property
     def N(self) -> int:
         """The number of clients."""
-        ...
 
     @property
     def d(self) -> int:
         """The number of parameters."""
-        ...
 
     @property
     def sizes(self) -> Ints:
         """Rows M_i of each client, (N,)."""
-        ...
 
     def oracle(self, clients: Ints, draws: Draws) -> Oracle:
         """Return what the called clients may compute from their rows in this round."""
-        ...
 
     def loss(self, x: Vector) -> float:
         """Return f(x)."""
-        ...
 
     def grad(self, x: Vector) -> Vector:
         """Return the gradient of f at x, (d,)."""
-        ...
 
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """Return what a history records at x: at least "loss" and "grad_norm".
 
         The bits are the same for any number of threads.
         """
-        ...
 
     def smoothness(self) -> Smoothness:
         """Return the problem's Lipschitz constants."""
-        ...
 
     def describe(self) -> dict[str, object]:
         """Return plain values that identify the problem: objective, data, partition, digests."""
-        ...
 
 
 class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
@@ -276,39 +255,31 @@ class Method(Protocol[StateT, MessageT, ReplyT, ClientStateT]):
     @property  # read only, so that ClassVar[None] and ClassVar[type[ClientState]] both conform
     def messages(self) -> Mapping[type, type]:
         """Every message type (a NamedTuple of vectors) with the type of the reply to it."""
-        ...
 
     @property
     def client_state(self) -> type[Any] | None:
         """The NamedTuple of (d,) vectors that each client keeps, zero at first, or None."""
-        ...
 
     @property
     def effective_step(self) -> float:
         """How far the server moves along a unit of gradient per round."""
-        ...
 
     def with_step(self, step: float) -> Self:
         """Return the same method with another effective step."""
-        ...
 
     def init(self, x0: Vector, N: int) -> StateT:
         """Return the server's state before round 0."""
-        ...
 
     def call(self, state: StateT, draws: Draws) -> Call[MessageT]:
         """Choose the clients of this round and the message to them."""
-        ...
 
     def client(
         self, message: MessageT, oracle: Oracle, client_state: ClientStateT
     ) -> tuple[ReplyT, ClientStateT]:
         """Compute the called clients' replies and their new client states, (n, d) each."""
-        ...
 
     def server(self, state: StateT, replies: Replies[ReplyT]) -> StateT:
         """Return the next state."""
-        ...
 
 
 AnyMethod: TypeAlias = Method[Any, Any, Any, Any]
