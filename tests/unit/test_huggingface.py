@@ -269,7 +269,7 @@ def test_torch_trains_on_a_partitioned_data_set(table):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label": "labl"}, "no column 'labl'; did you mean 'label'? it has age, dose"),
+        ({"label": "labl"}, "no column 'labl'; did you mean 'label'? the columns are age, dose"),
         ({"label": "label", "client": "hospitals"}, "did you mean 'hospital'?"),
         ({"label": "label", "columns": ["doses"]}, "did you mean 'dose'?"),
         ({"label": "label"}, "column 'sex' is a category beside a vector or an image; leave it"),
@@ -290,14 +290,14 @@ def test_sources_that_cannot_be_used(table):
         assert "\n" not in str(error.value)
 
     refused(table, "nothing says whose rows these are; give client=")
-    refused([table, table.select([])], "client 1 of 2 has no rows; use fewer clients")
-    refused([], "the list of data sets is empty")
+    refused([table, table.select([])], "client 1 of 2 has no rows")
+    refused([], "list is empty")
     refused([table], "client='hospital' is for a single data set", client="hospital")
     refused({"train": table}, "not a dict")
     refused(hf.DatasetDict(train=table, test=table), "several splits")
     refused(table.to_iterable_dataset(), "not a IterableDataset")
     refused(IidPartitioner(3), "IidPartitioner: The dataset field should be set")
-    refused(partitions(VerticalEvenPartitioner(2), table), "client . has no column")
+    refused(partitions(VerticalEvenPartitioner(2), table), "client .: there is no column")
     with pytest.raises(InputError, match="name the column of targets"):
         client_datasets(table)
 

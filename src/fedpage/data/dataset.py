@@ -262,12 +262,14 @@ class Dataset:
         >>> Dataset.from_frame(rows, label="ill").columns
         ('age', 'smoker=no', 'smoker=yes')
         """
-        from fedpage.data.tables import TableOptions, from_frame
+        from fedpage.data.frames import FrameReader
+        from fedpage.data.registry import TableOptions
+        from fedpage.data.tables import make_dataset
 
         options = TableOptions(
             label, client, standardise, missing, drop, columns, categorical, encoding
         )
-        return from_frame(frame, options, name)
+        return make_dataset(FrameReader(frame, name), options, name)
 
     @property
     def rows(self) -> int:

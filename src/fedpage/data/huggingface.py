@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.errors import InputError
 from fedpage.data.dataset import Dataset, class_targets
 
 if TYPE_CHECKING:
@@ -43,13 +43,11 @@ class _Source(NamedTuple):
 
     def kind(self, column: str) -> Kind:
         """Return what a column holds."""
-        import datasets
         import pyarrow as pa
 
-        if isinstance(self.columns[column], datasets.ClassLabel):
-            return "class"
-        if isinstance(self.columns[column], datasets.Image):
-            return "image"
+        special: dict[str, Kind] = {"ClassLabel": "class", "Image": "image"}
+        if type(self.columns[column]).__name__ in special:
+            return special[type(self.columns[column]).__name__]
         entry, is_list = self.entry_type(column)
         if pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry):
             return "vector" if is_list else "number"
@@ -74,6 +72,17 @@ class _Source(NamedTuple):
 
         tables = [part.select_columns(columns).with_format("arrow")[:] for part in self.parts]
         return pa.concat_tables(tables).replace_schema_metadata(None)
+
+    def read_named(self, columns: Sequence[str]) -> pyarrow.Table:
+        """Read columns of scalars, with the names of a `ClassLabel` instead of its numbers."""
+        import pyarrow as pa
+
+        table = self.read(columns)
+        for at, column in enumerate(columns):
+            if self.kind(column) == "class":
+                names = pa.array(self.columns[column].names).take(table.column(at))
+                table = table.set_column(at, column, names)
+        return table
 
 
 def from_huggingface(
@@ -117,7 +126,7 @@ def from_huggingface(
     name = name or getattr(rows.parts[0].info, "dataset_name", None) or "huggingface"
     labels, ids = _read_labels(rows, label), _read_ids(rows)
     if all(rows.kind(column) in _SCALARS for column in chosen):
-        table = _read_table(rows, chosen).append_column(label, [labels])
+        table = rows.read_named(chosen).append_column(label, [labels])
         owner = None if ids is None else rows.client or _PARTITION
         if owner is not None:
             table = table.append_column(owner, [ids])
@@ -196,19 +205,11 @@ def client_datasets(
 def _divide(inputs: tuple[Array, ...], targets: Array, ids: Array | None) -> list[ClientRows]:
     """Divide rows by client id, in the order of the sorted ids."""
     if ids is None:
-        raise InputError(
-            "client_datasets: nothing says whose rows these are; give client=, the column of ids, "
-            "or a list with one data set per client, or a partitioner"
-        )
+        raise InputError("client_datasets: nothing says whose rows these are; give client=")
     _, owner, sizes = np.unique(ids, return_inverse=True, return_counts=True)
     groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
-    return [
-        (
-            inputs[0][own] if len(inputs) == 1 else tuple(array[own] for array in inputs),
-            targets[own],
-        )
-        for own in groups
-    ]
+    divided = [(tuple(array[own] for array in inputs), targets[own]) for own in groups]
+    return [(arrays[0] if len(arrays) == 1 else arrays, own) for arrays, own in divided]
 
 
 # What a source holds
@@ -238,17 +239,13 @@ def _open(source: Any, client: str | None, split: str | None) -> _Source:
             f"FederatedDataset of flwr-datasets, not a {type(source).__name__}"
         )
     if client is not None and rows.ids is not None:
-        raise InputError(
-            f"client={client!r} is for a single data set; here every partition is a client"
+        raise InputError(f"client={client!r} is for a single data set; here partitions are clients")
+    sizes = [len(part) for part in rows.parts]
+    if not sizes or 0 in sizes:
+        which = (
+            f"client {sizes.index(0)} of {len(sizes)} has no rows" if sizes else "the list is empty"
         )
-    if not rows.parts:
-        raise InputError("the list of data sets is empty; give one per client")
-    for number, part in enumerate(rows.parts):
-        if not len(part):
-            raise InputError(
-                f"client {number} of {len(rows.parts)} has no rows; use fewer clients, or a "
-                "partitioner with min_partition_size=1"
-            )
+        raise InputError(f"{which}; every client needs rows, so use fewer clients")
     # a transform that the user has set is applied
     parts = [
         datasets.Dataset.from_dict(part[:]) if part.format["type"] == "custom" else part
@@ -291,48 +288,28 @@ def _choose_columns(
     rows: _Source, label: str, columns: Sequence[str] | None, drop: Sequence[str]
 ) -> list[str]:
     """Check the names of columns, and return the names of the features."""
+    from fedpage.data.frames import check_names  # it imports polars, which takes time
+
     columns = [columns] if isinstance(columns, str) else columns
     drop = [drop] if isinstance(drop, str) else drop
     roles = [label, *([rows.client] if rows.client else [])]
     for number, part in enumerate(rows.parts):
-        for column in (*roles, *(columns or ()), *drop):
-            if column not in part.features:
-                where = "the data set" if rows.ids is None else f"client {number}"
-                raise InputError(
-                    f"{where} has no column {column!r};{did_you_mean(str(column), part.features)} "
-                    f"it has {', '.join(part.features)}"
-                )
+        where = "the data set" if rows.ids is None else f"client {number}"
+        check_names([*roles, *(columns or ()), *drop], part.features, where)
     chosen = [c for c in (columns or rows.columns) if c not in (*roles, *drop)]
     if not chosen:
         raise InputError(f"no column but {', '.join(roles)} is left; a model needs features")
     kinds = {column: rows.kind(column) for column in chosen}
+    has_arrays = not set(kinds.values()) <= set(_SCALARS)
     for column, kind in kinds.items():
-        if kind == "other":
-            raise InputError(
-                f"column {column!r} is of type {rows.columns[column]}, which is not a number, "
-                f"category, vector or image; leave it out with drop=({column!r},)"
-            )
-        if kind in ("text", "class") and not set(kinds.values()) <= set(_SCALARS):
-            raise InputError(
-                f"column {column!r} is a category beside a vector or an image; leave it out with "
-                f"drop=({column!r},)"
-            )
+        if kind == "other" or (kind in ("text", "class") and has_arrays):
+            reason = f"is of type {rows.columns[column]}, which cannot be a feature"
+            reason = reason if kind == "other" else "is a category beside a vector or an image"
+            raise InputError(f"column {column!r} {reason}; leave it out with drop=({column!r},)")
     return chosen
 
 
 # Columns as tables and arrays
-
-
-def _read_table(rows: _Source, columns: Sequence[str]) -> pyarrow.Table:
-    """Read columns of scalars as one table of arrow, with the names of a `ClassLabel`."""
-    import pyarrow as pa
-
-    table = rows.read(columns)
-    for position, column in enumerate(table.column_names):
-        if rows.kind(column) == "class":
-            names = pa.array(rows.columns[column].names).take(table.column(position))
-            table = table.set_column(position, column, names)
-    return table
 
 
 def _read_ids(rows: _Source) -> Array | None:
@@ -341,16 +318,13 @@ def _read_ids(rows: _Source) -> Array | None:
         return np.repeat(np.array(rows.ids), [len(part) for part in rows.parts])
     if rows.client is None:
         return None
-    return np.asarray(_read_table(rows, [rows.client]).column(0).to_pylist())
+    return np.asarray(rows.read_named([rows.client]).column(0).to_pylist())
 
 
 def _read_labels(rows: _Source, label: str) -> Array:
     """Return the labels (n,); labels of a `ClassLabel` are numbers."""
     if rows.kind(label) not in _SCALARS:
-        raise InputError(
-            f"the label {label!r} is of type {rows.columns[label]}; it must be a column of "
-            "numbers, classes or text"
-        )
+        raise InputError(f"the label {label!r} is of type {rows.columns[label]}, not a scalar")
     column = rows.read([label]).column(0)
     absent = column.is_null(nan_is_null=True).to_numpy()
     if rows.kind(label) == "class":
@@ -382,9 +356,7 @@ def _read_array(rows: _Source, column: str) -> Array:
     ]
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1 or any(array.dtype == object for array in arrays):
-        raise InputError(
-            f"column {column!r} has {kind}s of different sizes; give all the same size by map"
-        )
+        raise InputError(f"column {column!r} has {kind}s of different sizes")
     array = np.concatenate(arrays)
     return scale_images(array) if kind == "image" else array
 

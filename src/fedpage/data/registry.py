@@ -7,10 +7,10 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import check_file as check_path
 from fedpage.core.files import replace_file
 from fedpage.core.spec import Registry, Spec, parse
+from fedpage.core.validate import choice, flag
 from fedpage.data import libsvm
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
 from fedpage.data.files import SUFFIXES, check_file, read_bytes, table_suffix
@@ -178,6 +179,49 @@ def find(item: LibsvmFile) -> Path | None:
 # Loading
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    """Describe how a table becomes a data set; `load` explains the options."""
+
+    label: str | None = None
+    client: str | None = None
+    standardise: bool = False
+    missing: Literal["error", "drop", "mean"] = "error"
+    drop: Sequence[str] = ()
+    columns: Sequence[str] | None = None
+    categorical: Sequence[str] = ()
+    encoding: Encoding | None = None
+
+    def __post_init__(self) -> None:
+        names = [self.label, self.client]
+        for option in ("drop", "columns", "categorical"):
+            value = getattr(self, option)
+            if isinstance(value, str):
+                object.__setattr__(self, option, (value,))
+            elif isinstance(value, (list, tuple)):
+                names += value
+            elif value is not None:
+                raise InputError(f"{option} must be a list of column names")
+        for name in names:
+            if not isinstance(name, (str, type(None))):
+                raise InputError(f"label, client, drop: {short_repr(name)} is not a name")
+        choice("table", "missing", self.missing, ("error", "drop", "mean"))
+        flag("table", "standardise", self.standardise)
+        if self.encoding is not None and not hasattr(self.encoding, "feature_names"):
+            raise InputError(f"encoding must be data.encoding, not {short_repr(self.encoding)}")
+        chosen = [name for name in self.given if name not in ("encoding", "label", "client")]
+        if self.encoding and (chosen not in ([], ["missing"]) or self.missing == "mean"):
+            raise InputError(
+                f"{', '.join(chosen)} cannot be given with encoding=, which says how each column "
+                "is encoded"
+            )
+
+    @property
+    def given(self) -> list[str]:
+        """The names of the options that differ from their defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) not in (f.default, [])]
+
+
 def load(
     path: str | os.PathLike[str],
     *,
@@ -233,34 +277,27 @@ def load(
     (123, (0, 1, 2))
     """
     file = check_path(path)
-    table: dict[str, Any] = {
-        "label": label, "client": client, "standardise": standardise, "missing": missing,
-        "drop": drop, "columns": columns, "categorical": categorical, "encoding": encoding,
-    }  # fmt: skip
+    table = TableOptions(label, client, standardise, missing, drop, columns, categorical, encoding)
     # a Path is a path, even if a data set has the same name
     spec = parse(path) if isinstance(path, str) and path.partition(":")[0] in DATASETS else None
     entry = DATASETS[spec.name] if spec else None
-    known = signature(load).parameters
     own = signature(entry.make).parameters if isinstance(entry, Embedded) else {}
     unknown = sorted(set(options) - set(own))
     if unknown:
-        hint = did_you_mean(unknown[0], [*own, *known]) or f" it has {', '.join(own) or 'none'}"
+        hint = did_you_mean(unknown[0], [*own, *signature(load).parameters])
+        hint = hint or f" it has {', '.join(own) or 'no options'}"
         raise InputError(f"data set {str(path)!r} has no option {', '.join(unknown)};{hint}")
     if entry is None and table_suffix(file):
         from fedpage.data import tables  # it imports polars, which takes time
 
-        return tables.load_table(file, tables.TableOptions(**table), name)
-    plain = (type(None), bool, str, tuple, list)  # others, such as arrays, have no plain equality
-    given = [
-        key
-        for key, value in table.items()
-        if not isinstance(value, plain) or value not in (known[key].default, [])
-    ]
-    if given:
+        return tables.load_table(file, table, name)
+    if table.given:
         if entry is None:
             _check_format(file)
         noun = "LIBSVM files" if entry is None else "this data set"
-        raise InputError(f"{path}: {', '.join(given)} is for tables (.csv, ...), not for {noun}")
+        raise InputError(
+            f"{path}: {', '.join(table.given)} is for tables (.csv, ...), not for {noun}"
+        )
     if isinstance(entry, Embedded) and spec is not None:
         data = spec.build(entry.make, "data set", **options)
     elif isinstance(entry, LibsvmFile) and spec is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
-from fedpage.core.validate import choice, flag
 from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
 from fedpage.data.encoding import MISSING_CELL, MISSING_IN_NEW_ROW, Encoding, encode
 from fedpage.data.files import check_file, table_suffix
@@ -28,6 +27,7 @@ from fedpage.data.frames import (
     read_parquet,
     short_list,
 )
+from fedpage.data.registry import TableOptions
 
 _MISSING_LABEL = (
     'the value is missing; correct the cell, or give missing="drop" (--missing drop) to leave out '
@@ -45,49 +45,6 @@ _WITH_COMMAS = re.compile(r"[+-]?[0-9]+(,[0-9]+)+(\.[0-9]*)?\Z")
 """A number with commas, such as 1,234 or 0,5."""
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """Describe how a table becomes a data set; `load` explains the options."""
-
-    label: str | None = None
-    client: str | None = None
-    standardise: bool = False
-    missing: Literal["error", "drop", "mean"] = "error"
-    drop: Sequence[str] = ()
-    columns: Sequence[str] | None = None
-    categorical: Sequence[str] = ()
-    encoding: Encoding | None = None
-
-    def __post_init__(self) -> None:
-        names = [self.label, self.client]
-        for option in ("drop", "columns", "categorical"):
-            value = getattr(self, option)
-            if isinstance(value, str):
-                object.__setattr__(self, option, (value,))
-            elif isinstance(value, (list, tuple)):
-                names += value
-            elif value is not None:
-                raise InputError(f"{option} must be a list of column names")
-        for name in names:
-            if not isinstance(name, (str, type(None))):
-                raise InputError(f"label, client, drop: {short_repr(name)} is not a name")
-        choice("table", "missing", self.missing, ("error", "drop", "mean"))
-        flag("table", "standardise", self.standardise)
-        if not isinstance(self.encoding, (Encoding, type(None))):
-            raise InputError(f"encoding must be data.encoding, not {short_repr(self.encoding)}")
-        chosen = [name for name in self.given if name not in ("encoding", "label", "client")]
-        if self.encoding and (chosen not in ([], ["missing"]) or self.missing == "mean"):
-            raise InputError(
-                f"{', '.join(chosen)} cannot be given with encoding=, which says how each column "
-                "is encoded"
-            )
-
-    @property
-    def given(self) -> list[str]:
-        """The names of the options that differ from their defaults."""
-        return [f.name for f in fields(self) if getattr(self, f.name) not in (f.default, [])]
-
-
 def load_table(path: Path, options: TableOptions, name: str | None = None) -> Dataset:
     """Load a CSV, TSV, parquet or .npz file."""
     if table_suffix(path) == ".npz":
@@ -97,12 +54,7 @@ def load_table(path: Path, options: TableOptions, name: str | None = None) -> Da
                 "arrays named X, y and, if rows have owners, clients"
             )
         return _load_npz(path, name or path.name)
-    return _to_dataset(open_table(path), options, name or path.name)
-
-
-def from_frame(frame: Any, options: TableOptions, name: str) -> Dataset:
-    """Make a data set from a frame, columns {name: values} or rows [{name: value}]."""
-    return _to_dataset(FrameReader(frame, name), options, name)
+    return make_dataset(open_table(path), options, name or path.name)
 
 
 def open_table(path: Path) -> DelimitedReader | FrameReader:
@@ -119,15 +71,7 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
 
 @dataclass(frozen=True)
 class Roles:
-    """Assign a role to each column of a table.
-
-    Attributes:
-        label: the column of the labels.
-        client: the column of the client ids, or None.
-        features: the columns that become features.
-        left_out: the columns that are not used.
-        categorical: features that are categories although they hold numbers.
-    """
+    """Assign a role to each column of a table: label, client ids, feature or not used."""
 
     label: str
     client: str | None
@@ -184,7 +128,9 @@ class Roles:
         return cls(label, client, features, left_out, frozenset(categorical))
 
 
-def _to_dataset(reader: DelimitedReader | FrameReader, options: TableOptions, name: str) -> Dataset:
+def make_dataset(
+    reader: DelimitedReader | FrameReader, options: TableOptions, name: str
+) -> Dataset:
     """Read and encode a table: the one way from any source to a data set."""
     roles = Roles.choose(reader.names, reader.source, options)
     table = reader.read(roles.used, roles.text)
@@ -226,21 +172,19 @@ def _to_dataset(reader: DelimitedReader | FrameReader, options: TableOptions, na
 
 def _note(encoding: Encoding) -> str:
     """Describe in a line what was done to the table."""
-    said = encoding.describe()
-    words = [f"label {encoding.label!r}"]
-    if encoding.client:
-        words.append(f"client ids {encoding.client!r}")
-    if said["categories"]:
-        words.append(f"one-hot: {short_list([repr(name) for name in said['categories']])}")
-    if encoding.standardised:
-        words.append("numbers standardised")
-    if encoding.fills_missing:
-        words.append("missing values filled in")
-    if encoding.dropped_rows:
-        words.append(f"{encoding.dropped_rows:,} rows with missing values left out")
-    if encoding.left_out:
-        words.append(f"without {short_list([repr(name) for name in encoding.left_out])}")
-    return "; ".join(words)
+    categories = encoding.describe()["categories"]
+    words = (
+        f"label {encoding.label!r}",
+        f"client ids {encoding.client!r}" if encoding.client else "",
+        f"one-hot: {short_list(map(repr, categories))}" if categories else "",
+        "numbers standardised" if encoding.standardised else "",
+        "missing values filled in" if encoding.fills_missing else "",
+        f"{encoding.dropped_rows:,} rows with missing values left out"
+        if encoding.dropped_rows
+        else "",
+        f"without {short_list(map(repr, encoding.left_out))}" if encoding.left_out else "",
+    )
+    return "; ".join(filter(None, words))
 
 
 def _check_columns(table: DataTable, roles: Roles) -> None:
@@ -327,31 +271,24 @@ def _read_ids(table: DataTable, name: str) -> NDArray[Any]:
 
 def _load_npz(path: Path, name: str) -> Dataset:
     """Read the arrays X (or data, indices, indptr and shape of a CSR matrix), y and clients."""
+    from scipy.sparse import csr_array
+
     check_file(path)
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
+        X: Any = arrays.get("X")
+        if {"data", "indices", "indptr"} <= set(arrays):
+            shape = tuple(map(int, arrays["shape"])) if "shape" in arrays else None
+            X = csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
+            X.check_format(full_check=True)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
         raise InputError(
-            f"{path}: not an .npz file of arrays of numbers or text ({error})"
+            f"{path}: not an .npz file of arrays of numbers or text, or of a CSR matrix ({error})"
         ) from None
-    is_sparse = {"data", "indices", "indptr"} <= set(arrays)
-    if "y" not in arrays or not (is_sparse or "X" in arrays):
+    if "y" not in arrays or X is None:
         raise InputError(
             f"{path}: an .npz file needs arrays X and y (or data, indices, indptr and y), and has "
             f"{short_list(sorted(arrays))}"
         )
-    X: Any = arrays.get("X")
-    if is_sparse:
-        from scipy.sparse import csr_array
-
-        shape = arrays.get("shape")
-        parts = (arrays["data"], arrays["indices"], arrays["indptr"])
-        try:
-            X = csr_array(parts, shape=None if shape is None else tuple(map(int, shape)))
-            X.check_format(full_check=True)
-        except (ValueError, TypeError) as error:
-            raise InputError(
-                f"{path}: data, indices and indptr are not a CSR matrix ({error})"
-            ) from None
     return Dataset.from_arrays(X, arrays["y"], name=name, clients=arrays.get("clients"))

@@ -24,6 +24,7 @@ from fedpage.data.encoding import (
 )
 from fedpage.data.files import read_bytes, table_suffix
 from fedpage.data.frames import DataTable, short_list
+from fedpage.data.registry import TableOptions
 from fedpage.flower.agreement import Agreement, Statistics, compute_statistics
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.schema import Schema
@@ -257,7 +258,7 @@ def _encode_labels(
 def _read_npz(path: Path) -> tuple[Dataset, Vector]:
     """Return the rows of an .npz file, and the labels as they are in it."""
     try:
-        data = tables.load_table(path, tables.TableOptions())
+        data = tables.load_table(path, TableOptions())
     except InputError as error:
         raise NodeError(Code.BAD_FILE, str(error)) from None
     if data.classes is None:
