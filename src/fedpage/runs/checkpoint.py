@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.lib import format as npy
@@ -19,7 +19,6 @@ from numpy.lib import format as npy
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyArray
 
-T = TypeVar("T")
 Snapshot: TypeAlias = dict[str, Any]
 """Everything that the coming rounds of a run depend on: a table that `pack` can write."""
 
@@ -113,7 +112,7 @@ def state_to_tree(state: object) -> object:
     return state
 
 
-def state_from_tree(template: T, tree: object, source: str) -> T:
+def state_from_tree(template: Any, tree: Any, source: str) -> Any:
     """Return the state that `state_to_tree` turned into a tree.
 
     Args:
@@ -124,16 +123,12 @@ def state_from_tree(template: T, tree: object, source: str) -> T:
     Raises:
         InputError: If the tree does not fit the template.
     """
-    return cast("T", _from_tree(template, tree, source))
-
-
-def _from_tree(template: object, tree: object, source: str) -> object:
     if isinstance(template, tuple) and hasattr(template, "_fields"):
         if not isinstance(tree, dict) or list(tree) != list(template._fields):
             raise InputError(f"{source}: the state is not a {type(template).__name__}")
-        parts = zip(template._fields, template, strict=True)
+        parts = zip(template, tree.values(), strict=True)
         build: Callable[..., object] = type(template)
-        return build(*(_from_tree(old, tree[name], source) for name, old in parts))
+        return build(*(state_from_tree(old, part, source) for old, part in parts))
     if isinstance(template, np.generic):
         return template.dtype.type(tree)
     if isinstance(template, np.ndarray):
@@ -146,18 +141,14 @@ def _from_tree(template: object, tree: object, source: str) -> object:
     return tree
 
 
-def make_read_only(tree: T) -> T:
+def make_read_only(tree: Any) -> Any:
     """Return a tree with read-only views of its arrays."""
-    return cast("T", _read_only(tree))
-
-
-def _read_only(tree: object) -> object:
     if isinstance(tree, np.ndarray):
         view = tree.view()
         view.flags.writeable = False
         return view
     if isinstance(tree, Mapping):
-        return {key: _read_only(part) for key, part in tree.items()}
+        return {key: make_read_only(part) for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [_read_only(part) for part in tree]
+        return [make_read_only(part) for part in tree]
     return tree

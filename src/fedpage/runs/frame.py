@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import put
-from fedpage.runs.history import History
+from fedpage.runs.history import History, make_data_frame
 from fedpage.runs.toml import flatten
 
 if TYPE_CHECKING:
@@ -122,7 +123,10 @@ class Runs(Sequence[History]):
         return [
             {
                 "run": name,
-                **{key: _plain(value) for key, value in flatten(history.meta).items()},
+                **{
+                    key: json.dumps(value) if isinstance(value, (list, tuple)) else value
+                    for key, value in flatten(history.meta).items()
+                },
                 "end": None if history.stop_reason is None else history.stop_reason.value,
                 "end_detail": history.stop_detail,
             }
@@ -146,7 +150,7 @@ class Runs(Sequence[History]):
             InputError: If no run has such a setting.
         """
         tables = self.settings()
-        known = list(dict.fromkeys(key for table in tables for key in table))
+        known = list(dict.fromkeys(chain.from_iterable(tables)))
         wanted = {_find_key(name, known): value for name, value in settings.items()}
         return self._select(
             number
@@ -158,11 +162,8 @@ class Runs(Sequence[History]):
     def columns(self) -> dict[str, list[Any]]:
         """Return the table by column: settings first, then records; None is missing."""
         tables = self.settings()
-        rows = [
-            {**table, **row}
-            for table, history in zip(tables, self, strict=True)
-            for row in history.rows
-        ]
+        runs = zip(tables, self, strict=True)
+        rows = [{**table, **row} for table, history in runs for row in history.rows]
         settings = dict.fromkeys(chain.from_iterable(tables))
         groups = list(dict.fromkeys(name.partition(".")[0] for name in settings))
         names = sorted(settings, key=lambda name: groups.index(name.partition(".")[0]))
@@ -177,11 +178,7 @@ class Runs(Sequence[History]):
 
     def to_pandas(self) -> DataFrame:
         """Return the table as a pandas frame (needs `pip install fedpage[pandas]`)."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install 'fedpage[pandas]'") from None
-        return pandas.DataFrame(self.columns())
+        return make_data_frame(self.columns())
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the table to a CSV file. Numbers have all their digits, missing cells are empty."""
@@ -198,9 +195,7 @@ class Runs(Sequence[History]):
         return target
 
     def __repr__(self) -> str:
-        counts: dict[str, int] = {}
-        for history in self:
-            counts[history.label] = counts.get(history.label, 0) + 1
+        counts = Counter(history.label for history in self)
         methods = ", ".join(f"{label} x {count}" for label, count in counts.items())
         noted = f"; {len(self.problems)} damaged or not ended" if self.problems else ""
         noun = "run" if len(self) == 1 else "runs"
@@ -238,18 +233,11 @@ def _matches(value: object, wanted: object) -> bool:
     return value == wanted
 
 
-def _plain(value: object) -> object:
-    """Return a setting as a cell can hold it: lists as JSON."""
-    return json.dumps(value) if isinstance(value, (list, tuple)) else value
-
-
 def _one_type(values: list[Any]) -> list[Any]:
     """Return a column whose values have one type: whole numbers, numbers, booleans or text."""
     types = {type(value) for value in values if value is not None}
-    if types <= {int} and all(abs(value) < 2**63 for value in values if value is not None):
+    is_small = types <= {int} and all(abs(value) < 2**63 for value in values if value is not None)
+    if is_small or types in ({bool}, {str}):
         return values
-    if types <= {int, float}:
-        return [None if value is None else float(value) for value in values]
-    if types in ({bool}, {str}):
-        return values
-    return [None if value is None else str(value) for value in values]
+    convert = float if types <= {int, float} else str
+    return [None if value is None else convert(value) for value in values]

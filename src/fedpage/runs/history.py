@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +97,8 @@ class History:
     @property
     def stop_text(self) -> str:
         """The reason and the detail in one text, such as "diverged: loss 3e+07 at round 20"."""
-        parts = (self.stop_reason.value if self.stop_reason else "", self.stop_detail)
-        return ": ".join(part for part in parts if part)
+        reason = self.stop_reason.value if self.stop_reason else ""
+        return ": ".join(filter(None, (reason, self.stop_detail)))
 
     @property
     def columns(self) -> list[str]:
@@ -149,7 +149,7 @@ class History:
     @property
     def directions(self) -> dict[str, bool]:
         """Whether higher is better, of the run's own metrics as provenance lists them."""
-        metrics = _table(self, "problem").get("metrics") or {}
+        metrics = (self.meta.get("problem") or {}).get("metrics") or {}
         return {name: value for name, value in metrics.items() if isinstance(value, bool)}
 
     def higher_is_better(self, column: str) -> bool:
@@ -260,8 +260,8 @@ class History:
         rounds, values = self["round"], self[column]
         if at == 0 or rounds[at] - rounds[at - 1] <= 1 or not is_complete(self.rows[at - 1]):
             return float(costs[at])
-        before, after = float(values[at - 1]), float(values[at])
         higher = self.higher_is_better(column)
+        before, after = float(values[at - 1]), float(values[at])
         if not math.isfinite(before) or (before >= target if higher else before <= target):
             return float(costs[at])  # a record with f(x) > f(x0), or without a value
         if not higher and after > 0:
@@ -287,7 +287,7 @@ class History:
     @property
     def label(self) -> str:
         """The method's name as papers print it."""
-        return str(_table(self, "method").get("name", "run"))
+        return str((self.meta.get("method") or {}).get("name", "run"))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the columns to a CSV file. Provenance and model go into `to_jsonl` only."""
@@ -375,11 +375,7 @@ class History:
 
     def to_pandas(self) -> DataFrame:
         """Return the columns as a DataFrame (needs `pip install fedpage[pandas]`)."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install 'fedpage[pandas]'") from None
-        frame = pandas.DataFrame(self.rows)
+        frame = make_data_frame(self.rows)
         frame.attrs.update(self.meta)
         return frame
 
@@ -412,13 +408,17 @@ def is_complete(row: Mapping[str, float]) -> bool:
     return MEASURED not in row
 
 
+def make_data_frame(data: Any) -> DataFrame:
+    """Return a pandas frame of rows or columns, or say how to install pandas."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("to_pandas needs pandas: pip install 'fedpage[pandas]'") from None
+    return pandas.DataFrame(data)
+
+
 def _read_cell(text: str) -> float:
     try:
         return int(text)
     except ValueError:
         return float(text)
-
-
-def _table(history: History, name: str) -> Meta:
-    """Return a table of the provenance, such as "method", or an empty one."""
-    return history.meta.get(name) or {}

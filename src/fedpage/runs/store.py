@@ -17,6 +17,7 @@ from fedpage.core.files import put
 from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
+from fedpage.runs.config import Settings
 from fedpage.runs.fingerprint import Code, check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import (
@@ -95,9 +96,8 @@ class RunStore:
         """The round of the newest checkpoint."""
         self.changes: list[str] = []
         """A sentence about each setting that differs from the one the run began with."""
-        in_python = command is None
-        continues = "RunOptions(resume=True)" if in_python else f"`fedpage resume {self.path}`"
-        self.advice = f"{continues} continues it" if advice is None else advice
+        way = "RunOptions(resume=True)" if command is None else f"`fedpage resume {self.path}`"
+        self.advice = f"{way} continues it" if advice is None else advice
         """How to continue the run after an interruption."""
         self._warn = _LOG.warning if notify is None else notify
         self._inform = _LOG.info if notify is None else notify
@@ -170,8 +170,7 @@ class RunStore:
             return None
         finished = self._resume(run)
         if finished is not None:
-            why = ""
-            is_complete = finished.stop_reason is StopReason.FINISHED
+            is_complete, why = finished.stop_reason is StopReason.FINISHED, ""
             if not is_complete and finished.meta.get("rounds") != run.rounds:
                 why = f" ({finished.stop_text}); it stays so with any number of rounds"
             self._inform(f"{self.path}: the run has already ended{why}")
@@ -206,7 +205,7 @@ class RunStore:
 
         A run that has done all its rounds is resumed if it has more rounds now.
         """
-        rounds = self._check_same_run(run)
+        table = self._check_same_run(run)
         text = self.history_path.read_bytes() if self.history_path.exists() else b""
         complete = text.rfind(b"\n") + 1
         if complete < len(text):
@@ -230,8 +229,12 @@ class RunStore:
                 f"{self.path}: cannot resume with {run.rounds} rounds: {done} are done; "
                 f"give at least {done}, or begin a new run"
             )
-        if run.rounds != rounds:
-            self._change_rounds(run.rounds)
+        if run.rounds != table["fingerprint"]["rounds"]:
+            table["fingerprint"]["rounds"] = run.rounds
+            if "run" in table.get("command", {}):
+                table["command"]["run"]["rounds"] = run.rounds
+            with self._explain_os_errors():
+                toml.write_settings(self.path / "run.toml", table)
         if finished is not None and finished.diverged:
             self._note_records(finished.rows)
             for path in self._checkpoints():
@@ -242,8 +245,8 @@ class RunStore:
         self._return_to_checkpoint(run, text)
         return None
 
-    def _check_same_run(self, run: StorableRun) -> int:
-        """Refuse another run than that of run.toml, warn about other versions, return its rounds.
+    def _check_same_run(self, run: StorableRun) -> Settings:
+        """Read run.toml, refuse another run than its own, and warn about other versions.
 
         The number of rounds may differ.
         """
@@ -264,17 +267,7 @@ class RunStore:
                     f"{self.path}: {name} is {versions[name]} now and was {before.get(name)}; "
                     "the last bits may differ"
                 )
-        return int(about["rounds"])
-
-    def _change_rounds(self, rounds: int) -> None:
-        """Write another number of rounds into run.toml."""
-        path = self.path / "run.toml"
-        table = toml.read_settings(path)
-        table["fingerprint"]["rounds"] = rounds
-        if "run" in table.get("command", {}):
-            table["command"]["run"]["rounds"] = rounds
-        with self._explain_os_errors():
-            toml.write_settings(path, table)
+        return table
 
     def _return_to_checkpoint(self, run: StorableRun, text: bytes) -> None:
         """Restore the newest valid checkpoint, or begin the run again if there is none."""
@@ -287,7 +280,7 @@ class RunStore:
                 if end > len(text) or checksum != tree["history"]:
                     raise InputError(f"{path}: history.jsonl has changed since this was written")
                 run.restore(tree["run"], str(path))
-            except InputError as error:
+            except (InputError, OSError) as error:
                 self._warn(f"{error}; falling back to the one before")
                 path.unlink(missing_ok=True)  # it would push out newer checkpoints
                 continue
@@ -361,15 +354,12 @@ class RunStore:
         with self._explain_os_errors():
             self._file.sync()  # the checkpoint counts on these records
             put(path, data)
-        newest, older = self._checkpoints()[:_CHECKPOINTS_KEPT], self._checkpoints()
-        good = [old for old in older if _round_of(old) <= self._good_round]
-        if self._resume_diverged:
-            newest += good[:1]
-        for old in older:
-            if old not in newest:
-                old.unlink(missing_ok=True)
-        for scratch in path.parent.glob(".*.tmp"):  # of a process that was killed
-            scratch.unlink(missing_ok=True)
+        found = self._checkpoints()
+        good = [old for old in found if _round_of(old) <= self._good_round]
+        kept = found[:_CHECKPOINTS_KEPT] + (good[:1] if self._resume_diverged else [])
+        left = path.parent.glob(".*.tmp")  # by a process that was killed
+        for old in {*found, *left}.difference(kept):
+            old.unlink(missing_ok=True)
         self.checkpoint_round = round
         return path
 
@@ -380,10 +370,7 @@ class RunStore:
 
     def _load(self, path: Path) -> Snapshot:
         """Read a checkpoint of this run whose name has its checksum."""
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        data = path.read_bytes()
         if not path.stem.endswith(hashlib.sha256(data).hexdigest()[:16]):
             raise InputError(f"{path}: damaged (its checksum differs)")
         tree = unpack(data, str(path))
@@ -412,9 +399,8 @@ def _list_settings(value: object) -> str:
     return ", ".join(f"{name}={number}" for name, number in value.items())
 
 
-def _round_of(path: Path) -> int:
-    """Return the round of a checkpoint."""
-    return int(path.name.partition("-")[0])
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[0])
 
 
 def _digest_any_rounds(about: Mapping[str, object]) -> str:
