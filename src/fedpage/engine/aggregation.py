@@ -77,15 +77,13 @@ class Aggregation(ABC):
         found = Aggregation.known.get(spec.name)
         if found is None:
             hint = did_you_mean(spec.name, Aggregation.known)
+            known = ", ".join(Aggregation.known)
             raise InputError(
-                f"aggregation: there is no {short_repr(spec.name)};{hint} known are "
-                f"{', '.join(Aggregation.known)}"
+                f"aggregation: there is no {short_repr(spec.name)};{hint} known are {known}"
             )
         if spec.values:
-            raise InputError(
-                f"aggregation {short_repr(text)}: expected name=value after the colon, such as "
-                "trimmed:share=0.1"
-            )
+            example = "expected name=value after the colon, such as trimmed:share=0.1"
+            raise InputError(f"aggregation {short_repr(text)}: {example}")
         return structure(found, spec.settings, f"aggregation {found.name}", words=True)
 
     @property
@@ -135,13 +133,9 @@ class Aggregation(ABC):
     def mean_values(
         self, losses: Vector, metrics: Mapping[str, Vector], factors: Vector | None, N: int
     ) -> dict[str, float]:
-        """Return the means of clients' losses and metrics that this aggregation computes itself.
+        """Return the means of losses (n,) and metrics that this aggregation computes itself.
 
-        Args:
-            losses: The loss of each client, (n,).
-            metrics: The metrics of each client, (n,) each.
-            factors: The factors N w_i of these clients, (n,); None for equal weights.
-            N: The number of clients of the federation.
+        `factors` are the factors N w_i of these clients, (n,), or None if all are 1.
         """
         return {}
 
@@ -239,11 +233,7 @@ class _Sum:
 
 
 class ClippedSum(_Sum):
-    """The running sum of replies clipped to a norm over all their fields.
-
-    Args:
-        bound: The largest norm.
-    """
+    """The running sum of replies clipped to a norm over all their fields of at most `bound`."""
 
     def __init__(self, bound: float) -> None:
         super().__init__()
@@ -261,7 +251,11 @@ class ClippedSum(_Sum):
 
 
 class _Trimmed:
-    """All replies of a round, for a mean without the extremes of each coordinate."""
+    """All replies of a round, for a mean without the k extremes on each side of a coordinate.
+
+    What is left is added in client order, so that the result has the bits of the mean of the other
+    clients where the same clients are left out of every coordinate.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -272,24 +266,16 @@ class _Trimmed:
 
     def finish(self, count: int) -> list[Vector]:
         k = math.floor(self._share * count)
-        fields = zip(*self._parts, strict=True)
-        return [_trimmed_mean(np.concatenate(parts), k) for parts in fields]
-
-
-def _trimmed_mean(rows: Vector, k: int) -> Vector:
-    """Return the mean of each column of (n, d) without its k largest and k smallest values.
-
-    What is left is added in client order, so that the result has the bits of the mean of the other
-    clients where the same clients are left out of every coordinate.
-    """
-    n = len(rows)
-    if k:
-        order = np.argsort(rows, axis=0, kind="stable")
-        rows = rows.copy()
-        for extreme in (order[:k], order[n - k :]):
-            np.put_along_axis(rows, extreme, np.zeros((), rows.dtype), axis=0)
-    total = add_rows(None, rows)
-    return np.asarray(total / (n - 2 * k), dtype=rows.dtype)
+        means = []
+        for parts in zip(*self._parts, strict=True):
+            rows = np.concatenate(parts)
+            if k:
+                order = np.argsort(rows, axis=0, kind="stable")
+                for extreme in (order[:k], order[-k:]):
+                    np.put_along_axis(rows, extreme, np.zeros((), rows.dtype), axis=0)
+            total = add_rows(None, rows)
+            means.append(np.asarray(total / (count - 2 * k), dtype=rows.dtype))
+        return means
 
 
 def norms_of(replies: Sequence[Vector]) -> NDArray[np.float64]:

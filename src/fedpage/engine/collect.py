@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from fedpage.engine.transport import (
 
 _MOST_NAMES = 20
 """The most clients that an event about rejected replies names."""
+_Chunks: TypeAlias = Iterator[Chunk[ReplyT, ClientStateT]]
 
 
 @dataclass
@@ -99,16 +100,6 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
     has one attempt and up to `retries` further ones for its missing clients. If no client has
     answered by then, it is repeated under the next numbers while these are at most `patience`. The
     numbers of a fallback start at `Policy.fallback_attempt`, beyond those of the full round.
-
-    Args:
-        transport: How clients are reached.
-        policy: What to do about clients that fail.
-        aggregation: How replies are combined.
-        costs: The counters of costs.
-        N: The number of clients.
-        noise_key: The key of an aggregation's random numbers.
-        scale: The factor N w_i of each client's objective, (N,), if the norms of replies are
-            compared because clients may send wrong numbers.
     """
 
     def __init__(
@@ -132,12 +123,10 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
             for message, layout in codec.replies.items()
         }
         self.outliers: OutlierCheck | None = None
-        """The comparison of clients' replies, if there is one."""
         factor = policy.outlier_factor if policy.validate else 0.0
         if scale is not None and factor and aggregation.compares_replies:
             self.outliers = OutlierCheck(codec, N, factor, scale)
-        self._outcome: _Outcome
-        """The clients and events of the round, once one of them has failed."""
+        self._outcome: _Outcome  # of a round in which a client has failed
 
     def collect(self, call: Call[MessageT], draws: Draws) -> Collected[MessageT, ReplyT]:
         """Return the mean of the replies to a call or its fallback.
@@ -182,7 +171,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
 
     def _send(
         self, call: Call[MessageT], draws: Draws, attempt: int
-    ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
+    ) -> _Chunks[ReplyT, ClientStateT]:
         """Send a call, count it, and return the chunks of the replies."""
         message = type(call.message)
         self.costs.count_call(len(call.clients), self._message_size[message])
@@ -193,10 +182,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         return iter([self.outliers.screen(joined, call, draws.round)])
 
     def _collect_or_fall_back(
-        self,
-        call: Call[MessageT],
-        draws: Draws,
-        chunks: Iterator[Chunk[ReplyT, ClientStateT]] | None,
+        self, call: Call[MessageT], draws: Draws, chunks: _Chunks[ReplyT, ClientStateT] | None
     ) -> Collected[MessageT, ReplyT]:
         """Collect the replies of some clients; `chunks` are those of the first attempt, if sent."""
         self._outcome = outcome = _Outcome(draws)
@@ -220,10 +206,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         return Collected(replies, call, outcome.events, outcome.slowest)
 
     def _ask(
-        self,
-        call: Call[MessageT],
-        first: int,
-        chunks: Iterator[Chunk[ReplyT, ClientStateT]] | None,
+        self, call: Call[MessageT], first: int, chunks: _Chunks[ReplyT, ClientStateT] | None
     ) -> tuple[Replies[ReplyT] | None, list[int]]:
         """Send a call until a client answers; return the mean, if any, and the missing clients."""
         policy, outcome = self.policy, self._outcome
@@ -396,10 +379,6 @@ class RejectionCounts:
     ...     rejections.add(client, "no reply in time" if client != 5 else "not finite")
     >>> [event.text for event in rejections.list_events(round=4)]
     ['replies of clients 3, 7: no reply in time (x2)', 'reply of client 5: not finite']
-
-    Args:
-        singular: The name of what was rejected, such as "reply".
-        plural: Its plural.
     """
 
     def __init__(self, singular: str, plural: str) -> None:
@@ -411,10 +390,7 @@ class RejectionCounts:
         self._counts[client, reason] += 1
 
     def list_events(self, round: int) -> list[Event]:
-        """Return an event for each reason and number of times, in the order of the first client.
-
-        The order and the texts do not depend on the order in which replies were rejected.
-        """
+        """Return an event for each reason and number of times, in the order of the first client."""
         groups: dict[tuple[str, int], list[int]] = {}
         for (client, reason), times in sorted(self._counts.items()):
             groups.setdefault((reason, times), []).append(client)

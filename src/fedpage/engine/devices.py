@@ -193,9 +193,8 @@ class Devices:
 
     def _given(self) -> dict[str, object]:
         """Return the settings that differ from their defaults."""
-        fields = [f for f in dataclasses.fields(self) if f.name not in ("profile", "measured")]
-        values = {field.name: getattr(self, field.name) for field in fields}
-        return {f.name: values[f.name] for f in fields if values[f.name] != f.default}
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[1:-1]}
+        return {name: value for name, value in given.items() if value != getattr(Devices, name)}
 
     @property
     def text(self) -> str:
@@ -241,9 +240,8 @@ class Devices:
             if len(owners) != N or set(owners) != set(range(N)):
                 wrong = sorted({*range(N)} ^ {*owners})[0]  # type: ignore[type-var]
                 what = "has no row for" if wrong < N else "names"  # type: ignore[operator]
-                raise InputError(
-                    f"{self.profile}: {what} client {wrong}, but clients are 0..{N - 1}"
-                )
+                text = f"{what} client {wrong}, but clients are 0..{N - 1}"
+                raise InputError(f"{self.profile}: {text}")
             rows = np.argsort(np.array(owners), kind="stable")
         return Speeds(*np.ascontiguousarray(table[rows].T))
 
@@ -253,12 +251,6 @@ class Clock:
 
     A round takes the sum over its attempts of the time of the slowest client of each. It has the
     same bits for any chunks, because a maximum does not depend on the order.
-
-    Args:
-        devices: The devices.
-        N: The number of clients.
-        d: The number of parameters.
-        seed: The run's seed, for the noise.
     """
 
     def __init__(self, devices: Devices, N: int, d: int, seed: int) -> None:
@@ -282,16 +274,10 @@ class Clock:
     def wait(
         self, attempt: int, seconds: Vector, *, is_required: bool, has_silent: bool
     ) -> NDArray[np.bool_] | None:
-        """Wait for the replies of a chunk of called clients.
+        """Wait for replies that take so many seconds, (n,), and return a mask of the late ones.
 
-        Args:
-            attempt: The number of the attempt within the round.
-            seconds: The time of each client that works, (n,).
-            is_required: Whether every called client is needed, so that there is no deadline.
-            has_silent: Whether the reply of a called client does not arrive at all.
-
-        Returns:
-            A mask of the replies after the deadline, (n,), or None if there are none.
+        The mask is None if no reply is late. If every called client is required, there is no
+        deadline. A silent client, whose reply does not arrive, is waited for until the deadline.
         """
         last = float(seconds.max(initial=0.0))
         late = None

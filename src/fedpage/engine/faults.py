@@ -142,13 +142,7 @@ FINE, LOST, NOT_A_NUMBER, INFINITE, WRONG_SHAPE, LATE, HUGE = range(7)
 
 
 class FaultSampler:
-    """Draw the faults of one run on one problem.
-
-    Args:
-        faults: The rates.
-        problem: The problem, for its number of clients, their sizes and labels.
-        seed: The run's seed, used unless the faults have a seed.
-    """
+    """Draw the faults of one run on one problem."""
 
     def __init__(self, faults: Faults, problem: Problem, seed: int) -> None:
         self.faults = faults
@@ -167,9 +161,9 @@ class FaultSampler:
         if faults.spread:
             clients = np.arange(N, dtype=np.int64)
             self._speed = faults.spread * normal_per_client(self.seed, _SPEED, clients=clients)
-        rates = [faults.nan, faults.infinite, faults.shape, faults.late, faults.huge]
-        self._edges = np.cumsum(rates)
-        self._replies_fail = any(rates) or faults.lost > 0 or faults.deadline is not None
+        self._edges = np.cumsum(
+            [faults.nan, faults.infinite, faults.shape, faults.late, faults.huge]
+        )
 
     def sample_working(self, clients: Ints, round: int, attempt: int) -> NDArray[np.bool_] | None:
         """Return which of the called clients start working, (n,); None if all of them do."""
@@ -182,10 +176,8 @@ class FaultSampler:
             out |= self._gone[clients]
         return ~out if out.any() else None
 
-    def sample_outcomes(self, clients: Ints, round: int, attempt: int) -> NDArray[np.int8] | None:
-        """Return what becomes of each reply, (n,) of FINE, LOST, ...; None if all are fine."""
-        if not self._replies_fail:
-            return None
+    def sample_outcomes(self, clients: Ints, round: int, attempt: int) -> NDArray[np.int8]:
+        """Return what becomes of each reply, (n,) of FINE, LOST, ..."""
         faults = self.faults
         outcomes = np.zeros(len(clients), dtype=np.int8)
         if self._edges[-1] > 0.0:
@@ -201,7 +193,7 @@ class FaultSampler:
         if faults.lost:
             lose = uniform_per_client(self.seed, _LOSE, round, attempt, clients=clients)
             outcomes[lose < faults.lost] = LOST
-        return outcomes if outcomes.any() else None
+        return outcomes
 
 
 def _rates_by_rank(faults: Faults, problem: Problem) -> Vector:

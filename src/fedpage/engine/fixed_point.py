@@ -121,14 +121,10 @@ class FixedPointMean(Aggregation):
 
 
 def scale_exponent(bound: float, N: int) -> int:
-    """Return the exponent of the largest scale 2^e for which sums of N numbers fit.
-
-    Args:
-        bound: The largest absolute value of a number.
-        N: The number of clients.
+    """Return the exponent of the largest scale 2^e for which N numbers up to `bound` add up.
 
     Raises:
-        InputError: There is none, because the bound is too large or too small.
+        InputError: The bound is too large or too small.
 
     >>> scale_exponent(1.0, 1), scale_exponent(1000.0, 10)
     (62, 49)
@@ -147,49 +143,31 @@ def scale_exponent(bound: float, N: int) -> int:
 def encode(values: Vector, bound: float, exponent: int) -> Whole:
     """Return numbers in fixed point: whole multiples of 2^-exponent.
 
-    Args:
-        values: Any array of floats.
-        bound: The largest absolute value of a number.
-        exponent: The scale's exponent.
-
     Raises:
         BeyondBound: A number is not finite or beyond the bound.
     """
     wide = np.asarray(values, dtype=np.float64)
-    within = np.abs(wide) <= bound
-    if not within.all():
-        largest = float(np.abs(wide).max(initial=0.0, where=~np.isnan(wide)))
-        what = f"as large as {largest:.3g}" if math.isfinite(largest) else "not finite"
-        if np.isnan(wide).any():
-            what = "not a number"
-        advice = RAISE_BOUND if what.startswith("as") else "lower the method's step sizes"
+    if not (np.abs(wide) <= bound).all():
+        largest = float(np.abs(wide).max())
+        what, advice = f"as large as {largest:.3g}", RAISE_BOUND
+        if not math.isfinite(largest):
+            what = "not a number" if math.isnan(largest) else "not finite"
+            advice = "lower the method's step sizes"
         raise BeyondBound(f"a number is {what}, beyond the bound {bound:g}; {advice}")
     return np.rint(np.ldexp(wide, exponent)).astype(np.int64)
 
 
 def decode(total: Whole, count: int, exponent: int, dtype: DType) -> Vector:
-    """Return the mean of `count` numbers in fixed point from their sum.
-
-    Args:
-        total: The sum, any shape.
-        count: The number of addends.
-        exponent: The scale's exponent.
-        dtype: The type of the result.
-    """
+    """Return the mean of `count` numbers in fixed point from their sum."""
     mean: Vector = np.ldexp(total.astype(np.float64) / count, -exponent).astype(dtype)
     return mean
 
 
 def stack_values(losses: Vector, metrics: Vector, factors: Vector) -> Vector:
-    """Return what clients add up when they evaluate a model, (n, 1 + 2 m).
+    """Return the rows that clients add up when they evaluate a model, (n, 1 + 2 m).
 
-    A metric may be undefined on a client's rows. So each is followed by the weight of the clients
-    where it is defined.
-
-    Args:
-        losses: The loss of each client, (n,), with its weight.
-        metrics: The metrics of each client, (n, m); NaN: undefined.
-        factors: The factors N w_i of these clients, (n,).
+    The losses (n,) include the clients' factors N w_i (n,). A metric (n, m) is NaN where it is
+    undefined on a client's rows, so each is followed by the weight of the clients that define it.
     """
     is_defined = ~np.isnan(metrics)
     values = np.where(is_defined, metrics, 0.0) * factors[:, None]
@@ -198,12 +176,9 @@ def stack_values(losses: Vector, metrics: Vector, factors: Vector) -> Vector:
 
 
 def read_values(means: Vector, names: Iterable[str], share: float = 1.0) -> dict[str, float]:
-    """Return the loss and the metrics of the mean of rows of `stack_values`.
+    """Return the loss and metrics of the mean of rows of `stack_values`, (1 + 2 m,).
 
-    Args:
-        means: The mean, (1 + 2 m,).
-        names: The names of the m metrics.
-        share: The mean of the factors of the clients in it.
+    `share` is the mean of the factors of the clients in it.
     """
     pairs = means[1:].reshape(-1, 2).tolist()
     values = {

@@ -50,14 +50,8 @@ class ClientStates(Generic[ClientStateT]):
     """Keep every client's state: a table (N, d) for each field, zero until it is first written.
 
     The operating system assigns memory to the rows that are written, so a million clients of whom
-    a thousand were called cost a thousand rows.
-
-    Args:
-        type_: The method's `client_state`, a NamedTuple of vectors, or None.
-        N: The number of clients.
-        d: The number of parameters.
-        dtype: The type of the model's numbers.
-        device: The device that keeps the tables, if not the host.
+    a thousand were called cost a thousand rows. `type_` is the method's `client_state`, which may
+    be None, and `device` keeps the tables, if not the host.
     """
 
     def __init__(
@@ -133,18 +127,9 @@ class LateReply(NamedTuple):
 
 
 class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
-    """Compute the replies of simulated clients.
+    """Compute the replies of simulated clients, at most `chunk` clients at once on each thread.
 
-    Args:
-        problem: The problem, whose oracle has the clients' rows.
-        method: The method.
-        codec: The method's messages and replies as they travel.
-        client_states: The states of all clients.
-        policy: Whether replies are validated, and when client states are committed.
-        threads: The number of threads that compute chunks.
-        chunk: The largest number of clients computed at once.
-        sampler: Draws the faults of clients; None if clients do not fail.
-        clock: Times the clients; None if time is not simulated.
+    Clients fail if there is a sampler of faults, and their time is simulated if there is a clock.
     """
 
     def __init__(
@@ -183,7 +168,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         if self._clock is None and len(call.clients) <= self.chunk:
             return (self._compute(call.clients, call, draws, attempt),)
         chunks = self._compute_chunks(self.split(call.clients), call, draws, attempt)
-        return chunks if self._clock is None else self._wait_for_all(self._clock, chunks, attempt)
+        return chunks if self._clock is None else map(partial(self._wait, attempt), chunks)
 
     def commit(self, clients: Ints, client_states: ClientStateT | None) -> None:
         """Store the new states of clients whose replies count."""
@@ -275,8 +260,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
         """Compute chunk after chunk, on threads if there are several."""
         if self.threads == 1 or len(chunks) == 1:
-            for clients in chunks:
-                yield self._compute(clients, call, draws, attempt)
+            yield from (self._compute(clients, call, draws, attempt) for clients in chunks)
             return
 
         def compute(clients: Ints) -> Chunk[ReplyT, ClientStateT]:
@@ -292,15 +276,14 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             while waiting:
                 yield waiting.popleft().result()
 
-    @staticmethod
-    def _wait_for_all(
-        clock: Clock, chunks: Iterable[Chunk[ReplyT, ClientStateT]], attempt: int
-    ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
-        """Pass on chunks in which every called client answers, and wait for the slowest."""
-        for chunk in chunks:
-            assert chunk.seconds is not None
-            clock.wait(attempt, chunk.seconds, is_required=True, has_silent=False)
-            yield chunk
+    def _wait(
+        self, attempt: int, chunk: Chunk[ReplyT, ClientStateT]
+    ) -> Chunk[ReplyT, ClientStateT]:
+        """Wait for the slowest client of a chunk in which every called client answers."""
+        assert self._clock is not None
+        assert chunk.seconds is not None
+        self._clock.wait(attempt, chunk.seconds, is_required=True, has_silent=False)
+        return chunk
 
     def _request_unreliable(
         self, sampler: FaultSampler, call: Call[MessageT], draws: Draws, attempt: int
@@ -323,63 +306,45 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if self.policy.commit == "always" and len(able):
                 self.commit(able, chunk.client_states)
                 chunk = chunk._replace(client_states=None)
-            outcomes = sampler.sample_outcomes(able, now, attempt) if len(able) else None
+            outcomes = sampler.sample_outcomes(able, now, attempt)
             if self._clock is not None:
-                silent = len(able) < len(clients) or (
-                    outcomes is not None and bool(np.isin(outcomes, (LOST, LATE)).any())
-                )
+                silent = len(able) < len(clients) or not _delivered(outcomes).all()
                 seconds = _NO_SECONDS if chunk.seconds is None else chunk.seconds
                 is_late = self._clock.wait(
                     attempt, seconds, is_required=call.require_all, has_silent=silent
                 )
                 if is_late is not None:
-                    if outcomes is None:
-                        outcomes = np.zeros(len(able), dtype=np.int8)
                     outcomes[is_late & (outcomes != LOST)] = LATE
                     chunk = chunk._replace(expired=able[is_late])
             if able is not clients:
                 chunk = chunk._replace(requested=clients)
-            if outcomes is not None:
-                self._keep_late(chunk, outcomes, call, draws)
-                if chunk.size is not None:
-                    delivered = able[(outcomes != LOST) & (outcomes != LATE)]
-                    chunk = chunk._replace(size=self._measure(delivered, call, draws))
             if not len(able):
                 yield chunk
-            elif self.policy.validate:
-                yield validate(chunk, outcomes)
-            else:
-                yield deliver_unchecked(chunk, outcomes)
+                continue
+            for i in np.flatnonzero(outcomes == LATE).tolist():
+                size = self._measure(able[i : i + 1], call, draws)
+                size = size or self.codec.reply_size[type(call.message)]
+                self.late.append(LateReply(int(able[i]), now, tuple(chunk.reply_of(i)), size))
+            if chunk.size is not None and outcomes.any():
+                size = self._measure(able[_delivered(outcomes)], call, draws)
+                chunk = chunk._replace(size=size)
+            deliver = validate if self.policy.validate else deliver_unchecked
+            yield deliver(chunk, outcomes)
 
-    def _keep_late(
-        self,
-        chunk: Chunk[ReplyT, ClientStateT],
-        outcomes: NDArray[np.int8],
-        call: Call[MessageT],
-        draws: Draws,
-    ) -> None:
-        """Keep late replies for the next round."""
-        for i in np.flatnonzero(outcomes == LATE).tolist():
-            client = chunk.clients[i : i + 1]
-            size = self._measure(client, call, draws) or self.codec.reply_size[type(call.message)]
-            self.late.append(LateReply(int(client[0]), draws.round, tuple(chunk.reply_of(i)), size))
+
+def _delivered(outcomes: NDArray[np.int8]) -> NDArray[np.bool_]:
+    arrived: NDArray[np.bool_] = (outcomes != LOST) & (outcomes != LATE)
+    return arrived
 
 
 def validate(
-    chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
+    chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8]
 ) -> Chunk[ReplyT, ClientStateT]:
-    """Keep the valid replies of a chunk and describe the faults of the others.
-
-    Args:
-        chunk: The replies of all clients that worked.
-        outcomes: The outcome of each reply, (n,); None if all arrive as they were computed.
-    """
+    """Keep the valid replies of a chunk by their outcomes, (n,), and describe the other faults."""
     replies: Any = chunk.replies
-    if outcomes is None and all(_is_finite(part) for part in replies):
+    if not outcomes.any() and all(_is_finite(part) for part in replies):
         return chunk
-    if outcomes is None:
-        outcomes = np.zeros(len(chunk.clients), dtype=np.int8)
-    delivered = (outcomes != LOST) & (outcomes != LATE)
+    delivered = _delivered(outcomes)
     valid = delivered & ((outcomes == FINE) | (outcomes == HUGE))
     huge = np.flatnonzero(outcomes == HUGE).tolist()
     if huge:
@@ -398,21 +363,19 @@ def validate(
             valid[i] = all(np.isfinite(part).all() for part in reply)
             if valid[i]:
                 continue
-        client = int(chunk.clients[i])
-        rejected.append(
-            Rejection(client, fault) if fault else Rejection(client, "not finite", reply)
-        )
+        what = (fault, None) if fault else ("not finite", reply)
+        rejected.append(Rejection(int(chunk.clients[i]), *what))
     return chunk.select(valid)._replace(received=int(delivered.sum()), rejected=rejected)
 
 
 def deliver_unchecked(
-    chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8] | None
+    chunk: Chunk[ReplyT, ClientStateT], outcomes: NDArray[np.int8]
 ) -> Chunk[ReplyT, ClientStateT]:
     """Deliver replies without validation; a number in place of a vector is repeated."""
-    if outcomes is None:
+    if not outcomes.any():
         return chunk
     replies: Any = chunk.replies
-    delivered = np.flatnonzero((outcomes != LOST) & (outcomes != LATE))
+    delivered = np.flatnonzero(_delivered(outcomes))
     rows = [corrupt(chunk.reply_of(i), int(outcomes[i])) for i in delivered.tolist()]
     sizes = [part.shape[1] for part in replies]
     return chunk._replace(
@@ -432,11 +395,8 @@ def deliver_late(
         size=MessageSize(*map(sum, zip(*(late.size for late in arrived), strict=True))),
     )  # fmt: skip
     if is_validated:
-        return chunk._replace(
-            rejected=[
-                Rejection(one.client, f"late: it belongs to round {one.round}") for one in arrived
-            ]
-        )
+        texts = [(late.client, f"late: it belongs to round {late.round}") for late in arrived]
+        return chunk._replace(rejected=[Rejection(*text) for text in texts])
     usable = [late for late in arrived if len(late.reply) == len(layout.sizes)]
     if not usable:
         return chunk

@@ -44,11 +44,7 @@ Floats = NDArray[np.float64]
 class OutlierCheck:
     """Compare the norms of replies with the median norm of the clients.
 
-    Args:
-        codec: The method's messages and replies.
-        N: The number of clients.
-        factor: How many times the median a norm may be.
-        scale: The factor N w_i of each client's objective, (N,).
+    A norm may be `factor` times the median; `scale` has the factors N w_i of the clients, (N,).
     """
 
     def __init__(
@@ -114,11 +110,7 @@ class OutlierCheck:
 
 
 class ClientNorms:
-    """The norms of what the clients have sent, such as one field of their replies to a message.
-
-    Args:
-        N: The number of clients.
-    """
+    """The norms of what N clients have sent, such as one field of their replies to a message."""
 
     def __init__(self, N: int) -> None:
         self._largest = np.full(N, math.nan)
@@ -128,9 +120,8 @@ class ClientNorms:
     def add(self, clients: Ints, norms: Floats, round: int) -> float:
         """Add norms (n,) of clients (n,) in a round, and return the median to compare them with.
 
-        Returns:
-            The larger one of two medians: of the largest norms, and of the newest. NaN if they are
-            of too few clients.
+        It is the larger one of two medians: of the largest norms, and of the newest. It is NaN if
+        there are too few clients.
         """
         self._newest[clients], self._rounds[clients] = norms, round
         count = max(_NEWEST, int((self._rounds == round).sum()))

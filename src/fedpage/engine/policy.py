@@ -51,12 +51,8 @@ class Policy:
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "retries": 0,
-            "full_retries": 0,
-            "patience": 1,
-            "lost_after": 1,
-        }.items():
+        for name in ("retries", "full_retries", "patience", "lost_after"):
+            least = 0 if name.endswith("retries") else 1
             validate.whole("policy", name, getattr(self, name), least)
         validate.flag("policy", "validate", self.validate)
         validate.flag("policy", "fall_back", self.fall_back)
@@ -81,11 +77,7 @@ class Policy:
 
 
 class ClientHealth:
-    """Count the rounds in a row that each client has missed.
-
-    Args:
-        lost_after: Rounds missed in a row after which a client is lost.
-    """
+    """Count the rounds in a row that each client has missed. Lost clients missed too many."""
 
     def __init__(self, lost_after: int) -> None:
         self.lost_after = lost_after
@@ -98,11 +90,7 @@ class ClientHealth:
         return sorted(c for c, misses in self.misses.items() if misses >= self.lost_after)
 
     def update(self, present: Iterable[int], absent: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Count the misses after a round.
-
-        Returns:
-            The clients that are back after having been lost, and those that are lost from now on.
-        """
+        """Count misses after a round, and return who is back and who is lost from now on."""
         back = [c for c in sorted(present) if self.misses.pop(c, 0) >= self.lost_after]
         lost = []
         for client in sorted(absent):

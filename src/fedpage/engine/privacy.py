@@ -94,19 +94,13 @@ class PrivateMean(Aggregation):
 
 
 class PrivacyLedger:
-    """Count the rounds of each client, and compute the privacy budget that they have spent.
-
-    Args:
-        settings: The aggregation.
-        N: The number of clients.
-        S: The number of clients sampled in a round.
-    """
+    """Count the rounds of N clients, S sampled in each, and compute the privacy budget spent."""
 
     def __init__(self, settings: PrivateMean, N: int, S: int) -> None:
         self._settings, self._N, self._S = settings, N, S
+        self._journal: ReleaseJournal | None = None
         self._sampled = self._known = 0
         self._times = np.zeros(N, dtype=np.int64)
-        self._journal: ReleaseJournal | None = None
 
     def keep(self, journal: ReleaseJournal) -> None:
         """Count what a journal holds, from now on also after a resume, instead of a snapshot.
@@ -129,14 +123,7 @@ class PrivacyLedger:
             self._count(np.array(release.clients, dtype=np.int64), release.called)
 
     def add(self, round: int, mean: Sequence[Vector], clients: Ints, called: int) -> None:
-        """Count a mean with its noise before it is used.
-
-        Args:
-            round: The round's number.
-            mean: The fields of the mean.
-            clients: The clients whose replies were averaged, (n,).
-            called: The number of clients that were called.
-        """
+        """Count a mean with its noise before it is used, over some of the called clients."""
         if self._journal is not None:
             digest = hashlib.sha256(b"".join(part.tobytes() for part in mean)).hexdigest()
             if not self._journal.add(Release(round, digest, tuple(clients.tolist()), called)):
@@ -144,19 +131,16 @@ class PrivacyLedger:
         self._count(clients, called)
 
     def _count(self, clients: Ints, called: int) -> None:
-        if len(clients) == called:
-            self._sampled += 1
-        else:
-            self._known += 1
+        self._sampled += len(clients) == called
+        self._known += len(clients) != called
         self._times[clients] += 1
 
     def measure(self) -> dict[str, float]:
         """Return the column `epsilon`."""
-        settings = self._settings
-        if settings.cohort == "secret":
-            rounds = self._sampled, self._known
-            return {EPSILON: _epsilon_sampled(settings, self._N, self._S, *rounds)}
-        return {EPSILON: _epsilon_composed(settings, int(self._times.max()))}
+        rounds = self._sampled, self._known
+        if self._settings.cohort == "public":
+            rounds = 0, int(self._times.max())
+        return {EPSILON: _epsilon(self._settings, self._N, self._S, *rounds)}
 
     def snapshot(self) -> Snapshot:
         """Return the counts, for a checkpoint."""
@@ -224,25 +208,16 @@ def _import_accountant() -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon_composed(settings: PrivateMean, times: int) -> float:
-    """Return the epsilon of a client whose replies were used in so many rounds."""
-    if not times:
-        return 0.0
-    dp = _import_accountant()
-    accountant = dp.rdp.RdpAccountant()
-    accountant.compose(dp.GaussianDpEvent(settings.noise), times)
-    return float(accountant.get_epsilon(settings.delta))
-
-
-@lru_cache(maxsize=4096)
-def _epsilon_sampled(settings: PrivateMean, N: int, S: int, sampled: int, known: int) -> float:
+def _epsilon(settings: PrivateMean, N: int, S: int, sampled: int, known: int) -> float:
     """Return the epsilon after `sampled` rounds with a secret cohort and `known` others."""
     if not sampled + known:
         return 0.0
     dp = _import_accountant()
-    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    # Another reply in place of one moves the sum by up to 2 clip, twice what zeros would.
-    event = dp.GaussianDpEvent(settings.noise / 2)
+    accountant, event = dp.rdp.RdpAccountant(), dp.GaussianDpEvent(settings.noise)
+    if settings.cohort == "secret":
+        accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+        # Another reply in place of one moves the sum by up to 2 clip, twice what zeros would.
+        event = dp.GaussianDpEvent(settings.noise / 2)
     if known:
         accountant.compose(event, known)
     if sampled:

@@ -111,12 +111,7 @@ class Transport(Protocol[MessageT, ReplyT, ClientStateT]):
 
 
 class RoundFailed(Exception):
-    """Raised when too few clients answered in all attempts of a round.
-
-    Args:
-        text: Which round failed, and who was missing.
-        events: What happened in the round.
-    """
+    """Raised when too few clients answered in all attempts of a round, with its events."""
 
     def __init__(self, text: str, events: Sequence[Event] = ()) -> None:
         super().__init__(text)
