@@ -95,16 +95,9 @@ class Aggregation(ABC):
     def combine(
         self, replies: Sequence[Vector], round: int, key: bytes, N: int
     ) -> Iterable[Vector]:
-        """Return the aggregate of all replies of a round, if they arrive at once.
+        """Return the aggregate, fields (d,), of a round's replies (n, d) that arrive at once.
 
-        Args:
-            replies: The replies, each field (n, d).
-            round: The round's number.
-            key: The key of the aggregation's random numbers; secret in a federation.
-            N: The number of clients of the federation.
-
-        Returns:
-            The fields of the aggregate, (d,) each.
+        The key of the aggregation's random numbers is secret in a federation of N clients.
         """
         accumulator = self.begin(round, key, N)
         accumulator.add(replies)

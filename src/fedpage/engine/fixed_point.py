@@ -34,8 +34,6 @@ _EXPONENTS = range(-900, 901)
 """Exponents of scales whose inverse is a normal number too."""
 NUMBER_BYTES = 8
 """Bytes of a number in fixed point."""
-
-
 RAISE_BOUND = "raise bound in aggregation = 'secure:bound=...'"
 """What to do about finite numbers beyond the bound."""
 
@@ -98,14 +96,11 @@ class FixedPointMean(Aggregation):
     def mean_values(
         self, losses: Vector, metrics: Mapping[str, Vector], factors: Vector | None, N: int
     ) -> dict[str, float]:
-        """Return the mean loss and metrics of clients, as a federation adds them up.
-
-        Raises:
-            RoundFailed: A value is not finite or beyond the bound.
-        """
+        """Return the means as a federation adds them up, or raise RoundFailed."""
         weights = np.ones(len(losses)) if factors is None else factors
-        columns = [np.asarray(column, dtype=np.float64) for column in metrics.values()]
-        table = np.stack(columns, axis=1) if columns else np.empty((len(losses), 0))
+        table = np.empty((len(losses), len(metrics)))
+        for place, column in enumerate(metrics.values()):
+            table[:, place] = column
         exponent = scale_exponent(self.bound, N)
         try:
             rows = encode(stack_values(losses, table, weights), self.bound, exponent)
@@ -198,11 +193,7 @@ class _WholeSum:
         self._dtypes: list[DType] = []
 
     def add(self, replies: Sequence[Vector]) -> None:
-        """Add replies.
-
-        Raises:
-            RoundFailed: A number is not finite or beyond the bound.
-        """
+        """Add replies, or raise RoundFailed if a number is beyond the bound."""
         try:
             rows = [encode(part, self._settings.bound, self._exponent) for part in replies]
         except BeyondBound as error:
@@ -213,11 +204,7 @@ class _WholeSum:
         self._totals = [total + part for total, part in zip(totals, sums, strict=True)]
 
     def finish(self, count: int) -> list[Vector]:
-        """Return the mean.
-
-        Raises:
-            RoundFailed: Too few clients answered.
-        """
+        """Return the mean, or raise RoundFailed if too few clients answered."""
         if count < self._settings.least:
             raise RoundFailed(
                 f"round {self._round} failed: {count} clients answered, but secure aggregation "

@@ -9,14 +9,7 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from fedpage.callbacks.base import (
-    Callback,
-    Event,
-    RoundEnd,
-    RunInfo,
-    Stopped,
-    check_callbacks,
-)
+from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo, Stopped, check_callbacks
 from fedpage.core.columns import RecordEvery, check_record_every, is_recorded
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason
@@ -40,16 +33,8 @@ class Interrupted(Exception):
 class Run:
     """A run of an engine's rounds, which can be saved and restored between two rounds.
 
-    Args:
-        engine: The engine, before its first round.
-        history: An empty history with the run's provenance.
-        rounds: The number of rounds.
-        record_every: The number of rounds between two records, or "log" (see `is_recorded`); 0
-            records the end only.
-        stop: When to end the run early.
-
-    Raises:
-        InputError: If an argument is out of range.
+    It begins with an engine before its first round, and an empty history. `simulate` explains the
+    other arguments, and raises an InputError if one of them is out of range.
     """
 
     def __init__(
@@ -69,7 +54,6 @@ class Run:
         self.record_every = check_record_every(record_every)
         self.seconds = 0.0
         """The time spent in rounds."""
-        self._targets = stop if isinstance(stop, Stop) else Stop()
         self._watch: Watch | None = None
         self._callbacks: tuple[Callback, ...] = ()
 
@@ -127,14 +111,14 @@ class Run:
                 if (stopped is None or stopped.reason is not StopReason.INTERRUPTED) and (
                     not self._has_record()
                 ):
-                    record = self._record()
+                    record = self._record(self._evaluate())
                     stopped = stopped or self._check_record(record, is_last=True)
             except RoundFailed as error:
                 stopped = Stopped(StopReason.ROUND_FAILED, str(error))
                 self._add_events([*error.events, *self.engine.pop_events()])
                 with suppress(RoundFailed):
                     if not self._has_record():
-                        self._record()
+                        self._record(self._evaluate())
         return stopped or Stopped(StopReason.FINISHED)
 
     def _start(self) -> Stopped | None:
@@ -147,7 +131,7 @@ class Run:
         history.first_loss = first
         if not self.record_every:
             return None
-        self._add_record(record)
+        self._record(record)
         return self._check_record(record)
 
     def _run_round(self) -> Stopped | None:
@@ -162,7 +146,7 @@ class Run:
         done, is_last = costs.round, costs.round == self.rounds
         stopped = self._check_model_and_budget()
         if is_recorded(done, self.record_every) or is_last or stopped is not None:
-            record = self._record()
+            record = self._record(self._evaluate())
             stopped = stopped or self._check_record(record, is_last)
         if self._callbacks:
             ended = RoundEnd(
@@ -180,10 +164,8 @@ class Run:
         """Return why the run ends before its newest model is evaluated, if it does."""
         costs, x = self.engine.costs, self.engine.x
         if not math.isfinite(x.dot(x)):
-            return Stopped(
-                StopReason.DIVERGED,
-                f"|x|^2 is not finite after round {costs.round}, with {self.engine.step_text}",
-            )
+            text = f"|x|^2 is not finite after round {costs.round}, with {self.engine.step_text}"
+            return Stopped(StopReason.DIVERGED, text)
         if isinstance(self.stop, Stop):
             return self.stop.check_budgets({**vars(costs), "seconds": self.seconds})
         return None
@@ -198,7 +180,8 @@ class Run:
         return stopped
 
     def _make_watch(self, first_loss: float) -> Watch:
-        return Watch(first_loss, self.engine.step_text, self._targets, self.history.directions)
+        targets = self.stop if isinstance(self.stop, Stop) else None
+        return Watch(first_loss, self.engine.step_text, targets, self.history.directions)
 
     def _has_record(self) -> bool:
         """Return whether the current model has been recorded."""
@@ -211,15 +194,11 @@ class Run:
         spent = self.engine.measure_privacy()
         return {**vars(self.engine.costs), "seconds": self.seconds, **values, **spent}
 
-    def _record(self) -> Mapping[str, float]:
-        record = self._evaluate()
-        self._add_record(record)
-        return self.history.rows[-1]
-
-    def _add_record(self, record: Mapping[str, float]) -> None:
+    def _record(self, record: Mapping[str, float]) -> Mapping[str, float]:
         self.history.append(record)
         for callback in self._callbacks:
             callback.on_record(dict(self.history.rows[-1]), make_read_only(self.engine.x))
+        return self.history.rows[-1]
 
     def _add_events(self, events: Sequence[Event]) -> None:
         """Keep events; of those that can happen in every round, keep the first thousand."""
@@ -243,12 +222,8 @@ class Run:
     def restore(self, snapshot: Snapshot, source: str) -> None:
         """Return to a snapshot; the caller cuts the history to the records made before it.
 
-        Args:
-            snapshot: What `snapshot` returned.
-            source: The file's name, for errors.
-
         Raises:
-            InputError: If the snapshot does not belong to this run.
+            InputError: If the snapshot, from the file `source`, does not belong to this run.
         """
         watch = self._make_watch(math.nan)
         try:

@@ -103,13 +103,10 @@ class PrivacyLedger:
         self._times = np.zeros(N, dtype=np.int64)
 
     def keep(self, journal: ReleaseJournal) -> None:
-        """Count what a journal holds, from now on also after a resume, instead of a snapshot.
+        """Count the releases of a journal, from now on also after a resume.
 
         A federation repeats the last rounds after a resume. If others answer then, another mean of
-        the same round is released. The journal holds both.
-
-        Raises:
-            InputError: The journal names clients that do not exist.
+        the same round is released. The journal holds both, unlike a snapshot.
         """
         self._journal = journal
         self._count_again()
@@ -200,10 +197,8 @@ def _import_accountant() -> Any:
         import dp_accounting
         import dp_accounting.rdp
     except ImportError:
-        raise InputError(
-            "aggregation: private needs an accountant; install it with pip install "
-            "'fedpage[privacy]'"
-        ) from None
+        install = "install it with pip install 'fedpage[privacy]'"
+        raise InputError(f"aggregation: private needs an accountant; {install}") from None
     return dp_accounting
 
 
@@ -288,10 +283,7 @@ class ReleaseJournal:
 
 
 def read_noise_key(path: Path) -> bytes:
-    """Return the key in a file that only its owner can read, or draw a new one.
-
-    Returns:
-        32 bytes from the operating system's source of secret random numbers.
+    """Return the 32 bytes in a file that only its owner can read, or draw new ones.
 
     Raises:
         InputError: The file does not hold a key.

@@ -14,16 +14,7 @@ from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.capabilities import DeviceArrays, to_device, to_host
 from fedpage.core.random import RoundDraws, check_seed
 from fedpage.core.schedules import at_round, effective_step, schedules_of
-from fedpage.core.types import (
-    Call,
-    ClientStateT,
-    Draws,
-    MessageT,
-    Method,
-    ReplyT,
-    StateT,
-    Vector,
-)
+from fedpage.core.types import Call, ClientStateT, Draws, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.collect import Collector, Costs, TimedCosts
 from fedpage.engine.devices import Clock
@@ -199,15 +190,9 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return tree
 
     def restore(self, tree: Snapshot, source: str) -> None:
-        """Return to a snapshot of a run with the same method.
+        """Return to a snapshot of a run with the same method, from the file `source`.
 
-        Args:
-            tree: The snapshot.
-            source: The name of its file, for error messages.
-
-        Raises:
-            InputError, KeyError, TypeError, ValueError, AttributeError, IndexError: The snapshot
-                does not belong to this method on this problem.
+        `Run.restore` turns the errors of a snapshot that does not belong here into one.
         """
         state = state_from_tree(self._host_state(), tree["state"], source)
         self.state = state if self._device is None else to_device(self._device, state, self.state)
@@ -225,14 +210,9 @@ AnyEngine: TypeAlias = Engine[Any, Any, Any, Any]
 
 
 def mean_evaluations(losses: Iterable[Vector], gradients: Iterable[Vector]) -> dict[str, float]:
-    """Average the losses and gradients of clients in client order.
+    """Return "loss" and "grad_norm" of the mean over all clients, NaN if there is no client.
 
-    Args:
-        losses: Chunks of losses, (n,) each.
-        gradients: Chunks of gradients, (n, d) each.
-
-    Returns:
-        "loss" and "grad_norm" of the mean; NaN if there is no client.
+    Losses (n,) and gradients (n, d) come in chunks, in client order.
     """
     count = 0
     loss: Vector | None = None

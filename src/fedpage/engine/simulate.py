@@ -14,7 +14,6 @@ from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.message_codec import MessageCodec, MessageSize
 from fedpage.core.capabilities import (
     ClientEvaluator,
-    DeviceArrays,
     HasClientsAtOnce,
     HasCode,
     HeldOutEvaluator,
@@ -26,7 +25,7 @@ from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.metrics import mean_metrics
 from fedpage.core.types import AnyMethod, ClientStateT, MessageT, Method, Problem, ReplyT, StateT
-from fedpage.core.validate import check_whole, is_word
+from fedpage.core.validate import check_whole, choice
 from fedpage.engine.devices import Clock, Devices, check_time
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.local import ClientStates, LateReply, LocalTransport
@@ -77,8 +76,10 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         faults, devices, policy = options.faults, options.devices, options.policy or Policy()
         codec = MessageCodec(method, d, dtype_of(problem))
         device = None
-        if faults is None and devices is None and options.aggregation is None:
-            device = _device_of(problem, codec, method)
+        is_plain = faults is None and devices is None and options.aggregation is None
+        is_coded = codec.is_active or codec.down is not IDENTITY
+        if is_plain and not is_coded and not getattr(method, "needs_numpy", False):
+            device = problem.device_arrays if isinstance(problem, OnDevice) else None
         self.client_states: ClientStates[ClientStateT] = ClientStates(
             method.client_state, N, d, start.dtype, device
         )
@@ -119,17 +120,16 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             )
         chunks = self.transport.split(np.arange(self.N, dtype=np.int64))
         parts = [problem.evaluate_clients(clients, x) for clients in chunks]
-        record = mean_evaluations(
-            (part.losses for part in parts), (part.gradients for part in parts)
-        )
+        losses = [part.losses for part in parts]
+        record = mean_evaluations(losses, [part.gradients for part in parts])
         factors = problem.client_factors if isinstance(problem, ClientScoring) else None
         record |= mean_metrics((part.metrics for part in parts), factors)
-        losses = np.concatenate([part.losses for part in parts])
         metrics = {
             name: np.concatenate([part.metrics[name] for part in parts])
             for name in parts[0].metrics
         }
-        record |= self.collector.aggregation.mean_values(losses, metrics, factors, self.N)
+        aggregation = self.collector.aggregation
+        record |= aggregation.mean_values(np.concatenate(losses), metrics, factors, self.N)
         if isinstance(problem, ClientScoring):
             record |= problem.combine_clients(parts)
             record |= problem.compare_with_reference(x, record["loss"])
@@ -185,14 +185,9 @@ def _check_options(options: RunOptions) -> None:
     for name, kind in {"faults": Faults, "policy": Policy, "devices": Devices}.items():
         value = getattr(options, name)
         if value is not None and not isinstance(value, kind):
-            raise InputError(
-                f"{name} must be a {kind.__name__}, such as {kind.__name__}(), "
-                f"not {short_repr(value)}"
-            )
-    if not is_word(options.evaluate, ("pooled", "per_client")):
-        raise InputError(
-            f"evaluate must be 'pooled' or 'per_client', not {short_repr(options.evaluate)}"
-        )
+            what = f"{kind.__name__}, such as {kind.__name__}()"
+            raise InputError(f"{name} must be a {what}, not {short_repr(value)}")
+    choice("options", "evaluate", options.evaluate, ("pooled", "per_client"))
     check_whole("threads", options.threads, 1)
     if options.chunk is not None:
         check_whole("chunk", options.chunk, 1)
@@ -205,21 +200,6 @@ def _chunk_size(problem: Problem, options: RunOptions) -> int:
     if options.threads == 1 and isinstance(problem, HasClientsAtOnce):
         return min(_CHUNK, problem.clients_at_once)
     return max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
-
-
-def _device_of(
-    problem: Problem,
-    codec: MessageCodec[StateT, MessageT, ReplyT, ClientStateT],
-    method: Method[StateT, MessageT, ReplyT, ClientStateT],
-) -> DeviceArrays | None:
-    """Return the device that keeps the vectors of rounds; None for numpy's arrays.
-
-    Codecs, and methods with the attribute `needs_numpy`, compute on the host.
-    """
-    arrays = problem.device_arrays if isinstance(problem, OnDevice) else None
-    if getattr(method, "needs_numpy", False) or codec.is_active or codec.down is not IDENTITY:
-        return None
-    return arrays
 
 
 def simulate(
@@ -283,20 +263,7 @@ def simulate(
 def execute(
     spec: RunSpec, callbacks: Sequence[Callback] = (), out: str | os.PathLike[str] | None = None
 ) -> History:
-    """Run what a spec describes, as `simulate` does.
-
-    Args:
-        spec: The run's settings.
-        callbacks: Observers of the run.
-        out: A directory to write the run to, or None.
-
-    Returns:
-        The history.
-
-    Raises:
-        InputError: If a setting cannot be used.
-        Interrupted: If the run was interrupted by a signal, after it had written a checkpoint.
-    """
+    """Run what a spec describes, and return and raise what `simulate` does."""
     run, options = prepare(spec), spec.options
     if out is None:
         if options.resume:

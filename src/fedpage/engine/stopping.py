@@ -56,8 +56,7 @@ class Stop:
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        for name in ("targets", "budgets"):
-            table = getattr(self, name)
+        for name, table in {"targets": self.targets, "budgets": self.budgets}.items():
             if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
                 raise InputError(
                     f"stop: {name} must be a table of column -> number, not {short_repr(table)}"
@@ -106,10 +105,6 @@ class Stop:
     ) -> Stopped | None:
         """Return the end of the run if a record reaches a target, else None.
 
-        Args:
-            row: the record.
-            directions: directions of metrics that are not registered.
-
         Raises:
             InputError: the record lacks the column, or its direction is not known.
         """
@@ -122,13 +117,7 @@ class Stop:
         return None
 
     def check_budgets(self, costs: Mapping[str, float]) -> Stopped | None:
-        """Return the end of the run if the costs have used up a budget, else None.
-
-        Args:
-            costs: the cumulative costs by column; "bytes" and "bits" are computed.
-        """
-        if self.bytes is None and not self.budgets:
-            return None
+        """Return the end of the run if the cumulative costs have used up a budget, else None."""
         for name, budget in self._budgets().items():
             if Cost.parse(name).evaluate(lambda column: read_column(costs, column)) >= budget:
                 text = f"spent {budget:g} {name} at round {costs['round']}"
@@ -146,11 +135,7 @@ class Watch:
     - the loss is above f(x0) by max(1, |f(x0)|) at the end, or at 3 records in a row or more that
       span 200 rounds. This finds losses that grow slowly, such as robust regression's.
 
-    Args:
-        first: f(x0), or NaN if it was not measured over all clients; no loss is above NaN.
-        step: the method's effective step in words, for the message.
-        stop: the targets and the patience.
-        directions: directions of metrics that are not registered.
+    `first` is f(x0), or NaN if it was not measured over all clients. No loss is above NaN.
     """
 
     def __init__(
@@ -167,12 +152,7 @@ class Watch:
         self.waited = 0
 
     def check(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
-        """Return how the run ends at this record, or None. Records must come in order.
-
-        Args:
-            row: the record, with "round" and what was measured: "loss", "grad_norm", metrics.
-            last: whether it is the record after the last round.
-        """
+        """Return how the run ends at this record, or None. Records must come in order."""
         verdict = self.check_divergence(row, last)
         if verdict is not None or not is_complete(row):
             return verdict
@@ -184,10 +164,8 @@ class Watch:
         """Return the end of the run if it has diverged at this record, else None."""
         done = row["round"]
         if not all(math.isfinite(row[name]) for name in EVALUATED if name in row):
-            return Stopped(
-                StopReason.DIVERGED,
-                f"loss or gradient not finite at round {done:.0f}, with {self.step}",
-            )
+            text = f"loss or gradient not finite at round {done:.0f}, with {self.step}"
+            return Stopped(StopReason.DIVERGED, text)
         if "loss" not in row:
             return None
         loss, unit = row["loss"], max(1.0, abs(self.first))
@@ -196,11 +174,8 @@ class Watch:
         if not (loss > self.first + 100.0 * unit or lasting or (last and self.above)):
             return None
         since = f"; far above it since round {self.above[0]:.0f}" if self.above[0] < done else ""
-        return Stopped(
-            StopReason.DIVERGED,
-            f"loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}; "
-            f"{self.step}",
-        )
+        text = f"loss {loss:.4g} at round {done:.0f}, {self.first:.4g} at the start{since}"
+        return Stopped(StopReason.DIVERGED, f"{text}; {self.step}")
 
     def _check_patience(self, row: Mapping[str, float]) -> Stopped | None:
         """Return the end of the run if the monitored column has not improved, else None."""
