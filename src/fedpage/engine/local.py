@@ -29,7 +29,6 @@ from fedpage.core.types import (
     Ints,
     MessageT,
     Method,
-    Oracle,
     Problem,
     ReplyT,
     StateT,
@@ -206,25 +205,18 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if kept is not None and not kept.matches(states, n):
                 raise InputError(self._describe_fault(message, (replies, states), n))
         if self._clock is not None:
-            gradients, down, up = self._count_each(oracle, clients, call, draws)
+            if not isinstance(oracle, CountsEachClient):
+                raise InputError(
+                    f"devices: {type(oracle).__name__} does not count the gradients of each "
+                    "client; add a method count_each, or leave out the devices"
+                )
+            up = self.codec.reply_bytes(type(message), clients, draws, self._rank(clients, call))
+            down, gradients = self.codec.message_size[type(message)].bytes, oracle.count_each()
             seconds = self._clock.measure(clients, down, up, gradients, draws.round, attempt)
         return Chunk(
             clients, clients, replies, states, oracle.gradients, oracle.evaluations, n, (), size,
             seconds,
         )  # fmt: skip
-
-    def _count_each(
-        self, oracle: Oracle, clients: Ints, call: Call[MessageT], draws: Draws
-    ) -> tuple[Ints, int, Ints]:
-        """Return the gradients, bytes down and bytes up of clients, on which their time depends."""
-        if not isinstance(oracle, CountsEachClient):
-            raise InputError(
-                f"devices: {type(oracle).__name__} does not count the gradients of each client; "
-                "add a method count_each, or leave out the devices"
-            )
-        message = type(call.message)
-        up = self.codec.reply_bytes(message, clients, draws, self._rank(clients, call))
-        return oracle.count_each(), self.codec.message_size[message].bytes, up
 
     def _rank(self, clients: Ints, call: Call[MessageT]) -> Ranks | None:
         """Return the places of clients among all that are called, if the codec needs them."""
