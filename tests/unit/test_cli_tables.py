@@ -172,7 +172,7 @@ def test_an_npz_file_is_divided_by_its_ids(run, tmp_path):
         ((*COLUMNS, "--objective", "logistic", "--alpha", "1"), "choose logistic-l2"),
         ((*COLUMNS, "--objective", "no.py@Hinge"), "no such file to import the loss"),
         ((*COLUMNS, "--objective", "mine.py@Hing"), "mine.py: has no class 'Hing'"),
-        ((*COLUMNS, "--objective", "mine.py@Hinge-l3"), "Hinge-l2, Hinge-nonconvex"),
+        ((*COLUMNS, "--objective", "mine.py@Hinge-l3"), "-l2, -nonconvex"),
         ((*COLUMNS, "--objective", "mine.py@Hinge", "--alpha", "1"), "choose Hinge-l2"),
         ((*COLUMNS, "--objective", "mine.py@VALUE"), "mine.py: has no class 'VALUE'"),
     ],

@@ -34,6 +34,7 @@ from fedpage.runs.config import (
     dataclass_fields,
     field_types,
     field_values,
+    write_number,
 )
 
 DEFAULT_CLIENTS = 3250
@@ -224,22 +225,19 @@ def find_objective(text: str) -> Objective:
     Raises:
         InputError: If the name is unknown, or the file has no such loss.
     """
-    path, at, word = text.rpartition("@")
-    if not at:
-        if text not in OBJECTIVES:
-            hint = did_you_mean(text, OBJECTIVES)
-            losses = [name for name, entry in OBJECTIVES.items() if entry.reg == "none"]
-            regs = [f"-{name}" for name in REGULARISERS if name != "none"]
-            raise InputError(
-                f"unknown objective {text!r}:{hint} losses are {', '.join(losses)}, or your own as "
-                f"file.py@Class; a regulariser ({', '.join(regs)}) may follow"
-            )
+    if text in OBJECTIVES:
         return OBJECTIVES[text]
+    path, at, word = text.rpartition("@")
     name, dash, suffix = word.partition("-")
-    reg: Reg | None = next((reg for reg in REGULARISERS if reg == suffix), None)
-    if dash and (reg is None or reg == "none"):
-        known = ", ".join(f"{name}-{reg}" for reg in REGULARISERS if reg != "none")
-        raise InputError(f"objective {text!r}: with a regulariser it is {known}")
+    reg: Reg | None = next((reg for reg in REGULARISERS if reg == suffix != "none"), None)
+    if not at or (dash and reg is None):
+        hint = "" if at else did_you_mean(text, OBJECTIVES)
+        losses = [loss for loss, entry in OBJECTIVES.items() if entry.reg == "none"]
+        regs = [f"-{reg}" for reg in REGULARISERS if reg != "none"]
+        raise InputError(
+            f"unknown objective {text!r}:{hint} losses are {', '.join(losses)}, or your own as "
+            f"file.py@Class; a regulariser ({', '.join(regs)}) may follow"
+        )
     loss = _import_class(Path(path), name, "loss")
     if loss is None:
         raise InputError(f"{path}: has no class {name!r}")
@@ -427,7 +425,6 @@ def hyper_words(method: AnyMethod) -> dict[str, str]:
     for key, field in dataclass_fields(type(method)).items():
         value = getattr(method, key)
         if value != field.default:
-            short = f"{value:.6g}" if isinstance(value, float) else ""
-            is_exact = short != "" and float(short) == value
-            found[key] = "all" if value is None else short if is_exact else str(value)
+            text = write_number(value) if isinstance(value, float) else str(value)
+            found[key] = "all" if value is None else text
     return found

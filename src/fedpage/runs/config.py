@@ -61,6 +61,11 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def write_number(value: float) -> str:
+    """Write a number in few digits if they suffice, else in all of them."""
+    return f"{value:g}" if float(f"{value:g}") == value else str(value)
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Describe data, how the columns of a table are used, and who holds which rows.
@@ -167,8 +172,7 @@ class Target:
         return cls(column.strip() or "grad_norm", value)
 
     def __str__(self) -> str:
-        number = f"{self.value:g}"
-        number = number if float(number) == self.value else repr(self.value)
+        number = write_number(self.value)
         return number if self.column == "grad_norm" else f"{self.column}:{number}"
 
 
@@ -290,12 +294,9 @@ def field_values(cls: type[Any], table: object, where: str, *, words: bool = Fal
 
 def to_table(config: object) -> Settings:
     """Convert a dataclass to a table for a TOML file, which `structure` reads, without None."""
-    table = {}
-    for entry in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, entry.name)
-        if value is not None:
-            table[entry.name] = to_table(value) if is_dataclass(value) else value
-    return table
+    names = [entry.name for entry in fields(config)]  # type: ignore[arg-type]
+    values = {name: getattr(config, name) for name in names}
+    return {k: to_table(v) if is_dataclass(v) else v for k, v in values.items() if v is not None}
 
 
 def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:

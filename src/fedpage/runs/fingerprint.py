@@ -72,17 +72,13 @@ def describe_method(method: AnyMethod) -> dict[str, object]:
     The step is None if the method measures it in the run, and that of the largest values if it has
     schedules.
     """
-    parameters: dict[str, object] = {}
-    if is_dataclass(method):
-        values = {field.name: getattr(method, field.name) for field in fields(method)}
-        parameters = {
-            name: str(value) if isinstance(value, (Codec, Optimizer, Schedule)) else value
-            for name, value in values.items()
-        }
+    names = [field.name for field in fields(method)] if is_dataclass(method) else []
+    values = {name: getattr(method, name) for name in names}
+    texts = (Codec, Optimizer, Schedule)
     return {
         "name": method.name,
         "class": type(method).__name__,
-        **parameters,
+        **{name: str(v) if isinstance(v, texts) else v for name, v in values.items()},
         "effective_step": None if measures_step(method) else effective_step(method),
     }
 

@@ -154,8 +154,6 @@ def start_of(problem: Problem, x0: object = None) -> Vector:
         start = start.astype(dtype)
     except (TypeError, ValueError):
         raise InputError(f"x0 must be {d} finite numbers, not {type(x0).__name__}") from None
-    if start.shape != (d,):
-        raise InputError(f"x0 must be {d} finite numbers, not an array of shape {start.shape}")
-    if not np.isfinite(start).all():
-        raise InputError(f"x0 must be {d} finite numbers; it has a NaN or an infinity")
+    if start.shape != (d,) or not np.isfinite(start).all():
+        raise InputError(f"x0 must be {d} finite numbers, not {short_repr(x0)}")
     return start
