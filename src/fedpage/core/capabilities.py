@@ -43,18 +43,16 @@ class EpochOracle(Oracle, Protocol):
 class HasStart(Protocol):
     """A problem with its own start, such as a network's initial parameters."""
 
-    @property
-    def x0(self) -> Vector | None:
-        """The start, (d,)."""
+    x0: Vector | None
+    """The start, (d,)."""
 
 
 @runtime_checkable
 class HasConvexity(Protocol):
     """A problem that knows whether it is convex."""
 
-    @property
-    def convex(self) -> bool:
-        """Whether f is convex."""
+    convex: bool
+    """Whether f is convex."""
 
 
 @runtime_checkable
@@ -69,18 +67,16 @@ class HasLabels(Protocol):
 class HasCode(Protocol):
     """A problem whose arithmetic depends on more code than its own class."""
 
-    @property
-    def code(self) -> Mapping[str, type]:
-        """The user's classes that decide what is computed, by name."""
+    code: Mapping[str, type]
+    """The user's classes that decide what is computed, by name."""
 
 
 @runtime_checkable
 class HasClientsAtOnce(Protocol):
     """A problem that knows how many clients its memory allows to compute at once."""
 
-    @property
-    def clients_at_once(self) -> int:
-        """The number of clients."""
+    clients_at_once: int
+    """The number of clients."""
 
 
 class ClientEvaluations(NamedTuple):
@@ -114,9 +110,8 @@ class NodeProblem(Problem, ClientEvaluator, Protocol):
 class ModelProblem(HasCode, Protocol):
     """A problem with its own model, such as a TorchProblem."""
 
-    @property
-    def start_digest(self) -> str:
-        """Digest of the model, its initial parameters, the loss and the dtype."""
+    start_digest: str
+    """Digest of the model, its initial parameters, the loss and the dtype."""
 
 
 @runtime_checkable
@@ -176,9 +171,8 @@ class DeviceArrays(Protocol):
 class OnDevice(Protocol):
     """A problem that may keep the vectors of rounds on a device."""
 
-    @property
-    def device_arrays(self) -> DeviceArrays | None:
-        """How vectors are kept on the device, or None if they are numpy arrays."""
+    device_arrays: DeviceArrays | None
+    """How vectors are kept on the device, or None if they are numpy arrays."""
 
 
 def to_host(arrays: DeviceArrays, value: Any) -> Any:

@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.spec import split_sum
+from fedpage.core.spec import number, split_sum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,6 @@ MEASURED = "measured_clients"
 
 EPSILON = "epsilon"
 """The column of the privacy budget that a run has spent, where it is differentially private."""
-_WEAK_EPSILON = 10.0
 
 COLUMNS: dict[str, Column] = {
     "round": Column("communication rounds", is_cost=True),
@@ -99,26 +99,14 @@ ALIASES = {"rounds": "round", "contacts": "clients", "up": "bytes_up", "down": "
 
 
 def list_axes(recorded: Iterable[Collection[str]]) -> tuple[str, ...]:
-    """Return the costs that a report of some runs offers as horizontal axis, in menu order.
-
-    Args:
-        recorded: The columns of each run.
-
-    >>> list_axes([{"loss", "seconds_simulated"}])[-1]
-    'seconds_simulated'
-    """
+    """Return the costs that a report of runs with these columns offers as axis, in menu order."""
     return (*AXES, SIMULATED) if all(SIMULATED in columns for columns in recorded) else AXES
 
 
 def read_column(row: Mapping[str, float], name: str) -> float:
     """Return the value of a column in a record, computed from other columns where it must be.
 
-    Args:
-        row: The recorded values.
-        name: The column.
-
-    Returns:
-        The value, or NaN if the record has neither the column nor its terms.
+    It is NaN if the record has neither the column nor its terms.
 
     >>> read_column({"bytes_up": 10, "bytes_down": 20}, "bits")
     240.0
@@ -194,11 +182,7 @@ class Cost:
         return any(name == SIMULATED for name, _ in self.terms)
 
     def evaluate(self, read: Callable[[str], Number]) -> Number:
-        """Add up the terms.
-
-        Args:
-            read: Returns a column's value, or its values over all records.
-        """
+        """Add up the terms, where `read` returns a column's value, or all of its values."""
         (first, weight), *rest = self.terms
         total = weight * read(first)
         for name, weight in rest:
@@ -211,33 +195,22 @@ class Cost:
 
 def _parse_term(term: str, text: str) -> tuple[str, float]:
     """Read a column, or a number times a column."""
-    number, times, name = term.rpartition("*")
-    weight = 1.0
-    if times:
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if not (math.isfinite(weight) and weight > 0):
-            where = "" if term == text.strip() else f" of cost {short_repr(text)}"
-            raise InputError(
-                f"the weight in {short_repr(term)}{where} must be a finite number above 0, "
-                f"as in 0.1*down, not {short_repr(number)}"
-            )
-    name = name.strip()
+    factor, times, name = (part.strip() for part in term.rpartition("*"))
+    weight = number(factor) if times else 1.0
+    if weight is None or not 0 < weight < math.inf:
+        raise InputError(
+            f"cost {short_repr(text)}: a weight must be a finite number above 0, as in 0.1*down, "
+            f"not {short_repr(factor)}"
+        )
     column = ALIASES.get(name, name)
-    if column in COLUMNS and COLUMNS[column].is_cost:
-        return column, weight
-    hint = did_you_mean(name, [*(c for c in COLUMNS if COLUMNS[c].is_cost), *ALIASES])
+    costs = [known for known in COLUMNS if COLUMNS[known].is_cost]
+    if column in costs:
+        return column, float(weight)
     known = ", ".join((*AXES, "seconds", SIMULATED))
+    hint = did_you_mean(name, [*costs, *ALIASES])
     hint = hint or f" costs are {known}, and sums such as up+0.1*down"
     where = "" if name == text.strip() else f" in {short_repr(text)}"
     raise InputError(f"{short_repr(name)}{where} is not a cost;{hint}")
-
-
-def _name_quantile(suffix: re.Match[str]) -> str:
-    quantile = "worst client" if suffix[1] == "worst" else f"{suffix[1]} of clients"
-    return f" ({quantile})"
 
 
 def describe_column(name: str) -> Column:
@@ -259,8 +232,8 @@ def describe_column(name: str) -> Column:
     if "+" in name or "*" in name or name in ALIASES:
         return Cost.parse(name).column
     words = name.replace("f_minus_fstar", "f - f*").replace("to_optimum", "to the optimum")
-    words = words.replace("held_out_", "held-out ")
-    words = re.sub(r"_(worst|p[1-9][0-9]?)$", _name_quantile, words).replace("_", " ")
+    words = re.sub(r"_worst$", " (worst client)", words.replace("held_out_", "held-out "))
+    words = re.sub(r"_(p[1-9][0-9]?)$", r" (\1 of clients)", words).replace("_", " ")
     return COLUMNS.get(name, Column(words))
 
 
@@ -269,13 +242,10 @@ def explain_epsilon(record: Mapping[str, float]) -> str:
 
     >>> explain_epsilon({"epsilon": 32.3})
     'an epsilon above 10 is a weak guarantee; raise noise, or run fewer rounds'
-    >>> explain_epsilon({"epsilon": 2.0})
-    ''
     """
-    if record.get(EPSILON, 0.0) <= _WEAK_EPSILON:
+    if record.get(EPSILON, 0.0) <= 10.0:
         return ""
-    limit = f"{_WEAK_EPSILON:g}"
-    return f"an epsilon above {limit} is a weak guarantee; raise noise, or run fewer rounds"
+    return "an epsilon above 10 is a weak guarantee; raise noise, or run fewer rounds"
 
 
 # --- which rounds are recorded --------------------------------------------------------------------
@@ -288,31 +258,20 @@ _FIRST_DIGITS = frozenset((10, 12, 14, 17, 20, 25, 30, 35, 40, 50, 60, 70, 80, 9
 
 
 def check_record_every(value: object) -> RecordEvery:
-    """Return a schedule of records as plain values.
-
-    Raises:
-        InputError: It is neither "log" nor a whole number of at least 0.
-    """
-    if isinstance(value, str):
-        if value != "log":
-            raise InputError(
-                "record_every must be 'log' or a whole number of at least 0, "
-                f"not {short_repr(value)}"
-            )
+    """Return "log" or a whole number of at least 0; raise an InputError for any other value."""
+    if isinstance(value, str) and value == "log":
         return "log"
-    from fedpage.core.validate import check_whole  # it imports numpy, which `--help` does without
-
-    check_whole("record_every", value, 0)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= 2**62:
+        return int(value)
+    raise InputError(
+        f"record_every must be 'log' or a whole number of at least 0, not {short_repr(value)}"
+    )
 
 
 def is_recorded(done: int, every: RecordEvery) -> bool:
     """Return whether the model after `done` rounds is recorded; the last one always is besides.
 
-    Args:
-        done: the number of rounds done.
-        every: the schedule. "log" records every round up to 10, then 14 rounds for each factor of
-            10: 12, 14, 17, 20, ..., 90, 100, 120, 140, ...
+    "log" records every round up to 10, then 14 rounds for each factor of 10: 12, 14, 17, 20, ...
 
     >>> [done for done in range(1, 201) if is_recorded(done, "log")][9:]
     [10, 12, 14, 17, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 120, 140, 170, 200]

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import Generic, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import ClientStateT, DType, Fields, MessageT, Method, ReplyT, StateT, Vector
 
-if TYPE_CHECKING:
-    from fedpage.core.types import (
-        ClientStateT,
-        DType,
-        Fields,
-        MessageT,
-        Method,
-        ReplyT,
-        StateT,
-        Vector,
-    )
-
-T = TypeVar("T", bound="Fields")
+T = TypeVar("T", bound=Fields)
 
 
 class Layout(NamedTuple, Generic[T]):
@@ -60,37 +49,22 @@ class Layout(NamedTuple, Generic[T]):
         """Describe the fault of a value for n clients; "" if its type and shapes are right."""
         if type(value) is not self.type:
             return f"is a {type(value).__name__} instead of a {self.type.__name__}"
-        each = zip(self.fields, value, self.sizes, self.dtypes, strict=True)
-        for name, part, size, dtype in each:
-            if not isinstance(part, np.ndarray) and not hasattr(part, "dtype"):
+        for name, part, size, dtype in zip(
+            self.fields, value, self.sizes, self.dtypes, strict=True
+        ):
+            found = getattr(part, "dtype", None)
+            if found is None:
                 return f"has {name} as a {type(part).__name__} instead of an array"
             if tuple(part.shape) != (n, size):
                 return f"has {name} of shape {tuple(part.shape)} instead of {(n, size)}"
-            if _dtype_name(part) != dtype.name:
-                return f"has {name} of type {part.dtype} instead of {dtype}"
+            # a device's type is named such as torch.float32
+            if found is not dtype and str(found).rpartition(".")[2] != dtype.name:
+                return f"has {name} of type {found} instead of {dtype}"
         return ""
 
     def matches(self, value: object, n: int) -> bool:
         """Return whether a value has this layout, with a row for each of n clients."""
-        if type(value) is not self.type:
-            return False
-        for part, size, dtype in zip(value, self.sizes, self.dtypes, strict=True):
-            if type(part) is not np.ndarray:
-                if not _is_on_device(part, n, size, dtype):
-                    return False
-            elif part.shape != (n, size) or (part.dtype is not dtype and part.dtype != dtype):
-                return False
-        return True
-
-
-def _is_on_device(part: Any, n: int, size: int, dtype: DType) -> bool:
-    """Return whether a value is an array of a device with this shape and type."""
-    return getattr(part, "shape", None) == (n, size) and _dtype_name(part) == dtype.name
-
-
-def _dtype_name(part: Any) -> str:
-    """Return the name of an array's type, such as float32 for torch.float32."""
-    return str(part.dtype).rpartition(".")[2]
+        return not self.find_fault(value, n)
 
 
 def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:

@@ -56,8 +56,7 @@ class Optimizer:
         if type(self) is Optimizer:
             raise InputError("optimizer: write one as text, such as momentum:0.9+clip:1")
         label = f"optimizer {self.label}"
-        checks = {"weight_decay": validate.at_least_zero, **self.checks}
-        validate.check_fields(self, label, checks)
+        validate.check_fields(self, label, {"weight_decay": validate.at_least_zero, **self.checks})
         if self.clip is not None:
             validate.positive(label, "clip", self.clip)
 

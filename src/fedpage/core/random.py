@@ -266,27 +266,10 @@ def _client_keys(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.uint6
     return out
 
 
-def _mix_int(z: int) -> int:
-    """Mix Python's integers, for the few keys a round needs."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return z ^ (z >> 31)
-
-
-def _fold_int(key: int, word: int) -> int:
-    """Compute `_fold` on Python's integers; a unit test holds the two equal."""
-    golden = 0x9E3779B97F4A7C15
-    inner = _mix_int((key + golden) & 0xFFFFFFFFFFFFFFFF)
-    return _mix_int(inner ^ ((word + golden) & 0xFFFFFFFFFFFFFFFF))
-
-
 @lru_cache(maxsize=64)
 def _run_keys(seed: int) -> NDArray[np.uint64]:
     """Return the part of a round's keys that all rounds of a run share, by purpose, (3,)."""
-    key = _fold_int(0, seed)
-    return np.array(
-        [_fold_int(key, purpose) for purpose in (COIN, CLIENTS, BATCH)], dtype=np.uint64
-    )
+    return np.array([_key(seed, purpose) for purpose in (COIN, CLIENTS, BATCH)], dtype=np.uint64)
 
 
 def check_seed(seed: int) -> int:
@@ -295,11 +278,8 @@ def check_seed(seed: int) -> int:
     Raises:
         InputError: It is not.
     """
-    if (
-        isinstance(seed, bool)
-        or not isinstance(seed, (int, np.integer))
-        or not 0 <= int(seed) < 2**64
-    ):
+    is_whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not is_whole or not 0 <= int(seed) < 2**64:
         raise InputError(f"seed must be a whole number from 0 to 2**64-1, not {short_repr(seed)}")
     return int(seed)
 
@@ -334,9 +314,6 @@ class RoundDraws:
 
         It is 1 + floor(log(1-u)/log(1-p)), where u depends on seed and round only and has 53 bits;
         so it is at most 1 + 36.8/p.
-
-        >>> [RoundDraws(0, r).geometric(0.2) for r in range(5)], RoundDraws(0, 0).geometric(1.0)
-        ([1, 6, 9, 13, 12], 1)
         """
         if p >= 1.0:
             return 1
@@ -360,11 +337,7 @@ class RoundDraws:
         return chosen
 
     def order(self, N: int, number: int = 0) -> Ints:
-        """Return all N clients in the run's random order of this number, in any round.
-
-        >>> RoundDraws(0, 7).order(5).tolist() == RoundDraws(0, 8).order(5).tolist()
-        True
-        """
+        """Return all N clients in the run's random order of this number, in any round."""
         return _order(self._seed, N, number)
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
@@ -373,14 +346,8 @@ class RoundDraws:
         return drawn
 
     def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
-        """Order each client's rows for a pass over them: (n, max M_i), the first M_i count.
-
-        >>> orders = RoundDraws(0, 7).row_orders(np.array([3]), np.array([4]), np.array([0]))
-        >>> sorted(orders[0].tolist())
-        [0, 1, 2, 3]
-        """
-        key = _key(self._seed, EPOCH, self.round)
-        orders: Rows = _row_orders(key, clients, sizes, numbers)
+        """Order each client's rows for a pass over them: (n, max M_i), the first M_i count."""
+        orders: Rows = _row_orders(_key(self._seed, EPOCH, self.round), clients, sizes, numbers)
         return orders
 
     def client_keys(self, clients: Ints, field: int) -> Keys64:
@@ -403,10 +370,10 @@ def _order(seed: int, N: int, number: int) -> Ints:
 
 def _key(seed: int, *words: int) -> np.uint64:
     """Return the key of the stream of a seed and some words, the purpose first."""
-    key = _fold_int(0, check_seed(seed))
-    for word in words:
-        key = _fold_int(key, word)
-    return np.uint64(key)
+    key = np.uint64(0)
+    for word in (check_seed(seed), *words):
+        key = np.uint64(_fold(key, np.uint64(word)))
+    return key
 
 
 def uniforms(seed: int, *words: int, size: int) -> Vector:
@@ -443,14 +410,7 @@ def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
 def normal_per_client(seed: int, *words: int, clients: Ints) -> Vector:
     """Draw a standard normal number for each client, (n,), by Box and Muller.
 
-    Args:
-        seed: The seed.
-        words: Whole numbers that tell this use of the seed from others.
-        clients: Client numbers, (n,).
-
-    >>> both = normal_per_client(0, 7, clients=np.array([3, 9]))
-    >>> bool(both[1] == normal_per_client(0, 7, clients=np.array([9]))[0])
-    True
+    The arguments are as in `uniform_per_client`.
     """
     radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(seed, *words, 0, clients=clients)))
     angle = 2.0 * np.pi * uniform_per_client(seed, *words, 1, clients=clients)
@@ -469,23 +429,6 @@ def permutation(seed: int, *words: int, size: int) -> Ints:
 # --- passes over all clients without replacement --------------------------------------------------
 
 
-@compile_kernel
-def _next_clients(
-    order: NDArray[np.int64], seen: NDArray[np.bool_], first: int, S: int
-) -> NDArray[np.int64]:
-    N = len(order)
-    out = np.empty(min(S, N), np.int64)
-    found = 0
-    for place in range(N):
-        client = order[(first + place) % N]
-        if not seen[client]:
-            out[found] = client
-            found += 1
-            if found == len(out):
-                break
-    return np.sort(out[:found])
-
-
 def next_clients(order: Ints, seen: Flags, first: int, S: int) -> Ints:
     """Return the next S clients of an order that have not been seen, ascending.
 
@@ -499,8 +442,8 @@ def next_clients(order: Ints, seen: Flags, first: int, S: int) -> Ints:
     >>> next_clients(np.array([2, 0, 3, 1]), seen, 1, 2).tolist()
     [1, 3]
     """
-    found: Ints = _next_clients(order, seen, first % len(order), S)
-    return found
+    ahead = np.roll(order, -first % len(order))
+    return np.sort(ahead[~seen[ahead]][:S])
 
 
 def flags(N: int, value: bool) -> Flags:

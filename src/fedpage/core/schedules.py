@@ -87,23 +87,22 @@ class Schedule(Base):
         'warmup:10:0.1'
         """
         spec = parse(text)
-        path, at, name = spec.name.partition("@")
-        if at:
-            return _import(Path(path), name, spec)
+        if "@" in spec.name:
+            return _import(spec)
         found = SCHEDULES.get(spec.name)
         if found is None:
-            hint = did_you_mean(spec.name, SCHEDULES) if spec.name[:1].isalpha() else ""
+            hint = did_you_mean(spec.name, SCHEDULES)
             raise InputError(
                 "must be a finite number or a schedule such as cosine:0.1:200, not "
                 f"{short_repr(text)}{';' if hint else ''}{hint}"
             )
-        if found in (Warmup, ScaledSchedule):
-            inner = ":".join(spec.values[1:])
-            value = number(inner)
-            of: Any = Schedule.from_text(inner) if value is None else value
-            first = Spec(text, spec.name, spec.values[:1])
-            return first.build(found, "schedule", **{fields(found)[1].name: of})
-        return spec.build(found, "schedule")
+        if found not in (Warmup, ScaledSchedule):
+            return spec.build(found, "schedule")
+        inner = ":".join(spec.values[1:])
+        value = number(inner)
+        of: Any = Schedule.from_text(inner) if value is None else value
+        first = Spec(text, spec.name, spec.values[:1])
+        return first.build(found, "schedule", **{fields(found)[1].name: of})
 
     def __str__(self) -> str:
         values = [getattr(self, entry.name) for entry in fields(self)]  # type: ignore[arg-type]
@@ -125,9 +124,8 @@ StepSize: TypeAlias = float | Schedule
 """The type of a step size: a number, or a schedule."""
 
 
-def register_schedule(name: str) -> Callable[[S], S]:
-    """Register the decorated schedule under a name."""
-    return SCHEDULES.register(name)
+register_schedule = SCHEDULES.register
+"""Register the decorated schedule under a name."""
 
 
 def check_step(method: str, name: str, value: object) -> None:
@@ -137,28 +135,22 @@ def check_step(method: str, name: str, value: object) -> None:
 
 
 def check_constant(method: str, name: str, value: object, why: str) -> None:
-    """Check a step size that has to be the same in all rounds: a finite number above 0.
-
-    Args:
-        method: The method's name.
-        name: The hyper-parameter.
-        value: Its value.
-        why: The reason, in a few words.
-    """
+    """Check a step size that has to be the same in all rounds, for the reason `why`."""
     if isinstance(value, Schedule):
         raise InputError(f"{method}: {name} cannot be a schedule: {why}")
     validate.positive(method, name, value)
 
 
-def _import(path: Path, name: str, spec: Spec) -> Schedule:
+def _import(spec: Spec) -> Schedule:
     """Return the schedule of a function or of a class in a file."""
-    found: Any = import_object(path, name, "schedule")
+    file, _, name = spec.name.partition("@")
+    found: Any = import_object(Path(file), name, "schedule")
     if isinstance(found, type) and issubclass(found, Schedule):
-        found.label = f"{path}@{name}"
+        found.label = spec.name
         return spec.build(found, "schedule")
-    if found is None or isinstance(found, type) or not callable(found):
-        raise InputError(f"{path}: has no function of the round and no Schedule {name!r}")
-    schedule = OfFunction(found, f"{path}@{name}")
+    if isinstance(found, type) or not callable(found):
+        raise InputError(f"{file}: has no function of the round and no Schedule {name!r}")
+    schedule = OfFunction(found, spec.name)
     return spec.build(ScaledSchedule, "schedule", of=schedule) if spec.values else schedule
 
 
@@ -346,11 +338,7 @@ class OfFunction(Schedule):
         object.__setattr__(self, "digest", function_digest(self.function))
 
     def at(self, round: int) -> float:
-        """Call the function.
-
-        Raises:
-            InputError: It fails, or does not return a number.
-        """
+        """Call the function; raise an InputError if it fails."""
         try:
             value = self.function(round)
         except Exception as error:
@@ -387,14 +375,7 @@ def schedules_of(method: object) -> dict[str, Schedule]:
 
 
 def at_round(method: M, round: int) -> M:
-    """Return a method with the numbers of a round in place of its schedules.
-
-    Args:
-        method: The method.
-        round: The round's number, counted from 0.
-
-    Returns:
-        The method itself if it has no schedules.
+    """Return a method with the numbers of a round, from 0, in place of its schedules.
 
     Raises:
         InputError: A schedule gives a number that the method refuses.
@@ -421,14 +402,9 @@ def effective_step(method: AnyMethod) -> float:
 
 
 def with_step(method: M, step: float) -> M:
-    """Return a method with another effective step.
+    """Return a method with another effective step, reached at the peaks of its schedules.
 
-    Args:
-        method: The method.
-        step: The effective step, reached at the largest values of its schedules.
-
-    Returns:
-        The method, whose schedules keep their form and are scaled.
+    The schedules keep their form and are scaled.
     """
     peak = at_peak(method)
     moved: M = peak.with_step(step)

@@ -15,16 +15,15 @@ value of the key, so that values may be such texts themselves, as in fedpage:up=
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
 E = TypeVar("E")
-D = TypeVar("D")
 
 
 class UnknownName(InputError, KeyError):
@@ -33,7 +32,7 @@ class UnknownName(InputError, KeyError):
     __str__ = ValueError.__str__  # a KeyError would quote its message
 
 
-class Registry(Mapping[str, T], Generic[T]):
+class Registry(dict[str, T]):
     """Map names to entries, such as methods, partitions or metrics.
 
     An entry registers itself where it is defined, so adding one touches one file. A lookup of an
@@ -54,13 +53,11 @@ class Registry(Mapping[str, T], Generic[T]):
     """
 
     def __init__(self, noun: str) -> None:
+        super().__init__()
         self.noun = noun
-        self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[E], E]:
-        """Return a decorator that adds the decorated function or class under `name`.
-
-        The attribute `label` of a class that has one becomes the name.
+        """Return a decorator that adds a function or a class, and sets a class's `label` to `name`.
 
         Raises:
             InputError: The name is taken by another entry.
@@ -75,46 +72,25 @@ class Registry(Mapping[str, T], Generic[T]):
         return decorate
 
     def add(self, name: str, entry: T) -> None:
-        """Add an entry that is a value, for which a decorator would not do.
-
-        Raises:
-            InputError: the name is taken by another entry.
-        """
-        if self._entries.get(name, entry) is not entry:
+        """Add an entry; raise an InputError if the name is taken by another one."""
+        if self.get(name, entry) is not entry:
             raise InputError(f"{self.noun} {name!r} is registered already")
-        self._entries[name] = entry
+        self[name] = entry
 
     def remove(self, name: str) -> None:
         """Remove an entry, such as one that a test has added."""
-        del self._entries[name]
+        del self[name]
 
     def __getitem__(self, name: str) -> T:
         try:
-            return self._entries[name]
+            return super().__getitem__(name)
         except (KeyError, TypeError):  # TypeError: the name cannot be a key at all
             raise UnknownName(self.unknown(name)) from None
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._entries
-
-    @overload
-    def get(self, name: str, /) -> T | None: ...
-    @overload
-    def get(self, name: str, default: T | D, /) -> T | D: ...
-    def get(self, name: str, default: object = None, /) -> object:
-        """Return the entry, or `default` without building the message of an unknown name."""
-        return self._entries[name] if name in self else default
 
     def unknown(self, name: object) -> str:
         """Write the message for a name that is not in the registry."""
         hint = did_you_mean(name, self) if isinstance(name, str) else ""
         return f"unknown {self.noun} {short_repr(name)}:{hint} known are {', '.join(self)}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __repr__(self) -> str:
         return f"Registry({self.noun!r}: {', '.join(self)})"
@@ -151,8 +127,8 @@ class Spec:
             InputError: An argument is missing, unknown or not a number.
         """
         known = [p for p in signature(make).parameters.values() if p.name not in given]
+        names = [p.name for p in known]
         ordered = [p.name for p in known if p.kind is not Parameter.KEYWORD_ONLY]
-        names = [*ordered, *(p.name for p in known if p.kind is Parameter.KEYWORD_ONLY)]
         where = f"{noun} {short_repr(self.text)}"
         for key in self.settings:
             if key not in names:
