@@ -181,7 +181,7 @@ def metric(
 
 
 def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
-    """Look up the metrics that a user gave as `metrics=`.
+    """Look up the metrics that a user gave as `metrics=`, and name them by their columns.
 
     `NAME_worst` and `NAME_p1` to `NAME_p99`, where NAME is "loss" or one of the metrics, are the
     worst value and a percentile over the clients; NAME itself is then recorded, too.
@@ -190,9 +190,6 @@ def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
         metrics: Names of registered metrics, functions (named after themselves), `Metric`s, or a
             table of name -> function or Metric.
         owner: Who asks, for the error message.
-
-    Returns:
-        The metrics by column name, in the order given.
 
     Raises:
         InputError: A name is unknown or taken, or an entry is not a function.
@@ -323,9 +320,6 @@ def quantile_bases(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return {entry.base.name: entry.base for entry in quantiles}
 
 
-# --- many metrics, and many clients ---------------------------------------------------------------
-
-
 def evaluate_metrics(
     metrics: Mapping[str, Metric], outputs: Array, targets: Array, where: str = "the rows"
 ) -> dict[str, float]:
@@ -352,17 +346,13 @@ def client_quantiles(
 def mean_metrics(
     chunks: Iterable[Mapping[str, Vector]], factors: Vector | None = None
 ) -> dict[str, float]:
-    """Average each client's metrics over the clients, with the clients' weights.
+    """Average each client's metrics over the clients that have a value, by the clients' weights.
 
-    A client does not count where a metric is not defined (NaN, such as the AUC of one class). The
-    sum is exact, so that chunks and their order change no bit.
+    The sum is exact, so that chunks and their order change no bit. A mean of no values is NaN.
 
     Args:
-        chunks: Tables of (n,) values, of some clients each.
+        chunks: Tables of (n,) values, of some clients each. A value that is not defined is NaN.
         factors: The factors N w_i of all these clients, in their order. If None, weights are equal.
-
-    Returns:
-        The mean of each metric, NaN where no client has a value.
 
     >>> mean_metrics([{"auc": np.array([0.5, 1.0])}], np.array([1.5, 0.5]))
     {'auc': 0.625}
@@ -398,9 +388,6 @@ def evaluate_groups(
 
     Returns:
         (n,) values, NaN where the metric is not defined.
-
-    >>> evaluate_groups(METRICS["mse"], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0], np.array([0, 2, 3]))
-    array([2., 0.])
     """
     of_rows = _ROWS.get(entry.function)
     if of_rows is None:

@@ -273,11 +273,7 @@ def _run_keys(seed: int) -> NDArray[np.uint64]:
 
 
 def check_seed(seed: int) -> int:
-    """Return the seed if it is a whole number of 64 bits.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Return the seed; raise an InputError unless it is a whole number of 64 bits."""
     is_whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
     if not is_whole or not 0 <= int(seed) < 2**64:
         raise InputError(f"seed must be a whole number from 0 to 2**64-1, not {short_repr(seed)}")

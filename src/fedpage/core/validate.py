@@ -32,7 +32,7 @@ def plain(method: DataclassInstance) -> None:
 
 
 def check_fields(value: DataclassInstance, label: str, checks: Checks) -> None:
-    """Check the fields of a frozen dataclass, after `plain`.
+    """Apply `plain` to a frozen dataclass, then the checks of its fields.
 
     Args:
         value: The dataclass.
@@ -144,11 +144,7 @@ def is_word(value: object, words: Container[str]) -> bool:
 
 
 def as_array(name: str, value: object, dtype: type[np.float64 | np.int64]) -> NDArray[Any]:
-    """Return numbers as a contiguous array.
-
-    Raises:
-        InputError: They are not an array of numbers.
-    """
+    """Return numbers as a contiguous array; raise an InputError if they are not numbers."""
     try:
         with np.errstate(invalid="raise"):  # NaN cannot become a whole number
             return np.ascontiguousarray(value, dtype=dtype)
@@ -157,11 +153,7 @@ def as_array(name: str, value: object, dtype: type[np.float64 | np.int64]) -> ND
 
 
 def check_whole(name: str, value: object, least: int, most: int = 2**62) -> None:
-    """Check an argument that is a whole number, Python's or numpy's, of at least `least`.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Check an argument that is a whole number, Python's or numpy's, of at least `least`."""
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or not least <= value <= most:  # type: ignore[operator]
         raise InputError(
