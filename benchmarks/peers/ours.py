@@ -41,7 +41,8 @@ def build_method(job: dict[str, Any]) -> Any:
         more = {name: job[name] for name in SERVERS[job["method"]]}
         return fp.METHODS[job["method"]](**common, **more)
     if job["method"] == "scaffold":
-        return fp.SCAFFOLD(**common, option=job.get("option", "II"))
+        name = "scaffold-option-i" if job.get("option") == "I" else "scaffold"
+        return fp.METHODS[name](**common)
     return fp.FedProx(**common, mu=job["mu"]) if job["method"] == "fedprox" else fp.FedAvg(**common)
 
 

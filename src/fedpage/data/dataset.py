@@ -190,10 +190,10 @@ class Dataset:
         """
         from scipy.sparse import issparse, vstack
 
-        names = range(len(clients)) if ids is None else ids
-        is_list = isinstance(clients, (list, tuple)) and isinstance(names, (list, tuple, range))
+        is_list = isinstance(clients, (list, tuple)) and isinstance(ids, (list, tuple, type(None)))
         if not is_list or not all(isinstance(c, (tuple, list)) and len(c) == 2 for c in clients):
             raise _error(name, "clients must be a list of pairs (X, y), and ids a list")
+        names: Sequence[Label] = range(len(clients)) if ids is None else ids
         if not clients or not len(names) == len(set(names)) == len(clients):
             raise _error(
                 name, f"there are {len(clients)} clients and {len(set(names))} different ids"
