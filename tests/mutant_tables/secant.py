@@ -185,10 +185,9 @@ PASS = [
 ]  # fmt: skip
 
 CLIENTS = [
-    Edit("pass: clients are asked twice", "next_clients", "~seen[ahead]", "seen[ahead] >= 0"),
-    Edit("pass: the order is not followed", "next_clients",
-         "np.roll(order, -first % len(order))",
-         "np.roll(np.arange(len(order)), -first % len(order))"),
+    Edit("pass: clients are asked twice", "_next_clients", "not seen[client]", "True"),
+    Edit("pass: the order is not followed", "_next_clients",
+         "order[(first + place) % N]", "(first + place) % N"),
     Edit("pass: clients that answered are forgotten", "add_clients",
          "added[clients] = True", "added[clients[:1]] = True"),
 ]  # fmt: skip
