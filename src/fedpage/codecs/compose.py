@@ -17,9 +17,11 @@ def _pass_on(name: str) -> Any:
     """Return a method of `Wrapped` that calls the method of this name of the inner codec."""
 
     @wraps(getattr(Codec, name))
-    def method(self: Wrapped, *args: Any) -> Any:
+    def method(self: Wrapped, *args: Any, **named: Any) -> Any:
         codec, *second = self.inner
-        return getattr(codec, name)(*args, *second)
+        if second:
+            named["second"] = second[0]
+        return getattr(codec, name)(*args, **named)
 
     return method
 
