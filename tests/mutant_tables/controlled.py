@@ -16,8 +16,7 @@ SCAFFOLD = [
     Edit("SCAFFOLD: c_i becomes the change", "SCAFFOLD.update_client_state",
          "ClientState(client_state.c + sent.v)", "ClientState(sent.v)"),
     Edit("SCAFFOLD option II: the reply still contains c", "SCAFFOLD.client",
-         "self.direction(message, oracle, client_state) - message.c",
-         "self.direction(message, oracle, client_state)"),
+         "direction - message.c", "direction"),
     Edit("SCAFFOLD option II: the server does not add c back", "SCAFFOLD.server",
          "v + state.c", "v"),
     Edit("SCAFFOLD option II: K is left out of the move", "SCAFFOLD.server",
@@ -34,8 +33,8 @@ SCAFFOLD = [
     Edit("public: FL_PyTorch's SCAFFOLD never stores c_i", "SCAFFOLD.update_client_state",
          "ClientState(client_state.c + sent.v)", "client_state"),
     Edit("public: pfl's SCAFFOLD has the sign of y - x in c_i", "SCAFFOLD.client",
-         "Reply(self.direction(message, oracle, client_state) - message.c)",
-         "Reply(-self.direction(message, oracle, client_state) - message.c)"),
+         "Reply(direction - message.c)",
+         "Reply(-direction - message.c)"),
 ]  # fmt: skip
 
 VARIANTS = [

@@ -103,7 +103,7 @@ def test_code_stands_beside_the_mathematics(pages):
     for name in {entry.page for entry in fp.METHODS.values()}:
         assert 'class="beside"' in pages[f"methods/{name}.html"], name
     shown = html.unescape(re.sub(r"<[^>]+>", "", pages["methods/scaffold.html"]))
-    assert "Reply(direction - c), client_state" in shown
+    assert "Reply(direction - message.c), client_state" in shown
     assert "<!-- beside" not in "".join(pages.values())
 
 

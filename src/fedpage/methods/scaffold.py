@@ -78,9 +78,8 @@ class SCAFFOLD(LocalSGD):
         self, message: Controlled, oracle: Oracle, client_state: ClientState
     ) -> tuple[Fields, ClientState]:
         """Take K corrected steps, and send the change of c_i."""
-        return Reply(
-            self.direction(message, oracle, client_state) - message.c
-        ), client_state
+        direction = self.direction(message, oracle, client_state)
+        return Reply(direction - message.c), client_state
 
     def direction(
         self, message: Controlled, oracle: Oracle, client_state: ClientState
