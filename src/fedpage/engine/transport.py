@@ -164,4 +164,6 @@ def difference(clients: Ints, others: Ints) -> Ints:
     """Return the clients that are not among the others."""
     if not len(others) or not len(clients):
         return clients
+    if others is clients:
+        return clients[:0]
     return clients[~np.isin(clients, others, assume_unique=True)]
