@@ -388,6 +388,9 @@ def evaluate_groups(
 
     Returns:
         (n,) values, NaN where the metric is not defined.
+
+    >>> evaluate_groups(METRICS["mse"], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0], np.array([0, 2, 3]))
+    array([2., 0.])
     """
     of_rows = _ROWS.get(entry.function)
     if of_rows is None:

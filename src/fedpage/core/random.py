@@ -273,7 +273,11 @@ def _run_keys(seed: int) -> NDArray[np.uint64]:
 
 
 def check_seed(seed: int) -> int:
-    """Return the seed; raise an InputError unless it is a whole number of 64 bits."""
+    """Return the seed if it is a whole number of 64 bits.
+
+    Raises:
+        InputError: It is not.
+    """
     is_whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
     if not is_whole or not 0 <= int(seed) < 2**64:
         raise InputError(f"seed must be a whole number from 0 to 2**64-1, not {short_repr(seed)}")
@@ -310,6 +314,9 @@ class RoundDraws:
 
         It is 1 + floor(log(1-u)/log(1-p)), where u depends on seed and round only and has 53 bits;
         so it is at most 1 + 36.8/p.
+
+        >>> [RoundDraws(0, r).geometric(0.2) for r in range(5)], RoundDraws(0, 0).geometric(1.0)
+        ([1, 6, 9, 13, 12], 1)
         """
         if p >= 1.0:
             return 1
@@ -333,7 +340,11 @@ class RoundDraws:
         return chosen
 
     def order(self, N: int, number: int = 0) -> Ints:
-        """Return all N clients in the run's random order of this number, in any round."""
+        """Return all N clients in the run's random order of this number, in any round.
+
+        >>> RoundDraws(0, 7).order(5).tolist() == RoundDraws(0, 8).order(5).tolist()
+        True
+        """
         return _order(self._seed, N, number)
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
@@ -342,7 +353,12 @@ class RoundDraws:
         return drawn
 
     def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
-        """Order each client's rows for a pass over them: (n, max M_i), the first M_i count."""
+        """Order each client's rows for a pass over them: (n, max M_i), the first M_i count.
+
+        >>> orders = RoundDraws(0, 7).row_orders(np.array([3]), np.array([4]), np.array([0]))
+        >>> sorted(orders[0].tolist())
+        [0, 1, 2, 3]
+        """
         orders: Rows = _row_orders(_key(self._seed, EPOCH, self.round), clients, sizes, numbers)
         return orders
 
@@ -406,7 +422,14 @@ def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
 def normal_per_client(seed: int, *words: int, clients: Ints) -> Vector:
     """Draw a standard normal number for each client, (n,), by Box and Muller.
 
-    The arguments are as in `uniform_per_client`.
+    Args:
+        seed: The seed.
+        words: Whole numbers that tell this use of the seed from others.
+        clients: Client numbers, (n,).
+
+    >>> both = normal_per_client(0, 7, clients=np.array([3, 9]))
+    >>> bool(both[1] == normal_per_client(0, 7, clients=np.array([9]))[0])
+    True
     """
     radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(seed, *words, 0, clients=clients)))
     angle = 2.0 * np.pi * uniform_per_client(seed, *words, 1, clients=clients)

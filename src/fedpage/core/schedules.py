@@ -135,7 +135,14 @@ def check_step(method: str, name: str, value: object) -> None:
 
 
 def check_constant(method: str, name: str, value: object, why: str) -> None:
-    """Check a step size that has to be the same in all rounds, for the reason `why`."""
+    """Check a step size that has to be the same in all rounds: a finite number above 0.
+
+    Args:
+        method: The method's name.
+        name: The hyper-parameter.
+        value: Its value.
+        why: The reason, in a few words.
+    """
     if isinstance(value, Schedule):
         raise InputError(f"{method}: {name} cannot be a schedule: {why}")
     validate.positive(method, name, value)
@@ -375,7 +382,14 @@ def schedules_of(method: object) -> dict[str, Schedule]:
 
 
 def at_round(method: M, round: int) -> M:
-    """Return a method with the numbers of a round, from 0, in place of its schedules.
+    """Return a method with the numbers of a round in place of its schedules.
+
+    Args:
+        method: The method.
+        round: The round's number, counted from 0.
+
+    Returns:
+        The method itself if it has no schedules.
 
     Raises:
         InputError: A schedule gives a number that the method refuses.
@@ -402,9 +416,14 @@ def effective_step(method: AnyMethod) -> float:
 
 
 def with_step(method: M, step: float) -> M:
-    """Return a method with another effective step, reached at the peaks of its schedules.
+    """Return a method with another effective step.
 
-    The schedules keep their form and are scaled.
+    Args:
+        method: The method.
+        step: The effective step, reached at the largest values of its schedules.
+
+    Returns:
+        The method, whose schedules keep their form and are scaled.
     """
     peak = at_peak(method)
     moved: M = peak.with_step(step)
