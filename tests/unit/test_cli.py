@@ -156,6 +156,7 @@ def test_data_verify_reads_a_real_file(run, real):
         (("run", "fedpage", "--data", "a9b"), "unknown data set 'a9b': did you mean 'a9a'"),
         (("run", "fedpage", "--data", "nowhere/x.txt"), "no such file"),
         (("run", "fedpage", "--eta", "0.1"), "has no hyper-parameter '--eta'"),
+        (("run", "fedavg", "--epochs", "2"), "fedavg-training has it"),
         (("run", "fedpage", "--eta-g", "fast"), "eta_g must be a finite number"),
         (("run", "fedpage", "--eta-g", "nan"), "eta_g must be a finite number"),
         (("run", "fedpage", "--eta-g"), "--eta-g needs a value"),

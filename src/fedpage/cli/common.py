@@ -115,6 +115,7 @@ def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[st
     Raises:
         InputError: a name is neither a hyper-parameter nor an option, or has no value.
     """
+    from fedpage.methods import METHODS
     from fedpage.runs.build import parse_hyper_parameters
 
     options = [
@@ -129,9 +130,18 @@ def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[st
             raise InputError(f"unexpected {word!r}; hyper-parameters are given as --name value")
         option, equals, value = word.partition("=")
         if option.lower() not in (name.lower() for name in own):
+            field = option[2:].replace("-", "_")
+            variants = [
+                name
+                for name, other in METHODS.items()
+                if METHODS.get(other.variant_of) == entry and field in other.hyper_parameters
+            ]
             hint = did_you_mean(option, [*options, *own])
+            if variants:
+                hint = f" {' and '.join(variants)} has it;"
             raise InputError(
-                f"{entry.label} has no hyper-parameter {option!r}:{hint} it has {', '.join(own)}"
+                f"{entry.label} has no hyper-parameter {option!r}:{hint} "
+                f"{entry.label} has {', '.join(own)}"
             )
         if not equals:
             if not words or words[0].startswith("--"):
