@@ -18,7 +18,7 @@ import pytest
 import fedpage as fp
 from fedpage.flower.deploy.local_federation import find_free_ports
 from fedpage.flower.deploy.processes import find_descendants
-from fedpage.runs.status import FollowedRun
+from fedpage.report.watch import FollowedRun
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 MACHINES = {

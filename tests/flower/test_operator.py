@@ -15,7 +15,7 @@ import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.flower import messages
 from fedpage.flower.operator import LogProgress
-from fedpage.runs.status import FollowedRun, RunState
+from fedpage.report.watch import FollowedRun, RunState
 
 
 def is_train(message, at_least):

@@ -11,10 +11,10 @@ import pytest
 from support import quadratic
 
 import fedpage as fp
+from fedpage.report.watch import FollowedRun, RunState
 from fedpage.runs import store
 from fedpage.runs.history_file import model_path
 from fedpage.runs.lock import DirectoryLock
-from fedpage.runs.status import FollowedRun, RunState
 
 METHOD = fp.FedAvg(S=2, K=1, eta_g=0.1)
 ARGUMENTS = {"rounds": 4, "seed": 0, "record_every": 4}

@@ -15,9 +15,8 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.report.live import LiveReport, LiveServer
-from fedpage.report.watch import sparkline
+from fedpage.report.watch import FollowedRun, RunFollower, RunState, sparkline
 from fedpage.runs.lock import is_in_use
-from fedpage.runs.status import FollowedRun, RunFollower, RunState
 from fedpage.runs.store import RunStore
 
 
@@ -81,7 +80,7 @@ def test_a_file_that_is_cut_or_begun_again_is_read_anew(folder):
 def test_states_without_an_end(folder, monkeypatch):
     path = folder / "runs" / "0-fedavg-seed0"
     cut(path, 3)
-    monkeypatch.setattr("fedpage.runs.status._FRESH", -1.0)  # as if it were written long ago
+    monkeypatch.setattr("fedpage.report.watch._FRESH", -1.0)  # as if it were written long ago
     run = FollowedRun(path)
     run.poll()
     assert str(run.state) == "stale"

@@ -10,7 +10,8 @@ import pytest
 
 import fedpage as fp
 from fedpage.callbacks import checkpointing
-from fedpage.runs.status import FollowedRun, Pace, RunState, RunStatus, read_status
+from fedpage.report.watch import FollowedRun, RunState
+from fedpage.runs.status import Pace, RunStatus, read_status
 
 
 def small_run(folder, rounds=30, **options):
@@ -94,7 +95,7 @@ def test_the_states_of_a_run(tmp_path, monkeypatch):
     status = read_status(out)
     status.end, status.written = "", time.time() - 60
     (out / "status.json").write_text(json.dumps(vars(status)))
-    monkeypatch.setattr("fedpage.runs.status._FRESH", 0.0)
+    monkeypatch.setattr("fedpage.report.watch._FRESH", 0.0)
     assert follow(out).state is RunState.STALE
     assert follow(out).round == 6  # the last status before the end, of the last round that ended
     options = fp.RunOptions(resume=True)

@@ -24,7 +24,7 @@ from fedpage.runs.config import Target
 
 if TYPE_CHECKING:
     from fedpage.flower.deploy.local_federation import LocalFederation
-    from fedpage.runs.status import FollowedRun
+    from fedpage.report.watch import FollowedRun
 
 app = typer.Typer(
     help="Run on a real federation with Flower (needs 'fedpage[flower]').", no_args_is_help=True
@@ -231,7 +231,8 @@ def _open(directory: Path) -> FollowedRun:
     Raises:
         InputError: There is none, or there are several.
     """
-    from fedpage.runs.status import FollowedRun, read_status
+    from fedpage.report.watch import FollowedRun
+    from fedpage.runs.status import read_status
 
     if not directory.is_dir():
         raise InputError(f"{directory}: is not a directory; give the out of a run")

@@ -10,7 +10,7 @@ import typer
 from fedpage.cli.output import Document, console, with_json
 
 if TYPE_CHECKING:
-    from fedpage.runs.status import RunFollower
+    from fedpage.report.watch import RunFollower
 
 _Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A directory with runs in it, at any depth.")
@@ -39,8 +39,7 @@ def watch(
     import sys
     import time
 
-    from fedpage.report.watch import watch_table
-    from fedpage.runs.status import RunFollower
+    from fedpage.report.watch import RunFollower, watch_table
 
     follower = RunFollower(directory)
     follower.poll()

@@ -23,9 +23,8 @@ from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
 from fedpage.report.titles import by_method, describe_problem
-from fedpage.report.watch import watched_column
+from fedpage.report.watch import FollowedRun, RunFollower, RunState, watched_column
 from fedpage.runs.history import History
-from fedpage.runs.status import FollowedRun, RunFollower, RunState
 
 _HOSTS = ("localhost", "127.0.0.1", "::1")
 _HEARTBEAT = 15.0

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from fedpage.core.columns import COLUMNS, describe_column
 from fedpage.core.display import format_number
 from fedpage.report.summary import format_bytes, format_duration
-from fedpage.report.watch import COLOURS
-from fedpage.runs.status import FollowedRun, RunState
+from fedpage.report.watch import COLOURS, FollowedRun, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table

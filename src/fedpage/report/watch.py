@@ -1,21 +1,178 @@
-"""Show followed runs as a table for the terminal, with a sparkline of each run's column."""
+"""Follow runs that other processes write, and show them as a table with sparklines."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpage.core.columns import MEASURED, describe_column, read_column
 from fedpage.core.display import format_number
+from fedpage.core.errors import InputError
+from fedpage.core.types import StopReason
 from fedpage.report.summary import format_duration
-from fedpage.runs.history import is_complete
-from fedpage.runs.status import FollowedRun, RunFollower, RunState
+from fedpage.runs import toml
+from fedpage.runs.history import History, is_complete
+from fedpage.runs.history_file import parse_lines
+from fedpage.runs.lock import is_in_use
+from fedpage.runs.status import RunStatus, read_status
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_FRESH = 5.0
+"""A file that was written so many seconds ago belongs to a run that is running."""
+
+
+class RunState(StrEnum):
+    """The state of a run, as its files show it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    STALE = "stale"
+    DIVERGED = "diverged"
+    UNREADABLE = "unreadable"
+
+
+_UNFINISHED = {
+    StopReason.INTERRUPTED.value: RunState.INTERRUPTED,
+    StopReason.ROUND_FAILED.value: RunState.FAILED,
+}
+"""Ends of a process after which the run can be resumed; its history has no end then."""
+
+
+class FollowedRun:
+    """A run directory that another process may be writing; `poll` reads it.
+
+    Args:
+        path: The directory, which has a history.jsonl.
+
+    Attributes:
+        history: The records so far, without the model.
+        error: Why the file cannot be read, or "".
+        status: The content of status.json, or its defaults if there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.history, self.status = History(), RunStatus()
+        self.error = ""
+        self._stamp: tuple[float, int] = (0.0, 0)
+        """When the file was changed that was read last, and its size."""
+
+    def poll(self) -> bool:
+        """Read the files again if they have changed; return True if the history has."""
+        file = self.path / "history.jsonl"
+        self.status = read_status(self.path) or RunStatus()
+        try:
+            found = file.stat()
+            if self._stamp == (found.st_mtime, found.st_size):
+                return False
+            self._stamp = found.st_mtime, found.st_size
+            text = file.read_bytes()
+        except OSError as error:
+            if self.status.waiting and isinstance(error, FileNotFoundError):
+                return False  # the run waits for its nodes, and has no history yet
+            changed, self.error = not self.error, f"{file}: {error.strerror or error}"
+            return changed
+        self.history, self.error = History(), ""
+        try:
+            if lines := text[: text.rfind(b"\n") + 1]:
+                parse_lines(self.history, lines.decode("utf-8", "replace"), file)
+        except InputError as error:
+            self.error = str(error)
+        return True
+
+    @property
+    def state(self) -> RunState:
+        """The state: without an end, a run is running if a process has its directory open."""
+        if self.error:
+            return RunState.UNREADABLE
+        if self.history.diverged:
+            return RunState.DIVERGED
+        if self.history.ended:
+            is_whole = self.history.stop_reason is StopReason.FINISHED
+            return RunState.FINISHED if is_whole else RunState.STOPPED
+        if self.history.stop_reason is not None:
+            return RunState.INTERRUPTED
+        status = self.status
+        is_fresh = time.time() - max(self._stamp[0], status.written) < _FRESH
+        if is_in_use(self.path) or (is_fresh and status.end not in _UNFINISHED):
+            has_begun = self.history.rows or (status.rounds and not status.waiting)
+            return RunState.RUNNING if has_begun else RunState.WAITING
+        return _UNFINISHED.get(status.end, RunState.STALE)
+
+    @property
+    def round(self) -> int:
+        """The number of rounds done, as far as the files say."""
+        recorded = int(self.history.rows[-1]["round"]) if self.history.rows else 0
+        is_newer = not self.status.end or self.status.end in _UNFINISHED
+        return max(recorded, self.status.round) if is_newer else recorded
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of the whole run, or 0 if not known."""
+        return int(self.history.meta.get("rounds", self.status.rounds))
+
+    @property
+    def rate(self) -> float:
+        """Rounds a second, or 0 if not known."""
+        if self.status.seconds_per_round:
+            return 1.0 / self.status.seconds_per_round
+        last = self.history.rows[-1] if self.history.rows else {}
+        return last["round"] / last["seconds"] if last.get("seconds", 0) > 0 else 0.0
+
+    @cached_property
+    def target(self) -> tuple[str, float] | None:
+        """The target that the command line was given, from run.toml or compare.toml."""
+        for path in (self.path / "run.toml", self.path.parent.parent / "compare.toml"):
+            try:
+                command = toml.read(path).get("command", {})
+                table = command.get("run", command.get("compare", {})).get("target")
+                return str(table["column"]), float(table["value"])
+            except (InputError, AttributeError, KeyError, TypeError, ValueError):
+                continue
+        return None
+
+
+class RunFollower:
+    """All runs at or below a directory; `poll` finds new ones and reads what is new.
+
+    Args:
+        root: The directory.
+
+    Raises:
+        InputError: If it is not a directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise InputError(f"{root}: is not a directory; give the --out of a run or a comparison")
+        self.root = root
+        self.runs: dict[str, FollowedRun] = {}
+        """The runs by their directory's path below the root, sorted."""
+
+    def poll(self) -> bool:
+        """Look for runs and for new records; return True if anything is new."""
+        folders = sorted(path.parent for path in self.root.rglob("history.jsonl"))
+        found = {folder.relative_to(self.root).as_posix(): folder for folder in folders}
+        changed = set(found) != set(self.runs)
+        self.runs = {n: self.runs.get(n) or FollowedRun(path) for n, path in found.items()}
+        news = [run.poll() for run in self.runs.values()]
+        return changed or any(news)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
 COLOURS = {
     RunState.RUNNING: "green", RunState.WAITING: "green", RunState.INTERRUPTED: "yellow",
     RunState.STALE: "yellow", RunState.FAILED: "red",

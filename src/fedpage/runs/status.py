@@ -1,7 +1,6 @@
-"""The status of runs: status.json, which a run writes, and runs that other processes write.
+"""The status of a run, which the checkpoint callback writes to status.json for those who watch.
 
-The checkpoint callback writes status.json for those who watch the run between two records. A run
-never reads it, and a run that cannot write it continues.
+A run never reads its status, and a run that cannot write it continues.
 """
 
 from __future__ import annotations
@@ -12,23 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from fedpage.core.errors import InputError
 from fedpage.core.files import replace_file
-from fedpage.core.types import StopReason
-from fedpage.runs import toml
-from fedpage.runs.history import History
-from fedpage.runs.history_file import parse_lines
-from fedpage.runs.lock import is_in_use
 
 _NAME = "status.json"
-_FRESH = 5.0
-"""A file that was written so many seconds ago belongs to a run that is running."""
 
 
 @dataclass
@@ -107,148 +96,3 @@ def read_status(folder: Path) -> RunStatus | None:
         return msgspec.json.decode((folder / _NAME).read_bytes(), type=RunStatus)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-# --- following runs -------------------------------------------------------------------------------
-
-
-class RunState(StrEnum):
-    """The state of a run, as its files show it."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
-    STALE = "stale"
-    DIVERGED = "diverged"
-    UNREADABLE = "unreadable"
-
-
-_UNFINISHED = {
-    StopReason.INTERRUPTED.value: RunState.INTERRUPTED,
-    StopReason.ROUND_FAILED.value: RunState.FAILED,
-}
-"""Ends of a process after which the run can be resumed; its history has no end then."""
-
-
-class FollowedRun:
-    """A run directory that another process may be writing; `poll` reads it.
-
-    Args:
-        path: The directory, which has a history.jsonl.
-
-    Attributes:
-        history: The records so far, without the model.
-        error: Why the file cannot be read, or "".
-        status: The content of status.json, or its defaults if there is none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.history, self.status = History(), RunStatus()
-        self.error = ""
-        self._stamp: tuple[float, int] = (0.0, 0)
-        """When the file was changed that was read last, and its size."""
-
-    def poll(self) -> bool:
-        """Read the files again if they have changed; return True if the history has."""
-        file = self.path / "history.jsonl"
-        self.status = read_status(self.path) or RunStatus()
-        try:
-            found = file.stat()
-            if self._stamp == (found.st_mtime, found.st_size):
-                return False
-            self._stamp = found.st_mtime, found.st_size
-            text = file.read_bytes()
-        except OSError as error:
-            if self.status.waiting and isinstance(error, FileNotFoundError):
-                return False  # the run waits for its nodes, and has no history yet
-            changed, self.error = not self.error, f"{file}: {error.strerror or error}"
-            return changed
-        self.history, self.error = History(), ""
-        try:
-            if lines := text[: text.rfind(b"\n") + 1]:
-                parse_lines(self.history, lines.decode("utf-8", "replace"), file)
-        except InputError as error:
-            self.error = str(error)
-        return True
-
-    @property
-    def state(self) -> RunState:
-        """The state: without an end, a run is running if a process has its directory open."""
-        if self.error:
-            return RunState.UNREADABLE
-        if self.history.diverged:
-            return RunState.DIVERGED
-        if self.history.ended:
-            is_whole = self.history.stop_reason is StopReason.FINISHED
-            return RunState.FINISHED if is_whole else RunState.STOPPED
-        if self.history.stop_reason is not None:
-            return RunState.INTERRUPTED
-        status = self.status
-        is_fresh = time.time() - max(self._stamp[0], status.written) < _FRESH
-        if is_in_use(self.path) or (is_fresh and status.end not in _UNFINISHED):
-            has_begun = self.history.rows or (status.rounds and not status.waiting)
-            return RunState.RUNNING if has_begun else RunState.WAITING
-        return _UNFINISHED.get(status.end, RunState.STALE)
-
-    @property
-    def round(self) -> int:
-        """The number of rounds done, as far as the files say."""
-        recorded = int(self.history.rows[-1]["round"]) if self.history.rows else 0
-        is_newer = not self.status.end or self.status.end in _UNFINISHED
-        return max(recorded, self.status.round) if is_newer else recorded
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds of the whole run, or 0 if not known."""
-        return int(self.history.meta.get("rounds", self.status.rounds))
-
-    @property
-    def rate(self) -> float:
-        """Rounds a second, or 0 if not known."""
-        if self.status.seconds_per_round:
-            return 1.0 / self.status.seconds_per_round
-        last = self.history.rows[-1] if self.history.rows else {}
-        return last["round"] / last["seconds"] if last.get("seconds", 0) > 0 else 0.0
-
-    @cached_property
-    def target(self) -> tuple[str, float] | None:
-        """The target that the command line was given, from run.toml or compare.toml."""
-        for path in (self.path / "run.toml", self.path.parent.parent / "compare.toml"):
-            try:
-                command = toml.read(path).get("command", {})
-                table = command.get("run", command.get("compare", {})).get("target")
-                return str(table["column"]), float(table["value"])
-            except (InputError, AttributeError, KeyError, TypeError, ValueError):
-                continue
-        return None
-
-
-class RunFollower:
-    """All runs at or below a directory; `poll` finds new ones and reads what is new.
-
-    Args:
-        root: The directory.
-
-    Raises:
-        InputError: If it is not a directory.
-    """
-
-    def __init__(self, root: Path) -> None:
-        if not root.is_dir():
-            raise InputError(f"{root}: is not a directory; give the --out of a run or a comparison")
-        self.root = root
-        self.runs: dict[str, FollowedRun] = {}
-        """The runs by their directory's path below the root, sorted."""
-
-    def poll(self) -> bool:
-        """Look for runs and for new records; return True if anything is new."""
-        folders = sorted(path.parent for path in self.root.rglob("history.jsonl"))
-        found = {folder.relative_to(self.root).as_posix(): folder for folder in folders}
-        changed = set(found) != set(self.runs)
-        self.runs = {n: self.runs.get(n) or FollowedRun(path) for n, path in found.items()}
-        news = [run.poll() for run in self.runs.values()]
-        return changed or any(news)
