@@ -327,7 +327,7 @@ def test_targets_that_no_run_reaches_are_refused(refused, patients, target, why)
 
 
 def test_a_plan_of_few_clients_samples_all(run, refused, patients):
-    words = ("plan", *PATIENTS, "--target", "0.1", "--no-pilots")
+    words = ("plan", *PATIENTS, "--target", "0.1")
     assert "S=5" in run(*words)[1]
     refused((*words, "--S", "6"), "S must be at most N=5, not 6")
 

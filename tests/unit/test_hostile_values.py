@@ -59,7 +59,7 @@ OBJECTS = {
     "problem",
 }  # fmt: skip
 """Arguments that are objects of this library or mappings; what they are is not checked first."""
-SWITCHES = {"interpolate", "pilots", "progress", "stratify"}
+SWITCHES = {"interpolate", "progress", "stratify"}
 """Arguments of which only the truth is used, which an array does not have."""
 
 
@@ -113,7 +113,7 @@ CALLS: dict[Any, dict[str, Any]] = {
     fp.simulate: {"problem": PROBLEM, "method": METHOD, **RUN},
     fp.Simulation: {"problem": PROBLEM, "method": METHOD, "seed": 0},
     fp.sweep: {"problem": PROBLEM, "methods": [METHOD], "rounds": 2, "seeds": 1},
-    fp.plan: {"problem": PROBLEM, "target": 0.1, "pilots": False},
+    fp.plan: {"problem": PROBLEM, "target": 0.1},
     fp.table: {"histories": [HISTORY], "target": 0.1},
     fp.rank_over_problems: {"costs": {"p": {"a": 1.0, "b": 2.0}, "q": {"a": 1.0, "b": 3.0}}},
     fp.load: {"path": "census"},

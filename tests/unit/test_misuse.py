@@ -16,7 +16,7 @@ SMALL = ("--data", "census:rows=200", "--clients", "20")
 RUN = ("run", "fedpage", *SMALL)
 COMPARE = ("compare", *SMALL)
 TUNE = ("tune", "fedpage", *SMALL)
-PLAN = ("plan", "--epsilon", "0.1")
+PLAN = ("plan", "--target", "0.1")
 REPRODUCE = ("reproduce", "comparison/a9a-robust")
 EVERY = (RUN, COMPARE, ("demo",), ("methods",), ("codecs",), PLAN, TUNE, REPRODUCE,
          ("data", "list"), ("data", "fetch", "a9a"), ("data", "verify", "a9a"),
@@ -56,7 +56,7 @@ def test_unknown_options_are_refused(fail, words, tmp_path):
         ((*TUNE, "--seed", "3"), "did you mean '--seeds'?"),
         ((*COMPARE, "--round", "5"), "did you mean '--rounds'?"),
         (("demo", "--seds", "5"), "did you mean '--seeds'?"),
-        (("plan", "--epsilom", "5"), "did you mean '--epsilon'?"),
+        (("plan", "--targt", "5"), "did you mean '--target'?"),
         ((*REPRODUCE, "--quik"), "did you mean '--quick'?"),
         (("rn",), "did you mean 'run'?"),
         (("tun", "fedpage"), "did you mean 'tune'"),
@@ -113,8 +113,8 @@ def test_misspelt_words_get_a_suggestion(fail, words, meant):
         (*COMPARE, "--methods", "fedpage:K=0"), (*COMPARE, "--methods", "fedpage:K"),
         ("demo", "--rounds", "0"),
         ("demo", "--seeds", BIG), ("demo", "x"), ("methods", "a", "b"), ("plan",),
-        ("plan", "--epsilon", "1e-300"),
-        ("plan", "--epsilon", "nan"), ("plan", "--epsilon", "-1"), (*PLAN, "--clients", "0"),
+        ("plan", "--target", "1e-300"),
+        ("plan", "--target", "nan"), ("plan", "--target", "-1"), (*PLAN, "--clients", "0"),
         (*PLAN, "--S", BIG),
         (*PLAN, "--clients", "1" + "0" * 400), (*PLAN, "--latency", "inf"),
         (*PLAN, "--uplink", "0"),
@@ -263,7 +263,7 @@ def test_a_damaged_search_file_is_named(places):
         ("run",), (*RUN, "--rounds"), (*RUN, "--S"), (*RUN, "--eta-g"), (*RUN, "--partition"),
         (*RUN, "--objective"), (*RUN, "--data"), (*RUN, "--up"), (*RUN, "--target"),
         (*RUN, "--devices"), (*RUN, "--faults"), (*RUN, "--checkpoint-every"), (*RUN,),
-        (*COMPARE, "--methods"), (*TUNE, "--search"), (*TUNE, "--cost"), ("plan", "--epsilon"),
+        (*COMPARE, "--methods"), (*TUNE, "--search"), (*TUNE, "--cost"), ("plan", "--target"),
         ("reproduce",), ("resume",), ("study", "run"), ("data", "fetch"), ("methods",), (),
     ],
     ids=lambda words: " ".join(word for word in words if word not in SMALL)[:50] or "nothing",

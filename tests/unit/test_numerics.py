@@ -651,14 +651,12 @@ def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
         "empty.txt: there is no row in it",
     )
     refused(["run", "fedavg", "--data", "zero.txt", "--clients", "5"], "use at most 4 clients")
-    refused(
-        ["plan", *zero, "--S", "1", "--epsilon", "0.1"], "zero.txt: x0 = 0 is a minimiser already"
-    )
+    refused(["plan", *zero, "--S", "1", "--target", "0.1"], "x0 = 0 is a minimiser already")
     refused(
         ["run", "fedpage", *zero, "--S", "1", "--steps", "theory"],
         "smoothness must be a finite number above 0",
     )
-    refused(["plan", "--epsilon", "1e-200"], "epsilon must be from 1e-30 to 1e+30")
+    refused(["plan", "--target", "1e-200"], "epsilon must be from 1e-30 to 1e+30")
     words = [
         "compare",
         *zero,

@@ -1,4 +1,4 @@
-"""Plans to a gradient norm or to a gap: conversions, strong convexity, pilots of the command."""
+"""Plans to a gradient norm or to a gap: conversions, strong convexity, the command."""
 
 from __future__ import annotations
 
@@ -157,108 +157,58 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def few_pilots(monkeypatch):
-    """Run short pilots of few methods, without a time limit."""
-    from fedpage.studies import pilot
-
-    def few(problem, methods, **options):
-        chosen = {name: methods[name] for name in ("PAGE", "SAGA", "FedAvg") if name in methods}
-        return run(problem, chosen, **options | {"rounds": 60, "budget": math.inf})
-
-    run = pilot.run_pilots
-    monkeypatch.setattr(pilot, "run_pilots", few)
-
-
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_plan_on_data_has_theory_and_prediction_side_by_side(run, few_pilots, monkeypatch, width):
+def test_a_plan_on_data_has_a_line_for_each_analysis(run, monkeypatch, width):
     from rich.console import Console
 
-    from fedpage.cli import plan_output
+    from fedpage.cli import output
 
-    monkeypatch.setattr(plan_output, "console", lambda: Console(width=width))
+    monkeypatch.setattr(output, "console", lambda: Console(width=width))
     words = ("--objective", "logistic-l2", "--target", "0.05", "--latency", "1")
     code, out, _ = run(*SMALL, *words)
     assert code == 0
     table = [line for line in out.splitlines() if line[:1] in "┏┃┡│└"]
     assert len({len(line) for line in table}) == 1
-    assert len(table[0]) <= min(width, 120)
+    assert len(table[0]) <= width
     lines = {line.split("│")[1].strip(): line for line in table if line[0] == "│"}
     assert {"PAGE", "FedPAGE", "SAGA", "SCAFFOLD", "gradient descent"} <= set(lines)
-    assert "COFIG" not in lines  # without a codec it is SAGA
-    assert "[" in lines["SAGA"]
-    assert "[" not in lines["SCAFFOLD"]
     assert "gradient norm <= 0.05" in out
     assert "mu=0.1 (computed)" in out
     assert "*: a theorem about the gap" in out
-    assert max(map(len, out.splitlines())) <= 140
+    assert "Step sizes of FedPAGE: eta_g = " in out
     if width == 140:
-        assert "strongly convex*" in lines["PAGE"]
-        assert "~" in lines["SAGA"]
+        assert "strongly convex PAGE, all rows*" in lines["PAGE"]
 
 
-def test_a_plan_as_json_has_every_cost_of_the_pilots(run, few_pilots):
-    code, out, _ = run(*SMALL, "--target", "0.1", "--json", "--uplink", "1e6")
-    assert code == 0
-    found = json.loads(out)
-    assert found["setting"]["measure"] == "grad_norm"
-    saga = found["pilots"]["SAGA"]
-    assert saga["kind"] in ("measured", "predicted")
-    assert saga["low"] < saga["rounds"] < saga["high"]
-    middle, low, high = saga["costs"]["clients"]
-    assert (middle, low, high) == pytest.approx(
-        [4 * saga[name] for name in ("rounds", "low", "high")]
-    )
-    assert saga["costs"]["seconds"][0] == pytest.approx(saga["rounds"] * 123 * 8 / 1e6)
-    assert "COFIG" in {row["method"] for row in found["methods"]}
+def test_analyses_are_sorted_by_kind_and_cost(run):
+    for cost in ("bytes", "rounds", "clients"):
+        found = json.loads(run(*SMALL, "--target", "0.05", "--cost", cost, "--json")[1])
+        rows = [planning.Row(**row) for row in found["methods"]]
+        kinds = ("bound", "order", "no result")
+        keys = [(kinds.index(row.kind), row.cost(cost) or math.inf) for row in rows]
+        assert keys == sorted(keys)
 
 
-def test_pilots_and_theory_have_the_same_measure(run, few_pilots):
-    words = ("--objective", "logistic-l2", "--json", "--gap", "0.01")
-    code, out, _ = run(*SMALL, *words)
-    assert code == 0
-    found = json.loads(out)
+def test_a_plan_from_assumed_constants():
     problem = fp.LogisticRegression(fp.load("census", rows=400), 40, reg="l2")
-    pilot = found["pilots"]["SAGA"]
-    assert found["setting"]["measure"] == "gap"
-    method = fp.METHODS["saga"](S=4).with_step(pilot["step"])
-    history = fp.simulate(problem, method, rounds=60, seed=1, record_every=1)
-    from fedpage.theory import reference
-
-    gaps = history["loss"] - reference(problem).loss
-    assert pilot["low"] <= np.argmax(gaps <= 0.01) <= pilot["high"]
-
-
-def test_no_pilots_lists_every_analysis(run):
-    code, out, _ = run(*SMALL, "--target", "0.05", "--no-pilots")
-    assert code == 0
-    assert "COFIG" in out
-    assert "by pilot" not in out
-    again = run(*SMALL, "--epsilon", "0.05", "--no-pilots")[1]
-    assert again == out
-    convex = ("--convex", "--no-pilots")
-    gap = run("plan", "--gap", "0.05", *convex)[1]
-    assert run("plan", "--epsilon", "0.05", *convex)[1] == gap
-    assert run("plan", "--target", "0.05", *convex)[1] != gap
+    measured = fp.plan(problem, target="gap:0.01", S=4)
+    assumed = fp.plan(theory.estimate(problem), target=fp.runs.config.Target("gap", 0.01), S=4)
+    assert assumed.analyses == measured.analyses
+    assert set(assumed.origin.values()) == {"assumed"}
+    assert set(measured.origin.values()) == {"computed", "estimated"}
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ((), "give one accuracy: --target for a gradient norm or --gap for f - f*"),
-        (("--target", "0.1", "--gap", "0.1"), "f - f*, not --target and --gap"),
-        (("--target", "0"), "--target must be a finite number above 0"),
-        (("--gap", "nan", "--convex"), "--gap must be a finite number above 0"),
-        (("--gap", "0.1"), "a convex objective only; choose one, or ask for a gradient norm"),
-        (("--target", "0.1", "--budget", "soon"), "the budget must be a time such as 60s"),
-        (("--target", "0.1", "--budget", "100"), "the budget must be a time such as 60s"),
+        ((), "Missing option '--target'"),
+        (("--target", "0"), "above 0"),
+        (("--target", "gap:nan", "--convex"), "finite"),
+        (("--target", "accuracy:0.9"), "theorems are about"),
+        (("--target", "gap:0.1"), "a convex objective only"),
         (("--target", "0.1", "--cost", "seconds"), "cost 'seconds' needs at least one of latency"),
+        (("--target", "0.1", "--data", "census:rows=40", "--rows", "3"), "without --data"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_one_line(refused, words, what):
     refused(("plan", *words), what)
-
-
-def test_a_target_that_the_start_has_reached_is_one_line(refused):
-    refused((*SMALL, "--target", "9"), "the start has a gradient norm of 0.7")
-    refused((*SMALL, "--gap", "9", "--objective", "logistic"), "the start has a gap of 0.")

@@ -194,7 +194,7 @@ def test_a_plans_rounds_are_those_of_real_runs(name):
 
 
 def test_the_command_line_has_codecs_costs_and_constants(run):
-    words = ("plan", "--epsilon", "0.01", "--up", "natural", "--cost", "bits_up", "--delta", "0.1")
+    words = ("plan", "--target", "0.01", "--up", "natural", "--cost", "bits_up", "--delta", "0.1")
     code, out, _ = run(*words)
     assert code == 0
     assert "replies through natural where proved" in out
@@ -215,6 +215,6 @@ def test_the_command_line_has_codecs_costs_and_constants(run):
         (("--mu", "2"), "mu must be at most L=1"),
         (("--up", "randk:200"), "cannot keep 200 of 100"),
     ):
-        code, _, err = run("plan", "--epsilon", "0.1", *more)
+        code, _, err = run("plan", "--target", "0.1", *more)
         assert code == 2
         assert what in err

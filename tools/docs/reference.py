@@ -78,7 +78,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Theory, planning, tuning",
         "Theorems as functions, the planner, the search for hyper-parameters, and choose.",
         [
-            "theory", "theory.planner", "studies.plan", "studies.pilot", "studies.tune",
+            "theory", "theory.planner", "studies.plan", "studies.tune",
             "studies.choose",
         ],
     ),

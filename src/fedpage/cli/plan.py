@@ -1,39 +1,26 @@
-"""`fedpage plan`: compare methods by their theory and by short pilot runs."""
+"""`fedpage plan`: compare methods by their theory."""
 
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cache
-from textwrap import fill
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.common import parse_cost
 from fedpage.cli.options import with_config_options
-from fedpage.cli.output import Document, console, with_json
-from fedpage.cli.plan_output import (
-    describe_plan,
-    print_conversions,
-    print_plan,
-    print_predictions,
-)
+from fedpage.cli.output import Document, print_table, with_json
+from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, setting
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
-
-    from fedpage.problems import LinearModel
-    from fedpage.studies.plan import ProblemConstants
     from fedpage.theory.planner import TimeModel
 
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """Describe what communication and computation cost in seconds."""
+    """Describe how many seconds communication and computation take."""
 
     latency: float = setting(0.0, "Seconds that a round takes at least.")
     uplink: float | None = setting(None, "Bytes a second from a client to the server.")
@@ -79,29 +66,24 @@ def plan(
     constants: ConstantsConfig,
     link: LinkConfig,
     target: Annotated[
-        float | None, typer.Option("--target", help="Gradient norm to reach.")
-    ] = None,
-    gap: Annotated[
-        float | None, typer.Option("--gap", help="Gap f - f* to reach, of a convex objective.")
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option("--epsilon", hidden=True, help="--gap if f is convex, else --target."),
-    ] = None,
+        str,
+        typer.Option("--target", help="Gradient norm to reach, or gap:value for f - f*."),
+    ],
     sampled: Annotated[
         int | None,
         typer.Option("--S", "--sampled", help="Clients sampled in a round; default: 10, or all."),
     ] = None,
     rows: Annotated[
-        int | None, typer.Option("--rows", help="Rows per client (with --data: from the data).")
+        int | None,
+        typer.Option("--rows", help="Rows per client, without --data (default 10).", min=1),
     ] = None,
     K: Annotated[int, typer.Option("--K", help="Local steps.")] = 10,
     parameters: Annotated[
         int | None,
-        typer.Option("--parameters", help="Parameters d (with --data: from the data)."),
+        typer.Option("--parameters", help="Parameters d, without --data (default 100).", min=1),
     ] = None,
     convex: Annotated[
-        bool, typer.Option("--convex", help="The objective is convex (with --data: known).")
+        bool, typer.Option("--convex", help="The objective is convex, without --data.")
     ] = False,
     up: Annotated[
         str, typer.Option("--up", help="Codec of replies, for methods that have a theorem for it.")
@@ -109,67 +91,38 @@ def plan(
     cost: Annotated[
         str, typer.Option("--cost", help="Compare this cost: bits, bits_up, up+0.1*down, ...")
     ] = "bytes",
-    pilots: Annotated[
-        bool,
-        typer.Option("--pilots/--no-pilots", help="With --data: predict from short runs too."),
-    ] = True,
-    budget: Annotated[
-        str, typer.Option("--budget", help="Time that the short runs may take, such as 15s or 5m.")
-    ] = "15s",
 ) -> Document:
-    """Predict rounds and bytes by theory and by short runs."""
-    from fedpage.callbacks.progress import progress_bars
+    """Compare rounds and bytes of methods by their theorems."""
+    from fedpage.core.types import Smoothness
     from fedpage.runs.build import DEFAULT_CLIENTS, build_problem
-    from fedpage.studies.plan import (
-        compute_plan,
-        problem_constants,
-        read_accuracy,
-        unit_constants,
+    from fedpage.studies.plan import plan as make_plan
+    from fedpage.theory import Constants
+
+    if problem.data and (rows or parameters or convex):
+        raise InputError("--rows, --parameters and --convex are for a plan without --data")
+    assumed = Constants(
+        N=problem.clients or DEFAULT_CLIENTS, M=rows or 10, d=parameters or 100,
+        L=Smoothness(1.0, 1.0, 1.0, 1.0), sigma2=1.0, G=1.0, B=1.0, delta=math.inf,
+        D0=1.0, R2=1.0, convex=convex, mu=0.0,
+    )  # fmt: skip
+    found = make_plan(
+        build_problem(problem) if problem.data else assumed,
+        target=target,
+        S=sampled,
+        K=K,
+        up=up,
+        cost=parse_cost(cost),
+        costs=link.costs(),
+        constants={name: value for name, value in vars(constants).items() if value is not None},
     )
-
-    accuracy = read_accuracy({"--target": target, "--gap": gap, "--epsilon": epsilon})
-    compared, costs = parse_cost(cost), link.costs()
-    objective: LinearModel | None = build_problem(problem) if problem.data else None
-
-    def find_constants() -> ProblemConstants:
-        if objective is None:
-            M, d = (10 if rows is None else rows), (100 if parameters is None else parameters)
-            return unit_constants(M, d, convex)
-        known = problem_constants(objective)
-        return replace(known, M=rows or known.M, d=parameters or known.d)
-
-    N = (problem.clients or DEFAULT_CLIENTS) if objective is None else objective.N
-    with ExitStack() as stack:
-
-        @cache
-        def start_bars() -> tuple[Bars, TaskID]:
-            bars = stack.enter_context(progress_bars())
-            return bars, bars.add_task("pilots")
-
-        def progress(done: int, total: int, note: str) -> None:
-            bars, task = start_bars()  # at the first pilot, after everything has been checked
-            bars.update(task, completed=done, total=total, note=note)
-
-        found = compute_plan(
-            objective,
-            find_constants,
-            choose_accuracy=accuracy,
-            shape={"N": N, "S": min(10, N) if sampled is None else sampled, "K": K},
-            given={name: value for name, value in vars(constants).items() if value is not None},
-            up=up,
-            cost=compared,
-            costs=costs,
-            pilots=pilots,
-            budget=budget,
-            progress=progress,
-        )
-    screen = console()
-    screen.print(found.title, markup=False)
-    known = ", ".join(text.replace(" ", "\xa0") for text in found.constants)
-    print(fill(f"constants: {known}", min(screen.width, 120)).replace("\xa0", " "))
-    if found.pilots:
-        print_predictions(found)
-    else:
-        print_plan(found)
-    print_conversions(found)
-    return describe_plan(found)
+    print_table(
+        found.table(),
+        optional=("gradients a client", "clients", "needs"),
+        wrapped=("analysis", "needs", "kind"),
+    )
+    about = {"d": found.d, "convex": found.convex, "up": str(found.codec), "measure": found.measure}
+    return {
+        "setting": {**asdict(found.setting), **about},
+        "origin": found.origin,
+        "methods": [asdict(row) for row in found.analyses],
+    }
