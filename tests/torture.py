@@ -390,7 +390,7 @@ def run_without_memory(problem, method, arguments, out, first, count, pipe):
     pipe.send(result)
 
 
-def fail_allocations(folder, chance, runs=100, say=print):
+def fail_allocations(folder, chance, runs=200, say=print):
     """Let allocations fail at random points of a run: it ends with one line, and resumes.
 
     CPython's test module counts allocations and refuses some: one, or twenty in a row. The run ends
@@ -401,7 +401,7 @@ def fail_allocations(folder, chance, runs=100, say=print):
         import _testcapi  # noqa: F401
     except ImportError:
         say("this Python has no _testcapi: failing allocations were not tested")
-        return 0, 0
+        return 0
     problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
     arguments = {"rounds": ROUNDS, "seed": 1, "record_every": 2}
     whole = fp.simulate(problem, method, **arguments)
@@ -429,12 +429,14 @@ def fail_allocations(folder, chance, runs=100, say=print):
         history = run_and_resume(problem, method, out, arguments)
         assert history.same(whole), f"allocation {first}: resumed, and the result differs"
         shutil.rmtree(out)
-    assert other <= max(1, failed // 20), f"{other} of {failed} errors do not name memory"
+    if runs >= 200:  # which allocation fails depends on the machine, so only many runs have a share
+        assert other <= failed // 20, f"{other} of {failed} errors do not name memory"
+        assert safe, "no error says up to which round the run is safe"
     say(
         f"allocations failed: {failed} of {runs} runs ended, {safe} of them within rounds, {other} "
         "with an error that does not name memory: the same bits"
     )
-    return failed, safe
+    return failed
 
 
 def main() -> None:
