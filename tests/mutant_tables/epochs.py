@@ -23,9 +23,9 @@ ORACLE = [
          "np.count_nonzero(batch.sizes)", "len(batch.sizes)"),
 ]  # fmt: skip
 STEPS = [
-    Edit("epochs: clients that are done move on", "training_steps",
+    Edit("epochs: clients that are done move on", "local_training",
          "np.flatnonzero(k < counts)", "np.arange(len(counts))"),
-    Edit("epochs: moments are lost once a client is done", "training_steps",
+    Edit("epochs: moments are lost once a client is done", "local_training",
          "m[on] = new", "m[on] = 0.0 * new"),
 ]  # fmt: skip
 RANDOM = [

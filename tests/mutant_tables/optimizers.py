@@ -31,16 +31,16 @@ OPTIMIZERS = [
          "squares + rest", "squares"),
 ]  # fmt: skip
 STEPS = [
-    Edit("optimisers: every step is the first", "training_steps", "k + 1", "1"),
-    Edit("optimisers: the proximal term is not in the gradient", "training_steps",
+    Edit("optimisers: every step is the first", "local_training", "k + 1", "1"),
+    Edit("optimisers: the proximal term is not in the gradient", "local_training",
          "gradient + mu * (y - x)", "gradient"),
-    Edit("optimisers: moments are lost between steps", "training_steps",
+    Edit("optimisers: moments are lost between steps", "local_training",
          "optimizer.direction(gradient, y, moments, step)",
          "optimizer.direction(gradient, y, (), step)"),
-    Edit("optimisers: decay towards the start", "training_steps",
+    Edit("optimisers: decay towards the start", "local_training",
          "optimizer.direction(gradient, y, moments, step)",
          "optimizer.direction(gradient, x, moments, step)"),
-    Edit("optimisers: the move has another sign", "training_steps", "-eta * total", "eta * total"),
+    Edit("optimisers: the move has another sign", "local_training", "-eta * total", "eta * total"),
 ]  # fmt: skip
 
 TABLES = {"core/optimizers.py": OPTIMIZERS, "core/local_steps.py": STEPS}

@@ -185,8 +185,8 @@ PASS = [
 ]  # fmt: skip
 
 CLIENTS = [
-    Edit("pass: clients are asked twice", "_next_clients", "not seen[client]", "True"),
-    Edit("pass: the order is not followed", "_next_clients",
+    Edit("pass: clients are asked twice", "next_clients", "not seen[client]", "True"),
+    Edit("pass: the order is not followed", "next_clients",
          "order[(first + place) % N]", "(first + place) % N"),
     Edit("pass: clients that answered are forgotten", "add_clients",
          "added[clients] = True", "added[clients[:1]] = True"),

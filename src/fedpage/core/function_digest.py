@@ -97,6 +97,7 @@ def source_digest(cls: type, files: Iterable[Path] = ()) -> str:
                 sources[f"{name} {item.__qualname__}"] = _render_code(item.__code__).encode()
             used = item.__code__.co_names
             stack += [item.__globals__[part] for part in used if part in item.__globals__]
+            stack.append(getattr(item, "__wrapped__", None))  # the function below a decorator
     return hash_sources(sources | {name: path.read_bytes() for name, path in paths.items()})
 
 

@@ -4,16 +4,16 @@ Arrays have a row for each of the n called clients; a shared point may be (d,). 
 function returns the mean of its K directions, which is (x - y_K)/(K eta) without the
 cancellation of forming x - y_K.
 
-An oracle may offer a fused kernel of the same name, which is then used. A law holds the
-kernel and the steps below to 1e-12 of each other. `local_training` is for methods with
-a client optimiser, and returns y_K - x.
+An oracle may have a method of the same name, such as a fused kernel, which then takes
+the steps. A law holds the kernel and the steps below to 1e-12 of each other.
+`local_training` is for methods with a client optimiser, and returns y_K - x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 import numpy as np
 
@@ -22,47 +22,24 @@ from fedpage.core.errors import InputError
 from fedpage.core.optimizers import SGD, Moments, Optimizer
 from fedpage.core.types import Batch, Ints, Oracle, Vector
 
-
-class FusedOracle:
-    """Base class of oracles that have fused kernels for these local steps."""
-
-    def local_sgd(
-        self,
-        x: Vector,
-        *,
-        K: int,
-        eta: float,
-        b: int | None,
-        shift: Vector | None,
-        mu: float,
-    ) -> Vector:
-        """Take the steps of `local_sgd`."""
-        raise NotImplementedError
-
-    def local_page(
-        self, x: Vector, x_prev: Vector, g: Vector, *, K: int, eta: float,
-        first: int | None, rest: int | None,
-    ) -> Vector:  # fmt: skip
-        """Take the steps of `local_page`."""
-        raise NotImplementedError
-
-    def local_svrg(
-        self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
-    ) -> Vector:
-        """Take the steps of `local_svrg`."""
-        raise NotImplementedError
-
-    def local_training(
-        self, x: Vector, *, K: int | None, epochs: int | None, eta: float,
-        b: int | None, mu: float, optimizer: Optimizer | None,
-    ) -> Vector:  # fmt: skip
-        """Take the steps of `local_training`; this one has no kernel."""
-        own: Any = self
-        return training_steps(
-            own, x, K=K, epochs=epochs, eta=eta, b=b, mu=mu, optimizer=optimizer
-        )
+P = ParamSpec("P")
+Steps: TypeAlias = Callable[Concatenate[Oracle, P], Vector]
 
 
+def _fused(steps: Steps[P]) -> Steps[P]:
+    """Let an oracle that has a kernel of the same name take the steps."""
+
+    @wraps(steps)
+    def take(oracle: Oracle, /, *args: P.args, **options: P.kwargs) -> Vector:
+        kernel: Callable[P, Vector] | None = getattr(oracle, steps.__name__, None)
+        if kernel is None:
+            return steps(oracle, *args, **options)
+        return kernel(*args, **options)
+
+    return take
+
+
+@_fused
 def local_sgd(
     oracle: Oracle,
     x: Vector,
@@ -87,8 +64,6 @@ def local_sgd(
     Returns:
         The mean direction, (n, d).
     """
-    if isinstance(oracle, FusedOracle):
-        return oracle.local_sgd(x, K=K, eta=eta, b=b, shift=shift, mu=mu)
     y = x
     total: Any = 0.0
     for _ in range(K):
@@ -102,6 +77,7 @@ def local_sgd(
     return mean
 
 
+@_fused
 def local_page(
     oracle: Oracle,
     x: Vector,
@@ -131,8 +107,6 @@ def local_page(
     Returns:
         The mean of g_0..g_{K-1}, (n, d).
     """
-    if isinstance(oracle, FusedOracle):
-        return oracle.local_page(x, x_prev, g, K=K, eta=eta, first=first, rest=rest)
     y, y_prev = x, x_prev
     total: Any = 0.0
     for k in range(K):
@@ -143,6 +117,7 @@ def local_page(
     return mean
 
 
+@_fused
 def local_svrg(
     oracle: Oracle,
     x: Vector,
@@ -167,8 +142,6 @@ def local_svrg(
     Returns:
         The mean direction, (n, d).
     """
-    if isinstance(oracle, FusedOracle):
-        return oracle.local_svrg(x, w, h, K=K, eta=eta, b=b)
     y = x
     total: Any = 0.0
     for _ in range(K):
@@ -179,6 +152,7 @@ def local_svrg(
     return mean
 
 
+@_fused
 def local_training(
     oracle: Oracle,
     x: Vector,
@@ -203,7 +177,7 @@ def local_training(
         eta: The step size.
         b: Rows in a minibatch. If None, use all rows.
         mu: The proximal weight (FedProx).
-        optimizer: The client optimiser, whose moments begin at zero; None: u is the
+        optimizer: The client optimiser, whose moments begin at zero. If None, u is the
             gradient.
 
     Returns:
@@ -212,24 +186,6 @@ def local_training(
     Raises:
         InputError: The oracle cannot pass over rows.
     """
-    steps = oracle.local_training if isinstance(oracle, FusedOracle) else None
-    if steps is None:
-        steps = partial(training_steps, oracle)
-    return steps(x, K=K, epochs=epochs, eta=eta, b=b, mu=mu, optimizer=optimizer)
-
-
-def training_steps(
-    oracle: Oracle,
-    x: Vector,
-    *,
-    K: int | None,
-    epochs: int | None,
-    eta: float,
-    b: int | None,
-    mu: float,
-    optimizer: Optimizer | None,
-) -> Vector:
-    """Take the steps of `local_training` with `batch` and `grad` of any oracle."""
     optimizer = SGD() if optimizer is None else optimizer
     next_batch, counts = _batches(oracle, K, epochs, b)
     y = x

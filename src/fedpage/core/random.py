@@ -449,22 +449,6 @@ def permutation(seed: int, *words: int, size: int) -> Ints:
 
 
 @compile_kernel
-def _next_clients(
-    order: NDArray[np.int64], seen: NDArray[np.bool_], first: int, S: int
-) -> NDArray[np.int64]:
-    N = len(order)
-    out = np.empty(min(S, N), np.int64)
-    found = 0
-    for place in range(N):
-        client = order[(first + place) % N]
-        if not seen[client]:
-            out[found] = client
-            found += 1
-            if found == len(out):
-                break
-    return np.sort(out[:found])
-
-
 def next_clients(order: Ints, seen: Flags, first: int, S: int) -> Ints:
     """Return the next S clients of an order that have not been seen, ascending.
 
@@ -478,8 +462,17 @@ def next_clients(order: Ints, seen: Flags, first: int, S: int) -> Ints:
     >>> next_clients(np.array([2, 0, 3, 1]), seen, 1, 2).tolist()
     [1, 3]
     """
-    found: Ints = _next_clients(order, seen, first % len(order), S)
-    return found
+    N = len(order)
+    out = np.empty(min(S, N), np.int64)
+    found = 0
+    for place in range(N):
+        client = order[(first + place) % N]
+        if not seen[client]:
+            out[found] = client
+            found += 1
+            if found == len(out):
+                break
+    return np.sort(out[:found])
 
 
 def flags(N: int, value: bool) -> Flags:

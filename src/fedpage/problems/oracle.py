@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.core.local_steps import FusedOracle
 from fedpage.core.types import Batch, Draws, Ints, Rows, Vector
 from fedpage.problems import kernels
 
@@ -119,7 +118,7 @@ class RowOracle:
         return each
 
 
-class LinearOracle(RowOracle, FusedOracle):
+class LinearOracle(RowOracle):
     """Answer the called clients of a linear model, with compiled local steps."""
 
     def __init__(

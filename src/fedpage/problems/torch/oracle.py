@@ -175,7 +175,7 @@ class TensorOracle(RowOracle):
         return self._each.copy()
 
 
-class TorchOracle(local_steps.FusedOracle):
+class TorchOracle:
     """Compute gradients and local steps of the called clients, from numpy arrays to numpy arrays.
 
     Local steps are those of `core.local_steps`, run on tensors: vectors are copied to the device
@@ -245,16 +245,16 @@ class TorchOracle(local_steps.FusedOracle):
         x: Vector,
         *,
         K: int | None,
-        epochs: int | None,
+        epochs: int | None = None,
         eta: float,
         b: int | None,
-        mu: float,
-        optimizer: Optimizer | None,
+        mu: float = 0.0,
+        optimizer: Optimizer | None = None,
     ) -> Vector:
         """Run `core.local_steps.local_training` on the device."""
 
         def steps(oracle: TensorOracle, x: Tensor) -> Tensor:
-            return local_steps.training_steps(
+            return local_steps.local_training(
                 oracle, x, K=K, epochs=epochs, eta=eta, b=b, mu=mu, optimizer=optimizer
             )
 
